@@ -1,0 +1,49 @@
+"""The `rollout:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+
+class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, Field(ge=0, le=10, description="0 is greedy")] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="0 is off")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1, description="1 is off")] = 1.0
+    max_new_tokens: Annotated[int, Field(ge=1, description="response limit, tokens")] = 1024
+    stop_token_ids: Annotated[
+        tuple[int, ...] | None, Field(description="tokens that end a response; default: the tokenizer's EOS")
+    ] = None
+
+
+class EngineOptions(BaseModel, frozen=True, extra="forbid"):
+    """One rollout engine (one process)."""
+
+    backend: Annotated[Literal["native", "vllm"], Field(description="rollout engine implementation")] = "native"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs")] = "auto"
+    threads: Annotated[int | None, Field(ge=1, description="CPU threads per engine; default: cores/workers")] = None
+    max_running: Annotated[int, Field(ge=1, description="requests decoded together")] = 64
+    kv_tokens: Annotated[int, Field(ge=64, description="KV cache budget, tokens")] = 65_536
+    block_tokens: Annotated[int, Field(ge=1, le=256, description="KV block size, tokens")] = 16
+    prefill_chunk_tokens: Annotated[int, Field(ge=16, description="prompt tokens per engine step at most")] = 1024
+    max_model_tokens: Annotated[int | None, Field(ge=2, description="prompt + response limit; default: model's")] = None
+    progress_every_tokens: Annotated[int, Field(ge=1, description="a prefix is reported every N new tokens")] = 64
+
+
+class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
+    """The rollout workers and what they are asked for."""
+
+    workers: Annotated[int, Field(ge=1, description="rollout workers (one engine each)")] = 1
+    prompts_per_step: Annotated[int, Field(ge=1, description="prompts per RL step")] = 16
+    rollouts_per_prompt: Annotated[int, Field(ge=2, description="responses per prompt (group size)")] = 8
+    sampling: SamplingOptions = SamplingOptions()
+    engine: EngineOptions = EngineOptions()
+    max_retries: Annotated[int, Field(ge=0, description="re-issues of one request after lost workers")] = 3
+    max_worker_restarts: Annotated[int, Field(ge=0, description="restarts of one worker's engine per run")] = 10
+    stall_timeout_s: Annotated[float, Field(gt=0, description="no event from a busy worker for so long: lost")] = 120.0
+    weight_sync_timeout_s: Annotated[float, Field(gt=0, description="a worker slower to take weights is lost")] = 300.0
+    max_logprob_gap: Annotated[
+        float | None,
+        Field(gt=0, description="mean |engine - learner| log-prob above this stops the run; default by dtype"),
+    ] = None

@@ -1,0 +1,175 @@
+"""What crosses the boundary of a rollout engine: requests in, events out. Plain data; no torch, no Ray, no I/O.
+
+Clock: every `*_s` time stamp is `time.time()` of the machine that produced it (seconds since the epoch), so that
+spans of different processes of one node can be drawn on one axis.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.manifest import WeightsManifest
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # a stop token was sampled; it is the last token of the response
+    LENGTH = "length"  # max_new_tokens or the model's limit was reached
+    ABORT = "abort"  # the driver asked for it; the tokens so far are valid
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Token i of a response ~ softmax(logits / temperature) restricted by top-k, then top-p (1 and 0 are 'off')."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Response tokens that exist already (a re-issued request), with the log-probs under which they were drawn."""
+
+    tokens: IntArray  # [P]
+    logprobs: FloatArray  # [P]
+    logprobs_t1: FloatArray  # [P]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response to be sampled. Requests with equal `prompt_id` have equal `prompt_tokens` and share one prefill."""
+
+    request_id: int
+    prompt_id: int
+    prompt_tokens: IntArray  # [L], L >= 1
+    noise_key: int  # 64 bit, from (run seed, epoch, prompt, sample); never from worker or retry
+    sampling: SamplingParams
+    prefix: Prefix | None = None
+    expected_tokens: float = 0.0  # expected response length; longest expected is started first
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished response. Includes the prefix of a re-issued request."""
+
+    request_id: int
+    tokens: IntArray  # [T], T >= 1, the stop token included
+    logprobs: FloatArray  # [T], of the sampling distribution (after temperature, top-k, top-p); 0 at temperature 0
+    logprobs_t1: FloatArray  # [T], of softmax(logits) without temperature or truncation
+    finish_reason: FinishReason
+    weights_version: int
+    started_s: float  # admitted to the running batch
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Tokens that a running request gained since its last Progress (deltas, so that traffic stays linear)."""
+
+    request_id: int
+    delta: Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request that cannot run at all (longer than the model or the whole KV cache), with reason and remedy."""
+
+    request_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWindow:
+    """Telemetry of the engine steps in [start_s, end_s): one record about every 0.2 s and when the engine idles."""
+
+    start_s: float
+    end_s: float
+    engine_steps: int
+    prefill_tokens: int
+    decode_tokens: int
+    running: int  # at the end of the window
+    waiting: int
+    kv_tokens_used: int
+    preempted: int = 0  # requests recomputed because the cache was full
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLoaded:
+    """Answer to update_weights: what the engine holds now. The checksum is computed over what was read."""
+
+    version: int
+    checksum: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdle:
+    """Nothing left to do. Sent once per transition to idle."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine cannot go on; it exits after this. `traceback` is for the log, `reason` for people."""
+
+    reason: str
+    traceback: str = ""
+
+
+Event = Finished | Progress | Rejected | EngineWindow | WeightsLoaded | EngineIdle | EngineFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do; policies ask before they plan."""
+
+    backend: str
+    trees: bool = False
+    drafter_switch: bool = False
+    invariant_tokens: bool = False
+    hidden_states: bool = False
+    tensor_parallel: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+
+class RolloutEngine(Protocol):
+    """An engine in a process of its own. Every call returns at once; what happened comes back through `poll`."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+
+    def abort(self, request_ids: Sequence[int]) -> None: ...
+
+    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        """Load new weights between two engine steps; running requests go on with them. Answer: WeightsLoaded."""
+
+    def sleep(self) -> None:
+        """Release the KV cache's memory; refused (EngineFailed is not sent, ValueError is raised) while running."""
+
+    def wake(self) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""
+
+    def close(self) -> None: ...
+
+
+class EngineDiedError(RuntimeError):
+    """The engine process ended without being asked to: exit code or signal, and the tail of its stderr."""

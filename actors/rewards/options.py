@@ -1,0 +1,31 @@
+"""The `reward:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+
+class RewardTerm(BaseModel, frozen=True, extra="forbid"):
+    """One summand of the reward."""
+
+    kind: Annotated[
+        Literal["math", "code", "format", "python"],
+        Field(description="math: math-verify; code: unit tests; format: a pattern; python: your function"),
+    ]
+    weight: Annotated[float, Field(description="factor of this term in the sum")] = 1.0
+    pattern: Annotated[str | None, Field(description="format: regular expression the response must contain")] = None
+    function: Annotated[str | None, Field(description="python: 'package.module:function'")] = None
+    timeout_s: Annotated[float, Field(gt=0, description="a call that takes longer has failed")] = 10.0
+    memory_mb: Annotated[int, Field(ge=16, description="code: address space of the tested program")] = 1024
+
+
+class RewardOptions(BaseModel, frozen=True, extra="forbid"):
+    """How responses are graded."""
+
+    terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1, description="summed with their weights")] = (
+        RewardTerm(kind="math"),
+    )
+    workers: Annotated[int, Field(ge=1, description="reward workers (processes)")] = 1
+    max_failures_per_step: Annotated[
+        int, Field(ge=0, description="rollouts whose grading may fail before the run stops")
+    ] = 8

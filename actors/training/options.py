@@ -1,0 +1,51 @@
+"""The `learner:` and `warmup:` sections of the configuration. Names and ranges only; imports neither torch nor ray."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+
+class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
+    """Optimizer and learning-rate schedule."""
+
+    name: Annotated[Literal["adamw", "muon"], Field(description="muon: torch.optim.Muon for matrices, AdamW else")] = (
+        "adamw"
+    )
+    lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 1e-6
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    warmup_steps: Annotated[int, Field(ge=0, description="linear warm-up, optimizer steps")] = 0
+    schedule: Annotated[
+        Literal["constant", "linear", "linear_half"],
+        Field(description="after warm-up: constant; linear to 0; constant to half time, then linear to 0"),
+    ] = "constant"
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+
+
+class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
+    """The learner group."""
+
+    ranks: Annotated[int, Field(ge=1, description="FSDP2 ranks (one process each)")] = 1
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the learner runs")] = "auto"
+    threads: Annotated[int | None, Field(ge=1, description="CPU threads per rank; default: cores/ranks")] = None
+    micro_batch_tokens: Annotated[int, Field(ge=1, description="tokens of one packed micro-batch, per rank")] = 8192
+    mini_batches: Annotated[int, Field(ge=1, description="optimizer steps per RL step")] = 1
+    packing: Annotated[bool, Field(description="false: padded batches (for comparison)")] = True
+    activation_checkpointing: bool = False
+    autocast_bf16: Annotated[bool, Field(description="float32 master weights, bfloat16 compute")] = False
+    optimizer: OptimizerOptions = OptimizerOptions()
+    timeout_s: Annotated[float, Field(gt=0, description="a rank that takes longer for one call is lost")] = 1800.0
+
+
+class WarmupOptions(BaseModel, frozen=True, extra="forbid"):
+    """Supervised warm start from demonstrations, before RL (`paceline warmup`; cached by content)."""
+
+    data: Annotated[str, Field(description="demonstrations with prompt_field and response_field")]
+    response_field: str = "response"
+    init: Annotated[
+        Literal["random", "checkpoint"], Field(description="random: fresh weights for model.path/config.json")
+    ] = "checkpoint"
+    steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 1000
+    batch_size: Annotated[int, Field(ge=1, description="demonstrations per optimizer step")] = 16
+    optimizer: OptimizerOptions = OptimizerOptions(lr=3e-3, warmup_steps=40, schedule="linear_half")

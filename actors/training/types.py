@@ -1,0 +1,37 @@
+"""What crosses the boundary of the learner. Plain data; no Ray."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence:
+    """One rollout as the learner sees it. Order in a batch is fixed by the driver (prompt, sample), not by arrival."""
+
+    prompt_tokens: NDArray[np.int32]  # [L]
+    response_tokens: NDArray[np.int32]  # [T]
+    sampler_logprobs: NDArray[np.float32]  # [T], of the sampling distribution
+    sampler_logprobs_t1: NDArray[np.float32]  # [T], of softmax(logits): what the learner's pass is compared with
+    advantage: float
+    weight: float = 1.0  # multiplies the sequence's loss; 1 unless a budget policy corrects for sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One supervised example: cross-entropy on the response, none on the prompt."""
+
+    prompt_tokens: NDArray[np.int32]
+    response_tokens: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one learner step did. Means are over response tokens of the whole batch, across ranks."""
+
+    losses: tuple[float, ...]  # one per optimizer step
+    grad_norms: tuple[float, ...]  # before clipping, one per optimizer step
+    metrics: dict[str, float]  # "logprob_gap/mean", "logprob_gap/max", "clip_fraction", "entropy", "kl", "lr", ...
+    tokens: int  # all tokens that went through the forward pass
+    seconds: dict[str, float]  # per phase: "logprobs", "train"

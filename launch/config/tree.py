@@ -1,0 +1,88 @@
+"""The configuration tree: one typed object for a whole run. Sections live beside the code that obeys them."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from actors.data.options import DataOptions
+from actors.engine.options import RolloutOptions
+from actors.rewards.options import RewardOptions
+from actors.training.options import LearnerOptions, WarmupOptions
+from models.options import ModelOptions
+from policies.options import ObjectiveOptions
+
+
+class RunOptions(BaseModel, frozen=True, extra="forbid"):
+    """Identity and length of the run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", description="folder of the run below run.dir")]
+    dir: Annotated[str, Field(description="where runs are written")] = "runs"
+    seed: Annotated[int, Field(ge=0, description="fixes prompts, tokens and losses")] = 0
+    steps: Annotated[int, Field(ge=1, description="RL steps")] = 100
+
+
+class EvalOptions(BaseModel, frozen=True, extra="forbid"):
+    """Held-out evaluation on data.eval: mean reward of `samples` responses per prompt."""
+
+    every: Annotated[int, Field(ge=0, description="RL steps between evaluations; 0: only before and after")] = 0
+    samples: Annotated[int, Field(ge=1, description="responses per held-out prompt")] = 4
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+
+
+class CheckpointOptions(BaseModel, frozen=True, extra="forbid"):
+    """Whole-run checkpoints, written atomically."""
+
+    every: Annotated[int, Field(ge=0, description="RL steps between checkpoints; 0: only at the end")] = 10
+    keep: Annotated[int, Field(ge=1, description="how many are kept")] = 2
+
+
+class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
+    """Where the actors run."""
+
+    address: Annotated[
+        str | None, Field(description="Ray address; default: RAY_ADDRESS if set, else a local head of its own")
+    ] = None
+    layout: Annotated[
+        Literal["embedded", "colocated", "disaggregated"],
+        Field(
+            description="embedded: CPU only; colocated: learner and rollout share GPUs; disaggregated: rollout workers "
+            "on nodes of their own"
+        ),
+    ] = "embedded"
+    gpus_per_worker: Annotated[float, Field(ge=0, description="GPUs of one rollout worker")] = 1
+    gpus_per_learner: Annotated[float, Field(ge=0, description="GPUs of one learner rank")] = 1
+    cpus_per_worker: Annotated[float, Field(ge=0)] = 1
+    cpus_per_learner: Annotated[float, Field(ge=0)] = 1
+    rollout_resource: Annotated[
+        str | None, Field(description="custom Ray resource that only rollout nodes have (disaggregated)")
+    ] = None
+    learner_resource: Annotated[
+        str | None, Field(description="custom Ray resource that only learner nodes have (disaggregated)")
+    ] = None
+    start_timeout_s: Annotated[float, Field(gt=0, description="waiting for nodes and actors to start")] = 600.0
+
+
+class ObserveOptions(BaseModel, frozen=True, extra="forbid"):
+    """What is shown and written beside metrics.jsonl."""
+
+    live: Annotated[bool, Field(description="live view on a terminal, one line per step elsewhere")] = True
+    tensorboard: bool = True
+    wandb_project: Annotated[str | None, Field(description="W&B project; needs the extra `wandb`")] = None
+    samples_per_step: Annotated[int, Field(ge=0, description="responses written to samples.jsonl per RL step")] = 4
+
+
+class Config(BaseModel, frozen=True, extra="forbid"):
+    """Everything a run needs."""
+
+    run: RunOptions
+    model: ModelOptions
+    data: DataOptions
+    rollout: RolloutOptions = RolloutOptions()
+    learner: LearnerOptions = LearnerOptions()
+    objective: ObjectiveOptions = ObjectiveOptions()
+    reward: RewardOptions = RewardOptions()
+    warmup: WarmupOptions | None = None
+    eval: EvalOptions = EvalOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    cluster: ClusterOptions = ClusterOptions()
+    observe: ObserveOptions = ObserveOptions()
