@@ -1,0 +1,75 @@
+"""The noise of drafter-invariant sampling: counter-based, so that a draw depends on (key, position, token) only.
+
+Owns the key derivation and the pure torch Philox4x32-10 that is the oracle of the native sampler. It holds no state:
+there is no generator to save, and replaying a request with its key replays its draws on any worker.
+
+Philox4x32-10: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.
+"""
+
+import hashlib
+import struct
+
+import torch
+from torch import Tensor
+
+_MASK32 = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LARGEST_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def noise_key(seed: int, epoch: int, prompt: int, sample: int) -> int:
+    """63-bit key of one response: a hash of (run seed, epoch, prompt, sample), each a signed 64-bit integer.
+
+    Worker and retry are not part of it, so a re-issued request draws the same tokens.
+    """
+    digest = hashlib.blake2b(struct.pack("<4q", seed, epoch, prompt, sample), digest_size=8, person=b"paceline-noise")
+    return int.from_bytes(digest.digest(), "little") & (2**63 - 1)
+
+
+def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Ten rounds of Philox4x32. All words are int64 tensors in [0, 2**32) that broadcast; four such words come back."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for round_index in range(_ROUNDS):
+        if round_index:
+            k0 = (k0 + _WEYL[0]) & _MASK32
+            k1 = (k1 + _WEYL[1]) & _MASK32
+        # The 64-bit products may wrap into the sign bit; the masked shift still yields the unsigned high word.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK32) ^ c1 ^ k0,
+            p1 & _MASK32,
+            ((p0 >> 32) & _MASK32) ^ c3 ^ k1,
+            p0 & _MASK32,
+        )
+    return c0, c1, c2, c3
+
+
+def random_words(keys: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """[R] int64 keys, [R] int64 positions -> [R, vocab] int64 in [0, 2**32).
+
+    Token t takes word t % 4 of Philox with counter (position, t // 4, 0, 0) and key (low word, high word).
+    """
+    blocks = torch.arange((vocab + 3) // 4, device=keys.device)[None, :]
+    zero = torch.zeros((), dtype=torch.int64, device=keys.device)
+    keys, positions = keys[:, None], positions[:, None]
+    words = philox4x32(
+        (positions & _MASK32, blocks, zero, zero),
+        (keys & _MASK32, (keys >> 32) & _MASK32),
+    )
+    return torch.stack(words, dim=-1).flatten(1)[:, :vocab]
+
+
+def gumbel(keys: Tensor, positions: Tensor, vocab: int, device: torch.device | str | None = None) -> Tensor:
+    """Standard Gumbel noise [R, vocab] float32 of the tokens at `positions` [R] of the responses with `keys` [R].
+
+    G = -log(-log1p(-v)) with v = (word + 1/2) / 2**32 rounded to float32 and kept below 1. Small v, hence large G,
+    keep full relative precision: the upper tail, the part that decides an argmax, reaches 22.9.
+    """
+    if device is not None:
+        keys, positions = keys.to(device), positions.to(device)
+    words = random_words(keys, positions, vocab)
+    v = (words.to(torch.float32) * 2.0**-32 + 2.0**-33).clamp_(max=_LARGEST_BELOW_ONE)
+    return -torch.log(-torch.log1p(-v))

@@ -1,0 +1,31 @@
+"""The transformer's operations, each in plain torch (`reference`) and most as a native CPU kernel.
+
+A row's result never depends on the other rows where an operation says batch-invariant. Callers see one function per
+operation; whether a kernel or torch computes it is decided here, per call, from device, dtype and gradients.
+"""
+
+from models.ops.linear import linear
+from models.ops.reference import (
+    add_rms_norm,
+    apply_rope,
+    packed_attention,
+    paged_attention,
+    rms_norm,
+    sample,
+    split_qkv,
+    swiglu,
+    write_kv,
+)
+
+__all__ = [
+    "add_rms_norm",
+    "apply_rope",
+    "linear",
+    "packed_attention",
+    "paged_attention",
+    "rms_norm",
+    "sample",
+    "split_qkv",
+    "swiglu",
+    "write_kv",
+]
