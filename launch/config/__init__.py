@@ -1,0 +1,17 @@
+"""Configuration: one typed tree from a YAML file and dotted overrides. Imports neither torch nor ray."""
+
+from launch.config.check import check_environment, check_values, validate_paths
+from launch.config.issues import ConfigError, Issue
+from launch.config.load import Loaded, load_config
+from launch.config.tree import Config
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Issue",
+    "Loaded",
+    "check_environment",
+    "check_values",
+    "load_config",
+    "validate_paths",
+]

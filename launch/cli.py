@@ -1,0 +1,183 @@
+"""The command line. Owns arguments, exit codes and how failures are shown; the work is imported when it is asked for.
+
+Nothing here may import torch or ray at module level: `paceline --help` answers at once.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 130 interrupted.
+"""
+
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from launch.errors import PacelineError, UsageError, as_expected
+
+app = typer.Typer(
+    name="paceline",
+    help="RL post-training of language models on Ray, without the long tail. Start with: paceline train CONFIG",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, see examples/", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="dotted overrides, e.g. run.steps=20")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the run's last checkpoint")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train: warm start if configured, then RL steps, evaluation, checkpoints, report and the exported model."""
+    with _failures(debug):
+        from launch.config import load_config
+
+        loaded = load_config(config, overrides or [])
+        _require(loaded.config)
+        from launch.train import train as run
+
+        source = shlex.join([str(config), *(overrides or [])])
+        code = run(loaded.config, config_source=source, resume=resume)
+    raise typer.Exit(code)
+
+
+@app.command()
+def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Supervised warm start from demonstrations; prints the folder of the resulting model."""
+    with _failures(debug):
+        from launch.config import load_config
+
+        loaded = load_config(config, overrides or [])
+        if loaded.config.warmup is None:
+            raise UsageError(f"{config} has no section warmup", remedy="add warmup.data=FILE (demonstrations)")
+        _require(loaded.config)
+        from launch.warmup import warmup as run
+
+        typer.echo(run(loaded.config))
+
+
+@app.command("eval")
+def evaluate(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="default: model.path")] = None,
+    debug: Debug = False,
+) -> None:
+    """Mean reward on the held-out prompts (data.eval)."""
+    with _failures(debug):
+        from launch.config import load_config
+
+        loaded = load_config(config, overrides or [])
+        if loaded.config.data.eval is None:
+            raise UsageError(f"{config} has no held-out prompts", remedy="set data.eval=FILE")
+        if model is not None and not (Path(model) / "config.json").is_file():
+            raise UsageError(f"no model directory (config.json): {model}")
+        _require(loaded.config)
+        from launch.evaluate import evaluate as run
+
+        for name, value in run(loaded.config, model).items():
+            typer.echo(f"{name}: {value:.6g}")
+
+
+@app.command("config")
+def show_config(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file", show_default=False)] = None,
+    overrides: Overrides = None,
+    schema: Annotated[bool, typer.Option("--schema", help="describe every key instead")] = False,
+    debug: Debug = False,
+) -> None:
+    """Print the resolved configuration with the source of every value; warn about what this machine lacks."""
+    with _failures(debug):
+        from launch.config import check_environment, load_config
+        from launch.config.show import resolved_lines, schema_markdown
+
+        if schema:
+            typer.echo(schema_markdown(), nl=False)
+            return
+        if config is None:
+            raise UsageError("give a configuration file, or --schema")
+        loaded = load_config(config, overrides or [])
+        lines = list(resolved_lines(loaded))
+        column = min(max(len(line) for line, _ in lines), 72)
+        for line, source in lines:
+            typer.echo(f"{line:<{column}}  # {source}" if source else line)
+        for issue in check_environment(loaded.config):
+            typer.secho(f"warning: {issue}", fg="yellow", err=True)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: RUN/report.html")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write one self-contained HTML file about a run, and its Perfetto trace; works while the run goes on."""
+    with _failures(debug):
+        from launch.report import write_report
+
+        typer.echo(write_report(run, output))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _require(config: object) -> None:
+    from launch.config import Config, ConfigError, check_environment
+
+    assert isinstance(config, Config)
+    if issues := check_environment(config):
+        raise ConfigError(issues)
+
+
+@contextmanager
+def _failures(debug: bool) -> Iterator[None]:
+    """Expected failures become a panel and an exit code; bugs keep their traceback."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        typer.secho("interrupted", fg="yellow", err=True)
+        raise typer.Exit(130) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        _fail(error, debug)
+
+
+def _fail(error: Exception, debug: bool) -> NoReturn:
+    expected = as_expected(error)
+    if expected is None:
+        if not debug:
+            traceback.print_exception(error)
+        expected = PacelineError(
+            f"{type(error).__name__}: {error}", remedy="this is a bug: please report it with the traceback above"
+        )
+        expected.title = "Internal error"
+    _panel(expected)
+    raise typer.Exit(expected.exit_code) from None
+
+
+def _panel(error: PacelineError) -> None:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    body = Text(error.message)
+    if error.remedy:
+        body.append(f"\n\n{error.remedy}", style="dim")
+    width = None if sys.stderr.isatty() else 120
+    Console(stderr=True, width=width).print(Panel(body, title=error.title, border_style="red", title_align="left"))

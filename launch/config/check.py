@@ -1,0 +1,152 @@
+"""Faults that one key alone does not show. `check_values` looks at the tree only; `check_environment` at this machine.
+
+A setting that would be ignored silently is a fault too: whoever wrote it expected something from it.
+"""
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from actors.training.options import OptimizerOptions
+from launch.config.issues import Issue
+from launch.config.tree import Config
+
+
+def check_values(config: Config) -> list[Issue]:
+    """Contradictions between keys; pure."""
+    return [*_objective(config), *_rollout(config), *_reward(config), *_data(config), *_learner(config), *_layout(config)]
+
+
+def check_environment(config: Config) -> list[Issue]:
+    """What this machine lacks for this configuration: packages, GPUs, files, a writable run folder."""
+    return [*_packages(config), *_gpus(config), *validate_paths(config)]
+
+
+def _objective(c: Config) -> Iterator[Issue]:
+    if c.objective.kl == "none" and c.objective.kl_coef > 0:
+        yield Issue("objective.kl_coef", "is set, but objective.kl is none", remedy="set objective.kl=k3, or kl_coef=0")
+
+
+def _rollout(c: Config) -> Iterator[Issue]:
+    r, e = c.rollout, c.rollout.engine
+    if r.prompts_per_step * r.rollouts_per_prompt < c.learner.mini_batches:
+        yield Issue(
+            "learner.mini_batches",
+            f"{c.learner.mini_batches} mini-batches, but only {r.prompts_per_step} x {r.rollouts_per_prompt} = "
+            f"{r.prompts_per_step * r.rollouts_per_prompt} rollouts per RL step",
+            remedy="lower it, or raise rollout.prompts_per_step",
+        )
+    longest = c.data.max_prompt_tokens + r.sampling.max_new_tokens
+    needed = f"data.max_prompt_tokens + rollout.sampling.max_new_tokens = {longest}"
+    if e.max_model_tokens is not None and e.max_model_tokens < longest:
+        yield Issue("rollout.engine.max_model_tokens", f"{e.max_model_tokens} is less than {needed}")
+    if e.kv_tokens < longest:
+        yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
+    if e.backend == "vllm" and c.model.batch_invariant:
+        yield Issue("model.batch_invariant", "the vllm backend has no batch-invariant mode", remedy="leave it unset")
+
+
+def _reward(c: Config) -> Iterator[Issue]:
+    for index, term in enumerate(c.reward.terms):
+        key = f"reward.terms.{index}"
+        for kind, name, value in (("format", "pattern", term.pattern), ("python", "function", term.function)):
+            if term.kind == kind and value is None:
+                yield Issue(f"{key}.{name}", f"required for kind {kind}")
+            if term.kind != kind and value is not None:
+                yield Issue(f"{key}.{name}", f"only kind {kind} uses it, this term is {term.kind}")
+        if term.pattern is not None:
+            try:
+                re.compile(term.pattern)
+            except re.error as error:
+                yield Issue(f"{key}.pattern", f"not a regular expression: {error}")
+        if term.function is not None and not re.fullmatch(r"[\w.]+:\w+", term.function):
+            yield Issue(f"{key}.function", f"{term.function!r} is not of the form package.module:function")
+
+
+def _data(c: Config) -> Iterator[Issue]:
+    if c.eval.every > 0 and c.data.eval is None:
+        yield Issue("eval.every", "needs held-out prompts, data.eval is not set", remedy="set data.eval, or eval.every=0")
+    if c.data.template == "plain" and c.data.chat_template is not None:
+        yield Issue("data.chat_template", "is not used when data.template is plain")
+    if c.data.template == "plain" and c.data.system_prompt is not None:
+        yield Issue("data.system_prompt", "is not used when data.template is plain")
+
+
+def _learner(c: Config) -> Iterator[Issue]:
+    optimizers: list[tuple[str, OptimizerOptions]] = [("learner.optimizer", c.learner.optimizer)]
+    if c.warmup is not None:
+        optimizers.append(("warmup.optimizer", c.warmup.optimizer))
+    for key, options in optimizers:
+        if not all(0 <= beta < 1 for beta in options.betas):
+            yield Issue(f"{key}.betas", f"each must be in [0, 1), got {list(options.betas)}")
+    if c.learner.autocast_bf16 and c.model.dtype != "float32":
+        yield Issue("learner.autocast_bf16", "needs float32 master weights: set model.dtype to float32")
+
+
+def _layout(c: Config) -> Iterator[Issue]:
+    embedded = c.cluster.layout == "embedded"
+    devices = (("rollout.engine.device", c.rollout.engine.device), ("learner.device", c.learner.device))
+    for key, device in devices:
+        if embedded and device == "cuda":
+            yield Issue(key, "cuda, but cluster.layout is embedded (CPU only)", remedy="set cluster.layout=colocated")
+        if c.model.batch_invariant and device == "cuda":
+            yield Issue("model.batch_invariant", f"holds on CPU only, and {key} is cuda", remedy="leave it unset")
+    for key in ("rollout_resource", "learner_resource"):
+        if getattr(c.cluster, key) is not None and c.cluster.layout != "disaggregated":
+            yield Issue(f"cluster.{key}", "is only used with cluster.layout=disaggregated")
+
+
+def _packages(c: Config) -> Iterator[Issue]:
+    wanted = []
+    if c.rollout.engine.backend == "vllm":
+        wanted.append(("rollout.engine.backend", "vllm"))
+    if c.observe.wandb_project is not None:
+        wanted.append(("observe.wandb_project", "wandb"))
+    for key, package in wanted:
+        if importlib.util.find_spec(package) is None:
+            yield Issue(key, f"{package} is not installed", remedy=f"pip install 'paceline[{package}]'")
+
+
+def _gpus(c: Config) -> Iterator[Issue]:
+    remote = c.cluster.address is not None or "RAY_ADDRESS" in os.environ
+    if c.cluster.layout != "embedded" and not remote and not _gpu_here():
+        yield Issue(
+            "cluster.layout",
+            f"{c.cluster.layout} needs GPUs and this machine shows none",
+            remedy="set cluster.layout=embedded for a CPU, or cluster.address to a cluster that has them",
+        )
+
+
+def _gpu_here() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*")) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def validate_paths(config: Config) -> list[Issue]:
+    """Inputs exist and the run folder can be written. Checked on the machine that runs the driver."""
+    issues = []
+    model = Path(config.model.path)
+    if not (model / "config.json").is_file():
+        issues.append(_missing("model.path", config.model.path, "no Hugging Face model directory (config.json)"))
+    if config.model.tokenizer is not None and not Path(config.model.tokenizer).is_dir():
+        issues.append(_missing("model.tokenizer", config.model.tokenizer, "no such directory"))
+    inputs = [("data.train", config.data.train), ("data.eval", config.data.eval)]
+    if config.warmup is not None:
+        inputs.append(("warmup.data", config.warmup.data))
+    issues += [_missing(key, value, "no such file or directory") for key, value in inputs if value and not Path(value).exists()]
+    folder = _first_existing(Path(config.run.dir))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        issues.append(Issue("run.dir", f"cannot write below {folder}", remedy="choose another run.dir"))
+    return issues
+
+
+def _missing(key: str, value: str, what: str) -> Issue:
+    tried = "" if Path(value).is_absolute() else f" (looked in {Path.cwd()} and in the configuration's folder)"
+    return Issue(key, f"{what}: {value}{tried}")
+
+
+def _first_existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

@@ -1,0 +1,133 @@
+"""YAML text as plain values plus the place of every key. Knows YAML, not the configuration tree.
+
+Scalars follow YAML 1.2: only `true`/`false` are booleans (not yes, no, on, off), `1e-6` is a number, and nothing
+becomes a date. Duplicate keys, tags and merge keys are faults: each would make the file mean something unexpected.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from launch.config.issues import Issue
+
+KeyPath = tuple[str, ...]  # list positions are written as digits: ("reward", "terms", "0", "kind")
+
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
+_PLAIN_TAGS = {"null", "bool", "int", "float", "str", "timestamp", "value", "merge", "map", "seq"}
+
+
+@dataclass(slots=True)
+class Document:
+    """Values (dict, list, str, int, float, bool, None), the place of each key, and the faults found on the way."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    issues: list[Issue] = field(default_factory=list)
+
+
+def parse_document(text: str, name: str) -> Document:
+    """Parse a configuration file; `name` is what places are called after. Faults are returned, not raised."""
+    document = Document()
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark else name
+        document.issues.append(Issue("", f"not valid YAML: {error.problem or error.context}", where))
+        return document
+    except yaml.YAMLError as error:
+        document.issues.append(Issue("", f"not valid YAML: {error}", name))
+        return document
+    if node is None:
+        document.issues.append(Issue("", "the file is empty", name, "it needs at least run, model and data"))
+    elif not isinstance(node, yaml.MappingNode):
+        document.issues.append(Issue("", "the top level must be a mapping of sections", name))
+    else:
+        document.values = _Builder(name, document).mapping(node, (), ())
+    return document
+
+
+def parse_value(text: str) -> Any:
+    """A YAML value given on the command line. Raises ValueError saying what is wrong with it."""
+    document = Document()
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not a YAML value: {text!r}") from error
+    value = None if node is None else _Builder("override", document).value(node, (), ())
+    if document.issues:
+        raise ValueError(document.issues[0].message)
+    return value
+
+
+class _Builder:
+    def __init__(self, name: str, document: Document) -> None:
+        self._name = name
+        self._document = document
+
+    def value(self, node: yaml.Node, path: KeyPath, open_nodes: tuple[int, ...]) -> Any:
+        if id(node) in open_nodes:
+            self._fault(node, path, "an alias may not contain itself")
+            return None
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in _PLAIN_TAGS:
+            self._fault(node, path, f"tag {node.tag!r} is not allowed")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path, open_nodes)
+        if isinstance(node, yaml.SequenceNode):
+            inner = (*open_nodes, id(node))
+            items = []
+            for index, item in enumerate(node.value):
+                at = (*path, str(index))
+                self._document.places[at] = self._where(item)
+                items.append(self.value(item, at, inner))
+            return items
+        assert isinstance(node, yaml.ScalarNode)
+        return node.value if node.style is not None else _scalar(node.value)
+
+    def mapping(self, node: yaml.MappingNode, path: KeyPath, open_nodes: tuple[int, ...]) -> dict[str, Any]:
+        inner = (*open_nodes, id(node))
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._fault(key_node, path, "a key must be a plain word")
+                continue
+            key = key_node.value
+            at = (*path, key)
+            if key == "<<":
+                self._fault(key_node, at, "merge keys are not supported", "write the values out")
+            elif key in values:
+                self._fault(key_node, at, f"duplicate key, first given at {self._document.places[at]}")
+            else:
+                self._document.places[at] = self._where(key_node)
+                values[key] = self.value(value_node, at, inner)
+        return values
+
+    def _where(self, node: yaml.Node) -> str:
+        return f"{self._name}:{node.start_mark.line + 1}"
+
+    def _fault(self, node: yaml.Node, path: KeyPath, message: str, remedy: str = "") -> None:
+        self._document.issues.append(Issue(".".join(path), message, self._where(node), remedy))
+
+
+def _scalar(text: str) -> Any:
+    lowered = text.lower()
+    if lowered in ("", "~", "null"):
+        return None
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered in _SPECIAL:
+        return _SPECIAL[lowered]
+    if _INT.fullmatch(text):
+        return int(text.replace("_", ""))
+    if _HEX.fullmatch(text):
+        return int(text, 16)
+    if _FLOAT.fullmatch(text):
+        return float(text.replace("_", ""))
+    return text

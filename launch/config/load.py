@@ -1,0 +1,109 @@
+"""From a YAML file and overrides to one validated `Config`. Owns the order of the steps and how faults are reported.
+
+The steps: parse the file, apply overrides, validate types and ranges, check keys against each other, resolve
+relative paths. Every fault of the first three steps is reported at once; cross-checks need a tree that has types.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from launch.config.check import check_values
+from launch.config.document import Document, KeyPath, parse_document
+from launch.config.issues import ConfigError, Issue
+from launch.config.overrides import apply_overrides
+from launch.config.paths import resolve_paths
+from launch.config.schema import by_name, generic, nearest, render
+from launch.config.tree import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and where each of its values came from."""
+
+    config: Config
+    path: Path
+    places: dict[KeyPath, str]  # "file.yaml:12" or "override"; keys that are absent have their default
+
+    def source(self, name: str) -> str:
+        """Place of the value of the dotted key `name`: `file.yaml:12`, `override` or `default`."""
+        return self.places.get(tuple(name.split(".")), "default")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read, validate and resolve a configuration. Raises ConfigError with every fault that could be found."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([Issue("", f"no such configuration file: {path}")], remedy=_similar(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Issue("", f"cannot read {path}: {error}")]) from error
+    document = parse_document(text, str(path))
+    apply_overrides(document, overrides)
+    config, issues = validate(document, str(path))
+    if config is None or document.issues or issues:
+        raise ConfigError([*document.issues, *issues], remedy="all keys: paceline config --schema")
+    faults = [
+        Issue(i.key, i.message, document.places.get(tuple(i.key.split(".")), ""), i.remedy)
+        for i in check_values(config)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return Loaded(resolve_paths(config, config_dir=path.resolve().parent), path, document.places)
+
+
+def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:
+    """Types, ranges and names of a parsed document. JSON rules, strict: no text is taken for a number."""
+    if any(not issue.key for issue in document.issues) and not document.values:
+        return None, []  # not YAML at all: "run is missing" would be noise
+    try:
+        return Config.model_validate_json(json.dumps(document.values), strict=True), []
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        inner = {details["loc"][:depth] for details in faults for depth in range(len(details["loc"]))}
+        # A list whose elements were rejected is then "too short" as well: that is noise.
+        faults = [d for d in faults if d["type"] != "too_short" or d["loc"] not in inner]
+        return None, [_issue(details, document, name) for details in faults]
+
+
+def _issue(details: ErrorDetails, document: Document, name: str) -> Issue:
+    path = tuple(str(part) for part in details["loc"])
+    key = ".".join(path)
+    where = _place(document, path)
+    if details["type"] == "extra_forbidden":
+        near = nearest(key)
+        return Issue(key, "unknown key", where, f"did you mean {near}?" if near else "")
+    known = by_name().get(generic(key)) or by_name().get(generic(".".join(path[:-1])))
+    about = f"{known.expected}" if known else details["msg"]
+    if details["type"] == "missing":
+        about = f"{about}: {known.description}" if known and known.description else about
+        return Issue(key, f"required and missing; expected {about}", where or name)
+    remedy = f"{known.description}" if known else ""
+    return Issue(key, f"expected {about}; got {_quoted(details['input'])}", where, remedy)
+
+
+def _place(document: Document, path: KeyPath) -> str:
+    """Place of the key, of what was written below it, or of the innermost section around it that is there."""
+    for known, where in document.places.items():
+        if known[: len(path)] == path:
+            return where
+    while path and path not in document.places:
+        path = path[:-1]
+    return document.places.get(path, "")
+
+
+def _quoted(value: Any) -> str:
+    text = repr(value) if isinstance(value, str) else render(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _similar(path: Path) -> str | None:
+    folder = path.parent if path.parent.is_dir() else Path()
+    found = sorted(str(p) for p in folder.glob("*.yaml"))[:5]
+    return f"configurations there: {', '.join(found)}" if found else None

@@ -1,0 +1,60 @@
+"""How a configuration is shown: as YAML for a run folder, with sources for people, as a table of all keys."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from launch.config.load import Loaded
+from launch.config.schema import keys, render
+from launch.config.tree import Config
+
+
+def to_yaml(config: Config) -> str:
+    """The whole resolved tree as YAML that `load_config` reads back to an equal Config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=120)
+
+
+def resolved_lines(loaded: Loaded) -> Iterator[tuple[str, str]]:
+    """(YAML line, source) of every value of the tree, defaults included. Section lines have an empty source."""
+    yield from _lines(loaded.config, loaded, "", 0)
+
+
+def _lines(options: BaseModel, loaded: Loaded, prefix: str, depth: int) -> Iterator[tuple[str, str]]:
+    for name in type(options).model_fields:
+        yield from _value(getattr(options, name), name, loaded, prefix + name, "  " * depth, depth)
+
+
+def _value(value: Any, label: str, loaded: Loaded, key: str, indent: str, depth: int) -> Iterator[tuple[str, str]]:
+    if isinstance(value, BaseModel):
+        yield f"{indent}{label}:", ""
+        yield from _lines(value, loaded, f"{key}.", depth + 1)
+    elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        yield f"{indent}{label}:", ""
+        for index, item in enumerate(value):
+            inner = list(_lines(item, loaded, f"{key}.{index}.", depth + 2))
+            first, source = inner[0]
+            yield f"{indent}  - {first.lstrip()}", source
+            yield from inner[1:]
+    else:
+        yield f"{indent}{label}: {_scalar(value)}", loaded.source(key)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return yaml.safe_dump(value, width=10_000, default_flow_style=True).removesuffix("\n...\n").strip()
+    return render(value)
+
+
+def schema_markdown() -> str:
+    """Every key with type, default and description, as Markdown: the body of docs/configuration.md."""
+    lines: list[str] = []
+    for key in keys():
+        if key.section is not None:
+            lines += ["", f"### `{key.name}`", "", key.description, ""]
+            lines += ["| key | expected | default | description |", "|---|---|---|---|"]
+        else:
+            cells = (f"`{key.name}`", key.expected, f"`{key.default_text}`", key.description)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines).strip() + "\n"

@@ -1,0 +1,57 @@
+"""Failures that a user can cause or mend: a message that names the culprit and a remedy. Never shown with a traceback.
+
+Lower layers cannot import this module; they raise exception classes of their own. `as_expected` decides which
+exceptions count as expected: a PacelineError, any exception class defined in one of our packages, and what the
+operating system refused (OSError).
+"""
+
+OUR_PACKAGES = frozenset({"launch", "actors", "coordinator", "drafter", "policies", "models"})
+
+
+class PacelineError(Exception):
+    """An expected failure. `message` says what is wrong and where, `remedy` what to do about it."""
+
+    exit_code = 1
+    title = "Error"
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class UsageError(PacelineError):
+    """The command line itself is wrong."""
+
+    exit_code = 2
+    title = "Usage error"
+
+
+def as_expected(error: BaseException) -> PacelineError | None:
+    """`error` as a PacelineError if it is an expected failure, else None (a bug: it deserves its traceback).
+
+    Errors that a Ray task or actor raised are unwrapped to their cause.
+    """
+    cause = getattr(error, "cause", None)
+    if type(error).__module__.startswith("ray.") and isinstance(cause, BaseException):
+        return as_expected(cause)
+    if isinstance(error, PacelineError):
+        return error
+    remedy = getattr(error, "remedy", None)
+    if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
+        return PacelineError(str(error) or type(error).__name__, remedy=remedy if isinstance(remedy, str) else None)
+    if isinstance(error, OSError):
+        return PacelineError(_os_message(error), remedy=_OS_REMEDIES.get(type(error)))
+    return None
+
+
+_OS_REMEDIES: dict[type[BaseException], str] = {
+    FileNotFoundError: "check the path; relative paths are looked up from the current directory first",
+    PermissionError: "check the permissions, or choose another run.dir",
+}
+
+
+def _os_message(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error) or type(error).__name__
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
