@@ -1,0 +1,221 @@
+"""The shape of a decoder-only transformer, read from and written to Hugging Face's config.json.
+
+Owns which architectures and options the native transformer supports; never reads weights, never imports torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Family = Literal["llama", "qwen2", "qwen3"]
+
+ARCHITECTURES: Mapping[str, Family] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_DEFAULT_MAX_POSITIONS: Mapping[Family, int] = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
+
+
+class ConfigError(ValueError):
+    """config.json is not a usable model configuration; the message names the key."""
+
+
+class UnsupportedModelError(ConfigError):
+    """The model is valid but not one that the native transformer computes; the message says what to use instead."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} is not supported by the native transformer (Llama, Qwen2 and Qwen3 with full attention): "
+            "set rollout.engine.backend=vllm for the engine; the learner can use model.implementation=transformers"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3RopeScaling:
+    """Frequency-dependent stretching of RoPE, as released with Llama 3.1 (see models/rope.py)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Every number that decides what the network computes. `source` keeps the config.json it was read from, so that
+    keys which mean nothing to us (special token ids, ...) survive a round trip."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: Llama3RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False  # on o_proj
+    mlp_bias: bool = False
+    initializer_range: float = 0.02
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ConfigError(f"head_dim must be even and positive for RoPE, got {self.head_dim}")
+
+    @property
+    def qk_norm(self) -> bool:
+        """RMSNorm over each query and key head before RoPE (Qwen3)."""
+        return self.family == "qwen3"
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
+        """Read a config.json, in the spelling of transformers 4 or 5.
+
+        Raises UnsupportedModelError for anything that this transformer would compute differently, ConfigError for a
+        missing or impossible value.
+        """
+        family = _family(config)
+        _reject_what_is_not_computed(config)
+        rope_theta, rope_scaling = _rope(config)
+        hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+        if config.get("head_dim") is None and hidden % heads:
+            raise ConfigError(f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}; set head_dim")
+        default_head_dim = 128 if family == "qwen3" else hidden // heads
+        attention_bias = bool(config.get("attention_bias", False))
+        return cls(
+            family=family,
+            vocab_size=_integer(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_integer(config, "intermediate_size"),
+            num_layers=_integer(config, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=_integer(config, "num_key_value_heads", heads),
+            head_dim=_integer(config, "head_dim", default_head_dim),
+            max_position_embeddings=_integer(config, "max_position_embeddings", _DEFAULT_MAX_POSITIONS[family]),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=True if family == "qwen2" else attention_bias,
+            output_bias=False if family == "qwen2" else attention_bias,
+            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            initializer_range=float(config.get("initializer_range", 0.02)),
+            source=dict(config),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The config.json that transformers 5 loads as the same network; unknown keys of `source` are kept."""
+        stale = {"rope_theta", "rope_scaling", "rope_parameters", "layer_types", "torch_dtype", "num_hidden_layers"}
+        kept = {key: value for key, value in self.source.items() if key not in stale}
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
+        if (scaling := self.rope_scaling) is not None:
+            rope |= {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position_embeddings,
+            }
+        written: dict[str, Any] = {
+            "architectures": [next(name for name, family in ARCHITECTURES.items() if family == self.family)],
+            "model_type": self.family,
+            "hidden_act": "silu",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": rope,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": self.initializer_range,
+        }
+        if self.family != "qwen2":
+            written["attention_bias"] = self.qkv_bias
+        if self.family == "llama":
+            written["mlp_bias"] = self.mlp_bias
+        return kept | written
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    architectures = config.get("architectures") or []
+    if not architectures:
+        by_model_type = {family: family for family in ARCHITECTURES.values()}
+        if config.get("model_type") in by_model_type:
+            return by_model_type[config["model_type"]]
+        raise UnsupportedModelError(f"model_type {config.get('model_type')!r}")
+    if architectures[0] not in ARCHITECTURES:
+        raise UnsupportedModelError(f"architecture {architectures[0]}")
+    return ARCHITECTURES[architectures[0]]
+
+
+def _reject_what_is_not_computed(config: Mapping[str, Any]) -> None:
+    if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise UnsupportedModelError(f"hidden_act={act!r}")
+    if config.get("quantization_config"):
+        raise UnsupportedModelError("a quantized checkpoint (quantization_config)")
+    layer_types = config.get("layer_types")
+    if layer_types is not None:
+        if other := sorted(set(layer_types) - {"full_attention"}):
+            raise UnsupportedModelError(f"layer_types with {other[0]!r}")
+        return
+    windowed = config.get("use_sliding_window") and config.get("sliding_window") is not None
+    # transformers: layers from max_window_layers on use the window; none if that is the number of layers.
+    if windowed and _integer(config, "max_window_layers", 28) < _integer(config, "num_hidden_layers"):
+        raise UnsupportedModelError("sliding-window attention (use_sliding_window=true)")
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
+    """(rope_theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (4)."""
+    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    if float(rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
+        raise UnsupportedModelError("partial rotary embedding (partial_rotary_factor)")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise UnsupportedModelError(f"RoPE scaling {kind!r} (only 'default' and 'llama3' are)")
+    try:
+        return theta, Llama3RopeScaling(
+            factor=float(rope["factor"]),
+            low_freq_factor=float(rope["low_freq_factor"]),
+            high_freq_factor=float(rope["high_freq_factor"]),
+            original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
+        )
+    except KeyError as error:
+        raise ConfigError(f"llama3 RoPE scaling lacks {error.args[0]!r}") from None
+
+
+def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{key} must be an integer, got {value!r}")
+    return value

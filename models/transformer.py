@@ -1,0 +1,193 @@
+"""One decoder-only transformer for Llama, Qwen2 and Qwen3, used by the learner and the engine alike.
+
+Owns the arithmetic between tokens and logits. It never decides how attention finds its keys: that is the context's
+part (`models.packed.PackedContext` for the learner, a cached one for the engine). It never reads or writes files.
+
+Tokens are one flat row dimension T (packed segments or the rows of a decoding batch); there is no batch dimension.
+With `batch_invariant`, a row's logits depend bitwise on its own segment only: never on how many rows are computed with
+it, how its prompt was cut into chunks, or whether keys came from a cache.
+
+For the learner: `fully_shard` each of `model.blocks`, then the model itself, then
+`torch.distributed.fsdp.register_fsdp_forward_method(model, "logits")`, because `logits` uses parameters of the root.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models import ops
+from models.config import ModelConfig
+from models.rope import RopeTable, Rotation
+
+
+class AttentionContext(Protocol):
+    """Where the tokens of a forward sit, and what they attend to."""
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [T]"""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D] of these tokens, after RoPE -> attention output [T, Hq, D]."""
+
+
+class Projection(nn.Module):
+    """y = x W^T + b, with W [N, K] as in nn.Linear."""
+
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool, invariant: bool, *, dtype: torch.dtype, device: str
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device)) if bias else None
+        self.invariant = invariant
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]"""
+        return ops.linear(x, self.weight, self.bias, invariant=self.invariant)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]"""
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Embedding(nn.Module):
+    def __init__(self, vocab: int, size: int, *, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, size, dtype=dtype, device=device))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [T] -> [T, H]"""
+        return F.embedding(tokens, self.weight)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and SwiGLU.
+
+    An inference runner with fused kernels may replace `rotate` + `attend` (its own norm, RoPE and cache write on the
+    output of `project`) and keep the rest: forward is project -> rotate -> context.attend -> finish.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, *, invariant: bool, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        self.config = config
+        self.layer = layer
+        self.recompute = False
+
+        def projection(inputs: int, outputs: int, bias: bool) -> Projection:
+            return Projection(inputs, outputs, bias, invariant, dtype=dtype, device=device)
+
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, config.rms_norm_eps, dtype=dtype, device=device)
+
+        hidden = config.hidden_size
+        self.input_norm = norm(hidden)
+        self.qkv_proj = projection(hidden, config.query_size + 2 * config.kv_size, config.qkv_bias)
+        self.q_norm = norm(config.head_dim) if config.qk_norm else None
+        self.k_norm = norm(config.head_dim) if config.qk_norm else None
+        self.o_proj = projection(config.query_size, hidden, config.output_bias)
+        self.mlp_norm = norm(hidden)
+        self.gate_up_proj = projection(hidden, 2 * config.intermediate_size, config.mlp_bias)
+        self.down_proj = projection(config.intermediate_size, hidden, config.mlp_bias)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Residual stream [T, H] -> queries, keys and values before norm and RoPE [T, (Hq + 2 Hkv) D]."""
+        qkv: Tensor = self.qkv_proj(self.input_norm(x))
+        return qkv
+
+    def rotate(self, qkv: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Output of `project` -> q [T, Hq, D], k and v [T, Hkv, D]; q and k normalised (Qwen3) and rotated."""
+        config = self.config
+        q_norm = None if self.q_norm is None else self.q_norm.weight
+        k_norm = None if self.k_norm is None else self.k_norm.weight
+        return ops.split_qkv(
+            qkv,
+            rotation.cos,
+            rotation.sin,
+            config.num_heads,
+            config.num_kv_heads,
+            q_norm,
+            k_norm,
+            config.rms_norm_eps,
+        )
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Residual stream [T, H] and attention output [T, Hq, D] -> residual stream after the MLP [T, H]."""
+        attention: Tensor = self.o_proj(attended.reshape(x.shape[0], -1))
+        normed, x = ops.add_rms_norm(attention, x, self.mlp_norm.weight, self.mlp_norm.eps)
+        mlp: Tensor = self.down_proj(ops.swiglu(self.gate_up_proj(normed)))
+        return x + mlp
+
+    def forward(self, x: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
+        """Residual stream in and out, [T, H]."""
+        if self.recompute and torch.is_grad_enabled():
+            # Inside the module call, so that FSDP2's hooks stay outside of what is recomputed.
+            recomputed: Tensor = checkpoint(self._forward, x, rotation, context, use_reentrant=False)
+            return recomputed
+        return self._forward(x, rotation, context)
+
+    def _forward(self, x: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
+        q, k, v = self.rotate(self.project(x), rotation)
+        return self.finish(x, context.attend(self.layer, q, k, v))
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks, final norm, language-model head.
+
+    Parameters are uninitialised: use `models.checkpoint.load_model` or `init_model`. device="meta" allocates nothing.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        batch_invariant: bool = True,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.batch_invariant = batch_invariant
+        place = str(device)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=place)
+        self.blocks = nn.ModuleList(
+            Block(config, layer, invariant=batch_invariant, dtype=dtype, device=place)
+            for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=place)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else Projection(config.hidden_size, config.vocab_size, False, batch_invariant, dtype=dtype, device=place)
+        )
+        self.rope = RopeTable(config)
+
+    def forward(self, tokens: Tensor, context: AttentionContext) -> Tensor:
+        """tokens int64 [T] -> hidden states after the final norm [T, H]."""
+        rotation = self.rope.at(context.positions)
+        x = self.embed_tokens(tokens)
+        for block in self.blocks:
+            x = block(x, rotation, context)
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Output of forward [T, H] -> [T, V], in the dtype of the weights."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return ops.linear(hidden, head.weight, None, invariant=self.batch_invariant)
+
+    def set_activation_checkpointing(self, enabled: bool) -> None:
+        """Keep only each block's input for the backward pass and compute the rest again: same gradients, less memory."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.recompute = enabled
