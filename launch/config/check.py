@@ -16,7 +16,8 @@ from launch.config.tree import Config
 
 def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
-    return [*_objective(config), *_rollout(config), *_reward(config), *_data(config), *_learner(config), *_layout(config)]
+    rules = (_objective, _rollout, _reward, _data, _learner, _layout)
+    return [issue for rule in rules for issue in rule(config)]
 
 
 def check_environment(config: Config) -> list[Issue]:
@@ -67,7 +68,7 @@ def _reward(c: Config) -> Iterator[Issue]:
 
 def _data(c: Config) -> Iterator[Issue]:
     if c.eval.every > 0 and c.data.eval is None:
-        yield Issue("eval.every", "needs held-out prompts, data.eval is not set", remedy="set data.eval, or eval.every=0")
+        yield Issue("eval.every", "needs held-out prompts", remedy="set data.eval=FILE, or eval.every=0")
     if c.data.template == "plain" and c.data.chat_template is not None:
         yield Issue("data.chat_template", "is not used when data.template is plain")
     if c.data.template == "plain" and c.data.system_prompt is not None:
@@ -134,7 +135,9 @@ def validate_paths(config: Config) -> list[Issue]:
     inputs = [("data.train", config.data.train), ("data.eval", config.data.eval)]
     if config.warmup is not None:
         inputs.append(("warmup.data", config.warmup.data))
-    issues += [_missing(key, value, "no such file or directory") for key, value in inputs if value and not Path(value).exists()]
+    for key, value in inputs:
+        if value is not None and not Path(value).exists():
+            issues.append(_missing(key, value, "no such file or directory"))
     folder = _first_existing(Path(config.run.dir))
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         issues.append(Issue("run.dir", f"cannot write below {folder}", remedy="choose another run.dir"))

@@ -1,4 +1,4 @@
-"""The configuration tree as a list of keys: type, range, default and description of each. Reads models, values never."""
+"""The configuration tree as a list of keys: type, range, default, description. Reads the models, never a value."""
 
 import difflib
 import functools
@@ -85,13 +85,11 @@ def render(value: Any) -> str:
 
 def _key(name: str, info: FieldInfo) -> Key:
     section = _section(info.annotation)
-    description = info.description or ((section.__doc__ or "").strip().splitlines() or [""])[0] if section else (
-        info.description or ""
-    )
+    summary = (section.__doc__ or "").strip().partition("\n")[0] if section else ""
     return Key(
         name=name,
         expected=expected(info.annotation, info.metadata),
-        description=description,
+        description=info.description or summary,
         required=info.is_required(),
         default=None if info.is_required() else info.get_default(call_default_factory=True),
         section=section,

@@ -1,0 +1,16 @@
+"""How a run is seen while it goes on: files, live view, TensorBoard, Ray metrics, timeline."""
+
+from launch.observe.observer import Observer
+from launch.observe.records import PHASES, SPAN_KINDS, Sample, Span, StepRecord, length_metrics
+from launch.observe.timeline import write_trace
+
+__all__ = [
+    "PHASES",
+    "SPAN_KINDS",
+    "Observer",
+    "Sample",
+    "Span",
+    "StepRecord",
+    "length_metrics",
+    "write_trace",
+]

@@ -1,0 +1,125 @@
+"""The run on a terminal: a live panel there, one line per RL step anywhere else. Draws RunState, changes nothing."""
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from launch.observe.records import PHASES
+from launch.observe.state import RunState, WorkerState
+
+BLOCKS = tuple(chr(0x2581 + i) for i in range(8))
+STATE_STYLES = {"decode": "green", "idle": "dim", "restart": "bold red", "lost": "bold red", "load_weights": "cyan"}
+MAX_WORKERS = 8
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """One block character per value, scaled to the smallest and the largest of them; NaN is a space."""
+    shown = list(values)
+    finite = [v for v in shown if v == v]
+    if not finite:
+        return " " * len(shown)
+    low, span = min(finite), max(finite) - min(finite)
+    scale = (len(BLOCKS) - 1) / span if span > 0 else 0.0
+    return "".join(" " if v != v else BLOCKS[round((v - low) * scale)] for v in shown)
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `3:20`, `1:02:03`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, secs = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+def step_line(state: RunState) -> str:
+    """One RL step on one line, for logs and pipes."""
+    m, parts = state.metrics, [f"step {state.step:>{len(str(state.steps))}}/{state.steps}"]
+    if "reward/mean" in m:
+        parts.append(f"reward {m['reward/mean']:.3f}")
+    if state.eval_reward is not None:
+        parts.append(f"held-out {state.eval_reward:.3f}")
+    if "tokens_per_s" in m:
+        parts.append(f"{m['tokens_per_s']:,.0f} tok/s")
+    if "length/p50" in m:
+        parts.append(f"len {_lengths(m)}")
+    parts.append(_phases(state))
+    if "logprob_gap/mean" in m:
+        parts.append(f"gap {m['logprob_gap/mean']:.1e}")
+    if state.eta_s is not None:
+        parts.append(f"eta {duration(state.eta_s)}")
+    return "  ".join(part for part in parts if part)
+
+
+def render(state: RunState, now_s: float) -> RenderableType:
+    """The live panel: progress, reward, speed, lengths, time per phase, workers."""
+    eta = "" if state.eta_s is None else f"  eta {duration(state.eta_s)}"
+    head = Table.grid(expand=True, padding=(0, 1))
+    head.add_column(no_wrap=True)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    head.add_row(
+        Text(f"RL step {state.step}/{state.steps}", style="bold"),
+        ProgressBar(total=max(state.steps, 1), completed=state.step),
+        Text(f"{duration(now_s - state.started_s)}{eta}", style="dim"),
+    )
+    phase = Text(state.phase, style="cyan")
+    head.add_row(phase, ProgressBar(total=max(state.total, 1), completed=state.done), Text(_count(state), style="dim"))
+    body: list[RenderableType] = [head, _numbers(state)]
+    if state.workers:
+        body.append(_workers(state, now_s))
+    return Panel(Group(*body), title=f"Paceline  {state.name}", title_align="left", border_style="blue")
+
+
+def _numbers(state: RunState) -> Table:
+    m = state.metrics
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    if state.rewards:
+        line = Text(f"{state.rewards[-1]:.3f}  ", style="bold").append(sparkline(state.rewards), style="green")
+        table.add_row("reward", line)
+    if state.eval_reward is not None and state.first_eval_reward is not None:
+        table.add_row("held-out", f"{state.first_eval_reward:.3f} -> {state.eval_reward:.3f}")
+    if "tokens_per_s" in m:
+        table.add_row("speed", f"{m['tokens_per_s']:,.0f} tokens/s")
+    if "length/p50" in m:
+        table.add_row("length", f"{_lengths(m)} tokens (p50/p90/max)")
+    if state.seconds:
+        table.add_row("time", _phases(state))
+    return table
+
+
+def _workers(state: RunState, now_s: float) -> Table:
+    table = Table.grid(padding=(0, 2))
+    # With more workers than lines, the ones that are not decoding are the interesting ones.
+    order = sorted(state.workers.items(), key=lambda item: (item[1].state == "decode", item[0]))
+    shown = sorted(order[:MAX_WORKERS])
+    for name, worker in shown:
+        table.add_row(name, _worker(worker), Text(duration(now_s - worker.since_s), style="dim"), worker.detail)
+    if len(order) > len(shown):
+        table.add_row(Text(f"and {len(order) - len(shown)} more", style="dim"))
+    return table
+
+
+def _worker(worker: WorkerState) -> Text:
+    return Text(worker.state, style=STATE_STYLES.get(worker.state, "yellow"))
+
+
+def _lengths(m: dict[str, float]) -> str:
+    return "/".join(f"{m[key]:.0f}" for key in ("length/p50", "length/p90", "length/max") if key in m)
+
+
+def _phases(state: RunState) -> str:
+    times = [f"{name} {state.seconds[name]:.2f}" for name in PHASES if state.seconds.get(name, 0.0) >= 0.005]
+    whole = state.seconds.get("step")
+    return (f"{whole:.2f}s " if whole is not None else "") + (f"({' '.join(times)})" if times else "")
+
+
+def _count(state: RunState) -> str:
+    return f"{state.done}/{state.total}" if state.total else ""

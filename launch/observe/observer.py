@@ -1,0 +1,199 @@
+"""The Observer: everything a run tells about itself goes through here, into files, sinks and the terminal.
+
+Owns the run folder's metrics, events, timeline, samples and lengths. Never decides anything about the run: apart
+from a full disk nothing here stops it. Calls may come from any thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from launch.config import Config
+from launch.config.show import to_yaml
+from launch.errors import PacelineError
+from launch.observe import journal, live
+from launch.observe.journal import Journal
+from launch.observe.records import Sample, Span, StepRecord, length_metrics
+from launch.observe.sinks import open_sinks
+from launch.observe.state import RunState, WorkerState
+from launch.observe.timeline import SpanJoiner, to_json, write_trace
+
+FILES = ("metrics", "events", "timeline", "samples", "lengths")
+QUIET_EVENTS = frozenset({"checkpoint", "phase"})  # written, not printed
+
+
+class Observer:
+    """Observes one run. Use as a context manager, or call `close`.
+
+    resume_from: the last RL step that is kept (the checkpoint's); everything recorded after it is cut, so that no
+    step appears twice. None starts a new run; a folder that already holds one is refused with PacelineError.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        *,
+        resume_from: int | None = None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._dir, self._config, self._clock = run_dir, config, clock
+        self._lock = threading.RLock()
+        self._closed = False
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._prepare(resume_from)
+        journal.replace(run_dir / "config.yaml", to_yaml(config))
+        self._journals = {name: Journal(run_dir / f"{name}.jsonl") for name in FILES}
+        self._spans = SpanJoiner()
+        self._state = RunState(config.run.name, config.run.steps, clock(), step=resume_from or 0)
+        self._recall()
+        self._sinks = open_sinks(run_dir, config, first_step=(resume_from or 0) + 1)
+        self._console = console if console is not None else Console(stderr=False)
+        self._live: Live | None = None
+        if config.observe.live and self._console.is_terminal:
+            self._live = Live(
+                console=self._console, get_renderable=self._render, refresh_per_second=4, vertical_overflow="crop"
+            )
+            self._live.start()
+        self.event("started" if resume_from is None else "resumed", f"{run_dir} from step {self._state.step}")
+
+    def step(self, record: StepRecord) -> None:
+        """One RL step is complete: written, sent to the sinks, shown."""
+        metrics = {**length_metrics(record.lengths), **_floats(record.metrics)}
+        seconds = _floats(record.seconds)
+        scalars = {**metrics, **{f"seconds/{name}": value for name, value in seconds.items()}}
+        with self._lock:
+            self._journals["metrics"].write({"step": record.step, "kind": "step", "at_s": self._clock(), **scalars})
+            if len(record.lengths):
+                self._journals["lengths"].write({"step": record.step, "lengths": [int(n) for n in record.lengths]})
+            self._flush_spans()
+            self._state.take(record, metrics)
+            self._send(record.step, scalars)
+            if self._config.observe.live and self._live is None:
+                self._console.print(live.step_line(self._state), highlight=False, soft_wrap=True)
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float = 0.0) -> None:
+        """A held-out evaluation after `step` complete RL steps (0: before the first). metrics has eval/reward."""
+        values = _floats(metrics)
+        with self._lock:
+            row = {"step": step, "kind": "eval", "at_s": self._clock(), **values, "seconds/eval": float(seconds)}
+            self._journals["metrics"].write(row)
+            self._state.take_eval(values)
+            self._send(step, values)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self._print(f"held-out after step {step}: {shown}")
+
+    def event(self, kind: str, message: str, **details: Any) -> None:
+        """Something worth knowing happened; kind is one word (worker_lost, restart, checkpoint, ...)."""
+        with self._lock:
+            self._journals["events"].write(
+                {"at_s": self._clock(), "step": self._state.step, "kind": kind, "message": message, **details}
+            )
+        if kind not in QUIET_EVENTS:
+            self._print(f"{kind}: {message}")
+
+    def span(self, span: Span) -> None:
+        with self._lock:
+            done = self._spans.add(span)
+            if done is not None:
+                self._journals["timeline"].write(to_json(done))
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Responses of one RL step; observe.samples_per_step of them are kept, from the best to the worst reward."""
+        count = min(self._config.observe.samples_per_step, len(samples))
+        ranked = sorted(samples, key=lambda sample: -sample.reward)
+        picks = [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
+        for sample in picks:
+            self._journals["samples"].write({"step": step, **asdict(sample)})
+
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """What the run is doing now, e.g. progress("rollout", 87, 128). Live view only."""
+        with self._lock:
+            self._state.phase, self._state.done, self._state.total = phase, done, total
+
+    def worker(self, name: str, state: str, detail: str = "") -> None:
+        """What one worker is doing now, e.g. worker("rollout-0", "decode", "12 running"). Live view only."""
+        with self._lock:
+            known = self._state.workers.get(name)
+            since_s = known.since_s if known is not None and known.state == state else self._clock()
+            self._state.workers[name] = WorkerState(state, since_s, detail)
+
+    def close(self) -> None:
+        """Write what is held back and the Perfetto trace; end the live view. Safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            live_view, self._live = self._live, None
+        if live_view is not None:  # outside the lock: its thread may be drawing, and drawing takes the lock
+            live_view.stop()
+        with self._lock:
+            self._flush_spans()
+            for file in self._journals.values():
+                file.close()
+            for sink in self._sinks:
+                sink.close()
+        write_trace(self._dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not self._closed:
+            name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.event(name, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        self.close()
+
+    def _prepare(self, resume_from: int | None) -> None:
+        metrics = self._dir / "metrics.jsonl"
+        if resume_from is None and journal.read(metrics):
+            raise PacelineError(
+                f"{self._dir} already holds a run",
+                remedy="go on with --resume, choose another run.name, or remove the folder",
+            )
+        last = 0 if resume_from is None else resume_from
+
+        def keep(row: dict[str, Any]) -> bool:
+            return int(row.get("step", 0)) <= last
+
+        for name in FILES:
+            whole = name == "events"  # history: what went wrong stays known; only a torn line goes
+            journal.cut(self._dir / f"{name}.jsonl", (lambda row: True) if whole else keep)
+
+    def _recall(self) -> None:
+        for row in journal.read(self._dir / "metrics.jsonl"):
+            if isinstance(row.get("reward/mean"), float):
+                self._state.rewards.append(row["reward/mean"])
+            if isinstance(row.get("eval/reward"), float):
+                self._state.take_eval({"eval/reward": row["eval/reward"]})
+
+    def _flush_spans(self) -> None:
+        for span in self._spans.flush():
+            self._journals["timeline"].write(to_json(span))
+
+    def _send(self, step: int, scalars: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.write(step, scalars)
+
+    def _print(self, text: str) -> None:
+        if self._config.observe.live:
+            self._console.print(Text(text, style="dim"), soft_wrap=True)
+
+    def _render(self) -> Any:
+        with self._lock:
+            return live.render(self._state, self._clock())
+
+
+def _floats(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}

@@ -1,0 +1,70 @@
+"""What a run reports about itself. Plain data; written by the training loop, read by files, views and reports."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+PHASES = ("rollout", "reward_wait", "learn", "publish", "sync", "eval", "checkpoint")  # parts of seconds["step"]
+SPAN_KINDS = (
+    "decode",
+    "idle",
+    "load_weights",
+    "train",
+    "logprobs",
+    "publish",
+    "checkpoint",
+    "grade",
+    "restart",
+    "eval",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One RL step, complete. Step numbers start at 1."""
+
+    step: int
+    metrics: Mapping[str, float]  # "reward/mean", "tokens_per_s", ...; see docs/observing.md
+    seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
+    lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`actor` did `kind` (SPAN_KINDS) from start_s to end_s, seconds since the epoch, on behalf of RL step `step`."""
+
+    actor: str
+    kind: str
+    start_s: float
+    end_s: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A graded response as people read it."""
+
+    prompt: str
+    response: str
+    reward: float
+    tokens: int
+    finish_reason: str
+    answer: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)  # reward by term
+    error: str | None = None  # why grading failed
+
+
+def length_metrics(lengths: Sequence[int]) -> dict[str, float]:
+    """length/mean, p50, p90, p99 and max of response lengths, tokens. Empty for no lengths."""
+    if len(lengths) == 0:
+        return {}
+    values = np.asarray(lengths, dtype=np.float64)
+    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
+    return {
+        "length/mean": float(values.mean()),
+        "length/p50": float(p50),
+        "length/p90": float(p90),
+        "length/p99": float(p99),
+        "length/max": float(values.max()),
+    }

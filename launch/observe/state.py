@@ -1,0 +1,55 @@
+"""What is known about the run right now: fed by the Observer, drawn by the live view. No I/O, no clock, no locks."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from launch.observe.records import StepRecord
+
+
+@dataclass(slots=True)
+class WorkerState:
+    state: str  # "decode", "idle", "restart", ...
+    since_s: float
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class RunState:
+    """Mutable; the Observer's lock guards it."""
+
+    name: str
+    steps: int
+    started_s: float
+    step: int = 0  # last complete RL step
+    phase: str = "starting"
+    done: int = 0  # of the phase's units, e.g. finished rollouts
+    total: int = 0
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=40))
+    eval_reward: float | None = None
+    first_eval_reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    workers: dict[str, WorkerState] = field(default_factory=dict)
+    _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=10))
+
+    def take(self, record: StepRecord, metrics: dict[str, float]) -> None:
+        self.step = max(self.step, record.step)
+        self.metrics.update(metrics)
+        self.seconds = dict(record.seconds)
+        if "reward/mean" in metrics:
+            self.rewards.append(metrics["reward/mean"])
+        if "step" in record.seconds:
+            self._step_s.append(record.seconds["step"])
+        self.take_eval(metrics)
+
+    def take_eval(self, metrics: dict[str, float]) -> None:
+        if "eval/reward" in metrics:
+            self.eval_reward = metrics["eval/reward"]
+            if self.first_eval_reward is None:
+                self.first_eval_reward = self.eval_reward
+
+    @property
+    def eta_s(self) -> float | None:
+        """Median of the last ten steps times the steps that are left; None before the first step."""
+        return median(self._step_s) * (self.steps - self.step) if self._step_s else None

@@ -1,0 +1,98 @@
+"""Spans: joined while they arrive, exported as a Chrome trace (Perfetto, chrome://tracing). No clock of its own."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launch.observe.journal import read
+from launch.observe.journal import replace as write_file
+from launch.observe.records import Span
+
+JOIN_GAP_S = 0.05
+
+
+class SpanJoiner:
+    """Joins spans that continue each other (same actor, kind and step, gap at most JOIN_GAP_S).
+
+    Engines report a window every 0.2 s; what people want to see is how long a worker decoded. At most one span per
+    actor is held back.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Span] = {}
+
+    def add(self, span: Span) -> Span | None:
+        """Take a span; returns the actor's previous one if this span does not continue it."""
+        last = self._open.get(span.actor)
+        if last is not None and _continues(last, span):
+            self._open[span.actor] = replace(last, end_s=max(last.end_s, span.end_s))
+            return None
+        self._open[span.actor] = span
+        return last
+
+    def flush(self) -> list[Span]:
+        spans = list(self._open.values())
+        self._open.clear()
+        return spans
+
+
+def _continues(last: Span, span: Span) -> bool:
+    same = (last.actor, last.kind, last.step) == (span.actor, span.kind, span.step)
+    return same and last.start_s <= span.start_s <= last.end_s + JOIN_GAP_S
+
+
+def to_json(span: Span) -> dict[str, Any]:
+    return {
+        "actor": span.actor,
+        "kind": span.kind,
+        "start_s": round(span.start_s, 6),
+        "end_s": round(span.end_s, 6),
+        "step": span.step,
+    }
+
+
+def read_spans(path: Path) -> list[Span]:
+    """Spans of a timeline.jsonl in order of their start; records that are not spans are left out."""
+    spans = []
+    for record in read(path):
+        try:
+            actor, kind = str(record["actor"]), str(record["kind"])
+            span = Span(actor, kind, float(record["start_s"]), float(record["end_s"]), int(record["step"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+        spans.append(span)
+    return sorted(spans, key=lambda span: span.start_s)
+
+
+def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
+    """Trace Event Format: complete events ("X", microseconds since the first span), one named track per actor."""
+    spans = list(spans)
+    origin_s = min((span.start_s for span in spans), default=0.0)
+    tracks = {actor: index for index, actor in enumerate(sorted({span.actor for span in spans}))}
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": actor}}
+        for actor, tid in tracks.items()
+    ]
+    events += [
+        {
+            "name": span.kind,
+            "cat": span.kind,
+            "ph": "X",
+            "pid": 1,
+            "tid": tracks[span.actor],
+            "ts": round((span.start_s - origin_s) * 1e6, 1),
+            "dur": round(max(span.end_s - span.start_s, 0.0) * 1e6, 1),
+            "args": {"step": span.step},
+        }
+        for span in spans
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"origin_s": origin_s}}
+
+
+def write_trace(run_dir: Path) -> Path:
+    """Export run_dir/timeline.jsonl as run_dir/trace.json."""
+    path = run_dir / "trace.json"
+    write_file(path, json.dumps(chrome_trace(read_spans(run_dir / "timeline.jsonl")), separators=(",", ":")))
+    return path
