@@ -1,0 +1,7 @@
+"""Rewards: what a response is worth. `build(options)` gives a `Grader`; no Ray, no torch in here."""
+
+from actors.rewards.grader import Grader, build
+from actors.rewards.sandbox import describe_confinement
+from actors.rewards.types import Grade, GradeItem, GradingError, RewardConfigError
+
+__all__ = ["Grade", "GradeItem", "Grader", "GradingError", "RewardConfigError", "build", "describe_confinement"]

@@ -12,7 +12,11 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
         Literal["math", "code", "format", "python"],
         Field(description="math: math-verify; code: unit tests; format: a pattern; python: your function"),
     ]
-    weight: Annotated[float, Field(description="factor of this term in the sum")] = 1.0
+    weight: Annotated[float, Field(allow_inf_nan=False, description="factor of this term in the sum")] = 1.0
+    fallback: Annotated[
+        Literal["none", "gsm8k", "last_number"],
+        Field(description="math: answer of a response without \\boxed: none, its last '####' line, its last number"),
+    ] = "none"
     pattern: Annotated[str | None, Field(description="format: regular expression the response must contain")] = None
     function: Annotated[str | None, Field(description="python: 'package.module:function'")] = None
     timeout_s: Annotated[float, Field(gt=0, description="a call that takes longer has failed")] = 10.0

@@ -1,0 +1,118 @@
+"""A child process that computes one thing at a time and is killed at its deadline. Owns the pipe, the deadline and the
+restart; never retries a call.
+
+A deadline kept by signals works only in the main thread, and neither signals nor threads stop a regular expression or a
+power of big integers that never returns to the interpreter. Killing a process always works.
+"""
+
+import json
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from actors.rewards.types import GradingError
+
+_SCRIPT = Path(__file__).with_name("child_main.py")
+_START_TIMEOUT_S = 120.0  # imports of sympy or of the user's module on a busy machine
+
+
+class ChildTimeoutError(Exception):
+    """The call did not end before its deadline; the child was killed."""
+
+
+class DeadlineChild:
+    """One child process of a kind that child_main.py knows; started when first used, thread-safe."""
+
+    def __init__(self, kind: str, argument: str = "", *, memory_mb: int | None = None) -> None:
+        self._kind, self._argument, self._memory_mb = kind, argument, memory_mb
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the child now; GradingError with the child's reason if it cannot (an import that fails, for one)."""
+        with self._lock:
+            self._ensure()
+
+    def call(self, argument: Any, *, timeout_s: float) -> Any:
+        """The child's answer to a picklable argument; ChildTimeoutError after `timeout_s`, GradingError if it raised.
+
+        The time that a start takes does not count.
+        """
+        with self._lock:
+            process = self._ensure()
+            assert process.stdin is not None
+            request = pickle.dumps((timeout_s, argument), protocol=pickle.HIGHEST_PROTOCOL)
+            try:
+                process.stdin.write(len(request).to_bytes(8, "little") + request)
+                process.stdin.flush()
+            except OSError as error:
+                self._kill()
+                raise GradingError(f"the {self._kind} child process died: {error}") from error
+            return self._receive(process, timeout_s)
+
+    def close(self) -> None:
+        with self._lock:
+            self._kill()
+
+    def _ensure(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._kill()
+            setup = {"argument": self._argument, "memory_mb": self._memory_mb, "path": [p or os.getcwd() for p in sys.path]}
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_SCRIPT), self._kind, json.dumps(setup)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C at the terminal is for the run, which then closes its children
+            )
+            try:
+                self._receive(self._process, _START_TIMEOUT_S)
+            except ChildTimeoutError as error:
+                raise GradingError(f"the {self._kind} child did not start within {_START_TIMEOUT_S:g} s") from error
+        return self._process
+
+    def _receive(self, process: subprocess.Popen[bytes], timeout_s: float) -> Any:
+        assert process.stdout is not None
+        line = _read_line(process.stdout, time.monotonic() + timeout_s)
+        if line is None:
+            self._kill()
+            raise ChildTimeoutError(f"no answer within {timeout_s:g} s")
+        if not line:
+            self._kill()
+            raise GradingError(f"the {self._kind} child process died (exit status {process.returncode})")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise GradingError(answer["error"])
+        return answer["value"]
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                try:
+                    if stream is not None:
+                        stream.close()
+                except OSError:
+                    pass  # unsent bytes of a request to a child that is dead
+            self._process = None
+
+
+def _read_line(stream: IO[bytes], deadline: float) -> bytes | None:
+    """One line, b"" at the end of the stream, None at the deadline. One request is in flight, so nothing follows it."""
+    received = bytearray()
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    while not received.endswith(b"\n"):
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return None
+        part = os.read(stream.fileno(), 65536)
+        if not part:
+            return b""
+        received += part
+    return bytes(received)

@@ -1,0 +1,97 @@
+"""Main program of DeadlineChild: answers requests on stdin with one JSON line each on stdout. Run by path; never imported
+by Paceline, and imports none of it, so that it starts fast.
+
+Kinds: `symbolic` (gold, answer) -> bool by math-verify; `pattern` text -> bool; `function` (prompt, response, record) ->
+float by the user's function.
+"""
+
+import importlib
+import json
+import math
+import os
+import pickle
+import re
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def symbolic(_: str) -> Callable[[Any], bool]:
+    import logging
+
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it logs every expression that it cannot read
+
+    def equal(pair: tuple[str, str]) -> bool:
+        # No timeouts of its own: they need the main thread's SIGALRM, which is this process's last resort (below).
+        gold, answer = (parse(rf"\boxed{{{text}}}", parsing_timeout=0) for text in pair)
+        return bool(verify(gold, answer, timeout_seconds=0))
+
+    return equal
+
+
+def pattern(expression: str) -> Callable[[Any], bool]:
+    compiled = re.compile(expression, re.DOTALL)
+    return lambda text: compiled.search(text) is not None
+
+
+def function(path: str) -> Callable[[Any], float]:
+    module_name, _, name = path.partition(":")
+    reward = getattr(importlib.import_module(module_name), name)
+    if not callable(reward):
+        raise TypeError(f"{path} is not callable")
+
+    def call(arguments: tuple[str, str, dict[str, Any]]) -> float:
+        value = reward(*arguments)
+        try:
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{path} returned {value!r:.80}, not a finite number")
+        return number
+
+    return call
+
+
+def main() -> None:
+    kind, setup = sys.argv[1], json.loads(sys.argv[2])
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a function prints goes to the log, not into the answers
+    sys.path[:] = setup["path"]
+    if setup["memory_mb"]:
+        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_mb"] << 20,) * 2)
+
+    def answer(make: Callable[[], Any]) -> Any:
+        """Answers with the value, or with the exception as text; returns the value."""
+        try:
+            value = make()
+            payload = {"value": None if callable(value) else value}
+        except (KeyboardInterrupt, SystemExit) as error:
+            value, payload = None, {"error": f"{type(error).__name__} was raised"}
+        except Exception as error:
+            value, payload = None, {"error": f"{type(error).__name__}: {error}"[:2000]}
+        answers.write(json.dumps(payload).encode() + b"\n")
+        return value
+
+    kinds: dict[str, Callable[[str], Callable[[Any], Any]]] = {
+        "symbolic": symbolic,
+        "pattern": pattern,
+        "function": function,
+    }
+    compute = answer(lambda: kinds[kind](setup["argument"]))
+    if compute is None:
+        return
+    while header := sys.stdin.buffer.read(8):
+        timeout_s, argument = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "little")))
+        # The default action of SIGALRM ends even a loop in C: nothing outlives a parent that was killed meanwhile.
+        signal.alarm(math.ceil(timeout_s) + 5)
+        answer(lambda argument=argument: compute(argument))
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()

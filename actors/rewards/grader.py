@@ -1,0 +1,69 @@
+"""The grader: a weighted sum of terms. Owns the sum and what happens when a term fails; never raises for one response."""
+
+import math
+from collections import Counter
+
+from actors.rewards.callables import FormatTerm, PythonTerm
+from actors.rewards.maths import MathTerm
+from actors.rewards.options import RewardOptions, RewardTerm
+from actors.rewards.programs import CodeTerm
+from actors.rewards.types import Grade, GradeItem, GradingError, Term
+
+
+class Grader:
+    """Grades responses. Thread-safe; close it to end its child processes."""
+
+    def __init__(self, terms: list[tuple[str, float, Term]], deadline_s: float) -> None:
+        self._terms = terms  # (name, weight, term)
+        self.deadline_s = deadline_s  # one call to `grade` answers within this, child restarts aside
+
+    def grade(self, item: GradeItem) -> Grade:
+        """The grade of one response. A term that fails gives value 0.0 and `error`, with the parts graded so far."""
+        parts: dict[str, float] = {}
+        notes: list[str] = []
+        for name, _, term in self._terms:
+            try:
+                score = term.score(item)
+            except GradingError as error:
+                return Grade(0.0, parts, f"{name}: {error}", tuple(notes))
+            except Exception as error:  # whatever grading does wrong costs one rollout, not the run
+                return Grade(0.0, parts, f"{name}: {type(error).__name__}: {error}", tuple(notes))
+            parts[name] = score.value
+            if score.note:
+                notes.append(f"{name}: {score.note}")
+        value = math.fsum(weight * parts[name] for name, weight, _ in self._terms)
+        if not math.isfinite(value):
+            return Grade(0.0, parts, f"the weighted sum is {value}", tuple(notes))
+        return Grade(value, parts, None, tuple(notes))
+
+    def close(self) -> None:
+        for _, _, term in self._terms:
+            term.close()
+
+
+def build(options: RewardOptions) -> Grader:
+    """The grader of a `reward:` section. RewardConfigError names the key of a term that cannot work."""
+    seen: Counter[str] = Counter()
+    terms: list[tuple[str, float, Term]] = []
+    try:
+        for i, term in enumerate(options.terms):
+            seen[term.kind] += 1
+            name = term.kind if seen[term.kind] == 1 else f"{term.kind}#{seen[term.kind]}"
+            terms.append((name, term.weight, _build_term(term, f"reward.terms[{i}]")))
+    except BaseException:
+        for _, _, built in terms:
+            built.close()
+        raise
+    return Grader(terms, deadline_s=sum(term.timeout_s for term in options.terms) + 10.0 * len(terms))
+
+
+def _build_term(options: RewardTerm, key: str) -> Term:
+    match options.kind:
+        case "math":
+            return MathTerm(options)
+        case "code":
+            return CodeTerm(options)
+        case "format":
+            return FormatTerm(options, key)
+        case "python":
+            return PythonTerm(options, key)

@@ -1,0 +1,219 @@
+"""Runs untrusted programs, confined, with a deadline. Owns the process, its private folder and their removal; what the
+confinement consists of is in confined.py, and what it does not cover is said by `describe_confinement`.
+
+A program passes when it runs to its last line. The verdict carries a random token over a pipe, so printing "ok", leaving
+with status 0 or writing to any file does not pass; a program that walks the interpreter's own frames could still find it.
+"""
+
+import json
+import os
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_SCRIPT = Path(__file__).with_name("confined.py")
+_NAMESPACES = b'"namespaces": true'
+_MAX_ANSWER_BYTES = 65_536
+_START_S = 5.0  # allowance for starting the interpreter on a busy machine; the program's own time is separate
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use."""
+
+    timeout_s: float = 10.0  # wall clock; CPU time gets the same, rounded up
+    memory_bytes: int = 1 << 30  # address space
+    processes: int = 32  # processes and threads
+    file_bytes: int = 16 << 20  # per file
+    files: int = 128  # open at once
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`message` says why a program failed, in its own words where it raised."""
+
+    passed: bool
+    message: str
+    confinement: dict[str, Any] | None  # what the child reports; None if it never got so far
+
+
+def run_confined(program: str, limits: Limits) -> Verdict:
+    """Runs Python source to its end. Standard input is empty, output is discarded. Thread-safe."""
+    token = secrets.token_hex(16)
+    with _private_folder() as folder:
+        job = {
+            "program": program,
+            "token": token,
+            "folder": folder,
+            "limits": {
+                "cpu_s": int(limits.timeout_s) + 1,
+                "memory_bytes": limits.memory_bytes,
+                "processes": limits.processes,
+                "file_bytes": limits.file_bytes,
+                "files": limits.files,
+            },
+        }
+        with tempfile.TemporaryFile() as jobs:
+            jobs.write(json.dumps(job).encode())
+            jobs.seek(0)
+            answers, child_answers = os.pipe()
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-B", str(_SCRIPT), str(jobs.fileno()), str(child_answers)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_environment(folder),
+                    pass_fds=(jobs.fileno(), child_answers),
+                    start_new_session=True,
+                )
+            except BaseException:
+                os.close(answers)
+                raise
+            finally:
+                os.close(child_answers)
+        lines, timed_out = [b""], False
+        try:
+            lines, timed_out = _read_answers(answers, process, limits.timeout_s)
+        finally:
+            os.close(answers)
+            _kill_tree(process, namespaces=_NAMESPACES in lines[0])
+    return _verdict(lines, timed_out, token, limits.timeout_s)
+
+
+def describe_confinement() -> tuple[list[str], list[str]]:
+    """(what is confined, what is not) on this machine, measured by running an empty program."""
+    got = run_confined("", Limits()).confinement
+    if got is None:
+        return [], ["the confined interpreter does not start on this machine: code cannot be graded"]
+    refused = got["refused_limits"]
+    layers = {
+        "limits on CPU time, address space, processes, file size, open files and core files": not refused,
+        "runs as an ordinary user (root becomes nobody)": got["not_root"],
+        "no network, own process ids (user, network, PID and IPC namespaces)": got["namespaces"],
+        "files: writes only in a private folder, reads only there and below the interpreter and system libraries "
+        f"(Landlock, version {got['landlock']})": got["landlock"] > 0,
+        "no capabilities, no new privileges": got["capabilities_dropped"],
+    }
+    never = [
+        "system calls are not filtered (no seccomp): a kernel bug is reachable",
+        "the number and total size of files in the private folder is not limited, only the size of each",
+        "a program that inspects the interpreter running it could forge its verdict or redefine what its tests call",
+    ]
+    if got["landlock"] in range(1, 4) and not got["namespaces"]:
+        never.append("the network: this Landlock version does not cover it")
+    missing = [f"unavailable here: {text}" for text, present in layers.items() if not present]
+    return [text for text, present in layers.items() if present], missing + [f"{name}: refused" for name in refused] + never
+
+
+def _environment(folder: str) -> dict[str, str]:
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",  # numerical libraries would start a thread per core, against the process limit
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+@contextmanager
+def _private_folder() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="paceline-code-")
+    try:
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, 65534)  # nobody, which the program becomes
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Removes a tree whose folders may have lost their permissions."""
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not Path(folder).exists():
+            return
+        for parent, _names, _files in os.walk(folder):
+            Path(parent).chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def _read_answers(answers: int, process: subprocess.Popen[bytes], timeout_s: float) -> tuple[list[bytes], bool]:
+    """Lines until the second one, the end of the process or the deadline, which counts from the first line."""
+    received = b""
+    deadline = time.monotonic() + timeout_s + _START_S
+    started = False
+    poll = select.poll()
+    poll.register(answers, select.POLLIN)
+    while received.count(b"\n") < 2 and len(received) < _MAX_ANSWER_BYTES:
+        if not started and b"\n" in received:
+            started, deadline = True, time.monotonic() + timeout_s
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            return received.split(b"\n"), True
+        ended = process.poll() is not None  # before looking at the pipe, so that nothing it wrote is missed
+        # A grandchild may hold the pipe open: do not wait for its end only.
+        if poll.poll(0 if ended else min(remaining_s, 0.1) * 1000):
+            part = os.read(answers, 65_536)
+            if not part:
+                break
+            received += part
+        elif ended:
+            break
+    return received.split(b"\n"), False
+
+
+def _verdict(lines: list[bytes], timed_out: bool, token: str, timeout_s: float) -> Verdict:
+    parsed = []
+    for line in lines:
+        try:
+            parsed.append(json.loads(line))
+        except ValueError:
+            parsed.append(None)  # an unfinished line, or noise written by the program
+    confinement = parsed[0] if parsed and isinstance(parsed[0], dict) else None
+    answer = parsed[1] if len(parsed) > 1 and isinstance(parsed[1], dict) else None
+    if timed_out:
+        return Verdict(False, f"timed out after {timeout_s:g} s", confinement)
+    if answer is None:
+        return Verdict(False, "ended before its last line (left early, or killed by a limit)", confinement)
+    passed = secrets.compare_digest(str(answer.get("token")), token)
+    return Verdict(passed, "" if passed else str(answer.get("message"))[:1000], confinement)
+
+
+def _kill_tree(process: subprocess.Popen[bytes], *, namespaces: bool) -> None:
+    """Ends the supervisor and everything below it.
+
+    With a PID namespace, the supervisor's end is enough. Without, the supervisor adopts every orphan, so the tree below
+    it is complete; it is killed again and again until a fork bomb has lost the race, and the supervisor last.
+    """
+    for _ in range(0 if namespaces else 100):
+        if process.poll() is not None or not _kill_below(process.pid):
+            break
+    process.kill()
+    process.wait()
+
+
+def _kill_below(pid: int) -> int:
+    """Kills the living descendants of a process; returns how many there were."""
+    killed = 0
+    try:
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    child.kill()
+                    killed += 1
+    except psutil.Error:
+        return 0
+    return killed

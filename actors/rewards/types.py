@@ -1,0 +1,49 @@
+"""What goes into a grader and what comes out. Plain data; no Ray, no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class RewardConfigError(ValueError):
+    """A `reward:` section that cannot be built; the message names the key."""
+
+
+class GradingError(Exception):
+    """Grading itself failed (a broken record or reward function), which is not the response's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradeItem:
+    """One response to grade."""
+
+    prompt: str  # as the model saw it, template included
+    response: str  # decoded, without the end-of-text token
+    record: Mapping[str, Any]  # the data record; the gold answer is record["answer"]
+    finish_reason: str | None = None  # "stop", "length", ...
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The outcome. A wrong, endless or crashing response is worth 0 and is no error."""
+
+    value: float  # weighted sum of the parts; 0.0 if error is set
+    parts: dict[str, float] = field(default_factory=dict)  # per term, before weighting; "math", "code", "math#2", ...
+    error: str | None = None  # why grading failed: counts against reward.max_failures_per_step
+    notes: tuple[str, ...] = ()  # for people: "code: timed out after 10 s"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one term says about one response."""
+
+    value: float
+    note: str | None = None
+
+
+class Term(Protocol):
+    """One summand. `score` raises GradingError where grading itself fails; it answers within its own deadline."""
+
+    def score(self, item: GradeItem) -> Score: ...
+
+    def close(self) -> None: ...
