@@ -1,0 +1,110 @@
+"""From sequences to what this rank computes for one optimizer step. Owns the cut into mini-batches and the tensors.
+
+Every rank holds all sequences of the step (they are read from shared memory), makes the same plan from their lengths,
+and lays out its own share; so nothing about the plan is communicated, and normalisers are exact for the whole mini-
+batch over micro-batches and ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.data.packing import build_micro_batch, input_tokens, plan_packed, plan_padded
+from actors.training.parallel import Rank
+from actors.training.types import Demonstration, TrainSequence
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """One micro-batch on the device; [T] all tokens, [R] response tokens."""
+
+    tokens: Tensor  # int64 [T]
+    cu_seqlens: Tensor  # int32 [S + 1]
+    rows: Tensor  # int64 [R]
+    targets: Tensor  # int64 [R]
+    coefficients: Tensor  # float32 [R], of each token's loss in the mini-batch's loss
+    advantages: Tensor  # float32 [R]; zeros for demonstrations
+    sampler_logprobs_t1: Tensor  # float32 [R]; zeros for demonstrations
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """This rank's part of one optimizer step."""
+
+    micro: tuple[TokenBatch, ...]
+    response_tokens: int  # of all ranks
+    computed_tokens: int  # of all ranks, padding included
+
+
+def split_mini_batches(count: int, mini_batches: int) -> list[range]:
+    """Consecutive ranges of nearly equal size (the first ones larger), none of them empty."""
+    parts = min(count, mini_batches)
+    size, larger = divmod(count, max(1, parts))
+    starts = [i * size + min(i, larger) for i in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(starts)]
+
+
+def build_mini_batch(
+    sequences: Sequence[TrainSequence | Demonstration],
+    coefficients: NDArray[np.float64],
+    rank: Rank,
+    *,
+    budget_tokens: int,
+    packing: bool,
+) -> MiniBatch:
+    """Plan for all ranks, lay out this rank's micro-batches and move them to its device."""
+    prompts = [s.prompt_tokens for s in sequences]
+    responses = [s.response_tokens for s in sequences]
+    lengths = [input_tokens(len(p), len(r)) for p, r in zip(prompts, responses, strict=True)]
+    planner = plan_packed if packing else plan_padded
+    plan = planner(lengths, budget_tokens=budget_tokens, ranks=rank.size)
+    computed = sum(
+        sum(lengths[i] for i in m) if packing else len(m) * max(lengths[i] for i in m) for r in plan for m in r if m
+    )
+    micro = []
+    for indices in plan[rank.index]:
+        flat = build_micro_batch(indices, prompts, responses, padded=not packing)
+        chosen = [sequences[i] for i in indices]
+        advantages = np.array([s.advantage if isinstance(s, TrainSequence) else 0.0 for s in chosen])
+        sampler = [s.sampler_logprobs_t1 for s in chosen if isinstance(s, TrainSequence)]
+        logprobs = np.concatenate(sampler) if sampler else np.zeros(flat.rows.size)
+        micro.append(
+            TokenBatch(
+                tokens=_tensor(flat.tokens, np.int64, rank.device),
+                cu_seqlens=_tensor(flat.cu_seqlens, np.int32, rank.device),
+                rows=_tensor(flat.rows, np.int64, rank.device),
+                targets=_tensor(flat.targets, np.int64, rank.device),
+                coefficients=_tensor(
+                    np.repeat(coefficients[list(indices)], flat.response_lengths), np.float32, rank.device
+                ),
+                advantages=_tensor(np.repeat(advantages, flat.response_lengths), np.float32, rank.device),
+                sampler_logprobs_t1=_tensor(logprobs, np.float32, rank.device),
+            )
+        )
+    return MiniBatch(tuple(micro), sum(len(r) for r in responses), computed)
+
+
+def check_sequences(sequences: Sequence[TrainSequence | Demonstration], vocab_size: int) -> None:
+    """Raises ValueError naming the first sequence that cannot be learned from, and why."""
+    for i, s in enumerate(sequences):
+        if len(s.prompt_tokens) < 1 or len(s.response_tokens) < 1:
+            raise ValueError(f"sequence {i}: prompt and response need at least one token each")
+        top = max(int(s.prompt_tokens.max()), int(s.response_tokens.max()))
+        if top >= vocab_size or min(int(s.prompt_tokens.min()), int(s.response_tokens.min())) < 0:
+            raise ValueError(f"sequence {i}: token {top} is outside the model's vocabulary of {vocab_size}")
+        if isinstance(s, TrainSequence):
+            if len(s.sampler_logprobs_t1) != len(s.response_tokens):
+                raise ValueError(
+                    f"sequence {i}: {len(s.sampler_logprobs_t1)} log-probs for {len(s.response_tokens)} response tokens"
+                )
+            if not np.isfinite(s.advantage):
+                raise ValueError(f"sequence {i}: advantage is {s.advantage}")
+
+
+def _tensor(values: NDArray[np.generic], dtype: type[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device, non_blocking=True)

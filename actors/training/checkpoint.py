@@ -1,0 +1,137 @@
+"""Whole-run checkpoints as directories that either exist completely or not at all. Owns names, atomicity and pruning;
+what is in them belongs to the callers (the learner's tensors, the driver's state).
+
+Layout: `<root>/step_000010/{state.json, learner/...}`. Everything is written to a hidden directory first, synced, and
+renamed; a crash or a full disk at any moment leaves the previous checkpoints as they were. Single writer.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+STATE_FILE = "state.json"
+LEARNER_DIR = "learner"
+_COMPLETE = re.compile(r"step_(\d{6,})")
+_TEMPORARY = ".writing-"
+_REPLACED = ".replaced-"
+
+
+class CheckpointError(RuntimeError):
+    """The checkpoint was not written; the message says why, what is intact, and what to do."""
+
+
+def write_checkpoint(
+    root: str | Path, step: int, save_fn: Callable[[Path], None], state: Mapping[str, Any], keep: int
+) -> Path:
+    """Write checkpoint `step` and return its directory; then remove all but the newest `keep` (at least 1).
+
+    `save_fn(directory)` writes the learner's files into an empty directory, which all ranks and this process see.
+    `state` is the driver's, JSON. A checkpoint of the same step is replaced. Raises CheckpointError; what `save_fn`
+    raises otherwise than OSError is passed on. In both cases nothing of the new checkpoint remains.
+    """
+    if keep < 1:
+        raise ValueError(f"checkpoint.keep is {keep}: at least one is needed")
+    root = Path(root)
+    final = root / f"step_{step:06d}"
+    temporary = root / f"{_TEMPORARY}{final.name}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        (temporary / LEARNER_DIR).mkdir(parents=True)
+        save_fn(temporary / LEARNER_DIR)
+        (temporary / STATE_FILE).write_text(json.dumps({"step": step, **state}, indent=1), encoding="utf-8")
+        _sync_tree(temporary)
+        _rename(temporary, final)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(_explain(root, step, error)) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for old in checkpoints(root)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def checkpoints(root: str | Path) -> list[Path]:
+    """Complete checkpoints, oldest step first. Empty if there are none or no such directory."""
+    root = Path(root)
+    found: dict[int, Path] = {}
+    for entry in root.iterdir() if root.is_dir() else ():
+        match = _COMPLETE.fullmatch(entry.name)
+        if match and (entry / STATE_FILE).is_file():
+            found[int(match[1])] = entry
+    return [found[step] for step in sorted(found)]
+
+
+def latest_checkpoint(root: str | Path) -> Path | None:
+    """The complete checkpoint with the highest step."""
+    found = checkpoints(root)
+    return found[-1] if found else None
+
+
+def read_state(checkpoint: str | Path) -> dict[str, Any]:
+    """The driver's state of a checkpoint, `step` included. Raises CheckpointError if it cannot be read."""
+    path = Path(checkpoint) / STATE_FILE
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Resume from an older checkpoint") from error
+    return state
+
+
+def _rename(temporary: Path, final: Path) -> None:
+    """A directory cannot be replaced in one call: an old one of the same step is moved aside first, and back on error.
+
+    Killed between the two renames, the old one has its hidden name and counts as gone; the next lower step is latest.
+    """
+    aside = final.with_name(f"{_REPLACED}{final.name}")
+    if final.exists():
+        final.rename(aside)
+    try:
+        temporary.rename(final)
+    except OSError:
+        if aside.exists():
+            aside.rename(final)
+        raise
+    _sync(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """What a killed writer left behind."""
+    for entry in root.iterdir():
+        if entry.name.startswith((_TEMPORARY, _REPLACED)):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _sync_tree(directory: Path) -> None:
+    for parent, _, files in os.walk(directory):
+        for name in files:
+            _sync(Path(parent) / name)
+        _sync(Path(parent))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(root: Path, step: int, error: OSError) -> str:
+    try:
+        free = f"{shutil.disk_usage(root).free / 2**20:.0f} MiB are free there. "
+    except OSError:
+        free = ""
+    last = latest_checkpoint(root)
+    intact = f"{last.name} is intact" if last else "there is no earlier checkpoint"
+    return (
+        f"checkpoint of step {step} was not written to {root}: {error}. {free}{intact}. "
+        "Free space, or set checkpoint.keep or run.dir, and use --resume"
+    )

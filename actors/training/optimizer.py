@@ -1,0 +1,148 @@
+"""Optimizers and the learning-rate schedule. Owns which parameter is updated by what; never computes gradients.
+
+`adamw`: AdamW for everything; weight decay for matrices only. `muon`: torch.optim.Muon for the matrices inside the
+decoder layers, AdamW for the rest (embedding, head, norms, biases), one learning rate for both: Muon's update is scaled
+to the root mean square of AdamW's (`match_rms_adamw`, Liu et al. 2025, "Muon is Scalable for LLM Training").
+
+Fused matrices (qkv_proj, gate_up_proj) are orthogonalised as they are stored, all parts together: parts then share one
+spectral norm, where separate matrices would have one each. The shape-dependent scale uses the fused shape.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from actors.training.options import OptimizerOptions
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+class FullMatrixMuon(torch.optim.Muon):
+    """torch.optim.Muon that also takes sharded matrices.
+
+    The Newton-Schulz iteration needs whole matrices. The momentum stays sharded; each rank gathers one momentum-updated
+    gradient at a time, orthogonalises all of it, and applies its own rows: so N ranks compute what one computes.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            sharded = [p for p in group["params"] if isinstance(p, DTensor) and p.grad is not None]
+            if not sharded:
+                super().step(closure)  # type: ignore[no-untyped-call]
+                return
+            for p in sharded:
+                self._step_sharded(p, group)
+
+    def _step_sharded(self, p: DTensor, group: dict[str, float]) -> None:
+        momentum: Tensor = self.state[p]["momentum_buffer"]
+        assert isinstance(p.grad, DTensor)
+        # torch's Muon on a whole stand-in: its momentum and weight are scratch, its update is what we want.
+        whole = nn.Parameter(p.full_tensor())
+        whole.grad = p.grad.full_tensor()
+        full_momentum = momentum.full_tensor() if isinstance(momentum, DTensor) else momentum
+        scratch = torch.optim.Muon([whole], **{k: v for k, v in group.items() if k != "params"})  # type: ignore[arg-type]
+        scratch.state[whole] = {"momentum_buffer": full_momentum}
+        scratch.step()  # type: ignore[no-untyped-call]
+        _copy_shard(p, whole.detach())
+        _copy_shard(momentum, full_momentum)
+
+
+def _copy_shard(target: Tensor, full: Tensor) -> None:
+    if isinstance(target, DTensor):
+        full = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
+    target.copy_(full)
+
+
+class Optimizers:
+    """One or two torch optimizers that step together on one schedule."""
+
+    def __init__(
+        self, parameters: Named, matrices: Iterable[nn.Parameter], options: OptimizerOptions, total_steps: int
+    ) -> None:
+        """`matrices`: the parameters that Muon takes if it is chosen. Raises ValueError if a schedule has no end."""
+        if options.schedule != "constant" and total_steps < 1:
+            raise ValueError(f"optimizer.schedule={options.schedule} needs the number of optimizer steps")
+        self.options = options
+        self.total_steps = total_steps
+        self.steps_done = 0
+        hidden = {id(p) for p in matrices} if options.name == "muon" else set()
+        muon = [p for _, p in parameters if id(p) in hidden]
+        decayed = [p for _, p in parameters if id(p) not in hidden and p.dim() >= 2]
+        undecayed = [p for _, p in parameters if id(p) not in hidden and p.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
+        self._all: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                [g for g in groups if g["params"]], lr=options.lr, betas=options.betas, eps=options.eps, fused=True
+            )
+        ]
+        if muon:
+            decay = options.weight_decay
+            self._all.append(FullMatrixMuon(muon, lr=options.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        self._names = {id(p): name for name, p in parameters}
+        self._create_state()
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return self.options.lr * lr_factor(self.steps_done, self.options, self.total_steps)
+
+    def step(self) -> float:
+        """Apply the gradients at the scheduled learning rate, which is returned."""
+        lr = self.lr
+        for optimizer in self._all:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+        self.steps_done += 1
+        return lr
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self._all:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Live state tensors, '<parameter>.<key>', for saving and for loading in place. Whole from the start."""
+        return {
+            f"{self._names[id(p)]}.{key}": value
+            for optimizer in self._all
+            for p, values in optimizer.state.items()
+            for key, value in values.items()
+        }
+
+    def _create_state(self) -> None:
+        """What torch creates lazily at the first step, created now: so a checkpoint always has all of it."""
+        for optimizer in self._all:
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                if isinstance(optimizer, torch.optim.AdamW):
+                    zeros = (torch.zeros_like(p, memory_format=torch.preserve_format) for _ in range(2))
+                    step = torch.zeros((), dtype=torch.float32, device=p.device)
+                    optimizer.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (step, *zeros), strict=True))
+                else:
+                    optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p)}
+
+
+def lr_factor(step: int, options: OptimizerOptions, total_steps: int) -> float:
+    """Factor of options.lr at optimizer step `step` (from 0): linear warm-up, then the schedule, which ends at 0 after
+    `total_steps`. The warm-up's first step already has 1 / warmup_steps, so no step is wasted."""
+    warm = min(1.0, (step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
+    if options.schedule == "constant":
+        return warm
+    start = options.warmup_steps if options.schedule == "linear" else max(options.warmup_steps, total_steps // 2)
+    left = (total_steps - step) / max(1, total_steps - start)
+    return min(warm, max(0.0, min(1.0, left)))
+
+
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> float:
+    """Scale gradients so that their global 2-norm is at most max_norm. Returns the norm before that."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    total = torch.nn.utils.get_total_norm(grads, 2.0)
+    norm = float((total.full_tensor() if isinstance(total, DTensor) else total).item())
+    if math.isfinite(norm) and norm > max_norm:
+        torch._foreach_mul_(grads, max_norm / (norm + 1e-6))
+    return norm

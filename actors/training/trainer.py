@@ -1,0 +1,276 @@
+"""One rank of the learner: the target model, its optimizer, and the steps that change it. No Ray, no files but its own
+checkpoint and export; never decides what is trained on, when, or where weights go.
+
+With N ranks, N of these run the same calls in lockstep (FSDP2); the numbers are those of one rank within float
+tolerance, because every normaliser is computed over the whole mini-batch. On the CPU everything is deterministic:
+the same calls in the same order give bitwise the same losses.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from actors.training import batches
+from actors.training.network import DTYPES, LogProbModel, blocks_of, build_network, full_state
+from actors.training.optimizer import Optimizers, clip_gradients
+from actors.training.options import LearnerOptions, OptimizerOptions
+from actors.training.parallel import Rank, shard
+from actors.training.persistence import load_tensors, save_tensors
+from actors.training.statistics import StepStatistics
+from actors.training.types import Demonstration, StepResult, TrainSequence
+from models.checkpoint import write_checkpoint
+from models.manifest import WeightsManifest
+from models.options import ModelOptions
+from models.weights import Buffer, pack
+from policies.objective import grpo_losses, sequence_coefficients
+from policies.options import ObjectiveOptions
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradient norm is inf or nan; the weights were not changed by that optimizer step."""
+
+
+class Trainer:
+    """See the module. Construct, then `begin` a phase, then step."""
+
+    def __init__(
+        self,
+        model: ModelOptions,
+        learner: LearnerOptions,
+        objective: ObjectiveOptions,
+        *,
+        rank: Rank | None = None,
+        init: Literal["checkpoint", "random"] = "checkpoint",
+        seed: int = 0,
+        force_sharding: bool = False,
+    ) -> None:
+        """Build the network on this rank's device. `force_sharding`: FSDP2 also with one rank (needs a group)."""
+        self.options, self.objective, self.model_options = learner, objective, model
+        self.rank = rank or Rank()
+        self._publish_dtype = DTYPES[model.dtype]
+        # bfloat16 compute keeps float32 master weights; parameters are cast inside the forward pass, so that the
+        # learner computes with the very numbers that the engine gets.
+        self._compute_dtype = torch.bfloat16 if learner.autocast_bf16 else None
+        invariant = model.batch_invariant if model.batch_invariant is not None else self.rank.device.type == "cpu"
+        self._build_args = {
+            "init": init,
+            "seed": seed,
+            "dtype": torch.float32 if learner.autocast_bf16 else self._publish_dtype,
+            "device": self.rank.device,
+            "batch_invariant": invariant,
+        }
+        self._sharded = self.rank.size > 1 or force_sharding
+        self.module = self._build()
+        self.network = self.module.network
+        self.network.set_activation_checkpointing(learner.activation_checkpointing)
+        self._reference = self._frozen_copy() if objective.kl != "none" else None
+        self._optimizers: Optimizers | None = None
+
+    # Phases -----------------------------------------------------------------------------------------------------
+
+    def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
+        """Start a phase (warm start, RL): a fresh optimizer and schedule of `total_steps` optimizer steps; the current
+        weights become the reference of the KL term."""
+        named = list(self.module.named_parameters())
+        matrices = [p for block in blocks_of(self.network) for p in block.parameters() if p.dim() == 2]
+        self._optimizers = Optimizers(named, matrices, optimizer, total_steps)
+        if self._reference is not None:
+            self._copy_into(self._reference)
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """Of the current phase."""
+        if self._optimizers is None:
+            raise RuntimeError("no phase was begun: call begin(optimizer, total_steps) first")
+        return self._optimizers
+
+    # Steps ------------------------------------------------------------------------------------------------------
+
+    def rl_step(self, sequences: Sequence[TrainSequence], *, temperature: float) -> StepResult:
+        """One RL step: `mini_batches` optimizer steps over consecutive parts of `sequences`.
+
+        Old log-probs are the learner's own under the weights at the start of this call. `temperature` is the
+        sampler's, > 0. All ranks pass the same sequences. Raises ValueError for bad input, NonFiniteError.
+        """
+        if not temperature > 0:
+            raise ValueError(f"rollout.sampling.temperature is {temperature}: learning needs one above 0")
+        batches.check_sequences(sequences, self.module.vocab_size)
+        if not sequences:
+            return StepResult((), (), {"lr": self.optimizers.lr}, 0, {"logprobs": 0.0, "train": 0.0})
+        start_s = time.perf_counter()
+        minis = [
+            self._mini_batch([sequences[i] for i in part])
+            for part in batches.split_mini_batches(len(sequences), self.options.mini_batches)
+        ]
+        statistics = StepStatistics(self.rank.device)
+        # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
+        old = [self._old_logprobs(mini, temperature, statistics) for mini in minis[1:]]
+        reference = [self._reference_logprobs(mini, temperature) for mini in minis]
+        trained_s = time.perf_counter()
+        losses, norms, lr = [], [], 0.0
+        for number, mini in enumerate(minis):
+            loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
+            for m, batch in enumerate(mini.micro):
+                logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature)
+                if number == 0:
+                    statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1)
+                old_logprobs = logprobs.detach() if number == 0 else old[number - 1][m]
+                ref = reference[number][m] if reference[number] else None
+                token_losses = grpo_losses(logprobs, old_logprobs, batch.advantages, self.objective, ref)
+                statistics.add_losses(token_losses, entropy)
+                loss += self._backward(token_losses.loss, batch)
+            value, norm, lr = self._update(loss)
+            losses.append(value)
+            norms.append(norm)
+        metrics = statistics.reduce(self.rank) | _means(losses, norms, lr)
+        seconds = {"logprobs": trained_s - start_s, "train": time.perf_counter() - trained_s}
+        return StepResult(tuple(losses), tuple(norms), metrics, sum(m.computed_tokens for m in minis), seconds)
+
+    def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
+        """One optimizer step on the mean cross-entropy (nats) of all response tokens."""
+        batches.check_sequences(demonstrations, self.module.vocab_size)
+        if not demonstrations:
+            raise ValueError("sft_step needs at least one demonstration")
+        start_s = time.perf_counter()
+        mini = self._mini_batch(demonstrations)
+        loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
+        for batch in mini.micro:
+            logprobs, _, _ = self._forward(self.module, batch, 1.0)
+            loss += self._backward(-logprobs, batch)
+        value, norm, lr = self._update(loss)
+        seconds = {"logprobs": 0.0, "train": time.perf_counter() - start_s}
+        return StepResult((value,), (norm,), _means([value], [norm], lr), mini.computed_tokens, seconds)
+
+    @torch.no_grad()
+    def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Tensor]:
+        """Log-probs of this rank's share, a tensor [R] per micro-batch (for tests and benchmarks)."""
+        return [self._forward(self.module, b, temperature)[0] for b in self._mini_batch(sequences).micro]
+
+    # Weights out ------------------------------------------------------------------------------------------------
+
+    def publish(self, version: int) -> tuple[WeightsManifest, Buffer] | None:
+        """The weights in one buffer, in the dtype of the engine; on rank 0, None elsewhere. All ranks call it."""
+        _, tensors = full_state(self.network)
+        if self.rank.index != 0:
+            return None
+        return pack({name: tensor.to(self._publish_dtype) for name, tensor in tensors.items()}, version)
+
+    def export(self, out_dir: str | Path) -> None:
+        """Write a Hugging Face model directory with the tokenizer, atomically. All ranks call it, rank 0 writes."""
+        config, tensors = full_state(self.network)
+        if self.rank.index == 0:
+            tokenizer = self.model_options.tokenizer or self.model_options.path
+            named = {name: tensor.to(self._publish_dtype) for name, tensor in tensors.items()}
+            write_checkpoint(config, named, out_dir, tokenizer_dir=tokenizer, source_dir=self.model_options.path)
+        self.rank.barrier()
+
+    # Checkpoint -------------------------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path) -> None:
+        """Weights, optimizer, schedule, reference and RNG into `directory` (shared by all ranks). Not atomic by
+        itself: see actors.training.checkpoint."""
+        save_tensors(self._state(), directory, distributed=self.rank.size > 1)
+
+    def load(self, directory: str | Path) -> None:
+        """Continue exactly where `save` was called, in the same phase; the number of ranks may differ."""
+        state = self._state()
+        load_tensors(state, directory, distributed=self.rank.size > 1)
+        torch.set_rng_state(state["rng"])
+        self.optimizers.steps_done = int(state["steps_done"].item())
+
+    def _state(self) -> dict[str, Tensor]:
+        state = {f"model.{name}": p.detach() for name, p in self.module.named_parameters()}
+        state |= {f"model.{name}": b for name, b in self.module.named_buffers()}
+        state |= {f"optimizer.{name}": t for name, t in self.optimizers.state().items()}
+        if self._reference is not None:
+            state |= {f"reference.{name}": p.detach() for name, p in self._reference.named_parameters()}
+        return state | {"rng": torch.get_rng_state(), "steps_done": torch.tensor(self.optimizers.steps_done)}
+
+    # Parts of a step --------------------------------------------------------------------------------------------
+
+    def _mini_batch(self, sequences: Sequence[TrainSequence | Demonstration]) -> batches.MiniBatch:
+        lengths = [len(s.response_tokens) for s in sequences]
+        weights = [s.weight if isinstance(s, TrainSequence) else 1.0 for s in sequences]
+        learns = isinstance(sequences[0], TrainSequence)
+        coefficients = sequence_coefficients(lengths, weights, self.objective.aggregation if learns else "token_mean")
+        return batches.build_mini_batch(
+            sequences,
+            coefficients,
+            self.rank,
+            budget_tokens=self.options.micro_batch_tokens,
+            packing=self.options.packing,
+        )
+
+    def _forward(self, module: nn.Module, batch: batches.TokenBatch, temperature: float) -> tuple[Tensor, ...]:
+        args = (batch.tokens, batch.cu_seqlens, batch.rows, batch.targets, temperature)
+        if self._compute_dtype is None or self._sharded:  # FSDP2 casts by its own policy
+            outputs: tuple[Tensor, ...] = module(*args)
+            return outputs
+        cast = {name: p.to(self._compute_dtype) for name, p in module.named_parameters()}
+        outputs = functional_call(module, cast, args)
+        return outputs
+
+    def _backward(self, token_losses: Tensor, batch: batches.TokenBatch) -> Tensor:
+        """Add this micro-batch's gradient; returns its part of the mini-batch's loss."""
+        loss = (token_losses * batch.coefficients).sum()
+        (loss * self.rank.size).backward()  # type: ignore[no-untyped-call]  # FSDP2 averages over ranks; parts are summed
+        return loss.detach().double()
+
+    def _update(self, loss: Tensor) -> tuple[float, float, float]:
+        """Clip and apply; (loss over all ranks, gradient norm, learning rate)."""
+        value = float(self.rank.sum(loss[None]).item())
+        norm = clip_gradients(list(self.module.parameters()), self.optimizers.options.max_grad_norm)
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            self.optimizers.zero_grad()
+            raise NonFiniteError(
+                f"optimizer step {self.optimizers.steps_done}: loss {value}, gradient norm {norm}; the weights are "
+                "unchanged. Look at learner.optimizer.lr and at the rewards of this step"
+            )
+        lr = self.optimizers.step()
+        self.optimizers.zero_grad()
+        return value, norm, lr
+
+    @torch.no_grad()
+    def _old_logprobs(self, mini: batches.MiniBatch, temperature: float, statistics: StepStatistics) -> list[Tensor]:
+        old = []
+        for batch in mini.micro:
+            logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature)
+            statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1)
+            old.append(logprobs)
+        return old
+
+    @torch.no_grad()
+    def _reference_logprobs(self, mini: batches.MiniBatch, temperature: float) -> list[Tensor]:
+        if self._reference is None:
+            return []
+        return [self._forward(self._reference, batch, temperature)[0] for batch in mini.micro]
+
+    # Building ---------------------------------------------------------------------------------------------------
+
+    def _build(self) -> LogProbModel:
+        network = build_network(self.model_options, **self._build_args)  # type: ignore[arg-type]
+        module = LogProbModel(network)
+        if self._sharded:
+            shard(module, blocks_of(network), self.rank, compute_dtype=self._compute_dtype)
+        return module
+
+    def _frozen_copy(self) -> LogProbModel:
+        module = copy.deepcopy(self.module) if not self._sharded else self._build()
+        module.requires_grad_(False)
+        return module
+
+    @torch.no_grad()
+    def _copy_into(self, other: LogProbModel) -> None:
+        for theirs, ours in zip(other.parameters(), self.module.parameters(), strict=True):
+            theirs.copy_(ours)
+
+
+def _means(losses: Sequence[float], norms: Sequence[float], lr: float) -> dict[str, float]:
+    return {"loss/mean": sum(losses) / len(losses), "grad_norm/mean": sum(norms) / len(norms), "lr": lr}
