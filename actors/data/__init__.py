@@ -1,0 +1,19 @@
+"""Data: prompts and demonstrations from files, in tokens and in order. No Ray, no torch in here."""
+
+from actors.data.errors import DataError
+from actors.data.order import PromptOrder
+from actors.data.prompts import DemonstrationSet, LoadReport, Prompt, PromptSet, load_demonstrations, load_prompts
+from actors.data.tokenizers import check_vocabulary, load_tokenizer
+
+__all__ = [
+    "DataError",
+    "DemonstrationSet",
+    "LoadReport",
+    "Prompt",
+    "PromptOrder",
+    "PromptSet",
+    "check_vocabulary",
+    "load_demonstrations",
+    "load_prompts",
+    "load_tokenizer",
+]

@@ -1,0 +1,77 @@
+"""The order in which prompts are visited. Owns the permutation of each epoch and the position in it, resumable; knows
+nothing about prompts.
+
+An epoch's order is a function of (seed, epoch, n) alone: indices sorted by raw Philox words, a stream that numpy keeps
+stable across versions and machines (unlike `Generator.permutation`).
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.data.errors import DataError
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A permutation of range(n), int64 [n]."""
+    digest = hashlib.blake2b(f"prompt order/{seed}/{epoch}".encode(), digest_size=16).digest()
+    words = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(n)
+    return np.argsort(words, kind="stable")
+
+
+class PromptOrder:
+    """Visits every index of range(n) once per epoch, for ever."""
+
+    def __init__(self, n: int, seed: int, shuffle: bool) -> None:
+        if n < 1:
+            raise DataError("there are no prompts to order")
+        self._n, self._seed, self._shuffle = n, seed, shuffle
+        self._epoch = 0
+        self._position = 0  # indices of this epoch already taken
+        self._order = self._make_order()
+
+    def take(self, k: int) -> list[tuple[int, int]]:
+        """The next k (epoch, index) pairs. An index comes once per epoch; a batch may span epochs."""
+        if k < 0:
+            raise ValueError(f"cannot take {k} prompts")
+        taken: list[tuple[int, int]] = []
+        while len(taken) < k:
+            if self._position == self._n:
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._make_order()
+            part = self._order[self._position : self._position + k - len(taken)]
+            taken.extend((self._epoch, int(index)) for index in part)
+            self._position += len(part)
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers: position, and what the order depends on."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "n": self._n,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where the state was taken. DataError if it belongs to other data or another seed."""
+        for name, mine, key in (
+            ("n", self._n, "data.train (number of usable prompts)"),
+            ("seed", self._seed, "run.seed"),
+            ("shuffle", self._shuffle, "data.shuffle"),
+        ):
+            if state[name] != mine:
+                raise DataError(
+                    f"the checkpoint's data order was made with {key} = {state[name]}, this run has {mine}: resume with "
+                    "the same data and seed, or start a new run"
+                )
+        if not 0 <= state["position"] <= self._n or state["epoch"] < 0:
+            raise DataError(f"the checkpoint's data order is damaged: {state}")
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._order = self._make_order()
+
+    def _make_order(self) -> NDArray[np.int64]:
+        return epoch_order(self._n, self._seed, self._epoch) if self._shuffle else np.arange(self._n)

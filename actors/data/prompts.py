@@ -1,0 +1,196 @@
+"""Prompts ready to be sampled from, and demonstrations ready to be learned from. Owns the use of `data:` options on
+records, and the counts of what was left out; file formats, templates and order live beside it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.data.errors import DataError
+from actors.data.files import resolve
+from actors.data.options import DataOptions
+from actors.data.readers import BadRecord, Record, read_file
+from actors.data.templates import BadPromptError, Template, make_template
+from actors.data.tokenizers import Tokenizer
+from actors.training.options import WarmupOptions
+from actors.training.types import Demonstration
+
+_EXAMPLES = 5  # bad records that a report quotes
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt."""
+
+    prompt_id: int  # its index in the PromptSet
+    uid: str  # data.id_field, else "<split>/<0-based record number>": unaffected by what is left out
+    text: str  # as the model sees it, template included
+    tokens: NDArray[np.int32]  # [L], L <= data.max_prompt_tokens
+    record: dict[str, Any]  # all fields, with data.answer_field also under "answer"
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What became of the records of one split."""
+
+    records: int = 0  # read, bad ones included
+    used: int = 0
+    too_long: int = 0  # prompts above data.max_prompt_tokens, dropped
+    bad: int = 0  # skipped under data.on_bad_line=skip
+    bad_examples: list[str] = field(default_factory=list)  # the first few, with file and line
+
+    def summary(self) -> str:
+        """One line for the log."""
+        return f"{self.used} of {self.records} records used; {self.too_long} prompts too long, {self.bad} bad records skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet(Sequence[Prompt]):
+    """The usable prompts of one split, in file order."""
+
+    prompts: list[Prompt]
+    report: LoadReport
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        return self.prompts[index]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationSet(Sequence[Demonstration]):
+    """The usable demonstrations, in file order."""
+
+    demonstrations: list[Demonstration]
+    report: LoadReport
+
+    @overload
+    def __getitem__(self, index: int) -> Demonstration: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Demonstration]: ...
+    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
+        return self.demonstrations[index]
+
+    def __len__(self) -> int:
+        return len(self.demonstrations)
+
+
+def load_prompts(options: DataOptions, split: Literal["train", "eval"], tokenizer: Tokenizer) -> PromptSet:
+    """The prompts of data.train or data.eval. DataError if a file is missing or damaged, or nothing is usable."""
+    key = f"data.{split}"
+    path = options.train if split == "train" else options.eval
+    if path is None:
+        raise DataError("data.eval is not set: there are no held-out prompts")
+    template = make_template(options, tokenizer)
+    report = LoadReport()
+    prompts: list[Prompt] = []
+    uids: set[str] = set()
+    for record in _records(path, _splits(options, split), key, options, report):
+        number = report.records - 1
+        try:
+            text, tokens = _prompt(record.fields, options, template)
+            uid = f"{split}/{number}" if options.id_field is None else str(_get(record.fields, options.id_field, "data.id_field"))
+            if uid in uids:
+                raise BadPromptError(f"data.id_field: the id {uid!r} occurs a second time")
+            fields = _with_answer(record.fields, options)
+        except BadPromptError as error:
+            _bad(BadRecord(str(error), record.where), options, report)
+            continue
+        uids.add(uid)
+        if len(tokens) > options.max_prompt_tokens:
+            report.too_long += 1
+            continue
+        prompts.append(Prompt(len(prompts), uid, text, tokens, fields))
+    report.used = len(prompts)
+    _require_some(report, path, key, options)
+    return PromptSet(prompts, report)
+
+
+def load_demonstrations(warmup: WarmupOptions, options: DataOptions, tokenizer: Tokenizer) -> DemonstrationSet:
+    """The demonstrations of warmup.data: prompts through the same template, responses with the end-of-text token."""
+    template = make_template(options, tokenizer)
+    report = LoadReport()
+    demonstrations: list[Demonstration] = []
+    unlimited = options.model_copy(update={"limit": None})
+    for record in _records(warmup.data, ["train"], "warmup.data", unlimited, report):
+        try:
+            _, tokens = _prompt(record.fields, options, template)
+            response = _get(record.fields, warmup.response_field, "warmup.response_field")
+            if not isinstance(response, str) or not response:
+                raise BadPromptError(f"warmup.response_field: {warmup.response_field!r} must be text, not {response!r:.80}")
+        except BadPromptError as error:
+            _bad(BadRecord(str(error), record.where), options, report)
+            continue
+        if len(tokens) > options.max_prompt_tokens:
+            report.too_long += 1
+            continue
+        demonstrations.append(Demonstration(tokens, template.encode_response(response)))
+    report.used = len(demonstrations)
+    _require_some(report, warmup.data, "warmup.data", options)
+    return DemonstrationSet(demonstrations, report)
+
+
+def _splits(options: DataOptions, split: str) -> list[str]:
+    if split == "train":
+        return [options.train_split] if options.train_split else ["train"]
+    return [options.eval_split] if options.eval_split else ["test", "validation", "valid", "val", "dev", "eval"]
+
+
+def _records(
+    path: str, splits: Sequence[str], key: str, options: DataOptions, report: LoadReport
+) -> Iterator[Record]:
+    """Readable records of all files, at most data.limit of them (bad ones count too)."""
+    for file in resolve(path, splits, key):
+        for record in read_file(file):
+            if options.limit is not None and report.records >= options.limit:
+                return
+            report.records += 1
+            if isinstance(record, BadRecord):
+                _bad(record, options, report)
+            else:
+                yield record
+
+
+def _bad(record: BadRecord, options: DataOptions, report: LoadReport) -> None:
+    if options.on_bad_line == "fail":
+        raise DataError(f"{record.where}: {record.reason} (data.on_bad_line=skip leaves such records out)")
+    report.bad += 1
+    if len(report.bad_examples) < _EXAMPLES:
+        report.bad_examples.append(f"{record.where}: {record.reason}")
+
+
+def _get(fields: dict[str, Any], name: str, key: str) -> Any:
+    if name not in fields:
+        raise BadPromptError(f"no field {name!r} ({key}); the record has {', '.join(sorted(fields)) or 'no fields'}")
+    return fields[name]
+
+
+def _prompt(fields: dict[str, Any], options: DataOptions, template: Template) -> tuple[str, NDArray[np.int32]]:
+    text = template.render(_get(fields, options.prompt_field, "data.prompt_field"))
+    tokens = template.encode(text)
+    if not len(tokens):
+        raise BadPromptError(f"the prompt in {options.prompt_field!r} is empty")
+    return text, tokens
+
+
+def _with_answer(fields: dict[str, Any], options: DataOptions) -> dict[str, Any]:
+    """The fields with the answer under "answer". The default name may be absent: not every reward needs an answer."""
+    if options.answer_field == "answer":
+        return fields
+    return {**fields, "answer": _get(fields, options.answer_field, "data.answer_field")}
+
+
+def _require_some(report: LoadReport, path: str, key: str, options: DataOptions) -> None:
+    if report.used == 0:
+        raise DataError(
+            f"{key}: {path} has nothing to use ({report.summary()}; data.max_prompt_tokens={options.max_prompt_tokens})"
+            + "".join(f"\n  {example}" for example in report.bad_examples)
+        )

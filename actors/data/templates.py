@@ -1,0 +1,106 @@
+"""From a prompt field to text and tokens. Owns chat and plain templates; never reads a file.
+
+`chat` renders the tokenizer's chat template (or `data.chat_template`) with the generation prompt; `plain` takes the text
+as it is, with the special tokens that the tokenizer puts before a text.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.data.errors import DataError
+from actors.data.options import DataOptions
+from actors.data.tokenizers import Tokenizer
+
+
+class BadPromptError(Exception):
+    """This prompt field cannot be rendered; the fault of one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Renders prompts. Made by `make_template`, which checks that it can."""
+
+    tokenizer: Tokenizer
+    chat: bool
+    chat_template: str | None
+    system_prompt: str | None
+
+    def render(self, prompt: Any) -> str:
+        """Text of a prompt field: a string, or for chat a list of {"role", "content"} messages."""
+        if not self.chat:
+            if not isinstance(prompt, str):
+                raise BadPromptError(f"data.template=plain needs text, not {_name(prompt)}; use data.template=chat")
+            return prompt
+        messages = _messages(prompt)
+        if self.system_prompt is not None:
+            if messages[0]["role"] == "system":
+                raise BadPromptError("it begins with a system message, and data.system_prompt is set too")
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        return self._apply(messages)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Tokens of a rendered prompt, int32 [L]."""
+        tokens = list(self.tokenizer.encode(text, add_special_tokens=not self.chat))
+        eos = self.tokenizer.eos_token_id
+        if not self.chat and tokens and tokens[-1] == eos and not text.endswith(self.tokenizer.eos_token):
+            tokens.pop()  # put there by the tokenizer: a response could not begin after the end
+        return np.asarray(tokens, dtype=np.int32)
+
+    def encode_response(self, text: str) -> NDArray[np.int32]:
+        """Tokens of a response with the end-of-text token, int32 [T]."""
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return np.asarray([*tokens, self.tokenizer.eos_token_id], dtype=np.int32)
+
+    def _apply(self, messages: list[dict[str, str]]) -> str:
+        import jinja2
+
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, chat_template=self.chat_template
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise DataError(f"{self._source}: the chat template is not valid Jinja: {error}") from error
+        except (jinja2.TemplateError, TypeError) as error:
+            raise BadPromptError(f"the chat template ({self._source}) refuses it: {error}") from error
+        return str(rendered)
+
+    @property
+    def _source(self) -> str:
+        return "data.chat_template" if self.chat_template is not None else "the tokenizer's"
+
+
+def make_template(options: DataOptions, tokenizer: Tokenizer) -> Template:
+    """The template of a `data:` section; DataError if the tokenizer has none where one is needed."""
+    if options.template == "plain":
+        if options.system_prompt is not None:
+            raise DataError("data.system_prompt needs data.template=chat: a plain prompt has no system message")
+        return Template(tokenizer, chat=False, chat_template=None, system_prompt=None)
+    if options.chat_template is None and not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"the tokenizer in {tokenizer.name_or_path} has no chat template: use data.template=plain, or give one with "
+            "data.chat_template=..."
+        )
+    template = Template(tokenizer, chat=True, chat_template=options.chat_template, system_prompt=options.system_prompt)
+    try:
+        template.render("a prompt, to see that the template works before the data is read")
+    except BadPromptError as error:
+        raise DataError(f"data.template=chat: {error}") from error
+    return template
+
+
+def _messages(prompt: Any) -> list[dict[str, str]]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise BadPromptError(f"a prompt is text or a list of messages, not {_name(prompt)}")
+    for message in prompt:
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise BadPromptError(f"a message needs text in 'role' and 'content', not {message!r:.80}")
+    return list(prompt)
+
+
+def _name(value: Any) -> str:
+    return "nothing" if value is None or value == [] else type(value).__name__

@@ -1,0 +1,48 @@
+"""Tokenizers from local folders. Owns loading and the checks that a tokenizer fits its model; never downloads anything."""
+
+from pathlib import Path
+from typing import Any
+
+from actors.data.errors import DataError
+
+Tokenizer = Any  # transformers.PreTrainedTokenizerBase; transformers is imported only when one is loaded
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The Hugging Face tokenizer of a local folder (model.tokenizer, default model.path)."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"model.tokenizer: {folder.absolute()} is not a folder; download the model first "
+            "(`hf download ORGANISATION/MODEL --local-dir FOLDER`) and give its folder"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and its backends' own
+        present = ", ".join(sorted(file.name for file in folder.iterdir())[:12]) or "nothing"
+        raise DataError(
+            f"model.tokenizer: no tokenizer can be loaded from {folder.absolute()} (it holds {present}); it needs "
+            f"tokenizer.json and tokenizer_config.json: {type(error).__name__}: {error}"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            f"model.tokenizer: {folder.absolute()} has no end-of-text token, so no response could end; set eos_token in "
+            "its tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """DataError if the tokenizer has ids that the model (vocab_size of its config.json) has no embedding for.
+
+    A model with more embeddings than tokens is fine: vocabularies are padded to round numbers.
+    """
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        token = tokenizer.convert_ids_to_tokens(largest)
+        raise DataError(
+            f"vocabulary mismatch: the tokenizer has token ids up to {largest} ({token!r}), the model has {vocab_size} "
+            "embeddings; model.tokenizer and model.path do not belong together"
+        )
