@@ -1,0 +1,111 @@
+"""The task "guess and check": find x with a * x = c (mod p).
+
+Owns the 264 problems, their split, the wording of prompts and demonstrations, and the words of the tokenizer.
+Never touches files, the network or global randomness: generators are passed in.
+"""
+
+import random
+from dataclasses import dataclass
+from itertools import chain
+
+PRIMES = (5, 7, 11, 13)
+LARGEST_NUMBER = 199
+VOCAB_SIZE = 228
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+# Every word carries its own blanks, so that decoding is plain concatenation and gives back the exact text.
+WORDS = (
+    *("find x: ", " * x = ", " (mod ", ")"),
+    *("\ntry ", ": ", " is ", ", off ", " by ", ", not ", ", so x = "),
+    *("\n\\boxed{", "}"),
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """a * x = c (mod p) with 2 <= a < p and 1 <= c < p; p is prime, so exactly one x in [1, p) solves it."""
+
+    p: int
+    a: int
+    c: int
+
+    @property
+    def answer(self) -> int:
+        return self.c * pow(self.a, -1, self.p) % self.p
+
+    @property
+    def prompt(self) -> str:
+        return f"find x: {self.a} * x = {self.c} (mod {self.p})"
+
+    @property
+    def uid(self) -> str:
+        return f"p{self.p}-a{self.a}-c{self.c}"
+
+    def attempt(self, x: int) -> str:
+        """One try, written out: the product, its residue, how far that is from c, and the verdict.
+
+        The verdict repeats x: boxing it is then a copy from the token before, which small models learn reliably.
+        """
+        residue = self.a * x % self.p
+        verdict = ", so x = " if residue == self.c else ", not "
+        return f"\ntry {x}: {self.a * x} is {residue}, off {self.c} by {abs(residue - self.c)}{verdict}{x}"
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationStyle:
+    """How the demonstrations behave. They check correctly but are impatient: that is what RL can remove."""
+
+    give_up: float = 0.2  # probability of boxing a random number after a failed try
+    with_replacement: float = 0.4  # share of demonstrations that may try the same value twice
+    max_tries: int = 16  # 12 tokens each: a response stays below 200 tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """`train` and `held_out` are disjoint, and demonstrations never use a held-out problem."""
+
+    train: tuple[Problem, ...]
+    held_out: tuple[Problem, ...]
+    demonstrated: tuple[Problem, ...]  # everything that is not held out
+
+
+def problems(p: int) -> list[Problem]:
+    return [Problem(p, a, c) for a in range(2, p) for c in range(1, p)]
+
+
+def split(rng: random.Random, *, train: dict[int, int], held_out: dict[int, int]) -> Split:
+    """Draw `held_out[p]` and `train[p]` problems of every modulus p. Raises ValueError if there are too few."""
+    chosen_train: list[Problem] = []
+    chosen_held_out: list[Problem] = []
+    rest: list[Problem] = []
+    for p in PRIMES:
+        shuffled = problems(p)
+        rng.shuffle(shuffled)
+        first, last = held_out[p], held_out[p] + train[p]
+        if last > len(shuffled):
+            raise ValueError(f"modulus {p} has {len(shuffled)} problems, but {last} were asked for")
+        chosen_held_out += shuffled[:first]
+        chosen_train += shuffled[first:last]
+        rest += shuffled[last:]
+    return Split(tuple(chosen_train), tuple(chosen_held_out), tuple(sorted(chain(chosen_train, rest))))
+
+
+def demonstrate(problem: Problem, style: DemonstrationStyle, rng: random.Random) -> str:
+    """One response: tries until one fits (or patience or `max_tries` ends), then a boxed number."""
+    untried = list(range(1, problem.p))
+    rng.shuffle(untried)
+    repeats = rng.random() < style.with_replacement
+    lines: list[str] = []
+    for _ in range(style.max_tries):
+        x = rng.randrange(1, problem.p) if repeats else untried.pop()
+        lines.append(problem.attempt(x))
+        if x == problem.answer:
+            return "".join(lines) + f"\n\\boxed{{{x}}}"
+        if rng.random() < style.give_up:
+            break
+    return "".join(lines) + f"\n\\boxed{{{rng.randrange(1, problem.p)}}}"
+
+
+def vocabulary() -> list[str]:
+    """228 words in the order of their ids: special tokens, words, numbers 0 to 199, and reserved ones to fill up."""
+    words = [PAD, EOS, UNK, *WORDS, *(str(n) for n in range(LARGEST_NUMBER + 1))]
+    return words + [f"<reserved_{i}>" for i in range(VOCAB_SIZE - len(words))]
