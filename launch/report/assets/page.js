@@ -1,0 +1,74 @@
+"use strict";
+// Puts the embedded data into the charts of the page.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const PHASE_COLORS = {
+  rollout: "--teal", reward_wait: "--pink", learn: "--orange", publish: "--blue", sync: "--violet", eval: "--green",
+  checkpoint: "--slate", other: "--faint",
+};
+const css = (name) => `var(${name})`;
+const host = (id) => document.getElementById(id);
+const column = (name) => DATA.series[name] || DATA.steps.map(() => null);
+const one = (label, name, color, more = {}) => ({ name: label, color: css(color), x: DATA.steps, y: column(name), ...more });
+
+function smooth(values, weight) {
+  let state = null;
+  return values.map((v) => {
+    if (!finite(v)) return state;
+    state = state === null ? v : weight * v + (1 - weight) * state;
+    return state;
+  });
+}
+
+const reward = one("train, every step", "reward/mean", "--blue", { faint: true });
+lineChart(
+  host("chart-reward"),
+  [
+    reward,
+    { ...reward, name: "train, smoothed", faint: false, y: smooth(reward.y, 0.25) },
+    { name: "held-out", color: css("--orange"), x: DATA.evals.x, y: DATA.evals.y, dots: true },
+  ],
+  { height: 290 },
+);
+lineChart(
+  host("chart-lengths"),
+  [
+    one("median", "length/p50", "--teal"), one("mean", "length/mean", "--slate", { dash: "4 4" }),
+    one("90 %", "length/p90", "--blue"), one("99 %", "length/p99", "--violet"), one("longest", "length/max", "--red", { faint: true }),
+  ],
+  { zero: true },
+);
+if (DATA.lengths) {
+  const { edges, first, last } = DATA.lengths;
+  const sets = [{ name: `step ${first.step}`, color: css("--slate"), counts: first.counts }];
+  if (last.step !== first.step) sets.push({ name: `step ${last.step}`, color: css("--teal"), counts: last.counts });
+  histogram(host("chart-histogram"), edges, sets);
+} else htmlEl("div", "empty", host("chart-histogram"), "No data recorded");
+stackedBars(
+  host("chart-time"),
+  DATA.steps,
+  DATA.phases.map((p) => ({ name: p.name.replace("_", " "), color: css(PHASE_COLORS[p.name] || "--faint"), y: p.values })),
+  { unit: " s" },
+);
+lineChart(host("chart-speed"), [one("tokens/s", "tokens_per_s", "--teal")], { zero: true });
+gantt(host("chart-gantt"), DATA.timeline);
+lineChart(host("chart-gap"), [one("mean", "logprob_gap/mean", "--blue"), one("largest", "logprob_gap/max", "--red")], { log: true, height: 190 });
+lineChart(host("chart-loss"), [one("loss", "loss/mean", "--orange")], { height: 190 });
+lineChart(host("chart-grad"), [one("gradient norm", "grad_norm/mean", "--violet")], { zero: true, height: 190 });
+lineChart(host("chart-clip"), [one("clip fraction", "clip_fraction", "--pink")], { zero: true, height: 190 });
+lineChart(host("chart-entropy"), [one("entropy", "entropy", "--teal")], { zero: true, height: 190 });
+lineChart(host("chart-kl"), [one("KL", "kl", "--green"), ], { height: 190 });
+stackedBars(
+  host("chart-groups"),
+  DATA.steps,
+  [
+    { name: "used", color: css("--teal"), y: column("groups/used") },
+    { name: "dropped, all rewards equal", color: css("--faint"), y: column("groups/zero_variance") },
+  ],
+  { height: 190 },
+);
+lineChart(
+  host("chart-failures"),
+  [one("grading failed", "rollouts/failed", "--red"), one("re-issued after a lost worker", "rollouts/reissued", "--gold")],
+  { zero: true, height: 190 },
+);

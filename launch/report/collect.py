@@ -1,0 +1,101 @@
+"""The numbers behind the report's charts, from the files of a run folder. Reads files; knows nothing of HTML."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from launch.observe.journal import read
+from launch.observe.records import PHASES, SPAN_KINDS, Span
+from launch.observe.timeline import read_spans
+from launch.summary import eval_points, step_rows
+
+MAX_SPANS = 60_000  # more make the page slow; the shortest are left out, and the page says so
+BINS = 24
+
+
+def chart_data(run_dir: Path) -> dict[str, Any]:
+    """Everything the charts draw, ready for JSON: column-wise series, evaluations, phases, lengths, timeline."""
+    rows = read(run_dir / "metrics.jsonl")
+    steps = step_rows(rows)
+    evals = eval_points(rows)
+    names = sorted({name for row in steps for name in row if "/" in name or name in _PLAIN} - {"step", "at_s"})
+    return {
+        "steps": [int(row["step"]) for row in steps],
+        "series": {name: [_number(row.get(name)) for row in steps] for name in names},
+        "evals": {"x": [step for step, _ in evals], "y": [value for _, value in evals]},
+        "phases": _phases(steps),
+        "lengths": _lengths(read(run_dir / "lengths.jsonl")),
+        "timeline": _timeline(read_spans(run_dir / "timeline.jsonl")),
+    }
+
+
+_PLAIN = frozenset({"tokens_per_s", "clip_fraction", "entropy", "kl", "lr"})
+
+
+def _phases(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Seconds per phase and step; `other` is what is left of the step."""
+    columns = {name: [_number(row.get(f"seconds/{name}")) or 0.0 for row in steps] for name in PHASES}
+    known = [sum(values) for values in zip(*columns.values(), strict=True)]
+    whole = [_number(row.get("seconds/step")) or 0.0 for row in steps]
+    columns["other"] = [max(total - part, 0.0) for total, part in zip(whole, known, strict=True)]
+    return [{"name": name, "values": [round(v, 4) for v in values]} for name, values in columns.items()]
+
+
+def _lengths(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Histograms of the response lengths of the first and the last step, over the same bins."""
+    rows = sorted((row for row in rows if row.get("lengths")), key=lambda row: int(row["step"]))
+    if not rows:
+        return None
+    first, last = rows[0], rows[-1]
+    longest = max(*first["lengths"], *last["lengths"], 1)
+    width = max(-(-longest // BINS), 1)  # whole tokens, rounded up
+    edges = list(accumulate([width] * BINS, initial=0))
+
+    def count(row: Mapping[str, Any]) -> dict[str, Any]:
+        counts = [0] * BINS
+        for length in row["lengths"]:
+            counts[min(int(length) // width, BINS - 1)] += 1
+        return {"step": int(row["step"]), "counts": counts}
+
+    return {"edges": edges, "first": count(first), "last": count(last)}
+
+
+def _timeline(spans: Sequence[Span]) -> dict[str, Any]:
+    """Spans as [actor, kind, start ms, duration ms, step]; actors in natural order, kinds in the order of the legend."""
+    dropped = max(len(spans) - MAX_SPANS, 0)
+    shortest_s = sorted(span.end_s - span.start_s for span in spans)[dropped] if dropped else 0.0
+    kept = [span for span in spans if span.end_s - span.start_s >= shortest_s]
+    actors = sorted({span.actor for span in kept}, key=_natural)
+    seen = {span.kind for span in kept}
+    kinds = [kind for kind in SPAN_KINDS if kind in seen] + sorted(seen - set(SPAN_KINDS))
+    actor_index = {actor: i for i, actor in enumerate(actors)}
+    kind_index = {kind: i for i, kind in enumerate(kinds)}
+    origin_s = min((span.start_s for span in kept), default=0.0)
+    rows = [
+        [
+            actor_index[span.actor],
+            kind_index[span.kind],
+            round((span.start_s - origin_s) * 1000, 1),
+            round(max(span.end_s - span.start_s, 0.0) * 1000, 1),
+            span.step,
+        ]
+        for span in kept
+    ]
+    return {
+        "actors": actors,
+        "kinds": kinds,
+        "spans": rows,
+        "left_out": len(spans) - len(kept),
+        "left_out_below_ms": round(shortest_s * 1000, 2),
+    }
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """rollout-2 before rollout-10."""
+    head = name.rstrip("0123456789")
+    return head, int(name[len(head) :] or 0)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,214 @@
+"""One HTML file about a run: text and tables written here, charts drawn in the browser from embedded data.
+
+The file asks nothing of the network: style, scripts and data are inside. Everything that comes from the run is escaped.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from launch.errors import UsageError
+from launch.observe.journal import read, replace
+from launch.observe.live import duration
+from launch.observe.timeline import write_trace
+from launch.report.collect import chart_data
+from launch.summary import RunSummary, summarise
+
+ASSETS = Path(__file__).parent / "assets"
+MAX_EVENTS = 200
+MAX_SAMPLES = 24
+BAD_EVENTS = ("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died")
+NAV = (
+    ("reward", "Reward"),
+    ("lengths", "Response lengths"),
+    ("time", "Step time"),
+    ("gantt", "Workers"),
+    ("learning", "Learning"),
+    ("groups", "Groups"),
+    ("events", "Events"),
+    ("samples", "Responses"),
+    ("config", "Configuration"),
+)
+
+
+def write_report(run_dir: Path, output: Path | None = None) -> Path:
+    """Write the report (default run_dir/report.html) and run_dir/trace.json. The run may be incomplete or going on.
+
+    Raises UsageError if run_dir holds no run.
+    """
+    if not any((run_dir / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "config.yaml")):
+        raise UsageError(f"no run in {run_dir}", remedy="give the folder that contains metrics.jsonl")
+    path = run_dir / "report.html" if output is None else output
+    replace(path, render(run_dir))
+    write_trace(run_dir)
+    return path
+
+
+def render(run_dir: Path) -> str:
+    """The page as text."""
+    summary, data = summarise(run_dir), chart_data(run_dir)
+    events, samples = read(run_dir / "events.jsonl"), read(run_dir / "samples.jsonl")
+    config = run_dir / "config.yaml"
+    scripts = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("charts.js", "gantt.js", "page.js"))
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>Paceline: {escape(summary.name)}</title>",
+        f"<style>\n{(ASSETS / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>",
+        _header(summary, events),
+        _cards(summary),
+        _charts(data),
+        _section("events", "Events", _events(events), "Failures and recoveries are red."),
+        _section("samples", "Sample responses", _samples(samples), "Newest step first, from best to worst reward."),
+        _config(config.read_text(encoding="utf-8") if config.is_file() else ""),
+        "<footer>Paceline. Open trace.json, beside this file, in ui.perfetto.dev for the full timeline.</footer>",
+        f'</main>\n<script type="application/json" id="data">{_embed(data)}</script>',
+        f"<script>\n{scripts}</script>\n</body>\n</html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _embed(data: Mapping[str, Any]) -> str:
+    """JSON that cannot end its script element."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]]) -> str:
+    started = f"started {_clock(events[0].get('at_s'))}, " if events else ""
+    planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in NAV)
+    return (
+        f'<header id="summary"><h1>{escape(summary.name)}</h1>'
+        f'<span class="badge {summary.status}">{summary.status}</span></header>\n'
+        f'<p class="sub">{started}{summary.steps_done}{planned} RL steps</p>\n<nav>{links}</nav>'
+    )
+
+
+def _cards(summary: RunSummary) -> str:
+    speed = f"{summary.tokens_per_s:,.0f}" if summary.tokens_per_s is not None else "-"
+    gap = f"{summary.logprob_gap_mean:.1e}" if summary.logprob_gap_mean is not None else "-"
+    gap_max = f"largest token {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
+    per_step = f"{summary.wall_s / summary.steps_done:.2f} s a step" if summary.steps_done else ""
+    lost = f"{summary.rollouts_failed} gradings failed, {summary.rollouts_reissued} re-issued"
+    cards = (
+        _change_card("Held-out reward", summary.eval_first, summary.eval_last),
+        _change_card("Train reward", summary.reward_first, summary.reward_last),
+        _card("Time in RL steps", duration(summary.wall_s), per_step),
+        _card("Generated", f"{_big(summary.tokens)} tokens", f"{summary.groups_dropped} groups without signal"),
+        _card("Speed", f"{speed} tok/s", "median step"),
+        _card("Sampler to learner", gap, gap_max or "log-prob gap"),
+        _card("Mishaps", str(summary.rollouts_failed + summary.rollouts_reissued), lost),
+    )
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _card(label: str, value: str, more: str) -> str:
+    return f'<div class="card"><span class="label">{label}</span><b>{value}</b><span class="more">{more}</span></div>'
+
+
+def _change_card(label: str, first: float | None, last: float | None) -> str:
+    if first is None or last is None:
+        return _card(label, "-", "not recorded")
+    direction = "up" if last >= first else "down"
+    return _card(label, f"{last:.3f}", f'from {first:.3f} <span class="{direction}">{last - first:+.3f}</span>')
+
+
+def _charts(data: Mapping[str, Any]) -> str:
+    timeline = data["timeline"]
+    left_out = ""
+    if timeline["left_out"]:
+        below = timeline["left_out_below_ms"]
+        left_out = f" {timeline['left_out']:,} spans shorter than {below} ms are left out here; trace.json has them."
+    learning = "".join(
+        _sub(title, f"chart-{name}")
+        for name, title in (
+            ("gap", "Log-prob gap, sampler to learner (log scale)"),
+            ("loss", "Loss"),
+            ("grad", "Gradient norm before clipping"),
+            ("clip", "Share of tokens whose ratio was clipped"),
+            ("entropy", "Entropy, nats per token"),
+            ("kl", "KL against the reference"),
+        )
+    )
+    return "\n".join(
+        [
+            _section("reward", "Reward", '<div id="chart-reward"></div>', "Mean reward of the sampled responses by RL step; dots are evaluations on held-out prompts."),
+            _section("lengths", "Response lengths", _two(_sub("Quantiles by RL step, tokens", "chart-lengths"), _sub("Share of responses by length, %", "chart-histogram"))),
+            _section("time", "Where a step's time goes", _two(_sub("Seconds by phase", "chart-time"), _sub("Generated tokens per second", "chart-speed"))),
+            _section("gantt", "What every worker did", '<div id="chart-gantt"></div>', f"One row per worker; pale is idle. 'busy' is the share of the visible time that is not idle.{left_out}"),
+            _section("learning", "Learning", f'<div class="two">{learning}</div>'),
+            _section("groups", "Groups and mishaps", _two(_sub("Groups by RL step", "chart-groups"), _sub("Rollouts by RL step", "chart-failures"))),
+        ]
+    )  # fmt: skip
+
+
+def _section(name: str, title: str, body: str, note: str = "") -> str:
+    text = f'<p class="note">{note}</p>' if note else ""
+    return f'<section id="{name}"><h2>{title}</h2>{text}{body}</section>'
+
+
+def _sub(title: str, chart: str) -> str:
+    return f'<div><h3>{title}</h3><div id="{chart}"></div></div>'
+
+
+def _two(*parts: str) -> str:
+    return f'<div class="two">{"".join(parts)}</div>'
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> str:
+    if not events:
+        return '<div class="empty">No events recorded</div>'
+    shown = events[-MAX_EVENTS:]
+    rows = (
+        f'<tr><td class="keep">{_clock(event.get("at_s"))}</td><td class="num">{escape(str(event.get("step", "")))}</td>'
+        f'<td class="kind{" bad" if _bad(event) else ""}">{escape(str(event.get("kind", "")))}</td>'
+        f"<td>{escape(str(event.get('message', '')))}</td></tr>"
+        for event in shown
+    )
+    note = f'<p class="note">The last {MAX_EVENTS} of {len(events)}.</p>' if len(events) > len(shown) else ""
+    return note + _table(("Time (UTC)", "Step#", "Event", "Message"), rows)
+
+
+def _bad(event: Mapping[str, Any]) -> bool:
+    return any(word in str(event.get("kind", "")).lower() for word in BAD_EVENTS)
+
+
+def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
+    if not samples:
+        return '<div class="empty">No responses recorded</div>'
+    newest = sorted(samples, key=lambda s: (-int(s.get("step", 0)), -float(s.get("reward") or 0.0)))[:MAX_SAMPLES]
+    rows = (
+        f'<tr><td class="num">{escape(str(s.get("step", "")))}</td><td class="num">{float(s.get("reward") or 0.0):.2f}</td>'
+        f'<td class="num">{escape(str(s.get("tokens", "")))}</td><td class="keep">{escape(str(s.get("finish_reason", "")))}</td>'
+        f"<td><pre>{escape(str(s.get('prompt', '')))}</pre></td><td><pre>{escape(str(s.get('response', '')))}</pre></td>"
+        f"<td><pre>{escape(str(s.get('error') or s.get('answer') or ''))}</pre></td></tr>"
+        for s in newest
+    )
+    return _table(("Step#", "Reward#", "Tokens#", "End", "Prompt", "Response", "Answer"), rows)
+
+
+def _table(heads: Sequence[str], rows: Iterator[str]) -> str:
+    """Heads that end in # are above numbers."""
+    cells = "".join(f'<th class="num">{h[:-1]}</th>' if h.endswith("#") else f"<th>{h}</th>" for h in heads)
+    return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _config(text: str) -> str:
+    body = f'<pre class="config">{escape(text)}</pre>' if text else '<div class="empty">No config.yaml</div>'
+    return f'<section id="config"><details><summary>Configuration</summary>{body}</details></section>'
+
+
+def _big(value: int) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{value:,}"
+
+
+def _clock(at_s: object) -> str:
+    if not isinstance(at_s, int | float):
+        return ""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,160 @@
+"""The result of a run in a few numbers, computed from its files: for the terminal, summary.json and the report."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from launch.observe.journal import read, replace
+from launch.observe.live import duration
+from launch.observe.records import PHASES
+
+REWARD_WINDOW = 5  # RL steps averaged at either end: one step's reward is noise
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """Rewards are means over responses; `None` where nothing was recorded."""
+
+    name: str
+    status: str  # "finished", "interrupted", "failed", or "incomplete" (running, or killed)
+    steps_done: int
+    steps_planned: int | None
+    eval_first: float | None
+    eval_last: float | None
+    reward_first: float | None  # mean of the first REWARD_WINDOW steps
+    reward_last: float | None  # mean of the last REWARD_WINDOW steps
+    tokens: int  # generated in RL steps
+    wall_s: float  # sum of the RL steps
+    tokens_per_s: float | None  # median over RL steps
+    logprob_gap_mean: float | None  # largest over RL steps
+    logprob_gap_max: float | None
+    groups_dropped: int
+    rollouts_failed: int
+    rollouts_reissued: int
+    seconds: Mapping[str, float]  # per phase, whole run; "other" is what no phase accounts for
+    model: str | None  # exported model, if there is one
+
+
+def summarise(run_dir: Path) -> RunSummary:
+    """Read a run folder, complete or not."""
+    rows = read(run_dir / "metrics.jsonl")
+    steps = step_rows(rows)
+    evals = eval_points(rows)
+    options = run_options(run_dir)
+    seconds = {name: math.fsum(numbers(steps, f"seconds/{name}")) for name in PHASES}
+    wall_s = math.fsum(numbers(steps, "seconds/step"))
+    seconds["other"] = max(wall_s - math.fsum(seconds.values()), 0.0)
+    planned = options.get("steps")
+    rewards = numbers(steps, "reward/mean")
+    speeds = sorted(numbers(steps, "tokens_per_s"))
+    return RunSummary(
+        name=str(options.get("name", run_dir.resolve().name)),
+        status=_status(read(run_dir / "events.jsonl"), len(steps), planned),
+        steps_done=int(steps[-1]["step"]) if steps else 0,
+        steps_planned=planned if isinstance(planned, int) else None,
+        eval_first=evals[0][1] if evals else None,
+        eval_last=evals[-1][1] if evals else None,
+        reward_first=_mean(rewards[:REWARD_WINDOW]),
+        reward_last=_mean(rewards[-REWARD_WINDOW:]),
+        tokens=round(math.fsum(numbers(steps, "tokens/generated"))),
+        wall_s=wall_s,
+        tokens_per_s=speeds[len(speeds) // 2] if speeds else None,
+        logprob_gap_mean=max(numbers(steps, "logprob_gap/mean"), default=None),
+        logprob_gap_max=max(numbers(steps, "logprob_gap/max"), default=None),
+        groups_dropped=round(math.fsum(numbers(steps, "groups/zero_variance"))),
+        rollouts_failed=round(math.fsum(numbers(steps, "rollouts/failed"))),
+        rollouts_reissued=round(math.fsum(numbers(steps, "rollouts/reissued"))),
+        seconds=seconds,
+        model=str(run_dir / "model") if (run_dir / "model" / "config.json").is_file() else None,
+    )
+
+
+def write_summary(run_dir: Path) -> RunSummary:
+    """Compute the summary and write it as run_dir/summary.json."""
+    summary = summarise(run_dir)
+    replace(run_dir / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
+    return summary
+
+
+def print_summary(summary: RunSummary, console: Console) -> None:
+    """The summary as a table of a terminal's width."""
+    table = Table(title=f"Paceline  {summary.name}: {summary.status}", title_justify="left", show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
+    table.add_row("RL steps", f"{summary.steps_done}{planned} in {duration(summary.wall_s)}")
+    table.add_row("held-out reward", change(summary.eval_first, summary.eval_last))
+    table.add_row("train reward", change(summary.reward_first, summary.reward_last))
+    speed = f", {summary.tokens_per_s:,.0f} tokens/s" if summary.tokens_per_s is not None else ""
+    table.add_row("generated", f"{summary.tokens:,} tokens{speed}")
+    spent = sorted(((s, name) for name, s in summary.seconds.items() if s > 0), reverse=True)
+    shares = ", ".join(f"{name} {100 * s / summary.wall_s:.0f} %" for s, name in spent[:5] if summary.wall_s > 0)
+    table.add_row("time", shares or "-")
+    if summary.logprob_gap_mean is not None:
+        largest = f", largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
+        table.add_row("log-prob gap", f"mean {summary.logprob_gap_mean:.1e}{largest}")
+    if summary.rollouts_failed or summary.rollouts_reissued:
+        lost = f"{summary.rollouts_failed} gradings failed, {summary.rollouts_reissued} rollouts re-issued"
+        table.add_row("mishaps", lost, style="yellow")
+    if summary.model is not None:
+        table.add_row("model", summary.model)
+    console.print(table)
+
+
+def change(first: float | None, last: float | None) -> str:
+    """`0.212 -> 0.534 (+0.322)`."""
+    if first is None or last is None:
+        return "-"
+    return f"{first:.3f} -> {last:.3f} ({last - first:+.3f})"
+
+
+def step_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows of complete RL steps in order of their step; of rows with equal steps the last counts."""
+    by_step = {int(row["step"]): row for row in rows if row.get("kind") == "step" and "step" in row}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def eval_points(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """(RL steps done, held-out reward) in order."""
+    points = {int(row["step"]): float(row["eval/reward"]) for row in rows if _is_number(row.get("eval/reward"))}
+    return sorted(points.items())
+
+
+def numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """The finite values of one metric, rows without it left out."""
+    return [float(row[name]) for row in rows if _is_number(row.get(name))]
+
+
+def run_options(run_dir: Path) -> dict[str, Any]:
+    """The section `run` of the run's config.yaml; {} if there is none."""
+    path = run_dir / "config.yaml"
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except yaml.YAMLError:
+        values = None
+    section = values.get("run") if isinstance(values, dict) else None
+    return section if isinstance(section, dict) else {}
+
+
+def _status(events: Sequence[Mapping[str, Any]], done: int, planned: object) -> str:
+    for event in reversed(events):
+        if event.get("kind") in ("finished", "interrupted", "failed"):
+            return str(event["kind"])
+        if event.get("kind") in ("started", "resumed"):
+            break
+    return "finished" if done > 0 and done == planned else "incomplete"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

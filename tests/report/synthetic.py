@@ -1,0 +1,96 @@
+"""A realistic run folder, written through the Observer: rising reward, long-tailed lengths, one lost worker."""
+
+from pathlib import Path
+
+import numpy as np
+
+from launch.config.tree import Config
+from launch.observe import Observer, Sample, Span, StepRecord
+
+START_S = 1_800_000_000.0
+
+
+def config(run_dir: Path, *, steps: int, name: str = "synthetic") -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": name, "dir": str(run_dir.parent), "steps": steps},
+            "model": {"path": "model"},
+            "data": {"train": "train.jsonl", "eval": "eval.jsonl"},
+            "observe": {"live": False},
+        }
+    )
+
+
+def write_run(run_dir: Path, *, steps: int = 60, planned: int = 60, workers: int = 2, seed: int = 0) -> Path:
+    """Write `steps` of `planned` RL steps with `workers` rollout workers; returns run_dir."""
+    rng = np.random.default_rng(seed)
+    clock = [START_S]
+    with Observer(run_dir, config(run_dir, steps=planned), clock=lambda: clock[0]) as observer:
+        observer.evaluation(0, {"eval/reward": 0.21}, seconds=1.1)
+        for step in range(1, steps + 1):
+            clock[0] += _step(observer, rng, step, clock[0], workers, planned)
+            if step % 10 == 0:
+                observer.evaluation(step, {"eval/reward": _skill(step, planned) + 0.01 * float(rng.normal())}, 1.2)
+                observer.event("checkpoint", f"checkpoints/step_{step:06}")
+            if step == steps // 2:
+                observer.event("worker_lost", "rollout-1: engine process killed by SIGKILL; 7 requests re-issued")
+                observer.event("worker_restarted", "rollout-1: engine up again after 2.1 s")
+        if steps == planned:
+            observer.event("finished", f"{steps} RL steps")
+    return run_dir
+
+
+def _skill(step: int, planned: int) -> float:
+    return 0.2 + 0.45 / (1 + np.exp(-8 * (step / planned - 0.4)))
+
+
+def _step(observer: Observer, rng: np.random.Generator, step: int, now: float, workers: int, planned: int) -> float:
+    lengths = np.clip(rng.lognormal(3.6 + 0.5 * step / planned, 0.75, size=128), 4, 200).astype(int)
+    mean = float(np.clip(_skill(step, planned) + rng.normal(0, 0.035), 0, 1))
+    rollout = _decode(observer, rng, step, now, workers)
+    at = now + rollout
+    seconds = {"rollout": rollout, "reward_wait": 0.03 + 0.02 * rng.random()}
+    at += seconds["reward_wait"]
+    observer.span(Span("reward-0", "grade", now + 0.3 * rollout, at, step))
+    for kind, length in (("logprobs", 0.16), ("train", 0.55 + 0.05 * rng.random()), ("publish", 0.05)):
+        observer.span(Span("learner-0", kind, at, at + length, step))
+        at += length
+    seconds |= {"learn": 0.75, "publish": 0.05, "sync": 0.06}
+    for worker in range(workers):
+        observer.span(Span(f"rollout-{worker}", "load_weights", at, at + 0.06, step))
+    at += 0.06
+    if step % 10 == 0:
+        seconds["checkpoint"] = 0.2
+        observer.span(Span("learner-0", "checkpoint", at, at + 0.2, step))
+        at += 0.2
+    seconds["step"] = at - now + 0.02
+    zero = int(rng.integers(1, 6))
+    metrics = {
+        "reward/mean": mean, "reward/std": float(np.sqrt(mean * (1 - mean))), "tokens/generated": float(lengths.sum()),
+        "tokens_per_s": float(lengths.sum()) / seconds["step"], "groups/zero_variance": zero, "groups/used": 16 - zero,
+        "rollouts/failed": 0.0, "rollouts/reissued": 7.0 if step == planned // 2 else 0.0,
+        "logprob_gap/mean": 3e-7 * float(rng.lognormal(0, 0.2)), "logprob_gap/max": 6e-6 * float(rng.lognormal(0, 0.4)),
+        "loss/mean": float(rng.normal(0.0, 0.02)), "grad_norm/mean": float(rng.lognormal(-0.7, 0.25)),
+        "clip_fraction": float(0.01 * rng.random()), "entropy": 1.1 - 0.5 * step / planned, "kl": 0.0, "lr": 1e-3,
+    }  # fmt: skip
+    observer.step(StepRecord(step, metrics, seconds, lengths=lengths.tolist()))
+    observer.samples(step, [_sample(rng, i, int(n)) for i, n in enumerate(lengths[:12])])
+    return at - now + 0.02
+
+
+def _decode(observer: Observer, rng: np.random.Generator, step: int, now: float, workers: int) -> float:
+    ends = now + 1.0 + rng.gamma(2.0, 0.4, size=workers)
+    for worker, end in enumerate(ends):
+        name = f"rollout-{worker}"
+        for start in np.arange(now, end, 0.2):
+            observer.span(Span(name, "decode", float(start), float(min(start + 0.2, end)), step))
+        observer.span(Span(name, "idle", float(end), float(ends.max()) + 0.8, step))
+    return float(ends.max() - now)
+
+
+def _sample(rng: np.random.Generator, index: int, tokens: int) -> Sample:
+    a, b = (int(v) for v in rng.integers(2, 60, size=2))
+    right = index % 3 != 0
+    answer = a * b if right else a * b + 1
+    response = f"We need {a} x {b}.\n{a} x {b} = {answer}\n<answer>{answer}</answer>"
+    return Sample(f"What is {a} times {b}?", response, float(right), tokens, "stop", str(a * b), {"math": float(right)})
