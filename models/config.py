@@ -22,13 +22,16 @@ class ConfigError(ValueError):
 
 
 class UnsupportedModelError(ConfigError):
-    """The model is valid but not one that the native transformer computes; the message says what to use instead."""
+    """The model is valid but not one that this implementation computes; the message says what to use instead."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what} is not supported by the native transformer (Llama, Qwen2 and Qwen3 with full attention): "
-            "set rollout.engine.backend=vllm for the engine; the learner can use model.implementation=transformers"
-        )
+    def __init__(
+        self,
+        what: str,
+        limits: str = "the native transformer (Llama, Qwen2 and Qwen3 with full attention)",
+        remedy: str = "set rollout.engine.backend=vllm for the engine and model.implementation=transformers (or auto) "
+        "for the learner",
+    ) -> None:
+        super().__init__(f"{what} is not supported by {limits}: {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

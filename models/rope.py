@@ -1,4 +1,4 @@
-"""Rotary position embedding tables. Owns the frequencies (plain and Llama-3 scaled); ops.split_qkv does the rotation."""
+"""Rotary position embedding tables. Owns the frequencies (plain, Llama-3 scaled); ops.split_qkv does the rotation."""
 
 import math
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ For the learner: `fully_shard` each of `model.blocks`, then the model itself, th
 `torch.distributed.fsdp.register_fsdp_forward_method(model, "logits")`, because `logits` uses parameters of the root.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from models import ops
 from models.config import ModelConfig
+from models.layout import Slice, hf_layout
 from models.rope import RopeTable, Rotation
 
 
@@ -186,8 +187,21 @@ class Transformer(nn.Module):
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return ops.linear(hidden, head.weight, None, invariant=self.batch_invariant)
 
+    @property
+    def tied(self) -> bool:
+        """The head is the embedding."""
+        return self.lm_head is None
+
+    def layout(self) -> list[Slice]:
+        """Where each Hugging Face tensor is."""
+        return hf_layout(self.config)
+
+    def hf_config(self) -> dict[str, Any]:
+        """config.json"""
+        return self.config.to_hf()
+
     def set_activation_checkpointing(self, enabled: bool) -> None:
-        """Keep only each block's input for the backward pass and compute the rest again: same gradients, less memory."""
+        """Keep only each block's input for the backward pass, compute the rest again: same gradients, less memory."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.recompute = enabled

@@ -1,0 +1,186 @@
+"""A Hugging Face model directory on disk: config.json, safetensors (one file or sharded), tokenizer files.
+
+Owns reading lazily and replacing atomically; knows no network and no parameter names.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.config import ConfigError
+
+MAX_SHARD_BYTES = 5 * 2**30
+_INDEX = "model.safetensors.index.json"
+_SIDE_FILES = (  # Copied beside the weights when the source directory has them.
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+
+
+class WeightsMismatchError(ValueError):
+    """The tensors of a checkpoint are not those of the model; the message names the first that differ."""
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """config.json of a model directory (or the file itself); ConfigError if there is none or it is not JSON."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist: model.path must be a Hugging Face model directory") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} does not hold a JSON object")
+    return config
+
+
+class SafetensorsDirectory(Mapping[str, Tensor]):
+    """The tensors of a model directory, one file or sharded, read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._files: dict[str, Any] = {}
+        index = path / _INDEX
+        if index.is_file():
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        else:
+            names = [file.name for file in [path / "model.safetensors"] if file.is_file()]
+        if not names:
+            raise WeightsMismatchError(f"{path} has neither model.safetensors nor {_INDEX}")
+        for name in names:
+            try:
+                file: Any = safe_open(path / name, framework="pt", device="cpu")
+            except Exception as error:  # safetensors raises its own and OS errors alike
+                raise WeightsMismatchError(f"{path / name} cannot be read as safetensors: {error}") from error
+            keys: list[str] = file.keys()
+            self._files |= dict.fromkeys(keys, file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def shape_of(self, name: str) -> list[int]:
+        """Without reading the tensor."""
+        shape: list[int] = self._files[name].get_slice(name).get_shape()
+        return shape
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __enter__(self) -> "SafetensorsDirectory":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._files.clear()
+
+
+def write_checkpoint(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    out_dir: str | os.PathLike[str],
+    *,
+    tokenizer_dir: str | os.PathLike[str] | None = None,
+    source_dir: str | os.PathLike[str] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write config.json, safetensors and the tokenizer's files, atomically: out_dir is the old or the new model.
+
+    `tokenizer_dir` and `source_dir` (the model this one came from: generation_config.json) are copied from if given.
+    An existing out_dir is replaced if it holds a model; anything else raises FileExistsError. On an error, a full disk
+    included, the old directory is intact and nothing is left beside it.
+    """
+    out = Path(out_dir)
+    if out.exists() and not (out / "config.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out} exists and is not a model directory: not overwritten")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        for source in (source_dir, tokenizer_dir):
+            _copy_side_files(source, temporary)
+        _write_weights(tensors, temporary, max_shard_bytes)
+        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+        _write_json(temporary / "config.json", dict(config) | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}))
+        for file in temporary.iterdir():
+            _sync(file)
+        temporary.chmod(0o755)
+        _replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _copy_side_files(source: str | os.PathLike[str] | None, target: Path) -> None:
+    for name in _SIDE_FILES if source is not None else ():
+        if source is not None and (Path(source) / name).is_file():
+            shutil.copyfile(Path(source) / name, target / name)
+
+
+def _write_weights(tensors: Mapping[str, Tensor], directory: Path, max_shard_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        tensor_bytes = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + tensor_bytes > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor_bytes
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        # clone: safetensors refuses views that share a storage, which the slices of fused parameters do.
+        contiguous = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in shard.items()}
+        save_file(contiguous, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    if len(shards) > 1:
+        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        _write_json(directory / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(new: Path, out: Path) -> None:
+    """rename(2) cannot replace a directory that is not empty: move the old one aside, and back if the swap fails."""
+    if not out.exists():
+        new.rename(out)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
+    out.rename(aside / "model")
+    try:
+        new.rename(out)
+    except BaseException:
+        (aside / "model").rename(out)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

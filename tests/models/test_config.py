@@ -1,0 +1,118 @@
+"""config.json: both spellings, round trips, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from models.checkpoint import read_config
+from models.config import ConfigError, Llama3RopeScaling, ModelConfig, UnsupportedModelError
+from tests.models.families import CONFIGS
+
+MINIMAL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_round_trip_through_transformers(name: str, tmp_path: Path) -> None:
+    config = ModelConfig.from_hf(CONFIGS[name].to_dict())
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    assert type(theirs) is type(CONFIGS[name])
+    assert ModelConfig.from_hf(theirs.to_dict()) == config
+    assert theirs.eos_token_id == 1  # a key that means nothing to us survives
+
+
+def test_spelling_of_transformers_4() -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    old = MINIMAL | {"rope_theta": 500_000.0, "rope_scaling": scaling, "torch_dtype": "bfloat16"}
+    new = MINIMAL | {"rope_parameters": scaling | {"rope_theta": 500_000.0}, "dtype": "bfloat16"}
+    config = ModelConfig.from_hf(old)
+    assert config == ModelConfig.from_hf(new)
+    assert config.rope_theta == 500_000.0
+    assert config.rope_scaling == Llama3RopeScaling(32.0, 1.0, 4.0, 8192)
+
+
+def test_defaults_of_minimal_configs() -> None:
+    config = ModelConfig.from_hf(MINIMAL)
+    assert (config.num_kv_heads, config.head_dim, config.qkv_bias, config.qk_norm) == (2, 4, False, False)
+    qwen2 = ModelConfig.from_hf(MINIMAL | {"architectures": ["Qwen2ForCausalLM"]})
+    assert (qwen2.qkv_bias, qwen2.output_bias) == (True, False)
+    assert ModelConfig.from_hf(MINIMAL | {"architectures": ["Qwen3ForCausalLM"]}).head_dim == 128
+    by_type = {key: value for key, value in MINIMAL.items() if key != "architectures"} | {"model_type": "qwen3"}
+    assert ModelConfig.from_hf(by_type).family == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": None, "model_type": "gemma2"}, "gemma2"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, "'linear'"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
+        ({"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}, "sliding"),
+    ],
+)
+def test_unsupported_models_say_so_and_what_to_do(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"rollout\.engine\.backend=vllm") as caught:
+        ModelConfig.from_hf(MINIMAL | change)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"use_sliding_window": False, "sliding_window": 4096},
+        {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1},
+        {"layer_types": ["full_attention"], "use_sliding_window": True, "sliding_window": 4096},
+    ],
+)
+def test_a_window_that_no_layer_uses_is_accepted(harmless: dict[str, Any]) -> None:
+    assert ModelConfig.from_hf(MINIMAL | harmless) == ModelConfig.from_hf(MINIMAL)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"vocab_size": None}, "vocab_size"),
+        ({"hidden_size": "8"}, "hidden_size"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"hidden_size": 9}, "hidden_size=9"),
+        ({"head_dim": 5}, "head_dim"),
+        ({"num_hidden_layers": 0}, "num_layers"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+    ],
+)
+def test_impossible_values_name_the_key(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ModelConfig.from_hf(MINIMAL | change)
+
+
+def test_missing_and_malformed_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json does not exist"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="JSON object"):
+        read_config(tmp_path)
