@@ -1,0 +1,66 @@
+"""Block KV cache and the attention context over it: the engine's side of `models.transformer.AttentionContext`.
+
+Owns the cache tensors. One context serves prompt chunks, decoding rows and drafted rows alike: each request's rows are
+the last rows of its context.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models import ops
+from models.config import ModelConfig
+
+
+class KVCache:
+    """Keys and values per layer, [slots, Hkv, D], slots = blocks * block_tokens, in the model's dtype."""
+
+    def __init__(self, config: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtype, device: str) -> None:
+        self.block_tokens = block_tokens
+        shape = (config.num_layers, blocks * block_tokens, config.num_kv_heads, config.head_dim)
+        # Zeros, not empty: the pages of a CPU cache are then backed only once they are written.
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = list(self._keys.unbind(0)), list(self._values.unbind(0))
+
+    @property
+    def size_bytes(self) -> int:
+        return 2 * self._keys.numel() * self._keys.element_size()
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Copy whole blocks, every layer; int64 [N] each. All sources are read before any target is written."""
+        for cache in (self._keys, self._values):
+            blocks = cache.view(cache.shape[0], -1, self.block_tokens, *cache.shape[2:])
+            blocks[:, target] = blocks[:, source]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedContext:
+    """The T rows of one engine step, packed by request."""
+
+    cache: KVCache
+    positions: Tensor  # int64 [T]
+    kv_slots: Tensor  # int64 [T], where each row's K/V go
+    block_tables: Tensor  # int32 [R, M]
+    query_offsets: Tensor  # int32 [R + 1]
+    context_lens: Tensor  # int32 [R], this step's rows included
+    max_query: int
+    max_context: int
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]; k and v enter the cache first."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        ops.write_kv(k, v, keys, values, self.kv_slots)
+        return ops.paged_attention(
+            q,
+            keys,
+            values,
+            self.block_tables,
+            self.query_offsets,
+            self.context_lens,
+            self.cache.block_tokens,
+            q.shape[-1] ** -0.5,
+            max_query=self.max_query,
+            max_context=self.max_context,
+        )

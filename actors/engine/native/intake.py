@@ -1,0 +1,71 @@
+"""What the engine takes in: which requests can never run, and which have ended before they start. Pure functions."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.engine.types import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a request in this engine."""
+
+    vocab_size: int
+    model_tokens: int  # prompt and response
+    kv_blocks: int
+    block_tokens: int
+
+    def sequence_limit(self, request: Request) -> int:
+        """Sequence length at which the request ends."""
+        return min(len(request.prompt_tokens) + request.sampling.max_new_tokens, self.model_tokens)
+
+
+def reason_to_reject(request: Request, limits: Limits) -> str | None:
+    """Why the request can never run here, and the remedy; None if it can."""
+    prompt, sampling = request.prompt_tokens, request.sampling
+    if prompt.ndim != 1 or len(prompt) == 0:
+        return "the prompt is empty: every request needs at least one prompt token"
+    if int(prompt.min()) < 0 or int(prompt.max()) >= limits.vocab_size:
+        return (
+            f"prompt token {int(prompt.max())} is outside the model's vocabulary of {limits.vocab_size}: "
+            "the tokenizer does not belong to this model (model.tokenizer)"
+        )
+    if sampling.max_new_tokens < 1:
+        return f"max_new_tokens is {sampling.max_new_tokens}: it must be at least 1"
+    if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
+        return f"impossible sampling parameters: {sampling}"
+    if len(prompt) >= limits.model_tokens:
+        return (
+            f"the prompt has {len(prompt)} tokens and leaves no room for a response within {limits.model_tokens}: "
+            "raise rollout.engine.max_model_tokens (at most the model's own limit) or leave long prompts out "
+            "(data.max_prompt_tokens)"
+        )
+    # The K/V of the last token are never needed.
+    most = limits.sequence_limit(request) - 1
+    capacity = limits.kv_blocks * limits.block_tokens
+    if most > capacity:
+        return (
+            f"prompt and response may need {most} tokens of KV cache, the engine has {capacity}: raise "
+            f"rollout.engine.kv_tokens to at least {most + limits.block_tokens} or lower "
+            "rollout.sampling.max_new_tokens"
+        )
+    prefix = request.prefix
+    if prefix is not None:
+        if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.logprobs_t1):
+            return "the prefix has different numbers of tokens and log-probs"
+        if len(prefix.tokens) and not 0 <= int(prefix.tokens.min()) <= int(prefix.tokens.max()) < limits.vocab_size:
+            return f"the prefix has tokens outside the model's vocabulary of {limits.vocab_size}"
+    return None
+
+
+def ended_by_prefix(request: Request, limits: Limits) -> FinishReason | None:
+    """How a re-issued request had ended already, if its prefix is complete."""
+    prefix = request.prefix
+    if prefix is None or not len(prefix.tokens):
+        return None
+    if np.isin(prefix.tokens[-1], request.sampling.stop_token_ids):
+        return FinishReason.STOP
+    if len(request.prompt_tokens) + len(prefix.tokens) >= limits.sequence_limit(request):
+        return FinishReason.LENGTH
+    return None

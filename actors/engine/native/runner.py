@@ -1,0 +1,168 @@
+"""One packed forward of the running batch, and the draws it yields. Owns the model, the KV cache and step buffers.
+
+Prompt chunks, decoding and verification of drafts are the same thing here: every request brings 1..k rows that follow
+what is in the cache, and draws happen at the rows from its last known token on. Nothing waits for the device except
+the one copy of the draws at the end. It never decides what runs (scheduler) nor what a draw means (engine).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.engine.native import sampler
+from actors.engine.native.buffers import StepBuffers
+from actors.engine.native.context import CachedContext, KVCache
+from actors.engine.native.scheduler import StepPlan
+from actors.engine.native.slots import SlotTable
+from models import ops
+from models.transformer import Transformer
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The target's draws, by sampling request (in the plan's order) and drafted position; padded where fewer."""
+
+    tokens: Int64Array  # [R, K+1]
+    logprobs: NDArray[np.float32]  # [R, K+1], of the sampling distribution
+    logprobs_t1: NDArray[np.float32]  # [R, K+1], at temperature 1 without truncation
+
+
+class ModelRunner:
+    """Runs `model` over the slots of `table`. `max_rows`: the most rows of one step."""
+
+    def __init__(self, model: Transformer, table: SlotTable, blocks: int, block_tokens: int, max_rows: int) -> None:
+        parameter = next(model.parameters())
+        self.device, self._dtype = parameter.device, parameter.dtype
+        self.model, self._table = model, table
+        self._blocks, self._block_tokens = blocks, block_tokens
+        slots, width = table.block_tables.shape
+        rows = ("tokens", "positions", "kv_slots", "sample_rows", "noise_keys", "noise_positions", "temperature")
+        capacity = dict.fromkeys((*rows, "top_k", "top_p"), max_rows)
+        capacity |= {"query_offsets": slots + 1, "context_lens": slots, "block_tables": slots * width}
+        self._buffers = StepBuffers(capacity, self.device)
+        self._no_cutoff = torch.full((max_rows,), -torch.inf, device=self.device)
+        self._arange = np.arange(max_rows + 1)
+        self._offsets = np.arange(max_rows + 1, dtype=np.int32)
+        self._cache: KVCache | None = None
+        self.wake()
+
+    def wake(self) -> None:
+        """(Re)allocate the KV cache."""
+        if self._cache is None:
+            config = self.model.config
+            self._cache = KVCache(config, self._blocks, self._block_tokens, self._dtype, str(self.device))
+
+    def sleep(self) -> None:
+        """Release the KV cache's memory; what it held is lost."""
+        self._cache = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def weights_changed(self) -> None:
+        """The model's parameters were written in place."""
+
+    def run(self, plan: StepPlan, draft_counts: Int64Array | None) -> Draws:
+        """Compute the plan's rows, and behind them draft_counts[i] drafted tokens, which the caller has put into the
+        token table behind the last known one."""
+        with torch.inference_mode():
+            return self._run(plan, draft_counts)
+
+    def _run(self, plan: StepPlan, draft_counts: Int64Array | None) -> Draws:
+        table, cache = self._table, self._cache
+        if cache is None:
+            raise RuntimeError("the engine sleeps: wake it before it steps")
+        if plan.copies:
+            copies = torch.tensor(plan.copies, device=self.device)
+            cache.copy_blocks(copies[:, 0], copies[:, 1])
+
+        slots = plan.slots
+        first = table.computed[slots]  # [R] position of each request's first row
+        rows = plan.rows if draft_counts is None else plan.rows + draft_counts
+        ends = rows.cumsum()
+        total = int(ends[-1])
+        if total == len(slots):  # One row each: plain decoding.
+            row_slots, positions, offsets = slots, first, self._offsets[: total + 1]
+        else:
+            owner = self._arange[: len(slots)].repeat(rows)  # [T] request of each row
+            row_slots = slots[owner]
+            positions = self._arange[:total] + (first - (ends - rows))[owner]
+            offsets = np.zeros(len(slots) + 1, np.int32)
+            offsets[1:] = ends
+        contexts = (first + rows).astype(np.int32)
+        max_context = int(contexts.max())
+        blocks = -(-max_context // self._block_tokens)
+        block_tables = table.block_tables[slots, :blocks]
+        in_block = positions % self._block_tokens
+        kv_slots = table.block_tables[row_slots, positions // self._block_tokens] * np.int64(self._block_tokens)
+        kv_slots += in_block
+        arrays: dict[str, NDArray[np.generic]] = {
+            "tokens": table.tokens[row_slots, positions].astype(np.int64),
+            "positions": positions,
+            "kv_slots": kv_slots,
+            "query_offsets": offsets,
+            "context_lens": contexts,
+            "block_tables": block_tables,
+        }
+        sampled = positions >= table.length[row_slots] - 1  # [T]
+        everything = bool(sampled.all())
+        sample_rows = slice(None) if everything else np.flatnonzero(sampled)
+        sample_slots = row_slots[sample_rows]
+        if not everything:
+            arrays["sample_rows"] = np.flatnonzero(sampled)
+        arrays["noise_keys"] = table.noise_key[sample_slots]
+        arrays["noise_positions"] = positions[sample_rows] + 1 - table.prompt_length[sample_slots]
+        arrays["temperature"] = table.temperature[sample_slots]
+        truncated = bool(((table.top_k[slots] > 0) | (table.top_p[slots] < 1)).any())
+        if truncated:
+            arrays["top_k"], arrays["top_p"] = table.top_k[sample_slots], table.top_p[sample_slots]
+        step = self._buffers.upload(arrays)
+
+        context = CachedContext(
+            cache,
+            step["positions"],
+            step["kv_slots"],
+            step["block_tables"],
+            step["query_offsets"],
+            step["context_lens"],
+            int(rows.max()),
+            max_context,
+        )
+        hidden = self.model(step["tokens"], context)
+        count = len(sample_slots)
+        if not count:
+            nothing = np.zeros((0, 1), np.float32)
+            return Draws(np.zeros((0, 1), np.int64), nothing, nothing)
+        if not everything:
+            hidden = hidden[step["sample_rows"]]
+        logits = self.model.logits(hidden)
+        least = self._no_cutoff[:count]
+        if truncated:
+            least = sampler.cutoff(logits, step["temperature"], step["top_k"], step["top_p"])
+        drawn = ops.sample(logits, least, step["temperature"], step["noise_keys"], step["noise_positions"])
+        tokens, logprobs, logprobs_t1 = self._to_host(*drawn)
+        if draft_counts is None:
+            return Draws(tokens[:, None], logprobs[:, None], logprobs_t1[:, None])
+        widths = draft_counts[plan.samples] + 1
+        filled = self._arange[: int(widths.max())] < widths[:, None]  # [R, K+1]
+        return Draws(*(_spread(array, filled) for array in (tokens, logprobs, logprobs_t1)))
+
+    def _to_host(
+        self, tokens: torch.Tensor, logprobs: torch.Tensor, logprobs_t1: torch.Tensor
+    ) -> tuple[Int64Array, NDArray[np.float32], NDArray[np.float32]]:
+        if self.device.type == "cpu":
+            return tokens.numpy(), logprobs.numpy(), logprobs_t1.numpy()
+        # One copy for the three: float64 holds every token id and float32 exactly.
+        packed = torch.stack((tokens.double(), logprobs.double(), logprobs_t1.double())).cpu().numpy()
+        return packed[0].astype(np.int64), packed[1].astype(np.float32), packed[2].astype(np.float32)
+
+
+def _spread(flat: NDArray[Any], filled: NDArray[np.bool_]) -> NDArray[Any]:
+    """Values of the True places of `filled`, row by row, in an array of its shape."""
+    spread = np.zeros(filled.shape, flat.dtype)
+    spread[filled] = flat
+    return spread

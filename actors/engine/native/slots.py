@@ -1,0 +1,75 @@
+"""Per-request state of the running batch as arrays over slots. Owns the arrays; never decides anything.
+
+A slot is one place in the running batch. Everything that every step needs for every request lives here, so that a step
+is a few array operations, and Python runs per request only when one is admitted, reports or finishes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.types import Prefix, Request
+
+
+class SlotTable:
+    """`slots` x state. Invariant of a used slot: 0 <= computed < length <= limit <= max_tokens."""
+
+    def __init__(self, slots: int, max_tokens: int, blocks_per_slot: int) -> None:
+        def zeros(dtype: type[np.generic]) -> NDArray[np.generic]:
+            return np.zeros(slots, dtype)
+
+        # Position p of the sequence: its token, and (responses only) the log-probs it was drawn with. Zero pages are
+        # not backed by memory until they are written, so a long `max_tokens` costs nothing here.
+        self.tokens = np.zeros((slots, max_tokens), np.int32)
+        self.logprobs = np.zeros((slots, max_tokens), np.float32)
+        self.logprobs_t1 = np.zeros((slots, max_tokens), np.float32)
+        self.block_tables = np.zeros((slots, blocks_per_slot), np.int32)
+        self.block_counts = zeros(np.int64)
+        self.length = zeros(np.int64)  # tokens known
+        self.computed = zeros(np.int64)  # tokens whose K/V are in the cache
+        self.limit = zeros(np.int64)  # length at which the request ends
+        self.prompt_length = zeros(np.int64)
+        self.reported = zeros(np.int64)  # length at the last Progress
+        self.request_id = zeros(np.int64)
+        self.prompt_id = zeros(np.int64)
+        self.noise_key = zeros(np.int64)
+        self.temperature = np.zeros(slots, np.float32)
+        self.top_k = zeros(np.int64)
+        self.top_p = np.ones(slots, np.float32)
+        self.stop = np.full((slots, 1), -1, np.int64)  # [slots, n_stop], padded with -1
+
+    def fill(self, slot: int, request: Request, prefix: Prefix | None, reported_tokens: int, limit: int) -> None:
+        """Load a request, `prefix` holding the response tokens that exist already, into a free slot."""
+        prompt = len(request.prompt_tokens)
+        length = prompt
+        self.tokens[slot, :prompt] = request.prompt_tokens
+        if prefix is not None:
+            length += len(prefix.tokens)
+            self.tokens[slot, prompt:length] = prefix.tokens
+            self.logprobs[slot, prompt:length] = prefix.logprobs
+            self.logprobs_t1[slot, prompt:length] = prefix.logprobs_t1
+        self.length[slot], self.computed[slot], self.limit[slot] = length, 0, limit
+        self.prompt_length[slot], self.reported[slot] = prompt, prompt + reported_tokens
+        self.request_id[slot], self.prompt_id[slot] = request.request_id, request.prompt_id
+        self.noise_key[slot] = np.uint64(request.noise_key & (2**64 - 1)).astype(np.int64)
+        sampling = request.sampling
+        self.temperature[slot], self.top_k[slot], self.top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
+        missing = len(sampling.stop_token_ids) - self.stop.shape[1]
+        if missing > 0:
+            self.stop = np.pad(self.stop, ((0, 0), (0, missing)), constant_values=-1)
+        self.stop[slot] = -1
+        self.stop[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+
+    def response(self, slot: int, start: int | None = None) -> Prefix:
+        """Copy of the response tokens and log-probs from sequence position `start` (default: all) on."""
+        part = slice(int(self.prompt_length[slot]) if start is None else start, int(self.length[slot]))
+        return Prefix(
+            self.tokens[slot, part].copy(), self.logprobs[slot, part].copy(), self.logprobs_t1[slot, part].copy()
+        )
+
+    def blocks(self, slot: int) -> list[int]:
+        return [int(block) for block in self.block_tables[slot, : self.block_counts[slot]]]
+
+    def append_blocks(self, slot: int, blocks: list[int]) -> None:
+        count = int(self.block_counts[slot])
+        self.block_tables[slot, count : count + len(blocks)] = blocks
+        self.block_counts[slot] = count + len(blocks)
