@@ -1,0 +1,267 @@
+"""The supervisor of one rollout engine: a Ray actor without a torch loop or a CUDA context.
+
+Owns one engine (a process of its own, made by an injected factory) and the way of its events to the driver. It never
+decides what is sampled where, keeps no requests (the driver does), and never restarts its engine unasked.
+
+A reader thread polls the engine and hands what comes to the actor's event loop; engine calls go through one other
+thread, in order. So the event loop is always free, and control calls are answered in milliseconds while the engine
+decodes. `stream()` yields events the moment they come; what it has yielded is owned by the driver, not by this actor.
+
+    factory = partial(spawn_engine, model_options, engine_options, seed=0, name="rollout-0")
+    worker = ray.remote(RolloutWorker).options(num_cpus=1).remote("rollout-0", factory)
+    status = ray.get(worker.restart_engine.remote())             # also the first start
+    events = worker.stream.remote()                              # ObjectRefGenerator of list[Event]; one per engine
+    loaded = ray.get(worker.update_weights.remote(manifest, ref))  # ref: uint8 array in the object store, zero-copy
+    worker.submit.remote(requests)
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from actors.engine.types import (
+    Capabilities,
+    EngineDiedError,
+    EngineFailed,
+    EngineWindow,
+    Event,
+    Request,
+    RolloutEngine,
+    WeightsLoaded,
+)
+from models.manifest import WeightsManifest
+
+EngineFactory = Callable[[], RolloutEngine]
+T = TypeVar("T")
+
+_POLL_S = 0.05
+_CLOSE_S = 10.0
+
+
+class NoEngineError(RuntimeError):
+    """A call that needs an engine reached a worker whose engine is not up."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a worker says about itself; everything as of the last event from its engine."""
+
+    name: str
+    engine: str  # "none" | "starting" | "running" | "failed"
+    running: int  # requests in the engine's batch
+    waiting: int  # requests in the engine's queue
+    weights_version: int | None  # None: what the engine loaded at start
+    weights_checksum: int | None
+    restarts: int  # engines started after the first
+    pid: int
+    node_ip: str
+    capabilities: Capabilities | None
+    reason: str = ""  # why the engine failed
+    torch_loaded: bool = False  # stays False: the supervisor has no torch
+
+
+class _Incarnation:
+    """One engine from start to end, with its reader thread. Events end with None."""
+
+    def __init__(self, engine: RolloutEngine, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self.engine = engine
+        self.events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.loading: dict[int, asyncio.Future[WeightsLoaded]] = {}  # by version
+        self.failure: EngineFailed | None = None
+        self.window: EngineWindow | None = None
+        self.streamed = False
+        self._loop = loop
+        self._closing = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        failure: EngineFailed | None = None
+        while failure is None and not self._closing.is_set():
+            try:
+                events: list[Event] = self.engine.poll(_POLL_S)
+            except EngineDiedError as error:
+                events = [EngineFailed(str(error))]
+            except Exception as error:
+                events = [EngineFailed(f"reading from the engine: {type(error).__name__}: {error}")]
+            failure = next((e for e in events if isinstance(e, EngineFailed)), None)
+            if events:
+                self._post(events)
+        self._post([None])
+
+    def _post(self, events: Sequence[Event | None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is going away
+            self._loop.call_soon_threadsafe(self._deliver, events)
+
+    def _deliver(self, events: Sequence[Event | None]) -> None:
+        for event in events:
+            if isinstance(event, WeightsLoaded):
+                waiter = self.loading.pop(event.version, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(event)
+                continue
+            if isinstance(event, EngineWindow):
+                self.window = event
+            elif isinstance(event, EngineFailed) and self.failure is None:
+                self.failure = event
+            if event is None or isinstance(event, EngineFailed):
+                self._fail_waiters()
+            self.events.put_nowait(event)
+
+    def _fail_waiters(self) -> None:
+        reason = self.failure.reason if self.failure else "the engine was closed"
+        for waiter in self.loading.values():
+            if not waiter.done():
+                waiter.set_exception(EngineDiedError(reason))
+        self.loading.clear()
+
+    def close(self) -> None:
+        """Blocking; the engine's own close has a deadline."""
+        self._closing.set()
+        self._reader.join(_CLOSE_S)
+        self.engine.close()
+
+
+class RolloutWorker:
+    """See the module docstring. An actor by `ray.remote(RolloutWorker)`; all methods run on one event loop."""
+
+    def __init__(self, name: str, factory: EngineFactory) -> None:
+        self._name = name
+        self._factory = factory
+        self._current: _Incarnation | None = None
+        self._engine_state = "none"
+        self._reason = ""
+        self._starts = 0
+        self._loaded: WeightsLoaded | None = None
+        self._changing = asyncio.Lock()
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-calls")
+
+    def __repr__(self) -> str:
+        return self._name
+
+    @ray.method
+    async def restart_engine(self) -> WorkerStatus:
+        """Start the engine, after closing the one before if there is one. Raises what the factory raises."""
+        async with self._changing:
+            await self._close_engine()
+            self._engine_state = "starting"
+            self._loaded = None
+            try:
+                # A thread of its own: the thread for calls may hang in a call to the engine that is being replaced.
+                engine = await asyncio.to_thread(self._factory)
+            except BaseException as error:
+                self._engine_state, self._reason = "failed", f"{type(error).__name__}: {error}"
+                raise
+            self._starts += 1
+            self._current = _Incarnation(engine, asyncio.get_running_loop(), self._name)
+            self._engine_state, self._reason = "running", ""
+        return self._status()
+
+    @ray.method
+    async def submit(self, requests: list[Request]) -> None:
+        """Give requests to the engine. Their outcome comes through `stream`."""
+        await self._call(self._engine().engine.submit, requests)
+
+    @ray.method
+    async def abort(self, request_ids: list[int]) -> None:
+        """Each running one ends with a Finished event, finish_reason ABORT; unknown ids are ignored."""
+        await self._call(self._engine().engine.abort, request_ids)
+
+    @ray.method
+    async def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
+        """Answers when the engine holds the new weights, with the checksum of what it read. The deadline is the
+        caller's.
+
+        Pass an ObjectRef as `buffer`: it arrives as a read-only view of the object store. Raises EngineDiedError.
+        """
+        incarnation = self._engine()
+        waiter: asyncio.Future[WeightsLoaded] = asyncio.get_running_loop().create_future()
+        incarnation.loading[manifest.version] = waiter
+        await self._call(incarnation.engine.update_weights, manifest, buffer)
+        if incarnation.failure is not None and not waiter.done():
+            waiter.set_exception(EngineDiedError(incarnation.failure.reason))
+        loaded = await waiter
+        if self._current is incarnation:
+            self._loaded = loaded
+        return loaded
+
+    @ray.method
+    async def sleep(self) -> None:
+        """Release the KV cache's memory. Raises ValueError while requests run."""
+        await self._call(self._engine().engine.sleep)
+
+    @ray.method
+    async def wake(self) -> None:
+        await self._call(self._engine().engine.wake)
+
+    @ray.method
+    async def status(self) -> WorkerStatus:
+        return self._status()
+
+    @ray.method
+    async def stream(self) -> AsyncGenerator[list[Event], None]:
+        """Events of the present engine until it ends, in order, as they come. Ends after an EngineFailed, or when the
+        engine is restarted or shut down. One reader per engine: raises RuntimeError on the second."""
+        incarnation = self._engine()
+        if incarnation.streamed:
+            raise RuntimeError(f"{self._name}: the events of this engine are already being read")
+        incarnation.streamed = True
+        open_ = True
+        while open_:
+            batch = [await incarnation.events.get()]
+            while not incarnation.events.empty():
+                batch.append(incarnation.events.get_nowait())
+            open_ = batch[-1] is not None
+            if events := [event for event in batch if event is not None]:
+                yield events
+
+    @ray.method
+    async def shutdown(self) -> None:
+        """Close the engine; the actor itself stays and answers."""
+        async with self._changing:
+            await self._close_engine()
+
+    def _engine(self) -> _Incarnation:
+        if self._current is None:
+            raise NoEngineError(f"{self._name} has no engine: {self._reason or self._engine_state}")
+        return self._current
+
+    async def _call(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
+
+    async def _close_engine(self) -> None:
+        incarnation, self._current = self._current, None
+        self._engine_state = "none"
+        if incarnation is not None:
+            self._calls.shutdown(wait=False, cancel_futures=True)
+            self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-calls")
+            await asyncio.to_thread(incarnation.close)
+
+    def _status(self) -> WorkerStatus:
+        incarnation = self._current
+        failure = incarnation.failure if incarnation else None
+        window = incarnation.window if incarnation else None
+        return WorkerStatus(
+            name=self._name,
+            engine="failed" if failure else self._engine_state,
+            running=window.running if window else 0,
+            waiting=window.waiting if window else 0,
+            weights_version=self._loaded.version if self._loaded else None,
+            weights_checksum=self._loaded.checksum if self._loaded else None,
+            restarts=max(self._starts - 1, 0),
+            pid=os.getpid(),
+            node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            capabilities=incarnation.engine.capabilities if incarnation else None,
+            reason=failure.reason if failure else self._reason,
+            torch_loaded="torch" in sys.modules,
+        )

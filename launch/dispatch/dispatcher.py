@@ -1,0 +1,394 @@
+"""The pump between the ledger (who owns what) and the seats (the workers): one thread, one `ray.wait`, no hidden state.
+
+Owns losses and restarts of workers, the weights they hold, and the clock of every wait. Never looks at tokens.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from actors.engine.options import RolloutOptions
+from actors.engine.types import (
+    EngineFailed,
+    EngineWindow,
+    Event,
+    Finished,
+    Progress,
+    Rejected,
+    Request,
+    Rollout,
+    WeightsLoaded,
+)
+from actors.rollout_worker import EngineFactory, RolloutWorker, WorkerStatus
+from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
+from launch.dispatch.ledger import FailedRequest, Ledger
+from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle
+from launch.dispatch.spans import SpanSink, WorkerSpans
+from models.manifest import WeightsManifest
+
+_TICK_S = 0.25  # deadlines are looked at this often when nothing arrives
+_ABORT_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchStats:
+    """One `run`. finished + len(failed) == requests, unless interrupted."""
+
+    requests: int
+    finished: int
+    failed: tuple[FailedRequest, ...]
+    reissued: int  # re-issues after lost workers
+    lost_workers: int
+    duplicates: int  # events ignored because their sender no longer held the request
+    tokens: int  # response tokens of the finished rollouts
+    preempted: int  # recomputed by engines that ran out of cache
+    seconds: float
+    interrupted: bool = False
+
+
+def spawner(
+    factory: Callable[[str], EngineFactory], options: Callable[[int], dict[str, Any]] = lambda index: {}
+) -> Callable[[int], WorkerHandle]:
+    """How the dispatcher makes worker `index`: `factory(name)` is its picklable engine factory, `options(index)` are
+    Ray actor options (resources, scheduling strategy)."""
+
+    def spawn(index: int) -> WorkerHandle:
+        name = f"rollout-{index}"
+        return ray.remote(RolloutWorker).options(**{"num_cpus": 0, **options(index)}).remote(name, factory(name))
+
+    return spawn
+
+
+class RolloutDispatcher:
+    """See the package docstring. Not thread-safe; every method waits with a deadline."""
+
+    def __init__(
+        self,
+        spawn: Callable[[int], WorkerHandle],
+        options: RolloutOptions,
+        *,
+        start_timeout_s: float = 600.0,
+        on_event: Callable[[str, str], None] = lambda kind, message: None,
+        on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
+        on_window: Callable[[str, EngineWindow], None] = lambda worker, window: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`on_event(kind, message)`: worker_lost, worker_restarted, worker_dead, request_rejected, request_failed."""
+        self._spawn = spawn
+        self._options = options
+        self._start_timeout_s = start_timeout_s
+        self._on_event = on_event
+        self._on_window = on_window
+        self._clock = clock
+        self._wall = wall
+        self._weights: Weights | None = None
+        self._ledger = Ledger([], max_retries=options.max_retries)
+        self._on_finished: Callable[[Rollout], None] = lambda rollout: None
+        self._seats: list[Seat] = []
+        self._spans = [WorkerSpans(f"rollout-{i}", on_span) for i in range(options.workers)]
+        self._started = self._aborting = False
+        self._lost = self._tokens = self._preempted = 0
+
+    def start(self) -> None:
+        """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again."""
+        for index in range(self._options.workers):
+            seat = Seat(index, f"rollout-{index}", self._spawn(index))
+            self._seats.append(seat)
+            self._enter(seat, SeatState.STARTING, self._start_timeout_s)
+            seat.start_engine()
+        while any(seat.state is SeatState.STARTING for seat in self._seats):
+            self._pump()
+        self._started = True
+
+    def set_weights(self, manifest: WeightsManifest, ref: "ray.ObjectRef[Any]") -> None:
+        """Send weights to all workers at once and check what each answers. `ref`: uint8 buffer in the object store.
+
+        Returns when every worker that is up holds them; one that fails or is too slow is lost, and gets them when it
+        is back. Raises StaleWeightsError, NoWorkersError.
+        """
+        self._weights = Weights(manifest, ref)
+        for seat in self._seats:
+            if seat.state in (SeatState.READY, SeatState.LOADING):
+                self._load(seat)
+        while True:
+            states = {seat.state for seat in self._seats}
+            if SeatState.LOADING not in states and SeatState.READY in states:
+                return
+            self._pump()
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        on_finished: Callable[[Rollout], None],
+        *,
+        tick: Callable[[], object] = lambda: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> DispatchStats:
+        """Sample all requests; `on_finished` is called once per rollout, in order of arrival, on this thread.
+
+        `tick` is called about every 0.25 s and after every batch of events. `should_stop` (a flag set by a signal
+        handler) aborts what runs and returns with `interrupted`. On any exception, KeyboardInterrupt included, what
+        runs is aborted before it propagates, so that the next `run` starts clean. Raises NoWorkersError,
+        StaleWeightsError, ValueError (two requests with one id), and what the callbacks raise.
+        """
+        begin_s = self._clock()
+        self._ledger = Ledger(requests, max_retries=self._options.max_retries)
+        self._on_finished = on_finished
+        self._lost = self._tokens = self._preempted = 0
+        for spans in self._spans:
+            spans.begin(self._wall())
+        interrupted = False
+        try:
+            while not self._ledger.done and not (interrupted := should_stop()):
+                self._assign()
+                self._pump()
+                tick()
+        except BaseException:
+            self.abort_all()
+            raise
+        else:
+            if interrupted:
+                self.abort_all()
+        finally:
+            for spans in self._spans:
+                spans.end(self._wall())
+            self._on_finished = lambda rollout: None
+        ledger = self._ledger
+        return DispatchStats(
+            requests=ledger.total,
+            finished=ledger.finished,
+            failed=tuple(ledger.failed),
+            reissued=ledger.reissued,
+            lost_workers=self._lost,
+            duplicates=ledger.duplicates,
+            tokens=self._tokens,
+            preempted=self._preempted,
+            seconds=self._clock() - begin_s,
+            interrupted=interrupted,
+        )
+
+    def abort_all(self) -> None:
+        """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""
+        self._on_finished, self._aborting = (lambda rollout: None), True
+        for seat in self._seats:
+            self._handle_inbox(seat)
+            if seat.state is SeatState.READY and (running := self._ledger.running(seat.index)):
+                seat.abort(running)
+        deadline_s = self._clock() + _ABORT_TIMEOUT_S
+        while True:
+            busy = [s for s in self._seats if s.state is SeatState.READY and self._ledger.running(s.index)]
+            if not busy:
+                break
+            if self._clock() > deadline_s:
+                for seat in busy:
+                    self._lose(seat, f"did not abort its requests within {_ABORT_TIMEOUT_S:g} s", alive=False)
+                break
+            self._pump()
+        self._ledger, self._aborting = Ledger([], max_retries=0), False
+
+    def status(self, timeout_s: float = 5.0) -> dict[str, WorkerStatus | str]:
+        """What each worker says about itself, or why it says nothing."""
+        asked = {s.name: s.handle.status.remote() for s in self._seats if s.state is not SeatState.DEAD}
+        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+        answers: dict[str, WorkerStatus | str] = {s.name: s.state.value for s in self._seats}
+        for name, ref in asked.items():
+            if ref not in ready:
+                answers[name] = f"no answer within {timeout_s:g} s"
+                continue
+            try:
+                answers[name] = ray.get(ref, timeout=timeout_s)
+            except RayError as error:
+                answers[name] = _reason(error)
+        return answers
+
+    def close(self) -> None:
+        """Close the engines (bounded), then end the actors."""
+        refs = [seat.handle.shutdown.remote() for seat in self._seats if seat.state is not SeatState.DEAD]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=_CLOSE_TIMEOUT_S)
+        for seat in self._seats:
+            if seat.state is not SeatState.DEAD:
+                seat.kill()
+        self._seats.clear()
+
+    # The pump.
+
+    def _assign(self) -> None:
+        slots = {s.index: self._options.engine.max_running for s in self._seats if s.state is SeatState.READY}
+        for index, requests in self._ledger.assign(slots).items():
+            seat = self._seats[index]
+            if len(self._ledger.running(index)) == len(requests):
+                seat.progress_s = self._clock()  # it was idle: its silence counts from now
+            seat.submit(requests)
+
+    def _pump(self) -> None:
+        """Wait for anything, at most one tick, and handle all that is there; then look at the deadlines."""
+        owner: dict[Waitable, Seat] = {w: seat for seat in self._seats for w in seat.waitables()}
+        if not owner:
+            reasons = "; ".join(f"{s.name}: {s.reason}" for s in self._seats) or "none was started"
+            raise NoWorkersError(
+                f"no rollout worker is left ({reasons})",
+                remedy="see the workers' reasons; raise rollout.max_worker_restarts if the losses are not their fault",
+            )
+        waitables: list[Any] = list(owner)
+        ready, _ = ray.wait(waitables, num_returns=1, timeout=_TICK_S)
+        if ready and len(waitables) > 1:
+            ready, _ = ray.wait(waitables, num_returns=len(waitables), timeout=0)
+        for waitable in ready:
+            seat = owner[waitable]
+            if any(w is waitable for w in seat.waitables()):  # else the seat was lost a moment ago
+                self._receive(seat, waitable)
+        self._check_deadlines()
+
+    def _receive(self, seat: Seat, waitable: Waitable) -> None:
+        try:
+            if waitable is seat.stream:
+                if (events := seat.take_events()) is None:
+                    self._lose(seat, "its engine's event stream ended", alive=True)
+                else:
+                    seat.inbox.extend(events)
+                    self._handle_inbox(seat)
+            elif waitable is seat.pending:
+                self._answered(seat, seat.take_answer())
+            else:
+                seat.take_send(waitable)
+        except (RayTaskError, RayActorError, RayError) as error:
+            self._lose(seat, _reason(error), alive=isinstance(error, RayTaskError))
+
+    def _handle_inbox(self, seat: Seat) -> None:
+        while seat.inbox:  # emptied by a loss; kept by an exception of a callback, for abort_all
+            self._handle(seat, seat.inbox.popleft())
+
+    def _handle(self, seat: Seat, event: Event) -> None:
+        match event:
+            case Finished(rollout):
+                self._finished(seat, rollout)
+            case Progress(request_id, delta):
+                self._progressed(seat)
+                self._ledger.progress(seat.index, request_id, delta)
+            case Rejected(request_id, reason):
+                if (failure := self._ledger.reject(seat.index, request_id, reason)) is not None:
+                    self._on_event("request_rejected", f"request {failure.request_id}: {failure.reason}")
+            case EngineWindow():
+                if event.decode_tokens or event.prefill_tokens:
+                    self._progressed(seat)
+                self._preempted += event.preempted
+                self._spans[seat.index].window(event)
+                self._on_window(seat.name, event)
+            case EngineFailed(reason):
+                self._lose(seat, reason, alive=True)
+
+    def _progressed(self, seat: Seat) -> None:
+        seat.progress_s = self._clock()
+
+    def _finished(self, seat: Seat, rollout: Rollout) -> None:
+        self._progressed(seat)
+        if not self._ledger.finish(seat.index, rollout):
+            return
+        expected = self._weights.manifest.version if self._weights else rollout.weights_version
+        if rollout.weights_version != expected and not self._aborting:
+            raise StaleWeightsError(
+                f"{seat.name} sampled with weights version {rollout.weights_version}, but holds {expected} by its own "
+                "answer"
+            )
+        self._tokens += len(rollout.tokens)
+        self._on_finished(rollout)
+
+    # Losses and restarts.
+
+    def _check_deadlines(self) -> None:
+        now_s = self._clock()
+        for seat in self._seats:
+            if seat.state in (SeatState.STARTING, SeatState.LOADING) and now_s > seat.deadline_s:
+                self._lose(seat, f"{seat.state.value} took too long", alive=False)
+            elif seat.state is SeatState.READY and now_s - seat.progress_s > self._options.stall_timeout_s:
+                if running := self._ledger.running(seat.index):
+                    silence = f"no progress on {len(running)} requests for {self._options.stall_timeout_s:g} s"
+                    self._lose(seat, f"{silence} (rollout.stall_timeout_s)", alive=False)
+                else:
+                    seat.progress_s = now_s
+
+    def _lose(self, seat: Seat, reason: str, *, alive: bool) -> None:
+        """Take back what the worker holds; restart its engine if the actor is alive, else make a new actor."""
+        if seat.state is SeatState.DEAD:
+            return
+        if not self._started:
+            raise WorkerStartError(f"{seat.name} did not start: {reason}")
+        self._lost += 1
+        wall_s = self._wall()
+        seat.reason = reason
+        seat.down_since_wall_s = seat.down_since_wall_s or wall_s
+        version = self._weights.manifest.version if self._weights else 0
+        loss = self._ledger.lose(seat.index, reason, now_s=wall_s, weights_version=version)
+        self._on_event(
+            "worker_lost",
+            f"{seat.name}: {reason}; {len(loss.reissued)} requests are re-issued with {loss.prefix_tokens} tokens",
+        )
+        for failure in loss.failed:
+            self._on_event("request_failed", f"request {failure.request_id}: {failure.reason}")
+        if seat.restarts >= self._options.max_worker_restarts:
+            seat.kill()
+            seat.state = SeatState.DEAD
+            self._on_event("worker_dead", f"{seat.name}: {seat.restarts} restarts are used up, the last loss: {reason}")
+        else:
+            seat.restarts += 1
+            if not alive:
+                seat.kill()
+                seat.handle = self._spawn(seat.index)
+            self._enter(seat, SeatState.STARTING, self._start_timeout_s)
+            seat.start_engine()
+        for rollout in loss.finished:
+            self._tokens += len(rollout.tokens)
+            self._on_finished(rollout)
+
+    def _answered(self, seat: Seat, answer: WorkerStatus | WeightsLoaded) -> None:
+        if isinstance(answer, WeightsLoaded):
+            self._loaded(seat, answer)
+            return
+        seat.open_stream()
+        if self._weights is not None:
+            self._load(seat)
+        else:
+            self._ready(seat)
+
+    def _load(self, seat: Seat) -> None:
+        assert self._weights is not None
+        self._enter(seat, SeatState.LOADING, self._options.weight_sync_timeout_s)
+        seat.load(self._weights)
+
+    def _loaded(self, seat: Seat, loaded: WeightsLoaded) -> None:
+        assert self._weights is not None
+        wanted = self._weights.manifest
+        if (loaded.version, loaded.checksum) != (wanted.version, wanted.checksum):
+            raise StaleWeightsError(
+                f"{seat.name} holds weights version {loaded.version} with checksum {loaded.checksum:08x}, "
+                f"sent were version {wanted.version} with checksum {wanted.checksum:08x}",
+                remedy="a worker that cannot hold the weights it was sent must not sample: see its log",
+            )
+        if seat.down_since_wall_s is None:
+            self._spans[seat.index].other("load_weights", seat.since_wall_s, self._wall())
+        self._ready(seat)
+
+    def _ready(self, seat: Seat) -> None:
+        self._enter(seat, SeatState.READY)
+        if seat.down_since_wall_s is not None:
+            seconds = self._wall() - seat.down_since_wall_s
+            self._spans[seat.index].other("restart", seat.down_since_wall_s, self._wall())
+            self._on_event("worker_restarted", f"{seat.name}: back after {seconds:.1f} s (restart {seat.restarts})")
+            seat.down_since_wall_s = None
+
+    def _enter(self, seat: Seat, state: SeatState, timeout_s: float = 0.0) -> None:
+        seat.enter(state, now_s=self._clock(), wall_s=self._wall(), timeout_s=timeout_s)
+
+
+def _reason(error: RayError) -> str:
+    """One line for people: the worker's own exception, or what Ray says first."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    first = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {first[0] if first else 'no message'}"

@@ -1,0 +1,121 @@
+"""One rollout worker as the driver sees it: its Ray handle, its state, what is pending and until when.
+
+Owns the state machine of one worker and its Ray calls; never decides about requests (ledger) or restarts (dispatcher).
+
+    STARTING --engine is up, no weights to send--> READY --set_weights--> LOADING --answer--> READY
+    STARTING --engine is up, weights to send--> LOADING
+    any --lost--> STARTING (restarts left) | DEAD
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias, cast
+
+import ray
+from ray import ObjectRef, ObjectRefGenerator
+from ray.actor import ActorHandle, ActorProxy
+
+from actors.engine.types import Event, Request, WeightsLoaded
+from actors.rollout_worker import RolloutWorker, WorkerStatus
+from models.manifest import WeightsManifest
+
+WorkerHandle = ActorProxy[RolloutWorker]
+Waitable: TypeAlias = "ObjectRef[Any] | ObjectRefGenerator"
+
+FETCH_TIMEOUT_S = 60.0  # to bring one object that exists to this node
+
+
+class SeatState(StrEnum):
+    STARTING = "starting"
+    LOADING = "loading weights"
+    READY = "ready"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What every worker shall hold. `ref` points to the uint8 buffer."""
+
+    manifest: WeightsManifest
+    ref: "ObjectRef[Any]"
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """Times are of the dispatcher's monotonic clock, `*_wall_s` are time.time()."""
+
+    index: int
+    name: str
+    handle: WorkerHandle
+    state: SeatState = SeatState.STARTING
+    deadline_s: float = 0.0  # of what is pending (STARTING, LOADING)
+    since_wall_s: float = 0.0  # when the state was entered
+    progress_s: float = 0.0  # last sign of progress while requests run
+    restarts: int = 0
+    down_since_wall_s: float | None = None  # lost at; None: up
+    reason: str = ""  # why it was lost last
+    pending: "ObjectRef[Any] | None" = None  # answer of restart_engine or update_weights
+    stream: ObjectRefGenerator | None = None
+    inbox: deque[Event] = field(default_factory=deque)  # taken from the stream, not handled yet
+    sends: list["ObjectRef[Any]"] = field(default_factory=list)  # submits and aborts whose failure must not go unseen
+
+    def waitables(self) -> list[Waitable]:
+        found: list[Waitable] = [*self.sends]
+        if self.pending is not None:
+            found.append(self.pending)
+        if self.stream is not None:
+            found.append(self.stream)
+        return found
+
+    def enter(self, state: SeatState, *, now_s: float, wall_s: float, timeout_s: float = 0.0) -> None:
+        self.state = state
+        self.since_wall_s = wall_s
+        self.progress_s = now_s
+        self.deadline_s = now_s + timeout_s
+
+    def start_engine(self) -> None:
+        self.sends.clear()
+        self.inbox.clear()
+        self.stream = None
+        self.pending = self.handle.restart_engine.remote()
+
+    def open_stream(self) -> None:
+        self.stream = cast(ObjectRefGenerator, self.handle.stream.remote())
+
+    def load(self, weights: Weights) -> None:
+        self.pending = self.handle.update_weights.remote(weights.manifest, weights.ref)
+
+    def submit(self, requests: list[Request]) -> None:
+        self.sends.append(self.handle.submit.remote(requests))
+
+    def abort(self, request_ids: list[int]) -> None:
+        self.sends.append(self.handle.abort.remote(request_ids))
+
+    def take_answer(self) -> WorkerStatus | WeightsLoaded:
+        """The answer of `pending`, which is ready. Raises what the worker raised, or RayError."""
+        assert self.pending is not None
+        ref, self.pending = self.pending, None
+        return cast(WorkerStatus | WeightsLoaded, ray.get(ref, timeout=FETCH_TIMEOUT_S))
+
+    def take_events(self) -> list[Event] | None:
+        """The next events of the stream, which is ready; None: it ended."""
+        assert self.stream is not None
+        try:
+            ref = next(self.stream)
+        except StopIteration:
+            self.stream = None
+            return None
+        return cast(list[Event], ray.get(ref, timeout=FETCH_TIMEOUT_S))
+
+    def take_send(self, ref: Waitable) -> None:
+        """Check a submit or abort that has been answered. Raises as `take_answer`."""
+        self.sends = [r for r in self.sends if r is not ref]
+        ray.get(cast("ObjectRef[Any]", ref), timeout=FETCH_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """End the actor process, which takes its engine with it. Never raises, never waits."""
+        self.pending = self.stream = None
+        self.sends.clear()
+        self.inbox.clear()
+        ray.kill(cast("ActorHandle[RolloutWorker]", self.handle), no_restart=True)

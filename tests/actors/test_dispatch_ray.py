@@ -1,0 +1,236 @@
+"""The dispatcher with real Ray actors and real (fake-engine) processes: undisturbed, killed, hung, interrupted."""
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import ray
+
+from actors.engine.options import EngineOptions, RolloutOptions
+from actors.engine.types import Request, Rollout
+from actors.rollout_worker import WorkerStatus
+from launch.dispatch import (
+    NoWorkersError,
+    RolloutDispatcher,
+    StaleWeightsError,
+    WorkerStartError,
+    spawner,
+)
+from models.manifest import WeightsManifest
+from tests.actors.fake_engine import FakeEngine, FakeOptions, logprob, make_request, response
+
+pytestmark = pytest.mark.ray
+
+
+QUICK = FakeOptions()
+
+
+def options(workers: int, **update: object) -> RolloutOptions:
+    return RolloutOptions(workers=workers, engine=EngineOptions(max_running=4), **update)  # type: ignore[arg-type]
+
+
+@contextmanager
+def running(
+    rollout: RolloutOptions, fake: FakeOptions | Callable[[str], FakeOptions] = QUICK
+) -> Iterator[tuple[RolloutDispatcher, list[tuple[str, str]]]]:
+    events: list[tuple[str, str]] = []
+    per_worker = fake if callable(fake) else lambda name: fake
+    dispatcher = RolloutDispatcher(
+        spawner(lambda name: partial(FakeEngine, per_worker(name))),
+        rollout,
+        start_timeout_s=60,
+        on_event=lambda kind, message: events.append((kind, message)),
+    )
+    try:
+        dispatcher.start()
+        yield dispatcher, events
+    finally:
+        dispatcher.close()
+
+
+def requests(n: int = 24, *, max_new_tokens: int = 24, seed: int = 0) -> list[Request]:
+    return [make_request(i, i // 4, max_new_tokens=max_new_tokens, seed=seed) for i in range(n)]
+
+
+def check(rollouts: list[Rollout], asked: list[Request]) -> None:
+    """Each exactly once, with the tokens and log-probs of the oracle."""
+    assert sorted(r.request_id for r in rollouts) == sorted(r.request_id for r in asked)
+    by_id = {r.request_id: r for r in asked}
+    for rollout in rollouts:
+        request = by_id[rollout.request_id]
+        tokens, reason = response(request)
+        assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
+        logprobs = [logprob(request.noise_key, p) for p in range(len(tokens))]
+        assert rollout.logprobs.tolist() == logprobs
+        assert rollout.logprobs_t1.tolist() == [2 * x for x in logprobs]
+
+
+def engine_pid(status: WorkerStatus | str) -> int:
+    assert isinstance(status, WorkerStatus), status
+    assert status.capabilities is not None
+    found = re.search(r"pid=(\d+)", status.capabilities.notes[0])
+    assert found is not None
+    return int(found[1])
+
+
+def weights(version: int) -> tuple[WeightsManifest, "ray.ObjectRef[np.ndarray]"]:
+    buffer = np.random.default_rng(version).integers(0, 256, 100_000, dtype=np.uint8)
+    return WeightsManifest(version, zlib.crc32(buffer), (), buffer.nbytes), ray.put(buffer)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_same_tokens_whatever_the_number_of_workers(workers: int) -> None:
+    with running(options(workers)) as (dispatcher, events):
+        done: list[Rollout] = []
+        stats = dispatcher.run(asked := requests(), done.append)
+        check(done, asked)
+        assert (stats.requests, stats.finished, stats.failed, stats.duplicates) == (24, 24, (), 0)
+        assert stats.tokens == sum(len(r.tokens) for r in done)
+        assert events == []
+        again: list[Rollout] = []
+        dispatcher.run(asked := requests(6, seed=1), again.append)  # the same ids, other requests
+        check(again, asked)
+        for status in dispatcher.status().values():
+            assert isinstance(status, WorkerStatus)
+            assert (status.engine, status.restarts, status.torch_loaded) == ("running", 0, False)
+
+
+@pytest.mark.parametrize("victim", ["engine", "actor"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sigkill_at_a_random_moment_loses_nothing(victim: str, seed: int) -> None:
+    rng = random.Random(seed)
+    with running(options(2), FakeOptions(step_s=0.004)) as (dispatcher, events):
+        dispatcher.set_weights(*weights(3))
+        status = dispatcher.status()["rollout-1"]
+        assert isinstance(status, WorkerStatus)
+        pid = engine_pid(status) if victim == "engine" else status.pid
+        kill_at = rng.randrange(1, 20)
+        done: list[Rollout] = []
+
+        def on_finished(rollout: Rollout) -> None:
+            done.append(rollout)
+            if len(done) == kill_at:
+                os.kill(pid, signal.SIGKILL)
+
+        asked = requests(max_new_tokens=48)
+        stats = dispatcher.run(asked, on_finished)
+        check(done, asked)
+        assert all(r.weights_version == 3 for r in done)
+        assert stats.failed == ()
+        while not any(kind == "worker_restarted" for kind, _ in events):  # it comes back, with the weights
+            dispatcher.set_weights(*weights(4))
+            dispatcher.run(requests(1, seed=9), lambda rollout: None)
+        lost = [message for kind, message in events if kind == "worker_lost"]
+        assert len(lost) == 1
+        assert lost[0].startswith("rollout-1: ")
+        dispatcher.set_weights(*weights(5))
+        for answer in dispatcher.status().values():
+            assert isinstance(answer, WorkerStatus)
+            assert answer.weights_version == 5
+
+
+def test_the_only_worker_is_killed_and_its_requests_go_on_with_their_prefix() -> None:
+    with running(options(1), FakeOptions(step_s=0.004)) as (dispatcher, events):
+        status = dispatcher.status()["rollout-0"]
+        pid = engine_pid(status)
+        timer = threading.Timer(0.15, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        done: list[Rollout] = []
+        asked = [make_request(i, max_new_tokens=100) for i in range(4)]
+        asked = [r for r in asked if len(response(r)[0]) > 20] or asked
+        dispatcher.run(asked, done.append)
+        timer.join()
+        check(done, asked)
+        if events:  # the kill came in time
+            assert [kind for kind, _ in events] == ["worker_lost", "worker_restarted"]
+
+
+def test_silent_worker_is_lost_and_its_requests_finish_elsewhere() -> None:
+    fake = lambda name: FakeOptions(hang_on=5 if name == "rollout-0" else -1)  # noqa: E731
+    with running(options(2, stall_timeout_s=1.0, max_worker_restarts=1), fake) as (dispatcher, events):
+        done: list[Rollout] = []
+        stats = dispatcher.run(asked := requests(16), done.append)
+        check(done, asked)
+        assert stats.lost_workers <= 2
+        assert any("no progress on" in message for kind, message in events if kind == "worker_lost") == (
+            stats.lost_workers > 0
+        )
+
+
+def test_rejected_and_lost_too_often() -> None:
+    with running(options(1, max_retries=1), FakeOptions(poison=0)) as (dispatcher, events):
+        done: list[Rollout] = []
+        asked = requests(3)
+        too_long = replace(asked[2], prompt_tokens=np.zeros(2000, np.int32), prompt_id=9)
+        stats = dispatcher.run([asked[1], too_long], done.append)
+        assert [(f.request_id, f.reason) for f in stats.failed] == [(2, "prompt of more than 1000 tokens")]
+        check(done, asked[1:2])
+        stats = dispatcher.run(asked[:1], done.append)
+        assert (stats.finished, stats.reissued, stats.lost_workers) == (0, 1, 2)
+        [failed] = stats.failed
+        assert "lost 2 times" in failed.reason
+        assert "exit code 3" in failed.reason
+        done.clear()
+        dispatcher.run(fresh := [make_request(i) for i in (1, 2)], done.append)
+        check(done, fresh)
+        kinds = [kind for kind, _ in events]
+        assert sorted(kinds) == [
+            "request_failed",
+            "request_rejected",
+            *["worker_lost"] * 2,
+            *["worker_restarted"] * 2,
+        ]
+
+
+def test_all_workers_lost_is_an_error() -> None:
+    with (
+        running(options(1, max_worker_restarts=1, max_retries=9), FakeOptions(poison=0)) as (dispatcher, _),
+        pytest.raises(NoWorkersError, match=r"rollout-0: .*exit code 3"),
+    ):
+        dispatcher.run(requests(2), lambda rollout: None)
+
+
+def test_worker_that_does_not_start_gives_the_engines_reason() -> None:
+    broken = FakeOptions(fail_to_start="no such model: /nowhere")
+    with pytest.raises(WorkerStartError, match="no such model: /nowhere"), running(options(1), broken):
+        pass
+
+
+def test_stale_weights_name_the_worker() -> None:
+    fake = lambda name: FakeOptions(wrong_checksum=name == "rollout-1")  # noqa: E731
+    stale = pytest.raises(StaleWeightsError, match="rollout-1 holds weights version 2 with checksum")
+    with running(options(2), fake) as (dispatcher, _), stale:
+        dispatcher.set_weights(*weights(2))
+
+
+def test_interrupts_and_failing_callbacks_leave_a_clean_slate() -> None:
+    with running(options(2), FakeOptions(step_s=0.003)) as (dispatcher, events):
+        seen: list[Rollout] = []
+
+        def fail(rollout: Rollout) -> None:
+            seen.append(rollout)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            dispatcher.run(requests(24, max_new_tokens=90), fail)
+        assert len(seen) == 1
+        started = time.monotonic()
+        stats = dispatcher.run(
+            requests(24, max_new_tokens=90), seen.append, should_stop=lambda: time.monotonic() > started + 0.1
+        )
+        assert stats.interrupted
+        assert stats.finished < 24
+        done: list[Rollout] = []
+        dispatcher.run(asked := requests(24, seed=4), done.append)
+        check(done, asked)
+        assert events == []

@@ -1,0 +1,135 @@
+"""The ledger alone: random interleavings of workers that decode, repeat themselves, die and come back."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.engine.types import FinishReason, Prefix, Request, Rollout
+from launch.dispatch.ledger import Ledger
+from tests.actors.fake_engine import logprob, make_request, part, response
+
+
+def tokens_of(request: Request, start: int, end: int) -> Prefix:
+    return part(request.noise_key, response(request)[0], range(start, end))
+
+
+def rollout_of(request: Request) -> Rollout:
+    tokens, reason = response(request)
+    whole = tokens_of(request, 0, len(tokens))
+    return Rollout(request.request_id, whole.tokens, whole.logprobs, whole.logprobs_t1, reason, 1, 0.0, 0.0)
+
+
+class Worker:
+    """A worker that may die at any moment and whose last words may come late and twice."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, tuple[Request, int]] = {}
+
+    def submit(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.running[request.request_id] = (request, 0 if request.prefix is None else len(request.prefix.tokens))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 30),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.integers(0, 2),
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.02, 0.1]),
+)
+def test_nothing_is_lost_or_counted_twice(n: int, workers: int, slots: int, retries: int, seed: int, p: float) -> None:
+    rng = random.Random(seed)
+    asked = {i: make_request(i, i // 3, max_new_tokens=rng.randrange(1, 20), seed=seed % 1000) for i in range(n)}
+    ledger = Ledger(asked.values(), max_retries=retries)
+    fleet = [Worker() for _ in range(workers)]
+    done: list[Rollout] = []
+    late: list[tuple[int, Rollout]] = []
+
+    def finish(index: int, rollout: Rollout) -> None:
+        if ledger.finish(index, rollout):
+            done.append(rollout)
+
+    for _ in range(5000):
+        if ledger.done:
+            break
+        for index, requests in ledger.assign(dict.fromkeys(range(workers), slots)).items():
+            fleet[index].submit(requests)
+            assert len(fleet[index].running) <= slots
+        index = rng.randrange(workers)
+        worker = fleet[index]
+        for request_id, (request, known) in list(worker.running.items()):
+            whole = len(response(asked[request_id])[0])
+            assert request.noise_key == asked[request_id].noise_key
+            new = min(known + rng.randrange(4), whole)
+            assert ledger.progress(index, request_id, tokens_of(asked[request_id], known, new))
+            worker.running[request_id] = (request, new)
+            if new == whole and rng.random() < 0.7:
+                del worker.running[request_id]
+                finish(index, rollout_of(asked[request_id]))
+                if rng.random() < 0.2:
+                    late.append((index, rollout_of(asked[request_id])))
+        if rng.random() < p:
+            late += [(index, rollout_of(asked[i])) for i in worker.running]
+            worker.running.clear()
+            loss = ledger.lose(index, "killed", now_s=0.0, weights_version=1)
+            done += loss.finished
+        while late and rng.random() < 0.5:
+            sender, rollout = late.pop()
+            if rollout.request_id not in fleet[sender].running:
+                finish(sender, rollout)
+    assert ledger.done
+    assert ledger.waiting == 0
+    failed = [f.request_id for f in ledger.failed]
+    assert sorted([r.request_id for r in done] + failed) == list(range(n))
+    assert ledger.finished == len(done)
+    for rollout in done:
+        request = asked[rollout.request_id]
+        tokens, reason = response(request)
+        assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
+        assert rollout.logprobs.tolist() == [logprob(request.noise_key, i) for i in range(len(tokens))]
+    if p == 0.0:
+        assert (failed, ledger.reissued) == ([], 0)
+
+
+def test_a_lost_request_carries_all_its_deltas_and_longest_remaining_goes_first() -> None:
+    short, long = make_request(0, 0, max_new_tokens=30), make_request(1, 1, max_new_tokens=40)
+    ledger = Ledger([short, long], max_retries=1)
+    assert [r.request_id for r in ledger.assign({0: 2})[0]] == [1, 0]
+    rng = np.random.default_rng(0)
+    draw = lambda k: Prefix(  # noqa: E731
+        rng.integers(20, 90, k).astype(np.int32), rng.random(k, np.float32), rng.random(k, np.float32)
+    )
+    deltas = [draw(5), draw(20)]
+    for delta in deltas:
+        ledger.progress(0, 1, delta)
+    loss = ledger.lose(0, "gone", now_s=0.0, weights_version=0)
+    assert (loss.reissued, loss.failed, loss.prefix_tokens) == ((0, 1), (), 25)
+    again = ledger.assign({1: 2})[1]
+    assert [r.request_id for r in again] == [0, 1]  # 30 tokens to go, against 15
+    prefix = again[1].prefix
+    assert prefix is not None
+    for name in ("tokens", "logprobs", "logprobs_t1"):
+        assert np.array_equal(getattr(prefix, name), np.concatenate([getattr(d, name) for d in deltas]))
+    assert (again[1].noise_key, again[1].sampling) == (long.noise_key, long.sampling)
+
+
+def test_a_response_that_was_complete_is_finished_not_sampled_again() -> None:
+    request = make_request(0, max_new_tokens=3)
+    ledger = Ledger([request], max_retries=0)
+    ledger.assign({0: 1})
+    tokens = Prefix(np.array([20, 21, 22], np.int32), np.zeros(3, np.float32), np.zeros(3, np.float32))
+    ledger.progress(0, 0, tokens)
+    [rollout] = ledger.lose(0, "gone", now_s=5.0, weights_version=8).finished
+    assert (rollout.tokens.tolist(), rollout.finish_reason) == ([20, 21, 22], FinishReason.LENGTH)
+    assert rollout.weights_version == 8
+    assert ledger.done
+
+
+def test_equal_request_ids_are_an_error() -> None:
+    with pytest.raises(ValueError, match="request id 3 occurs twice"):
+        Ledger([make_request(3), make_request(3)], max_retries=0)
