@@ -1,0 +1,119 @@
+"""One round of sampling and grading: requests out, graded rollouts back, whatever order they arrive in.
+
+Serves RL steps and evaluations alike. Owns the overlap of grading with sampling; never decides what is sampled.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.data import Tokenizer
+from actors.engine.types import Request, Rollout
+from actors.reward_worker import RewardPool
+from actors.rewards import Grade, GradeItem
+from launch.dispatch import DispatchStats, RolloutDispatcher
+from launch.interrupt import Interrupt, Interrupted
+from launch.observe import Observer, Sample
+from launch.requests import Pick
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """One response with its grade. `text` is decoded without special tokens."""
+
+    rollout: Rollout
+    grade: Grade
+    text: str
+
+    def sample(self, pick: Pick) -> Sample:
+        return Sample(
+            prompt=pick.prompt.text,
+            response=self.text,
+            reward=self.grade.value,
+            tokens=int(self.rollout.tokens.size),
+            finish_reason=self.rollout.finish_reason,
+            answer=str(pick.prompt.record.get("answer", "")),
+            parts=self.grade.parts,
+            error=self.grade.error,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All responses to one prompt that arrived, in the order of their samples."""
+
+    pick: Pick
+    members: list[Graded]
+
+    @property
+    def graded(self) -> list[Graded]:
+        """Without those whose grading failed."""
+        return [member for member in self.members if member.grade.error is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Everything one round brought back."""
+
+    groups: list[Group]
+    stats: DispatchStats
+    rollout_s: float
+    reward_wait_s: float  # after the last rollout, until the last grade
+
+    @property
+    def members(self) -> list[Graded]:
+        return [member for group in self.groups for member in group.members]
+
+    @property
+    def failed(self) -> int:
+        """Responses that did not arrive, or could not be graded."""
+        return len(self.stats.failed) + sum(member.grade.error is not None for member in self.members)
+
+
+class Collector:
+    """Runs rounds on the dispatcher's workers and the reward pool."""
+
+    def __init__(
+        self,
+        dispatcher: RolloutDispatcher,
+        rewards: RewardPool,
+        tokenizer: Tokenizer,
+        observer: Observer,
+        interrupt: Interrupt,
+    ) -> None:
+        self._dispatcher, self._rewards, self._tokenizer = dispatcher, rewards, tokenizer
+        self._observer, self._interrupt = observer, interrupt
+
+    def run(self, picks: Sequence[Pick], samples: int, requests: Sequence[Request], phase: str) -> Round:
+        """Sample and grade; `requests` are `samples` per pick in canonical order (launch.requests).
+
+        Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
+        """
+        arrived: dict[int, tuple[Rollout, str]] = {}
+
+        def finished(rollout: Rollout) -> None:
+            text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
+            arrived[rollout.request_id] = rollout, text
+            prompt = picks[rollout.request_id // samples].prompt
+            item = GradeItem(prompt.text, text, prompt.record, rollout.finish_reason)
+            self._rewards.submit(rollout.request_id, item)
+            self._observer.progress(phase, len(arrived), len(requests))
+
+        self._rewards.begin()
+        start_s = time.monotonic()
+        stats = self._dispatcher.run(
+            requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
+        )
+        sampled_s = time.monotonic()
+        if stats.interrupted:
+            raise Interrupted(self._interrupt.signal_name)
+        grades = self._rewards.drain()
+        groups = [
+            Group(pick, [Graded(arrived[i][0], grades[i], arrived[i][1]) for i in ids if i in arrived])
+            for pick, ids in zip(picks, _ids(len(picks), samples), strict=True)
+        ]
+        return Round(groups, stats, sampled_s - start_s, time.monotonic() - sampled_s)
+
+
+def _ids(picks: int, samples: int) -> list[range]:
+    return [range(i * samples, (i + 1) * samples) for i in range(picks)]

@@ -1,0 +1,139 @@
+"""What lives as long as a run: data, learner group, rollout workers, reward workers. Owns their start, their end and the
+state that a checkpoint holds; the steps themselves are elsewhere.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from actors.data import PromptOrder, PromptSet, Tokenizer, check_vocabulary, load_prompts, load_tokenizer
+from actors.engine.process import spawn_engine
+from actors.engine.types import EngineWindow, SamplingParams
+from actors.learner_group import LearnerGroup
+from actors.placement import Placement, place
+from actors.reward_worker import RewardPool
+from launch.collect import Collector
+from launch.config import Config
+from launch.dispatch import RolloutDispatcher, spawner
+from launch.interrupt import Interrupt
+from launch.observe import Observer, Span
+from launch.requests import sampling_params
+from models.config import read_config
+from policies.lengths import LengthModel
+
+
+@dataclass
+class Job:
+    """The parts of one run. `steps_done` counts complete RL steps and is the version of the current weights."""
+
+    config: Config
+    observer: Observer
+    interrupt: Interrupt
+    tokenizer: Tokenizer
+    prompts: PromptSet
+    held_out: PromptSet | None
+    sampling: SamplingParams
+    eval_sampling: SamplingParams  # the same limits and stop tokens, untruncated, at eval.temperature
+    order: PromptOrder
+    lengths: LengthModel
+    learner: LearnerGroup
+    dispatcher: RolloutDispatcher
+    collector: Collector
+    steps_done: int = 0
+    evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
+    boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner changes it
+
+    def publish(self) -> None:
+        """Hand the learner's weights to every rollout worker; returns when all have answered for them."""
+        manifest, ref = self.learner.publish(self.steps_done)
+        self.dispatcher.set_weights(manifest, ref)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The driver's side of a checkpoint, JSON."""
+        return {
+            "steps_done": self.steps_done,
+            "order": self.order.state_dict(),
+            "lengths": self.lengths.state_dict(),
+            "evaluations": self.evaluations,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps_done = int(state["steps_done"])
+        self.order.load_state_dict(state["order"])
+        self.lengths.load_state_dict(state["lengths"])
+        self.evaluations = dict(state["evaluations"])
+
+
+@contextmanager
+def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir: Path) -> Iterator[Job]:
+    """Load the data, start every actor at once, and end them all when the block is left.
+
+    `model_dir`: the initial weights (the warm start's result, or model.path).
+    """
+    model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
+    tokenizer = load_tokenizer(tokenizer_dir(config))
+    check_vocabulary(tokenizer, read_config(model_dir).vocab_size)
+    prompts = load_prompts(config.data, "train", tokenizer)
+    held_out = load_prompts(config.data, "eval", tokenizer) if config.data.eval else None
+    for split, loaded in (("train", prompts), ("eval", held_out)):
+        if loaded is not None:
+            observer.event("data", f"data.{split}: {loaded.report.summary()}")
+    with ExitStack() as stack:
+        placement: Placement = stack.enter_context(place(config))
+        rewards = stack.enter_context(RewardPool(config.reward))
+        learner = stack.enter_context(
+            LearnerGroup(
+                model,
+                config.learner,
+                config.objective,
+                temperature=config.rollout.sampling.temperature,
+                seed=config.run.seed,
+                actor_options=placement.learner_options,
+            )
+        )
+        dispatcher = RolloutDispatcher(
+            spawner(
+                lambda name: partial(spawn_engine, model, config.rollout.engine, seed=config.run.seed, name=name),
+                placement.worker_options,
+            ),
+            config.rollout,
+            start_timeout_s=config.cluster.start_timeout_s,
+            on_event=observer.event,
+            on_span=partial(_record_span, observer),
+            on_window=partial(_show_worker, observer),
+        )
+        stack.callback(dispatcher.close)
+        dispatcher.start()
+        learner.wait_ready()
+        sampling = sampling_params(config.rollout.sampling, [tokenizer.eos_token_id])
+        yield Job(
+            config=config,
+            observer=observer,
+            interrupt=interrupt,
+            tokenizer=tokenizer,
+            prompts=prompts,
+            held_out=held_out,
+            sampling=sampling,
+            eval_sampling=replace(sampling, temperature=config.eval.temperature, top_k=0, top_p=1.0),
+            order=PromptOrder(len(prompts), config.run.seed, config.data.shuffle),
+            lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),
+            learner=learner,
+            dispatcher=dispatcher,
+            collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt),
+        )
+
+
+def tokenizer_dir(config: Config) -> str:
+    return config.model.tokenizer or config.model.path
+
+
+def _record_span(observer: Observer, actor: str, kind: str, start_s: float, end_s: float) -> None:
+    observer.span(Span(actor, kind, start_s, end_s, observer.current_step))
+
+
+def _show_worker(observer: Observer, worker: str, window: EngineWindow) -> None:
+    state = "decode" if window.running else "idle"
+    observer.worker(worker, state, f"{window.running} running, {window.waiting} waiting")

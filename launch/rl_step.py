@@ -1,0 +1,119 @@
+"""One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order and their metrics."""
+
+import time
+
+import numpy as np
+
+from actors.engine.types import FinishReason
+from actors.training.types import StepResult, TrainSequence
+from launch.collect import Group, Round
+from launch.job import Job
+from launch.observe import Span, StepRecord
+from launch.requests import Pick, build_requests
+from policies.advantages import group_advantages
+
+
+def rl_step(job: Job) -> StepRecord:
+    """Do the next RL step, and leave its weights on every worker. Raises Interrupted only before the weights change."""
+    config, start_s = job.config, time.monotonic()
+    rollout = config.rollout
+    picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(rollout.prompts_per_step)]
+    expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
+    requests = build_requests(
+        picks, rollout.rollouts_per_prompt, job.sampling, seed=config.run.seed, expected_tokens=expected
+    )
+    collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout")
+    for group in collected.groups:
+        if group.members:
+            lengths = [member.rollout.tokens.size for member in group.members]
+            job.lengths.observe(group.pick.prompt.prompt_id, float(np.mean(lengths)))
+    sequences, group_metrics = training_sequences(
+        collected.groups, config.objective.normalize_std, config.objective.drop_zero_variance
+    )
+    learn_s = time.monotonic()
+    job.observer.progress("learn", 0, len(sequences))
+    job.boundary = None
+    result = learn(job, sequences)
+    publish_s = time.monotonic()
+    job.observer.progress("publish")
+    job.steps_done += 1
+    job.boundary = job.state_dict()
+    job.publish()
+    end_s = time.monotonic()
+    job.observer.samples(job.steps_done, [m.sample(group.pick) for group in collected.groups for m in group.members])
+    return StepRecord(
+        step=job.steps_done,
+        metrics=rollout_metrics(collected) | group_metrics | result.metrics,
+        seconds={
+            "rollout": collected.rollout_s,
+            "reward_wait": collected.reward_wait_s,
+            "learn": publish_s - learn_s,
+            "publish": end_s - publish_s,
+            "step": end_s - start_s,
+        },
+        lengths=[member.rollout.tokens.size for member in collected.members],
+    )
+
+
+def learn(job: Job, sequences: list[TrainSequence]) -> StepResult:
+    """The learner's part, drawn on the timeline. An empty batch (every group dropped) changes nothing."""
+    begin_s = time.time()
+    result = job.learner.train_step(sequences, job.steps_done + 1)
+    middle_s = begin_s + result.seconds.get("logprobs", 0.0)
+    if middle_s > begin_s:
+        job.observer.span(Span("learner", "logprobs", begin_s, middle_s, job.steps_done + 1))
+    job.observer.span(Span("learner", "train", middle_s, time.time(), job.steps_done + 1))
+    return result
+
+
+def training_sequences(
+    groups: list[Group], normalize_std: bool, drop_zero_variance: bool
+) -> tuple[list[TrainSequence], dict[str, float]]:
+    """What the learner gets, in canonical order, and `groups/*`: used, zero_variance, ungraded (fewer than 2 grades)."""
+    sequences: list[TrainSequence] = []
+    zero_variance = ungraded = used = 0
+    for group in groups:
+        members = group.graded
+        if len(members) < 2:
+            ungraded += 1
+            continue
+        advantages = group_advantages([m.grade.value for m in members], normalize_std=normalize_std)
+        zero_variance += advantages.zero_variance
+        if advantages.zero_variance and drop_zero_variance:
+            continue
+        used += 1
+        sequences.extend(
+            TrainSequence(
+                prompt_tokens=group.pick.prompt.tokens,
+                response_tokens=member.rollout.tokens,
+                sampler_logprobs=member.rollout.logprobs,
+                sampler_logprobs_t1=member.rollout.logprobs_t1,
+                advantage=float(advantage),
+            )
+            for member, advantage in zip(members, advantages.advantages, strict=True)
+        )
+    return sequences, {
+        "groups/used": float(used),
+        "groups/zero_variance": float(zero_variance),
+        "groups/ungraded": float(ungraded),
+    }
+
+
+def rollout_metrics(collected: Round) -> dict[str, float]:
+    """reward/*, tokens and failures of one round. Failed rollouts are counted, never averaged in."""
+    graded = [member for group in collected.groups for member in group.graded]
+    rewards = np.array([member.grade.value for member in graded])
+    metrics = {
+        "tokens/generated": float(collected.stats.tokens),
+        "tokens_per_s": collected.stats.tokens / max(collected.rollout_s, 1e-9),
+        "rollouts/failed": float(collected.failed),
+        "rollouts/reissued": float(collected.stats.reissued),
+        "rollouts/truncated": float(sum(m.rollout.finish_reason == FinishReason.LENGTH for m in collected.members)),
+        "workers/lost": float(collected.stats.lost_workers),
+    }
+    if rewards.size:
+        metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+        for part in sorted({name for member in graded for name in member.grade.parts}):
+            values = [member.grade.parts[part] for member in graded if part in member.grade.parts]
+            metrics[f"reward/{part}"] = float(np.mean(values))
+    return metrics

@@ -1,0 +1,101 @@
+"""The training loop, on a page: warm start, RL steps, evaluations, checkpoints, export, report."""
+
+from pathlib import Path
+
+from actors.training.checkpoint import LEARNER_DIR, latest_checkpoint, read_state, write_checkpoint
+from launch.config import Config
+from launch.errors import PacelineError, as_expected
+from launch.evaluate import evaluate_job
+from launch.interrupt import Interrupt, Interrupted, interrupt_flag
+from launch.job import Job, open_job, tokenizer_dir
+from launch.observe import Observer
+from launch.ray_session import ray_session
+from launch.report import write_report
+from launch.rl_step import rl_step
+from launch.run_folder import set_aside
+from launch.summary import print_summary
+from launch.warmup import warm_start
+
+EXIT_INTERRUPTED = 130
+
+
+def train(config: Config, *, config_source: str, resume: bool) -> int:
+    """Run to the end and return the exit code. `config_source`: the arguments that reproduce `config`."""
+    run_dir = Path(config.run.dir) / config.run.name
+    checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
+    if checkpoint is None:
+        set_aside(run_dir)
+    resume_command = f"paceline train {config_source} --resume"
+    with (
+        interrupt_flag() as interrupt,
+        Observer(run_dir, config, resume_from=read_state(checkpoint)["steps_done"] if checkpoint else None) as observer,
+    ):
+        try:
+            with ray_session(address=config.cluster.address) as session:
+                if session.dashboard_url:
+                    observer.event("dashboard", session.dashboard_url)
+                run(config, observer, interrupt, run_dir, checkpoint)
+        except Interrupted as stop:
+            observer.event("interrupted", f"{stop}: state saved; go on with: {resume_command}")
+            return EXIT_INTERRUPTED
+        except Exception as error:
+            expected = as_expected(error)
+            observer.event("failed", str(error) or type(error).__name__)
+            if expected is None:
+                raise
+            remedy = f"{expected.remedy}; then go on with: {resume_command}" if expected.remedy else resume_command
+            raise PacelineError(expected.message, remedy=remedy) from error
+    report = write_report(run_dir)
+    print_summary(run_dir, report=report, model=run_dir / "model")
+    return 0
+
+
+def run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path, checkpoint: Path | None) -> None:
+    """Everything that needs Ray. What is raised after the first step leaves a checkpoint of the last complete one."""
+    initial = warm_start(
+        config,
+        interrupt,
+        lambda done, total: observer.progress("warm start", done, total),
+        lambda message: observer.event("warm_start", message),
+    )
+    with open_job(config, observer, interrupt, initial) as job:
+        job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
+        if checkpoint is not None:
+            job.learner.load(checkpoint / LEARNER_DIR)
+            job.load_state_dict(read_state(checkpoint))
+        job.boundary = job.state_dict()
+        job.publish()
+        saved = job.steps_done
+        try:
+            if job.steps_done == 0:
+                evaluate_job(job)
+            while job.steps_done < config.run.steps:
+                interrupt.check()
+                observer.step(rl_step(job))
+                if due(job.steps_done, config.eval.every, config.run.steps):
+                    evaluate_job(job)
+                if due(job.steps_done, config.checkpoint.every, config.run.steps):
+                    saved = save(job, run_dir)
+        except BaseException:
+            if job.boundary is not None and job.boundary["steps_done"] > saved and job.learner.alive:
+                save(job, run_dir)
+            raise
+        job.learner.export(run_dir / "model", tokenizer_dir=tokenizer_dir(config))
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Every `every` steps (0: never) and after the last."""
+    return step == last or (every > 0 and step % every == 0)
+
+
+def save(job: Job, run_dir: Path) -> int:
+    """Checkpoint the last complete step and return its number."""
+    state = job.boundary
+    assert state is not None, "the learner is between two states"
+    job.observer.progress("checkpoint")
+    state = {**state, "evaluations": job.evaluations}
+    path = write_checkpoint(
+        run_dir / "checkpoints", state["steps_done"], job.learner.save, state, job.config.checkpoint.keep
+    )
+    job.observer.event("checkpoint", str(path))
+    return int(state["steps_done"])

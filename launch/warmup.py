@@ -1,0 +1,93 @@
+"""Supervised warm start: demonstrations in, a Hugging Face model directory out, cached by the content of its inputs."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.data import PromptOrder, check_vocabulary, load_demonstrations, load_tokenizer
+from actors.learner_group import LearnerGroup
+from actors.placement import place
+from launch.config import Config
+from launch.errors import PacelineError
+from launch.interrupt import Interrupt, interrupt_flag
+from launch.job import tokenizer_dir
+from launch.ray_session import ray_session
+from models.config import read_config
+
+_REPORT_EVERY = 100  # optimizer steps
+
+
+def warmup(config: Config) -> Path:
+    """`paceline warmup`: the warm-started model's directory, made now or earlier."""
+    with interrupt_flag() as interrupt, ray_session(address=config.cluster.address):
+        return warm_start(config, interrupt, lambda _done, _total: None, print)
+
+
+def warm_start(
+    config: Config, interrupt: Interrupt, progress: Callable[[int, int], None], log: Callable[[str], None]
+) -> Path:
+    """The initial weights of a run: model.path, or what the `warmup:` section makes of it.
+
+    Needs Ray. Raises Interrupted between optimizer steps; nothing is kept of an unfinished warm start.
+    """
+    options = config.warmup
+    if options is None:
+        return Path(config.model.path)
+    target = Path(config.run.dir) / "warm_starts" / fingerprint(config)
+    if (target / "config.json").is_file():
+        log(f"using the cached warm start {target}")
+        return target
+    tokenizer = load_tokenizer(tokenizer_dir(config))
+    check_vocabulary(tokenizer, read_config(config.model.path).vocab_size)
+    demonstrations = load_demonstrations(options, config.data, tokenizer)
+    log(f"warm start on {options.data}: {demonstrations.report.summary()}; {options.steps} optimizer steps")
+    order = PromptOrder(len(demonstrations), config.run.seed, shuffle=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    with (
+        place(config) as placement,
+        LearnerGroup(
+            config.model,
+            config.learner,
+            config.objective,
+            init=options.init,
+            seed=config.run.seed,
+            actor_options=placement.learner_options,
+        ) as learner,
+    ):
+        learner.begin(options.optimizer, options.steps)
+        for step in range(1, options.steps + 1):
+            interrupt.check()
+            batch = [demonstrations[index] for _, index in order.take(options.batch_size)]
+            result = learner.sft_step(batch)
+            progress(step, options.steps)
+            if step % _REPORT_EVERY == 0 or step == options.steps:
+                log(f"warm start {step}/{options.steps}: loss {result.losses[-1]:.4f}")
+        learner.export(partial, tokenizer_dir=tokenizer_dir(config))
+    try:
+        partial.rename(target)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not (target / "config.json").is_file():  # else another run made the same one meanwhile
+            raise PacelineError(f"cannot keep the warm start in {target}: {error}") from error
+    return target
+
+
+def fingerprint(config: Config) -> str:
+    """Hash over everything that a warm start depends on: options, seed, network, tokenizer and data."""
+    assert config.warmup is not None
+    digest = hashlib.blake2b(digest_size=12)
+    digest.update(config.warmup.model_dump_json().encode())
+    digest.update(config.model.model_dump_json().encode())
+    digest.update(config.data.model_dump_json(exclude={"train", "eval"}).encode())
+    digest.update(f"{config.run.seed} {config.learner.packing} {config.learner.micro_batch_tokens}".encode())
+    folders = {Path(config.model.path), Path(tokenizer_dir(config))}
+    files = sorted(file for folder in folders for file in folder.iterdir() if file.is_file())
+    data = Path(config.warmup.data)
+    for file in [*files, *(sorted(data.rglob("*")) if data.is_dir() else [data])]:
+        if file.is_file():
+            digest.update(file.name.encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "blake2b").digest())
+    return digest.hexdigest()
