@@ -4,18 +4,10 @@ A row's result never depends on the other rows where an operation says batch-inv
 operation; whether a kernel or torch computes it is decided here, per call, from device, dtype and gradients.
 """
 
+from models.ops.attention import packed_attention, paged_attention
 from models.ops.linear import linear
-from models.ops.reference import (
-    add_rms_norm,
-    apply_rope,
-    packed_attention,
-    paged_attention,
-    rms_norm,
-    sample,
-    split_qkv,
-    swiglu,
-    write_kv,
-)
+from models.ops.sampling import sample
+from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, split_qkv, swiglu, write_kv
 
 __all__ = [
     "add_rms_norm",

@@ -17,11 +17,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (normed * weight.float()).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return rms_norm(total, weight, eps), total
-
-
 def swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(gate_up.dtype)
@@ -31,23 +26,6 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos.float()[:, None, :], sin.float()[:, None, :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def split_qkv(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    query_heads: int,
-    kv_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, head_dim = qkv.shape[0], qkv.shape[1] // (query_heads + 2 * kv_heads)
-    q, k, v = qkv.view(rows, -1, head_dim).split((query_heads, kv_heads, kv_heads), dim=1)
-    q = q if q_norm is None else rms_norm(q, q_norm, eps)
-    k = k if k_norm is None else rms_norm(k, k_norm, eps)
-    return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -148,6 +126,6 @@ def sample(
     noise = gumbel(keys, positions, logits.shape[1])
     tokens = torch.argmax(scaled + noise.masked_fill(greedy[:, None], 0.0), dim=-1)
     chosen = tokens[:, None]
-    logprobs = (scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True))[:, 0].masked_fill(greedy, 0.0)
-    logprobs_t1 = (logits.gather(1, chosen) - logits.logsumexp(-1, keepdim=True))[:, 0]
+    logprobs = scaled.log_softmax(-1).gather(1, chosen)[:, 0].masked_fill(greedy, 0.0)
+    logprobs_t1 = logits.log_softmax(-1).gather(1, chosen)[:, 0]
     return tokens, logprobs, logprobs_t1

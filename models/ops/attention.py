@@ -1,0 +1,189 @@
+"""Causal attention over packed segments (learner) and over a paged KV cache (engine); bitwise equal to each other.
+
+On CPU both run one native kernel, whose result for a query row depends on that row's keys, values and their order
+only. Elsewhere they are torch's scaled dot-product attention (`reference`), equal to rounding.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.ops import reference
+from models.ops.native import as_int32, dense_rows, kernels, takes
+
+_BF16 = torch.bfloat16
+_LANES = 8
+
+
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, *, max_seqlen: int | None = None
+) -> Tensor:
+    """Causal attention inside each segment; differentiable.
+
+    q [T, Hq, D], k and v [T, Hkv, D] with Hq a multiple of Hkv; cu_seqlens int32 [S + 1], from 0 to T, non-decreasing.
+    Returns [T, Hq, D]. `max_seqlen` spares a host synchronisation on CUDA. Raises ValueError on inconsistent offsets.
+    """
+    if not takes(q, k, v) or q.shape[2] % _LANES:
+        return reference.packed_attention(q, k, v, cu_seqlens, scale, max_seqlen=max_seqlen)
+    _check_heads(q, k, v)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        result: Tensor = _PackedAttention.apply(q, k, v, cu_seqlens, scale)  # type: ignore[no-untyped-call]
+        return result
+    return _packed_attention(dense_rows(q), dense_rows(k), dense_rows(v), as_int32(cu_seqlens), scale)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_offsets: Tensor,
+    context_lens: Tensor,
+    block_tokens: int,
+    scale: float,
+    *,
+    tree_mask: Tensor | None = None,
+    max_query: int | None = None,
+    max_context: int | None = None,
+) -> Tensor:
+    """Attention of each request's last rows over its cached context, causal; any number of rows per request.
+
+    q [T, Hq, D]; caches [slots, Hkv, D]; int32 block_tables [B, M], query_offsets [B + 1], context_lens [B]. The
+    queries of request b are rows query_offsets[b]:query_offsets[b + 1] and the last tokens of its context, whose keys
+    and values are written already. Position p lies in slot block_tables[b, p // block_tokens] * block_tokens
+    + p % block_tokens. Returns [T, Hq, D].
+
+    tree_mask, bool or uint8 [T, W]: column j of row t says whether the row sees its request's query row j (itself
+    included); rows then hold a tree of drafted tokens, and W is at least the largest number of rows of a request.
+    A row whose ancestors are the rows of a plain continuation gets bitwise the plain result.
+
+    The maximum lengths spare host synchronisations on CUDA. Raises ValueError on inconsistent lengths and IndexError
+    on blocks outside the cache (CPU).
+    """
+    native = takes(q, k_cache, v_cache) and k_cache.is_contiguous() and v_cache.is_contiguous()
+    if not native or q.shape[2] % _LANES:
+        return reference.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            block_tables,
+            query_offsets,
+            context_lens,
+            block_tokens,
+            scale,
+            tree_mask=tree_mask,
+            max_query=max_query,
+            max_context=max_context,
+        )
+    _check_heads(q, k_cache, v_cache)
+    requests = context_lens.shape[0]
+    if query_offsets.shape != (requests + 1,) or block_tables.shape[0] != requests:
+        raise ValueError("context_lens [B], query_offsets [B + 1] and block_tables [B, M] disagree about B")
+    q, block_tables = dense_rows(q), as_int32(block_tables)
+    query_offsets, context_lens = as_int32(query_offsets), as_int32(context_lens)
+    mask_address = mask_width = 0
+    if tree_mask is not None:
+        if tree_mask.shape[0] != q.shape[0]:
+            raise ValueError(f"tree_mask has {tree_mask.shape[0]} rows for {q.shape[0]} query rows")
+        tree_mask = tree_mask.to(torch.uint8).contiguous()
+        mask_address, mask_width = tree_mask.data_ptr(), tree_mask.shape[1]
+    rows, query_heads, head_dim = q.shape
+    out = q.new_empty((rows, query_heads, head_dim))
+    kernels.paged_attention(  # type: ignore[union-attr]
+        q.dtype is _BF16,
+        q.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        block_tables.data_ptr(),
+        block_tables.shape[1],
+        query_offsets.data_ptr(),
+        context_lens.data_ptr(),
+        requests,
+        block_tokens,
+        k_cache.shape[0],
+        mask_address,
+        mask_width,
+        out.data_ptr(),
+        rows,
+        query_heads,
+        k_cache.shape[1],
+        head_dim,
+        q.stride(0),
+        scale,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if k.shape != v.shape or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit together")
+
+
+def _packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"{q.shape[0]} query rows, but {k.shape[0]} keys")
+    rows, query_heads, head_dim = q.shape
+    out = q.new_empty((rows, query_heads, head_dim))
+    kernels.packed_attention(  # type: ignore[union-attr]
+        q.dtype is _BF16,
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        cu_seqlens.data_ptr(),
+        cu_seqlens.shape[0] - 1,
+        out.data_ptr(),
+        rows,
+        query_heads,
+        k.shape[1],
+        head_dim,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        scale,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+class _PackedAttention(torch.autograd.Function):
+    """Saves no scores: the backward computes them again, so memory stays linear in T."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+        q, k, v, cu_seqlens = dense_rows(q), dense_rows(k), dense_rows(v), as_int32(cu_seqlens)
+        ctx.save_for_backward(q, k, v, cu_seqlens)
+        ctx.scale = scale
+        return _packed_attention(q, k, v, cu_seqlens, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, cu_seqlens = ctx.saved_tensors
+        grad = grad.contiguous()
+        rows, query_heads, head_dim = q.shape
+        grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+        kernels.packed_attention_backward(  # type: ignore[union-attr]
+            q.dtype is _BF16,
+            grad.data_ptr(),
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            cu_seqlens.data_ptr(),
+            cu_seqlens.shape[0] - 1,
+            grad_q.data_ptr(),
+            grad_k.data_ptr(),
+            grad_v.data_ptr(),
+            rows,
+            query_heads,
+            k.shape[1],
+            head_dim,
+            q.stride(0),
+            k.stride(0),
+            v.stride(0),
+            ctx.scale,
+            torch.get_num_threads(),
+        )
+        return grad_q, grad_k, grad_v, None, None

@@ -1,0 +1,91 @@
+// What the kernels offer to the binding. Raw pointers and sizes; shapes are checked by the Python wrapper.
+//
+// Strides are in elements, from one row to the next; inside a row everything is contiguous. `threads` never changes a
+// result: work is split between tasks that share no sums.
+#pragma once
+
+#include <cstdint>
+
+#include "vec.h"
+
+namespace paceline {
+
+template <typename T>
+void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps);
+
+// total = x + residual (rounded to T), out = rms_norm(total).
+template <typename T>
+void add_rms_norm(const T* x, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t width,
+                  float eps);
+
+template <typename T>
+void rms_norm_backward(const T* grad, const T* x, const T* weight, T* grad_x, float* grad_weight, int64_t rows,
+                       int64_t width, float eps);
+
+template <typename T>
+void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width);
+
+template <typename T>
+void swiglu_backward(const T* grad, const T* gate_up, T* grad_gate_up, int64_t rows, int64_t width);
+
+// Rotates [rows, heads, head_dim] by the angles of cos, sin [rows, head_dim / 2]; backwards if `inverse`.
+template <typename T>
+void rope(const T* x, int64_t x_stride, const float* cos, const float* sin, T* out, int64_t rows, int64_t heads,
+          int64_t head_dim, bool inverse);
+
+// Per-head norm (where a weight is given), then rope, of the query and key heads of a fused projection's rows.
+template <typename T>
+void split_qkv(const T* qkv, int64_t stride, const float* cos, const float* sin, const T* q_norm, const T* k_norm,
+               float eps, T* q, T* k, int64_t rows, int64_t query_heads, int64_t kv_heads, int64_t head_dim);
+
+template <typename T>
+void write_kv(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* k_cache, T* v_cache,
+              const int64_t* slots, int64_t rows, int64_t width, int64_t cache_slots);
+
+struct AttentionShape {
+  int64_t rows;  // query rows; the offsets must cut exactly these
+  int64_t query_heads, kv_heads, head_dim;
+  int64_t q_stride, k_stride, v_stride;  // elements between tokens
+  float scale;
+  int threads;
+};
+
+template <typename T>
+void packed_attention(const T* q, const T* k, const T* v, const int32_t* offsets, int64_t segments, T* out,
+                      const AttentionShape& shape);
+
+template <typename T>
+void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v, const int32_t* offsets,
+                               int64_t segments, T* grad_q, T* grad_k, T* grad_v, const AttentionShape& shape);
+
+// Where the tokens of each request lie in the KV cache.
+struct PageTable {
+  const int32_t* block_tables;  // [requests, table_width]
+  const int32_t* context_lens;  // [requests], tokens, the query rows included
+  int64_t requests, table_width, block_tokens, cache_slots;
+
+  // Cache slots of the positions [first, last) of a request.
+  void slots(int64_t request, int64_t first, int64_t last, int32_t* out) const;
+  // Throws where a read would leave the cache, a table or the mask.
+  void check(const int32_t* query_offsets, int64_t max_queries) const;
+};
+
+// tree_mask: null, or [query rows, tree_width] with 1 where a query row may see its request's query row of that column.
+template <typename T>
+void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageTable& pages,
+                     const int32_t* query_offsets, const uint8_t* tree_mask, int64_t tree_width, T* out,
+                     const AttentionShape& shape);
+
+template <typename T>
+void sample(const T* logits, int64_t stride, const float* cutoff, const float* temperature, const int64_t* keys,
+            const int64_t* positions, int64_t rows, int64_t vocab, int threads, int64_t* tokens, float* logprobs,
+            float* logprobs_t1);
+
+void random_words(const int64_t* keys, const int64_t* positions, int64_t rows, int64_t vocab, int64_t* out);
+
+// Test hooks: the vectorised functions over n values.
+void exp_array(const float* x, float* out, int64_t n);
+void log_array(const float* x, float* out, int64_t n);
+void log1m_array(const float* x, float* out, int64_t n);
+
+}  // namespace paceline
