@@ -117,10 +117,11 @@ class AutoTransformer(nn.Module):
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
         """Recompute each layer in the backward pass."""
-        if enabled:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        else:
-            self.model.gradient_checkpointing_disable()
+        # "gradient checkpointing" until transformers renamed it in 5.x
+        verb = "enable" if enabled else "disable"
+        switch = getattr(self.model, f"activation_checkpointing_{verb}", None)
+        switch = switch or getattr(self.model, f"gradient_checkpointing_{verb}")
+        switch({"use_reentrant": False}) if enabled else switch()
 
 
 def _unsupported(model: nn.Module, why: str) -> UnsupportedModelError:

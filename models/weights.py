@@ -81,4 +81,6 @@ def _view(flat: Tensor, spec: TensorSpec) -> Tensor:
     end = spec.offset_bytes + count * dtype.itemsize
     if end > flat.numel():
         raise WeightsCorruptError(f"{spec.name} ends at byte {end} of a buffer of {flat.numel()}")
+    if count == 0:
+        return torch.empty(spec.shape, dtype=dtype)  # an empty view has no stride to reinterpret
     return flat[spec.offset_bytes : end].view(dtype).view(spec.shape)
