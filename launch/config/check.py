@@ -82,8 +82,6 @@ def _learner(c: Config) -> Iterator[Issue]:
     for key, options in optimizers:
         if not all(0 <= beta < 1 for beta in options.betas):
             yield Issue(f"{key}.betas", f"each must be in [0, 1), got {list(options.betas)}")
-    if c.learner.autocast_bf16 and c.model.dtype != "float32":
-        yield Issue("learner.autocast_bf16", "needs float32 master weights: set model.dtype to float32")
 
 
 def _layout(c: Config) -> Iterator[Issue]:

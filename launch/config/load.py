@@ -47,6 +47,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     document = parse_document(text, str(path))
     apply_overrides(document, overrides)
     config, issues = validate(document, str(path))
+    known = {issue.key for issue in document.issues}
+    issues = [issue for issue in issues if issue.key not in known]  # e.g. a rejected value is then missing as well
     if config is None or document.issues or issues:
         raise ConfigError([*document.issues, *issues], remedy="all keys: paceline config --schema")
     faults = [

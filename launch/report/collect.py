@@ -62,7 +62,7 @@ def _lengths(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _timeline(spans: Sequence[Span]) -> dict[str, Any]:
-    """Spans as [actor, kind, start ms, duration ms, step]; actors in natural order, kinds in the order of the legend."""
+    """Spans as [actor, kind, start ms, duration ms, step]; actors in natural order, kinds in the legend's."""
     dropped = max(len(spans) - MAX_SPANS, 0)
     shortest_s = sorted(span.end_s - span.start_s for span in spans)[dropped] if dropped else 0.0
     kept = [span for span in spans if span.end_s - span.start_s >= shortest_s]

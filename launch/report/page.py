@@ -19,8 +19,10 @@ from launch.summary import RunSummary, summarise
 
 ASSETS = Path(__file__).parent / "assets"
 MAX_EVENTS = 200
-MAX_SAMPLES = 24
+SAMPLE_STEPS = 6  # RL steps whose responses are shown, from the first to the last
 BAD_EVENTS = ("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died")
+REWARD_NOTE = "Mean reward of the sampled responses by RL step; dots are evaluations on held-out prompts."
+GANTT_NOTE = "One row per worker. 'busy' is the share of the visible time in which it was not idle."
 NAV = (
     ("reward", "Reward"),
     ("lengths", "Response lengths"),
@@ -62,7 +64,9 @@ def render(run_dir: Path) -> str:
         _cards(summary),
         _charts(data),
         _section("events", "Events", _events(events), "Failures and recoveries are red."),
-        _section("samples", "Sample responses", _samples(samples), "Newest step first, from best to worst reward."),
+        _section(
+            "samples", "Sample responses", _samples(samples), "From the last step to the first, best reward to worst."
+        ),
         _config(config.read_text(encoding="utf-8") if config.is_file() else ""),
         "<footer>Paceline. Open trace.json, beside this file, in ui.perfetto.dev for the full timeline.</footer>",
         f'</main>\n<script type="application/json" id="data">{_embed(data)}</script>',
@@ -77,7 +81,7 @@ def _embed(data: Mapping[str, Any]) -> str:
 
 
 def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]]) -> str:
-    started = f"started {_clock(events[0].get('at_s'))}, " if events else ""
+    started = f"started {_clock(events[0].get('at_s'))} UTC, " if events else ""
     planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in NAV)
     return (
@@ -90,16 +94,16 @@ def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]]) -> str:
 def _cards(summary: RunSummary) -> str:
     speed = f"{summary.tokens_per_s:,.0f}" if summary.tokens_per_s is not None else "-"
     gap = f"{summary.logprob_gap_mean:.1e}" if summary.logprob_gap_mean is not None else "-"
-    gap_max = f"largest token {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
+    gap_max = f"largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
     per_step = f"{summary.wall_s / summary.steps_done:.2f} s a step" if summary.steps_done else ""
-    lost = f"{summary.rollouts_failed} gradings failed, {summary.rollouts_reissued} re-issued"
+    lost = f"{summary.rollouts_failed} failed, {summary.rollouts_reissued} reissued"
     cards = (
         _change_card("Held-out reward", summary.eval_first, summary.eval_last),
         _change_card("Train reward", summary.reward_first, summary.reward_last),
         _card("Time in RL steps", duration(summary.wall_s), per_step),
-        _card("Generated", f"{_big(summary.tokens)} tokens", f"{summary.groups_dropped} groups without signal"),
-        _card("Speed", f"{speed} tok/s", "median step"),
-        _card("Sampler to learner", gap, gap_max or "log-prob gap"),
+        _card("Tokens generated", _big(summary.tokens), f"{summary.groups_dropped} groups dropped"),
+        _card("Tokens per second", speed, "median step"),
+        _card("Log-prob gap", gap, gap_max or "sampler to learner"),
         _card("Mishaps", str(summary.rollouts_failed + summary.rollouts_reissued), lost),
     )
     return f'<div class="cards">{"".join(cards)}</div>'
@@ -133,16 +137,21 @@ def _charts(data: Mapping[str, Any]) -> str:
             ("kl", "KL against the reference"),
         )
     )
-    return "\n".join(
-        [
-            _section("reward", "Reward", '<div id="chart-reward"></div>', "Mean reward of the sampled responses by RL step; dots are evaluations on held-out prompts."),
-            _section("lengths", "Response lengths", _two(_sub("Quantiles by RL step, tokens", "chart-lengths"), _sub("Share of responses by length, %", "chart-histogram"))),
-            _section("time", "Where a step's time goes", _two(_sub("Seconds by phase", "chart-time"), _sub("Generated tokens per second", "chart-speed"))),
-            _section("gantt", "What every worker did", '<div id="chart-gantt"></div>', f"One row per worker; pale is idle. 'busy' is the share of the visible time that is not idle.{left_out}"),
-            _section("learning", "Learning", f'<div class="two">{learning}</div>'),
-            _section("groups", "Groups and mishaps", _two(_sub("Groups by RL step", "chart-groups"), _sub("Rollouts by RL step", "chart-failures"))),
-        ]
-    )  # fmt: skip
+    lengths = _two(
+        _sub("Quantiles by RL step, tokens", "chart-lengths"),
+        _sub("Share of responses by length, %", "chart-histogram"),
+    )
+    times = _two(_sub("Seconds by phase", "chart-time"), _sub("Generated tokens per second", "chart-speed"))
+    groups = _two(_sub("Groups by RL step", "chart-groups"), _sub("Rollouts by RL step", "chart-failures"))
+    sections = (
+        ("reward", "Reward", '<div id="chart-reward"></div>', REWARD_NOTE),
+        ("lengths", "Response lengths", lengths, ""),
+        ("time", "Where a step's time goes", times, ""),
+        ("gantt", "What every worker did", '<div id="chart-gantt"></div>', GANTT_NOTE + left_out),
+        ("learning", "Learning", f'<div class="two">{learning}</div>', ""),
+        ("groups", "Groups and mishaps", groups, ""),
+    )
+    return "\n".join(_section(*section) for section in sections)
 
 
 def _section(name: str, title: str, body: str, note: str = "") -> str:
@@ -163,9 +172,12 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
         return '<div class="empty">No events recorded</div>'
     shown = events[-MAX_EVENTS:]
     rows = (
-        f'<tr><td class="keep">{_clock(event.get("at_s"))}</td><td class="num">{escape(str(event.get("step", "")))}</td>'
-        f'<td class="kind{" bad" if _bad(event) else ""}">{escape(str(event.get("kind", "")))}</td>'
-        f"<td>{escape(str(event.get('message', '')))}</td></tr>"
+        _row(
+            ("keep", _clock(event.get("at_s"))),
+            ("num", event.get("step", "")),
+            ("kind bad" if _bad(event) else "kind", event.get("kind", "")),
+            ("", event.get("message", "")),
+        )
         for event in shown
     )
     note = f'<p class="note">The last {MAX_EVENTS} of {len(events)}.</p>' if len(events) > len(shown) else ""
@@ -179,15 +191,33 @@ def _bad(event: Mapping[str, Any]) -> bool:
 def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
     if not samples:
         return '<div class="empty">No responses recorded</div>'
-    newest = sorted(samples, key=lambda s: (-int(s.get("step", 0)), -float(s.get("reward") or 0.0)))[:MAX_SAMPLES]
+    steps = sorted({int(sample.get("step", 0)) for sample in samples})
+    count = min(SAMPLE_STEPS, len(steps))
+    picked = {steps[round(i * (len(steps) - 1) / max(count - 1, 1))] for i in range(count)}
+    shown = [sample for sample in samples if int(sample.get("step", 0)) in picked]
+    shown.sort(key=lambda sample: (-int(sample.get("step", 0)), -float(sample.get("reward") or 0.0)))
     rows = (
-        f'<tr><td class="num">{escape(str(s.get("step", "")))}</td><td class="num">{float(s.get("reward") or 0.0):.2f}</td>'
-        f'<td class="num">{escape(str(s.get("tokens", "")))}</td><td class="keep">{escape(str(s.get("finish_reason", "")))}</td>'
-        f"<td><pre>{escape(str(s.get('prompt', '')))}</pre></td><td><pre>{escape(str(s.get('response', '')))}</pre></td>"
-        f"<td><pre>{escape(str(s.get('error') or s.get('answer') or ''))}</pre></td></tr>"
-        for s in newest
+        _row(
+            ("num", sample.get("step", "")),
+            ("num", f"{float(sample.get('reward') or 0.0):.2f}"),
+            ("num", sample.get("tokens", "")),
+            ("keep", sample.get("finish_reason", "")),
+            ("pre", sample.get("prompt", "")),
+            ("pre", sample.get("response", "")),
+            ("pre", sample.get("error") or sample.get("answer") or ""),
+        )
+        for sample in shown
     )
     return _table(("Step#", "Reward#", "Tokens#", "End", "Prompt", "Response", "Answer"), rows)
+
+
+def _row(*cells: tuple[str, object]) -> str:
+    """A table row of (class, value); the class `pre` keeps line breaks. Values are escaped."""
+    parts = []
+    for name, value in cells:
+        text = escape(str(value))
+        parts.append(f"<td><pre>{text}</pre></td>" if name == "pre" else f'<td class="{name}">{text}</td>')
+    return f"<tr>{''.join(parts)}</tr>"
 
 
 def _table(heads: Sequence[str], rows: Iterator[str]) -> str:

@@ -51,7 +51,9 @@ function chart(host, height, legend, draw) {
     const box = htmlEl("div", "legend", host);
     for (const item of legend) {
       const entry = htmlEl("span", "", box);
-      htmlEl("i", "", entry).style.background = item.color;
+      const swatch = htmlEl("i", "", entry);
+      swatch.style.background = item.color;
+      if (item.faint) swatch.style.opacity = 0.4;
       entry.append(item.name);
     }
   }

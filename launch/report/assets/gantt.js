@@ -2,7 +2,7 @@
 // What every worker did: one row per actor on a canvas. Drag to zoom in, double-click for everything.
 
 const KIND_COLORS = {
-  decode: "--teal", idle: "--pale", load_weights: "--violet", train: "--orange", logprobs: "--gold", publish: "--blue",
+  decode: "--teal", idle: "--idle", load_weights: "--violet", train: "--orange", logprobs: "--gold", publish: "--blue",
   checkpoint: "--slate", grade: "--pink", restart: "--red", eval: "--green",
 };
 const QUIET_KINDS = new Set(["idle"]);
@@ -115,13 +115,13 @@ function gantt(host, timeline) {
         if (i % every) return;
         const x = left + (w.from - view[0]) * k;
         line(pen, x, 4, height);
-        pen.fillText(`step ${w.step}`, x + 4, 10);
+        if (x < width - right - 44) pen.fillText(`step ${w.step}`, x + 4, 10);
       });
     } else {
       for (const t of ticks(view[0] / 1000, view[1] / 1000, 8)) {
         const x = left + (t * 1000 - view[0]) * k;
         line(pen, x, 4, height);
-        pen.fillText(`${short(t)} s`, x + 4, 10);
+        if (x < width - right - 44) pen.fillText(`${short(t)} s`, x + 4, 10);
       }
     }
     pen.textAlign = "right";

@@ -1,0 +1,175 @@
+"""The command line: quick, light to import, clear when something fails, with the exit codes it documents."""
+
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launch.cli import app
+from launch.errors import PacelineError
+from models.manifest import WeightsManifest  # a module of a lower layer, for its name
+
+Write = Callable[..., Path]
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "ray", "transformers", "plotly", "pandas", "datasets")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = python(
+        "import sys\nfrom launch.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit as e:\n    assert e.code == 0, e.code\n"
+        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "HEAVY []" in done.stdout
+    assert all(command in done.stdout for command in ("train", "config", "warmup", "eval", "report"))
+
+
+@pytest.mark.parametrize(
+    "module", ["launch.config", "launch.config.show", "launch.observe", "launch.report", "launch.summary"]
+)
+def test_light_modules(module: str) -> None:
+    done = python(f"import sys, {module}\nprint([m for m in {HEAVY!r} if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_module_entry_point() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "config"], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 2
+    assert "give a configuration file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_config_prints_values_with_sources_and_warns(write_config: Write) -> None:
+    path = write_config()
+    code, out, err = run("config", str(path), "run.seed=3")
+    assert code == 0
+    lines = {line.split("#")[0].strip(): line.partition("# ")[2] for line in out.splitlines()}
+    assert lines["seed: 3"] == "override"
+    assert lines["steps: 5"] == f"{path}:3"
+    assert "warning: model.path" in err
+
+
+def test_config_schema() -> None:
+    code, out, _ = run("config", "--schema")
+    assert code == 0
+    assert "`rollout.sampling.temperature`" in out
+
+
+def test_config_errors_exit_2(write_config: Write) -> None:
+    code, _, err = run("config", str(write_config()), "run.stpes=3", "run.steps=0")
+    assert code == 2
+    assert "did you mean run.steps?" in err
+    assert ">= 1" in err
+
+
+@pytest.mark.parametrize("command", ["train", "warmup", "eval"])
+def test_missing_inputs_stop_before_any_work(write_config: Write, command: str) -> None:
+    code, _, err = run(command, str(write_config()), "data.eval=gone.jsonl", "warmup.data=w.jsonl")
+    assert code == 2
+    assert "gone.jsonl" in err
+
+
+def test_sections_a_command_needs(write_config: Write) -> None:
+    assert run("warmup", str(write_config()))[0] == 2
+    assert run("eval", str(write_config()))[0] == 2
+    assert run("eval", str(write_config()), "data.eval=e", "--model", "nowhere")[0] == 2
+
+
+@pytest.fixture
+def ready(write_config: Write, tmp_path: Path) -> Path:
+    """A configuration whose inputs all exist."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "train.jsonl").touch()
+    return write_config()
+
+
+def fake_train(monkeypatch: pytest.MonkeyPatch, outcome: Callable[..., int]) -> None:
+    module = types.ModuleType("launch.train")
+    module.train = outcome  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "launch.train", module)
+
+
+def test_train_gets_config_source_and_resume(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, str, bool]] = []
+
+    def train(config: object, *, config_source: str, resume: bool) -> int:
+        calls.append((config.run.steps, config_source, resume))  # type: ignore[attr-defined]
+        return 7
+
+    fake_train(monkeypatch, train)
+    assert run("train", str(ready), "run.steps=9", "--resume", "reward.terms.0={kind: math}")[0] == 7
+    assert calls == [(9, f"{ready} run.steps=9 'reward.terms.0={{kind: math}}'", True)]
+
+
+def raising(error: BaseException) -> Callable[..., int]:
+    def train(config: object, **_: object) -> int:
+        raise error
+
+    return train
+
+
+class LowerError(Exception):
+    remedy = "convert it"
+
+
+LowerError.__module__ = WeightsManifest.__module__
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "texts", "traceback"),
+    [
+        (PacelineError("disk is full", remedy="delete runs/old"), 1, ["disk is full", "delete runs/old"], False),
+        (LowerError("unsupported model Foo"), 1, ["unsupported model Foo", "convert it"], False),
+        (FileNotFoundError(2, "No such file or directory", "/x/y"), 1, ["No such file or directory: /x/y"], False),
+        (ValueError("a bug"), 1, ["a bug", "please report"], True),
+        (KeyboardInterrupt(), 130, ["interrupted"], False),
+    ],
+)
+def test_failures(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, texts: list[str], traceback: bool
+) -> None:
+    fake_train(monkeypatch, raising(error))
+    got, _, err = run("train", str(ready))
+    assert got == code
+    assert all(text in err for text in texts), err
+    assert ("Traceback" in err) == traceback
+
+
+def test_debug_shows_the_traceback(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_train(monkeypatch, raising(PacelineError("expected")))
+    code, _, err = run("train", str(ready), "--debug")
+    assert code == 1
+    assert "Traceback" in err
+
+
+def test_errors_of_ray_tasks_are_unwrapped(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_error = type("RayTaskError", (Exception,), {"__module__": "ray.exceptions"})("boom")
+    ray_error.cause = PacelineError("the model is gone")  # type: ignore[attr-defined]
+    fake_train(monkeypatch, raising(ray_error))
+    code, _, err = run("train", str(ready))
+    assert code == 1
+    assert "the model is gone" in err
+    assert "Traceback" not in err
+
+
+def test_report_of_no_run(tmp_path: Path) -> None:
+    code, _, err = run("report", str(tmp_path))
+    assert code == 2
+    assert "no run in" in err

@@ -1,0 +1,113 @@
+"""Contradictions between keys and what the machine lacks: each rule is shown to fire, and to stay silent otherwise."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.config import ConfigError, check_environment, load_config
+from launch.config.schema import by_name, keys, nearest
+from launch.config.show import schema_markdown
+
+Write = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["objective.kl_coef=0.1"], "objective.kl_coef"),
+        (["learner.mini_batches=200"], "learner.mini_batches"),
+        (["rollout.engine.max_model_tokens=100"], "rollout.engine.max_model_tokens"),
+        (["rollout.engine.kv_tokens=512"], "rollout.engine.kv_tokens"),
+        (["rollout.engine.backend=vllm", "model.batch_invariant=true"], "model.batch_invariant"),
+        (["reward.terms.0.kind=format"], "reward.terms.0.pattern"),
+        (["reward.terms.0={kind: format, pattern: '('}"], "reward.terms.0.pattern"),
+        (["reward.terms.0={kind: math, pattern: a}"], "reward.terms.0.pattern"),
+        (["reward.terms.0={kind: python, function: nocolon}"], "reward.terms.0.function"),
+        (["eval.every=5"], "eval.every"),
+        (["data.template=plain", "data.chat_template=x"], "data.chat_template"),
+        (["learner.optimizer.betas=[0.9, 1.0]"], "learner.optimizer.betas"),
+        (["learner.device=cuda"], "learner.device"),
+        (
+            ["cluster.layout=colocated", "learner.device=cuda", "model.batch_invariant=true"],
+            "model.batch_invariant",
+        ),
+        (["cluster.rollout_resource=spot"], "cluster.rollout_resource"),
+    ],
+)
+def test_contradictions(write_config: Write, overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write_config(), overrides)
+    assert [issue.key for issue in caught.value.issues] == [key]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["objective.kl_coef=0.1", "objective.kl=k3"],
+        ["learner.mini_batches=128"],
+        ["learner.autocast_bf16=true", "model.dtype=bfloat16"],
+        ["eval.every=5", "data.eval=e.jsonl"],
+        ["cluster.layout=disaggregated", "cluster.rollout_resource=spot", "learner.device=cuda"],
+        ["reward.terms.0={kind: python, function: 'pkg.mod:grade'}"],
+    ],
+)
+def test_no_false_alarms(write_config: Write, overrides: list[str]) -> None:
+    load_config(write_config(), overrides)
+
+
+def test_environment(write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("launch.config.check.importlib.util.find_spec", lambda name: None)
+    blocked = tmp_path / "file"
+    blocked.touch()
+    overrides = [
+        "rollout.engine.backend=vllm", "observe.wandb_project=p", "cluster.layout=colocated", "warmup.data=w",
+        f"run.dir={blocked}/runs", "model.tokenizer=t", "data.eval=e",
+    ]  # fmt: skip
+    found = {issue.key: issue for issue in check_environment(load_config(write_config(), overrides).config)}
+    assert set(found) == {
+        "rollout.engine.backend", "observe.wandb_project", "cluster.layout", "model.path", "model.tokenizer",
+        "data.train", "data.eval", "warmup.data", "run.dir",
+    }  # fmt: skip
+    assert found["rollout.engine.backend"].remedy == "pip install 'paceline[vllm]'"
+    assert "looked in" in found["data.train"].message
+
+
+def test_a_complete_environment_is_silent(write_config: Write, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "train.jsonl").touch()
+    loaded = load_config(write_config(), [f"run.dir={tmp_path}/new/runs"])
+    assert check_environment(loaded.config) == []
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_unwritable_run_dir(write_config: Write, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    loaded = load_config(write_config(), [f"run.dir={tmp_path}/locked/runs"])
+    assert "run.dir" in {issue.key for issue in check_environment(loaded.config)}
+
+
+def test_schema_has_every_key_once_with_a_description() -> None:
+    names = [key.name for key in keys()]
+    assert len(names) == len(set(names))
+    text = schema_markdown()
+    assert all(f"`{name}`" in text for name in names)
+    assert by_name()["reward.terms.*.kind"].expected == "one of math, code, format, python"
+    assert by_name()["rollout.engine.threads"].expected == "an integer, >= 1 or null"
+
+
+def test_nearest_key() -> None:
+    assert nearest("rollout.worker") == "rollout.workers"
+    assert nearest("reward.terms.1.wieght") == "reward.terms.1.weight"
+    assert nearest("temperature") in ("rollout.sampling.temperature", "eval.temperature")
+    assert nearest("zzzz.qqqq") is None
+
+
+def test_the_manual_describes_the_tree_as_it_is() -> None:
+    manual = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert schema_markdown() in manual.read_text(encoding="utf-8"), "run: python -m launch config --schema"
