@@ -167,5 +167,3 @@ def assert_close(actual: Rollout, expected: Rollout, tolerance: float = 1e-4) ->
     assert actual.finish_reason == expected.finish_reason
     np.testing.assert_allclose(actual.logprobs, expected.logprobs, atol=tolerance)
     np.testing.assert_allclose(actual.logprobs_t1, expected.logprobs_t1, atol=tolerance)
-
-

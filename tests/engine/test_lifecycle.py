@@ -1,12 +1,16 @@
 """Limits, rejections, abort, weights, sleep, sharing of prompts, telemetry."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from actors.engine.native.buffers import StepBuffers
+from actors.engine.native.engine import NativeEngine
+from actors.engine.options import EngineOptions
 from actors.engine.types import (
     EngineIdle,
     EngineWindow,
@@ -227,9 +231,6 @@ def test_progress_and_windows_add_up(tmp_path: Path) -> None:
         now[0] += 0.01
         return now[0]
 
-    from actors.engine.native.engine import NativeEngine
-    from actors.engine.options import EngineOptions
-
     options = EngineOptions(max_running=3, progress_every_tokens=4)
     core = NativeEngine(tiny_model(tmp_path), options, clock=clock)
     requests = make_requests(7, seed=11, max_new_tokens=21)
@@ -245,7 +246,7 @@ def test_progress_and_windows_add_up(tmp_path: Path) -> None:
     windows = [event for event in events if isinstance(event, EngineWindow)]
     assert sum(window.decode_tokens for window in windows) == 7 * 21
     assert len(windows) > 3
-    assert all(a.end_s <= b.start_s for a, b in zip(windows, windows[1:], strict=False))
+    assert all(a.end_s <= b.start_s for a, b in pairwise(windows))
     assert windows[-1].running == windows[-1].waiting == 0
     assert [type(event) for event in events[-2:]] == [EngineWindow, EngineIdle]
     assert sum(isinstance(event, EngineIdle) for event in events) == 1
@@ -263,8 +264,6 @@ def test_the_longest_expected_start_first(tmp_path: Path) -> None:
 
 def test_staged_buffers_give_what_was_put_in() -> None:
     """The path of CUDA, on CPU: one buffer, every array in its own region."""
-    from actors.engine.native.buffers import StepBuffers
-
     buffers = StepBuffers({"a": 10, "b": 7, "c": 9}, torch.device("cpu"), staged=True)
     rng = np.random.default_rng(0)
     for size in (1, 7, 3):

@@ -7,7 +7,7 @@ import pytest
 
 from actors.engine.types import Rollout
 from drafter.protocol import BatchView, Drafter, Drafts
-from tests.engine.support import FAMILIES, VOCAB, assert_same, engine, make_requests, run, tiny_model
+from tests.engine.support import FAMILIES, VOCAB, assert_same, engine, make_requests, rollouts, run, tiny_model
 
 
 class Oracle:
@@ -134,8 +134,6 @@ def test_the_drafter_may_change_at_every_step(tmp_path: Path) -> None:
         core.set_drafter(drafter, 0 if drafter is None else 1 + step % 6)
         events += core.step()
         step += 1
-    from tests.engine.support import rollouts
-
     assert_same(rollouts(events), expected)
 
 

@@ -105,8 +105,8 @@ class NativeEngine:
             elif (reason := reason_to_reject(request, self._limits)) is not None:
                 self._events.append(Rejected(request.request_id, reason))
             elif (ended := ended_by_prefix(request, self._limits)) is not None:
-                now_s = self._clock()
-                self._events.append(_finished(request, request.prefix or EMPTY_PREFIX, ended, self._version, now_s, now_s))
+                now_s, response = self._clock(), request.prefix or EMPTY_PREFIX
+                self._events.append(_finished(request, response, ended, self._version, now_s, now_s))
             else:
                 prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
                 known = 0 if prefix is None else len(prefix.tokens)

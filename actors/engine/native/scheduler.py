@@ -2,8 +2,8 @@
 
 Admission: preempted requests first, then longest expected first, ties in order of arrival, while there is a slot and
 there are blocks for every token known. Prompts are prefilled in chunks beside the decoding requests, at most
-`prefill_chunk_tokens` rows a step. A decoding request that finds no block makes the youngest request give up its blocks:
-that one waits and is recomputed. A request that fits the empty cache therefore always ends (`intake` rejects the rest).
+`prefill_chunk_tokens` rows a step. A decoding request that finds no block makes the youngest request give up its
+blocks: that one waits and is recomputed. So a request that fits the empty cache always ends; `intake` rejects the rest.
 """
 
 import heapq

@@ -14,8 +14,8 @@ class SlotTable:
     """`slots` x state. Invariant of a used slot: 0 <= computed < length <= limit <= max_tokens."""
 
     def __init__(self, slots: int, max_tokens: int, blocks_per_slot: int) -> None:
-        def zeros(dtype: type[np.generic]) -> NDArray[np.generic]:
-            return np.zeros(slots, dtype)
+        def zeros() -> NDArray[np.int64]:
+            return np.zeros(slots, np.int64)
 
         # Position p of the sequence: its token, and (responses only) the log-probs it was drawn with. Zero pages are
         # not backed by memory until they are written, so a long `max_tokens` costs nothing here.
@@ -23,17 +23,17 @@ class SlotTable:
         self.logprobs = np.zeros((slots, max_tokens), np.float32)
         self.logprobs_t1 = np.zeros((slots, max_tokens), np.float32)
         self.block_tables = np.zeros((slots, blocks_per_slot), np.int32)
-        self.block_counts = zeros(np.int64)
-        self.length = zeros(np.int64)  # tokens known
-        self.computed = zeros(np.int64)  # tokens whose K/V are in the cache
-        self.limit = zeros(np.int64)  # length at which the request ends
-        self.prompt_length = zeros(np.int64)
-        self.reported = zeros(np.int64)  # length at the last Progress
-        self.request_id = zeros(np.int64)
-        self.prompt_id = zeros(np.int64)
-        self.noise_key = zeros(np.int64)
+        self.block_counts = zeros()
+        self.length = zeros()  # tokens known
+        self.computed = zeros()  # tokens whose K/V are in the cache
+        self.limit = zeros()  # length at which the request ends
+        self.prompt_length = zeros()
+        self.reported = zeros()  # length at the last Progress
+        self.request_id = zeros()
+        self.prompt_id = zeros()
+        self.noise_key = zeros()
         self.temperature = np.zeros(slots, np.float32)
-        self.top_k = zeros(np.int64)
+        self.top_k = zeros()
         self.top_p = np.ones(slots, np.float32)
         self.stop = np.full((slots, 1), -1, np.int64)  # [slots, n_stop], padded with -1
 
@@ -52,7 +52,8 @@ class SlotTable:
         self.request_id[slot], self.prompt_id[slot] = request.request_id, request.prompt_id
         self.noise_key[slot] = np.uint64(request.noise_key & (2**64 - 1)).astype(np.int64)
         sampling = request.sampling
-        self.temperature[slot], self.top_k[slot], self.top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot], self.top_p[slot] = sampling.top_k, sampling.top_p
         missing = len(sampling.stop_token_ids) - self.stop.shape[1]
         if missing > 0:
             self.stop = np.pad(self.stop, ((0, 0), (0, missing)), constant_values=-1)

@@ -1,7 +1,7 @@
 """Asks the drafter, and makes what it answers safe to verify. Owns the active drafter and its counts.
 
-A draft may be anything: what is malformed, too long or outside the vocabulary is cut off here, and a drafter that raises
-is heard once in the log and not asked again until `use` is called. Tokens never depend on any of it (`verify`).
+A draft may be anything: what is malformed, too long or outside the vocabulary is cut off here, and a drafter that
+raises is heard once in the log and not asked again until `use` is called. Tokens never depend on any of it (`verify`).
 """
 
 import logging

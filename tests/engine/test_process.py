@@ -1,0 +1,209 @@
+"""The engine in its own process: same answers, a bounded life, and a reason whenever it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from actors.engine import wire
+from actors.engine.options import EngineOptions
+from actors.engine.process import EngineStartError, spawn_engine
+from actors.engine.types import (
+    EngineDiedError,
+    EngineFailed,
+    EngineIdle,
+    Event,
+    Progress,
+    RolloutEngine,
+    WeightsLoaded,
+)
+from models import weights
+from models.checkpoint import hf_state_dict, init_model, save_model
+from models.options import ModelOptions
+from tests.engine.support import assert_same, engine, make_requests, rollouts, run, tiny_model, write_config
+
+OPTIONS = EngineOptions(max_running=8, kv_tokens=4096, block_tokens=8, threads=1, progress_every_tokens=5)
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(init_model(write_config(directory / "config"), 0), directory / "hf")
+    return directory / "hf"
+
+
+@pytest.fixture
+def child(model_dir: Path) -> Iterator[RolloutEngine]:
+    spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, seed=1, name="engine-0")
+    yield spawned
+    spawned.close()
+
+
+def collect(spawned: RolloutEngine, until: type[Event]) -> list[Event]:
+    events: list[Event] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while not any(isinstance(event, until) for event in events):
+        assert time.monotonic() < deadline, f"no {until.__name__} within {DEADLINE_S} s"
+        events += spawned.poll(0.5)
+    return events
+
+
+def wait_for_death(spawned: RolloutEngine) -> str:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            spawned.poll(0.5)
+        except EngineDiedError as error:
+            return str(error)
+    raise AssertionError("the engine's end was not noticed")
+
+
+def test_a_child_draws_what_the_engine_in_process_draws(child: RolloutEngine, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    requests = make_requests(12, prompts=4, seed=1)
+    expected = run(engine(model), requests)
+    assert child.capabilities.backend == "native"
+    assert child.capabilities.invariant_tokens
+    child.submit(requests[:6])
+    child.submit(requests[6:])
+    with pytest.raises(ValueError, match="before sleep"):
+        child.sleep()
+    events = collect(child, EngineIdle)
+    while len(rollouts(events)) < 12:
+        events += collect(child, EngineIdle)
+    assert_same(rollouts(events), expected)
+    assert any(isinstance(event, Progress) for event in events)
+    child.sleep()
+    child.wake()
+    other = tiny_model(tmp_path, seed=5)
+    manifest, buffer = weights.pack(hf_state_dict(other), version=7)
+    child.update_weights(manifest, buffer)
+    buffer[:] = 0  # It was copied.
+    loaded = [e for e in collect(child, WeightsLoaded) if isinstance(e, WeightsLoaded)]
+    assert (loaded[0].version, loaded[0].checksum) == (7, manifest.checksum)
+    child.submit(requests)
+    events = collect(child, EngineIdle)
+    assert_same(rollouts(events), run(engine(other), requests))
+    assert {rollout.weights_version for rollout in rollouts(events).values()} == {7}
+    child.submit([requests[0]])
+    child.abort([requests[0].request_id])
+    assert set(rollouts(collect(child, EngineIdle))) == {requests[0].request_id}
+
+
+def test_no_descriptor_or_memory_is_left_behind(model_dir: Path, tmp_path: Path) -> None:
+    ours = psutil.Process()
+    before = ours.num_fds()
+    spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
+    manifest, buffer = weights.pack(hf_state_dict(tiny_model(tmp_path)), version=1)
+    process = psutil.Process(spawned.pid)  # type: ignore[attr-defined]
+    counts = []
+    for _ in range(5):
+        spawned.update_weights(manifest, buffer)
+        collect(spawned, WeightsLoaded)
+        counts.append(process.num_fds())
+    assert len(set(counts)) == 1
+    spawned.close()
+    spawned.close()
+    assert ours.num_fds() == before
+    assert not process.is_running()
+
+
+def test_weights_that_do_not_arrive_whole_end_the_engine_with_the_reason(model_dir: Path, tmp_path: Path) -> None:
+    spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
+    manifest, buffer = weights.pack(hf_state_dict(tiny_model(tmp_path)), version=4)
+    buffer[3] ^= 255
+    spawned.update_weights(manifest, buffer)
+    failed = next(e for e in collect(spawned, EngineFailed) if isinstance(e, EngineFailed))
+    assert "weights version 4" in failed.reason
+    assert "Traceback" in failed.traceback
+    assert "exit code 1" in wait_for_death(spawned)
+    spawned.close()
+
+
+def test_death_is_noticed_with_its_signal(child: RolloutEngine) -> None:
+    child.submit(make_requests(4, seed=2, max_new_tokens=200))
+    os.kill(child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    assert "SIGKILL" in wait_for_death(child)
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        child.submit(make_requests(1))
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        child.poll(0.0)
+
+
+def test_close_is_bounded_even_if_the_child_is_stopped(model_dir: Path) -> None:
+    spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
+    pid: int = spawned.pid  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGSTOP)
+    spawned.close(timeout_s=0.2)  # type: ignore[call-arg]
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"path": "/nonexistent/model"}, "/nonexistent/model"),
+        ({"device": "cuda"}, "no CUDA device"),
+        ({"max_model_tokens": 100_000}, "max_position_embeddings"),
+        ({"backend": "vllm"}, "rollout.engine.backend=native"),
+    ],
+)
+def test_what_keeps_an_engine_from_starting_is_said(model_dir: Path, change: dict, words: str) -> None:
+    if change.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    path = change.pop("path", str(model_dir))
+    with pytest.raises(EngineStartError, match=words):
+        spawn_engine(ModelOptions(path=path), OPTIONS.model_copy(update=change), name="engine-3")
+
+
+def test_an_architecture_it_does_not_know_is_named(tmp_path: Path) -> None:
+    directory = write_config(tmp_path, architectures=["MambaForCausalLM"], model_type="mamba")
+    with pytest.raises(EngineStartError, match=r"Mamba.*vllm"):
+        spawn_engine(ModelOptions(path=str(directory)), OPTIONS)
+
+
+def test_a_start_that_takes_too_long_is_given_up(model_dir: Path) -> None:
+    with pytest.raises(EngineStartError, match="not ready within"):
+        spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, start_timeout_s=0.01)
+
+
+def test_the_child_ends_with_its_parent(model_dir: Path) -> None:
+    """Also when the parent is killed while the child decodes."""
+    script = (
+        "import sys, time\n"
+        "from tests.engine.test_process import *\n"
+        f"e = spawn_engine(ModelOptions(path={str(model_dir)!r}), OPTIONS)\n"
+        "e.submit(make_requests(8, seed=2, max_new_tokens=200))\n"
+        "print(e.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.05)
+
+
+def test_shared_bytes_round_trip() -> None:
+    data = np.arange(1000, dtype=np.uint8)
+    shared = wire.shared_bytes(wire.share_bytes(data), 1000)
+    data[:] = 0
+    assert shared.tolist() == [i % 256 for i in range(1000)]
+    assert wire.shared_bytes(wire.share_bytes(np.zeros(0, np.uint8)), 0).size == 0
+
+
+def test_the_parent_does_not_import_torch() -> None:
+    code = "import sys, actors.engine.process; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
