@@ -1,5 +1,5 @@
-"""The `format` and `python` terms: a pattern and a user's function. Owns their errors and deadlines; both run in a child
-process, because a regular expression or a function may never return."""
+"""The `format` and `python` terms: a pattern and a user's function. Owns their errors and deadlines; both run in a
+child process, because a regular expression or a function may never return."""
 
 import re
 

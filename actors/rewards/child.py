@@ -63,7 +63,8 @@ class DeadlineChild:
     def _ensure(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._kill()
-            setup = {"argument": self._argument, "memory_mb": self._memory_mb, "path": [p or os.getcwd() for p in sys.path]}
+            path = [entry or str(Path.cwd()) for entry in sys.path]
+            setup = {"argument": self._argument, "memory_mb": self._memory_mb, "path": path}
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(_SCRIPT), self._kind, json.dumps(setup)],
                 stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
-"""Main program of DeadlineChild: answers requests on stdin with one JSON line each on stdout. Run by path; never imported
-by Paceline, and imports none of it, so that it starts fast.
+"""Main program of DeadlineChild: answers requests on stdin with one JSON line each on stdout. Run by path; never
+imported by Paceline, and imports none of it, so that it starts fast.
 
-Kinds: `symbolic` (gold, answer) -> bool by math-verify; `pattern` text -> bool; `function` (prompt, response, record) ->
-float by the user's function.
+Kinds: `symbolic` (gold, answer) -> bool by math-verify; `pattern` text -> bool; `function` (prompt, response, record)
+-> float by the user's function.
 """
 
 import importlib
@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -89,7 +90,7 @@ def main() -> None:
         timeout_s, argument = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "little")))
         # The default action of SIGALRM ends even a loop in C: nothing outlives a parent that was killed meanwhile.
         signal.alarm(math.ceil(timeout_s) + 5)
-        answer(lambda argument=argument: compute(argument))
+        answer(partial(compute, argument))
         signal.alarm(0)
 
 

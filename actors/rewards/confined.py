@@ -10,6 +10,8 @@ What each layer is for:
 - no_new_privs and no capabilities: set-uid programs and the namespaces' own privileges give nothing.
 """
 
+# ruff: noqa: PTH112, PTH116, PTH123, PTH208
+# (Every import delays every tested program: no pathlib.)
 import ctypes
 import json
 import os
@@ -73,8 +75,8 @@ def new_namespaces() -> bool:
     return LINUX and libc.unshare(flags) == 0
 
 
-def landlock(readable: list[int | str], folder: str) -> int:
-    """Restricts files (and, by version, TCP and signals) for this process and its children. Returns the version, 0: none.
+def landlock(readable: list[int | str], folder: int) -> int:
+    """Restricts files (and, by version, TCP and signals) for this process and its children. Returns the version, or 0.
 
     Structures and rights: linux/landlock.h.
     """
@@ -158,13 +160,13 @@ def explain(error: BaseException) -> str:
     return text[-MESSAGE_CHARS:] + (f" (line {lines[-1]})" if lines else "")
 
 
-def run_program(job: dict[str, Any], report: dict[str, Any], folders: list[int], answers: int) -> None:
+def run_program(job: dict[str, Any], report: dict[str, Any], imports: list[int], folder: int, answers: int) -> None:
     """Confines this process, runs the program and writes two lines: the confinement, then the verdict."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    readable: list[int | str] = [*folders, "/usr", "/lib", "/lib64", sys.prefix, sys.base_prefix]
+    readable: list[int | str] = [*imports, "/usr", "/lib", "/lib64", sys.prefix, sys.base_prefix]
     report["refused_limits"] = set_limits(job["limits"], own_namespace=report["namespaces"])
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    report["landlock"] = landlock(readable, job["folder"])
+    report["landlock"] = landlock(readable, folder)
     report["capabilities_dropped"] = drop_capabilities()
     os.write(answers, json.dumps(report).encode() + b"\n")
 
@@ -188,14 +190,30 @@ def wait_for(pid: int) -> None:
         pass
 
 
+def end_orphans() -> None:
+    """Kills all that is left below this process, which inherits every orphan. Only needed without a PID namespace."""
+    while True:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as stream:
+                children = [int(pid) for pid in stream.read().split()]
+        except OSError:
+            return  # a kernel without this list: the grader looks for them too
+        if not children:
+            return
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
+
+
 def main() -> None:
     jobs, answers = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(jobs, "rb") as stream:
         job = json.loads(stream.read())
-    folders = pin_import_paths()
+    imports = pin_import_paths()
     os.chdir(job["folder"])
     os.umask(0o077)
-    folders.append(os.open(".", os.O_RDONLY))
+    folder = os.open(".", os.O_RDONLY)  # by descriptor, like the imports: its path may be closed to nobody
     report: dict[str, Any] = {"not_root": drop_root(), "namespaces": new_namespaces()}
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     prctl(PR_SET_SUBREAPER, 1)
@@ -204,10 +222,12 @@ def main() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         child = os.fork()
     if child == 0:
-        run_program(job, report, folders, answers)
+        run_program(job, report, imports, folder, answers)
         os._exit(0)
     os.close(answers)
     wait_for(child)
+    if not report["namespaces"]:
+        end_orphans()
     os._exit(0)
 
 

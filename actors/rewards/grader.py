@@ -1,4 +1,4 @@
-"""The grader: a weighted sum of terms. Owns the sum and what happens when a term fails; never raises for one response."""
+"""The grader: a weighted sum of terms. Owns the sum and what a failing term does to it; never raises."""
 
 import math
 from collections import Counter

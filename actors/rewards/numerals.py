@@ -5,7 +5,7 @@ from fractions import Fraction
 
 _NOTHING = re.compile(r"\\[!,]|\\(?:left|right)(?![A-Za-z])|\\?\$")
 _SPACE = re.compile(r"(?:\\[;: ]|\s)+")
-_IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])")  # a space between digits or words stays: 1 1/2 is not 11/2
+_IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])")  # one between digits or words stays: 1 1/2 is not 11/2
 _NUMBER = re.compile(r"([-+]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([-+]?)(?:\\[dt]?frac\{(-?\d+)\}\{(-?\d+)\}|\\[dt]?frac(\d)(\d)|(\d+)/(\d+))")
 _MAX_DIGITS = 400  # longer digit strings are never answers; bounds the cost of exact arithmetic

@@ -1,11 +1,11 @@
-"""The `code` term: does the response's program pass its unit tests? Owns how a response and a record become one program;
-running it is the sandbox's.
+"""The `code` term: does the response's program pass its unit tests? Owns how a response and a record become one
+program; running it is the sandbox's.
 
 The code of a response is its first closed ``` fence, else the whole response. Records say what is tested:
 - HumanEval: `prompt` (the stub), `entry_point`, `test` (source that defines `check(candidate)`). Code that defines the
-  entry point replaces the stub and keeps what stands above it (imports, helpers); other code continues the stub, and ends
-  where a model that runs on begins its next top-level statement.
-- lists: `tests` (or MBPP's `test_list`) of assert statements, run in order after the code; `test_setup_code` before them.
+  entry point replaces the stub and keeps what stands above it (imports, helpers); other code continues the stub, and
+  ends where a model that runs on begins its next top-level statement.
+- lists: `tests` (or MBPP's `test_list`) of assert statements, run in order after the code and `test_setup_code`.
 """
 
 import re
@@ -36,8 +36,8 @@ def assemble(response: str, record: Mapping[str, Any]) -> str:
         setup = record.get("test_setup_code") or ""
         return "\n\n".join([code, setup, *tests]) + "\n"
     raise GradingError(
-        "the record has no tests: it needs 'tests' (a list of assert statements), or 'prompt', 'test' and 'entry_point'; "
-        f"it has {', '.join(sorted(record)) or 'no fields'}"
+        "the record has no tests: it needs 'tests' (a list of assert statements), or 'prompt', 'test' and "
+        f"'entry_point'; it has {', '.join(sorted(record)) or 'no fields'}"
     )
 
 

@@ -1,8 +1,9 @@
 """Runs untrusted programs, confined, with a deadline. Owns the process, its private folder and their removal; what the
 confinement consists of is in confined.py, and what it does not cover is said by `describe_confinement`.
 
-A program passes when it runs to its last line. The verdict carries a random token over a pipe, so printing "ok", leaving
-with status 0 or writing to any file does not pass; a program that walks the interpreter's own frames could still find it.
+A program passes when it runs to its last line. The verdict carries a random token over a pipe, so printing "ok",
+leaving with status 0 or writing to any file does not pass; a program that walks the interpreter's own frames could
+still find it.
 """
 
 import json
@@ -114,7 +115,8 @@ def describe_confinement() -> tuple[list[str], list[str]]:
     if got["landlock"] in range(1, 4) and not got["namespaces"]:
         never.append("the network: this Landlock version does not cover it")
     missing = [f"unavailable here: {text}" for text, present in layers.items() if not present]
-    return [text for text, present in layers.items() if present], missing + [f"{name}: refused" for name in refused] + never
+    missing += [f"refused by the system: {name}" for name in refused]
+    return [text for text, present in layers.items() if present], missing + never
 
 
 def _environment(folder: str) -> dict[str, str]:
