@@ -1,7 +1,7 @@
 """Which files a data path means. Owns path forms and splits; never opens a record.
 
-Forms: one file (.jsonl, .jsonl.gz, .parquet), a folder written by `datasets.save_to_disk` (with or without splits), or a
-folder of such files whose names or folders say the split (`data/train-00000-of-00002.parquet`, `test.jsonl`,
+Forms: one file (.jsonl, .jsonl.gz, .parquet), a folder written by `datasets.save_to_disk` (with or without splits), or
+a folder of such files whose names or folders say the split (`data/train-00000-of-00002.parquet`, `test.jsonl`,
 `train/part-0.parquet`).
 """
 

@@ -65,8 +65,8 @@ class PromptOrder:
         ):
             if state[name] != mine:
                 raise DataError(
-                    f"the checkpoint's data order was made with {key} = {state[name]}, this run has {mine}: resume with "
-                    "the same data and seed, or start a new run"
+                    f"the checkpoint's data order was made with {key} = {state[name]}, this run has {mine}: "
+                    "resume with the same data and seed, or start a new run"
                 )
         if not 0 <= state["position"] <= self._n or state["epoch"] < 0:
             raise DataError(f"the checkpoint's data order is damaged: {state}")

@@ -44,7 +44,10 @@ class LoadReport:
 
     def summary(self) -> str:
         """One line for the log."""
-        return f"{self.used} of {self.records} records used; {self.too_long} prompts too long, {self.bad} bad records skipped"
+        return (
+            f"{self.used} of {self.records} records used; {self.too_long} prompts too long, "
+            f"{self.bad} bad records skipped"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,9 @@ def load_prompts(options: DataOptions, split: Literal["train", "eval"], tokenize
     prompts: list[Prompt] = []
     uids: set[str] = set()
     for record in _records(path, _splits(options, split), key, options, report):
-        number = report.records - 1
         try:
             text, tokens = _prompt(record.fields, options, template)
-            uid = f"{split}/{number}" if options.id_field is None else str(_get(record.fields, options.id_field, "data.id_field"))
+            uid = _uid(record.fields, f"{split}/{report.records - 1}", options)
             if uid in uids:
                 raise BadPromptError(f"data.id_field: the id {uid!r} occurs a second time")
             fields = _with_answer(record.fields, options)
@@ -125,7 +127,9 @@ def load_demonstrations(warmup: WarmupOptions, options: DataOptions, tokenizer: 
             _, tokens = _prompt(record.fields, options, template)
             response = _get(record.fields, warmup.response_field, "warmup.response_field")
             if not isinstance(response, str) or not response:
-                raise BadPromptError(f"warmup.response_field: {warmup.response_field!r} must be text, not {response!r:.80}")
+                raise BadPromptError(
+                    f"{warmup.response_field!r} must be text (warmup.response_field), not {response!r:.80}"
+                )
         except BadPromptError as error:
             _bad(BadRecord(str(error), record.where), options, report)
             continue
@@ -144,9 +148,7 @@ def _splits(options: DataOptions, split: str) -> list[str]:
     return [options.eval_split] if options.eval_split else ["test", "validation", "valid", "val", "dev", "eval"]
 
 
-def _records(
-    path: str, splits: Sequence[str], key: str, options: DataOptions, report: LoadReport
-) -> Iterator[Record]:
+def _records(path: str, splits: Sequence[str], key: str, options: DataOptions, report: LoadReport) -> Iterator[Record]:
     """Readable records of all files, at most data.limit of them (bad ones count too)."""
     for file in resolve(path, splits, key):
         for record in read_file(file):
@@ -179,6 +181,10 @@ def _prompt(fields: dict[str, Any], options: DataOptions, template: Template) ->
     if not len(tokens):
         raise BadPromptError(f"the prompt in {options.prompt_field!r} is empty")
     return text, tokens
+
+
+def _uid(fields: dict[str, Any], default: str, options: DataOptions) -> str:
+    return default if options.id_field is None else str(_get(fields, options.id_field, "data.id_field"))
 
 
 def _with_answer(fields: dict[str, Any], options: DataOptions) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """From a prompt field to text and tokens. Owns chat and plain templates; never reads a file.
 
-`chat` renders the tokenizer's chat template (or `data.chat_template`) with the generation prompt; `plain` takes the text
-as it is, with the special tokens that the tokenizer puts before a text.
+`chat` renders the tokenizer's chat template (or `data.chat_template`) with the generation prompt; `plain` takes the
+text as it is, with the special tokens that the tokenizer puts before a text.
 """
 
 from dataclasses import dataclass
@@ -80,8 +80,8 @@ def make_template(options: DataOptions, tokenizer: Tokenizer) -> Template:
         return Template(tokenizer, chat=False, chat_template=None, system_prompt=None)
     if options.chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise DataError(
-            f"the tokenizer in {tokenizer.name_or_path} has no chat template: use data.template=plain, or give one with "
-            "data.chat_template=..."
+            f"the tokenizer in {tokenizer.name_or_path} has no chat template: use data.template=plain, or give one "
+            "with data.chat_template=..."
         )
     template = Template(tokenizer, chat=True, chat_template=options.chat_template, system_prompt=options.system_prompt)
     try:

@@ -1,4 +1,4 @@
-"""Tokenizers from local folders. Owns loading and the checks that a tokenizer fits its model; never downloads anything."""
+"""Tokenizers from local folders. Owns loading, and the check that a tokenizer fits its model; never downloads."""
 
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ def load_tokenizer(path: str) -> Tokenizer:
         ) from error
     if tokenizer.eos_token_id is None:
         raise DataError(
-            f"model.tokenizer: {folder.absolute()} has no end-of-text token, so no response could end; set eos_token in "
-            "its tokenizer_config.json"
+            f"model.tokenizer: {folder.absolute()} has no end-of-text token, so no response could end; set eos_token "
+            "in its tokenizer_config.json"
         )
     return tokenizer
 
