@@ -83,8 +83,17 @@ def write_summary(run_dir: Path) -> RunSummary:
     return summary
 
 
-def print_summary(summary: RunSummary, console: Console) -> None:
-    """The summary as a table of a terminal's width."""
+def print_summary(
+    run_dir: Path, *, report: Path | None = None, model: Path | None = None, console: Console | None = None
+) -> RunSummary:
+    """Write summary.json and show it as a table; `report` and `model` are named there if given."""
+    summary = write_summary(run_dir)
+    (console or Console()).print(summary_table(summary, report=report, model=model))
+    return summary
+
+
+def summary_table(summary: RunSummary, *, report: Path | None = None, model: Path | None = None) -> Table:
+    """The summary for a terminal."""
     table = Table(title=f"Paceline  {summary.name}: {summary.status}", title_justify="left", show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -103,9 +112,10 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     if summary.rollouts_failed or summary.rollouts_reissued:
         lost = f"{summary.rollouts_failed} gradings failed, {summary.rollouts_reissued} rollouts re-issued"
         table.add_row("mishaps", lost, style="yellow")
-    if summary.model is not None:
-        table.add_row("model", summary.model)
-    console.print(table)
+    for label, path in (("model", model or summary.model), ("report", report)):
+        if path is not None:
+            table.add_row(label, str(path))
+    return table
 
 
 def change(first: float | None, last: float | None) -> str:

@@ -27,6 +27,7 @@ from launch.observe.state import RunState, WorkerState
 from launch.observe.timeline import SpanJoiner, to_json, write_trace
 
 FILES = ("metrics", "events", "timeline", "samples", "lengths")
+END_EVENTS = frozenset({"finished", "interrupted", "failed"})
 QUIET_EVENTS = frozenset({"checkpoint", "phase"})  # written, not printed
 
 
@@ -48,15 +49,15 @@ class Observer:
     ) -> None:
         self._dir, self._config, self._clock = run_dir, config, clock
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed = self._ended = False
         run_dir.mkdir(parents=True, exist_ok=True)
         self._prepare(resume_from)
         journal.replace(run_dir / "config.yaml", to_yaml(config))
+        self._sinks = open_sinks(run_dir, config, first_step=(resume_from or 0) + 1)
         self._journals = {name: Journal(run_dir / f"{name}.jsonl") for name in FILES}
         self._spans = SpanJoiner()
         self._state = RunState(config.run.name, config.run.steps, clock(), step=resume_from or 0)
         self._recall()
-        self._sinks = open_sinks(run_dir, config, first_step=(resume_from or 0) + 1)
         self._console = console if console is not None else Console(stderr=False)
         self._live: Live | None = None
         if config.observe.live and self._console.is_terminal:
@@ -65,6 +66,12 @@ class Observer:
             )
             self._live.start()
         self.event("started" if resume_from is None else "resumed", f"{run_dir} from step {self._state.step}")
+
+    @property
+    def current_step(self) -> int:
+        """The RL step that is being worked on: the last complete one plus 1."""
+        with self._lock:
+            return self._state.step + 1
 
     def step(self, record: StepRecord) -> None:
         """One RL step is complete: written, sent to the sinks, shown."""
@@ -95,6 +102,7 @@ class Observer:
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Something worth knowing happened; kind is one word (worker_lost, restart, checkpoint, ...)."""
         with self._lock:
+            self._ended = kind in END_EVENTS
             self._journals["events"].write(
                 {"at_s": self._clock(), "step": self._state.step, "kind": kind, "message": message, **details}
             )
@@ -150,7 +158,7 @@ class Observer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not self._closed:
+        if error is not None and not (self._closed or self._ended):
             name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             self.event(name, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         self.close()

@@ -21,15 +21,12 @@ class Sink(Protocol):
 
 
 def open_sinks(run_dir: Path, config: Config, *, first_step: int) -> list[Sink]:
-    """The sinks that the configuration and the surroundings ask for. `first_step`: the first that will be written."""
-    sinks: list[Sink] = []
-    if config.observe.tensorboard:
-        sinks.append(TensorBoardSink(run_dir / "tensorboard", first_step=first_step))
-    ray = sys.modules.get("ray")  # importing it takes a second; if nobody has, it is not initialised
-    if ray is not None and ray.is_initialized():
-        sinks.append(RaySink(config.run.name))
+    """The sinks that the configuration asks for. `first_step`: the first that will be written."""
+    sinks: list[Sink] = [RaySink(config.run.name)]
     if config.observe.wandb_project is not None:
         sinks.append(WandbSink(run_dir, config))
+    if config.observe.tensorboard:
+        sinks.append(TensorBoardSink(run_dir / "tensorboard", first_step=first_step))
     return sinks
 
 
@@ -57,13 +54,19 @@ class TensorBoardSink:
 
 
 class RaySink:
-    """Gauges `paceline_<metric>` with the tag `run`: Ray exports them to Prometheus, Grafana reads them there."""
+    """Gauges `paceline_<metric>` with the tag `run`: Ray exports them to Prometheus, Grafana reads them there.
+
+    Silent while Ray is not up; it may come and go during the life of a sink.
+    """
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._gauges: dict[str, Any] = {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
+        ray = sys.modules.get("ray")  # importing it takes a second; if nobody has, it is not initialised
+        if ray is None or not ray.is_initialized():
+            return
         from ray.util.metrics import Gauge
 
         for name, value in {"rl_step": float(step), **values}.items():

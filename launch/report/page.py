@@ -144,7 +144,7 @@ def _charts(data: Mapping[str, Any]) -> str:
     times = _two(_sub("Seconds by phase", "chart-time"), _sub("Generated tokens per second", "chart-speed"))
     groups = _two(_sub("Groups by RL step", "chart-groups"), _sub("Rollouts by RL step", "chart-failures"))
     sections = (
-        ("reward", "Reward", '<div id="chart-reward"></div>', REWARD_NOTE),
+        ("reward", "Reward", '<div id="chart-reward"></div><div id="chart-reward-parts"></div>', REWARD_NOTE),
         ("lengths", "Response lengths", lengths, ""),
         ("time", "Where a step's time goes", times, ""),
         ("gantt", "What every worker did", '<div id="chart-gantt"></div>', GANTT_NOTE + left_out),

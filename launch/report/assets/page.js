@@ -30,6 +30,13 @@ lineChart(
   ],
   { height: 290 },
 );
+const PALETTE = ["--teal", "--violet", "--gold", "--pink", "--green", "--slate"];
+const parts = Object.keys(DATA.series).filter((name) => /^reward\/(?!mean$|std$)/.test(name));
+if (parts.length > 1) {
+  htmlEl("h3", "", host("chart-reward-parts"), "Terms of the reward");
+  const line = (name, i) => one(name.slice(7), name, PALETTE[i % PALETTE.length], { y: smooth(column(name), 0.25) });
+  lineChart(host("chart-reward-parts"), parts.map(line), { height: 170 });
+}
 lineChart(
   host("chart-lengths"),
   [
@@ -69,6 +76,10 @@ stackedBars(
 );
 lineChart(
   host("chart-failures"),
-  [one("grading failed", "rollouts/failed", "--red"), one("re-issued after a lost worker", "rollouts/reissued", "--gold")],
+  [
+    one("failed", "rollouts/failed", "--red"),
+    one("reissued after a lost worker", "rollouts/reissued", "--gold"),
+    one("cut at the length limit", "rollouts/truncated", "--slate"),
+  ],
   { zero: true, height: 190 },
 );

@@ -1,0 +1,273 @@
+"""The Observer: files, resuming, sinks, thread-safety, live view, the end of a run."""
+
+import json
+import sys
+import threading
+import types
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launch.config import Config
+from launch.errors import PacelineError
+from launch.observe import Observer, Sample, Span, StepRecord, length_metrics
+from launch.observe.journal import read
+from launch.observe.live import duration, render, sparkline, step_line
+from launch.observe.state import RunState, WorkerState
+
+
+def make_config(**observe: Any) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "demo", "steps": 10},
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "observe": {"live": False, "tensorboard": False, **observe},
+        }
+    )
+
+
+def record(step: int, reward: float = 0.5) -> StepRecord:
+    return StepRecord(step, {"reward/mean": reward}, {"rollout": 1.0, "step": 2.0}, lengths=[1, 2, 9])
+
+
+def steps_of(path: Path) -> list[int]:
+    return [row["step"] for row in read(path)]
+
+
+def test_a_run_leaves_its_files(tmp_path: Path) -> None:
+    with Observer(tmp_path, make_config(), clock=lambda: 5.0) as observer:
+        observer.evaluation(0, {"eval/reward": 0.1}, 0.5)
+        assert observer.current_step == 1
+        observer.span(Span("rollout-0", "decode", 1.0, 1.2, 1))
+        observer.step(record(1, 0.25))
+        observer.event("worker_lost", "rollout-0 died", worker="rollout-0")
+        observer.samples(1, [Sample("p", "r", 1.0, 3, "stop", parts={"math": 1.0})])
+        assert observer.current_step == 2
+    evaluation, step = read(tmp_path / "metrics.jsonl")
+    assert evaluation == {"step": 0, "kind": "eval", "at_s": 5.0, "eval/reward": 0.1, "seconds/eval": 0.5}
+    assert step["reward/mean"] == 0.25
+    assert (step["length/p50"], step["length/max"], step["seconds/rollout"]) == (2.0, 9.0, 1.0)
+    assert read(tmp_path / "lengths.jsonl") == [{"step": 1, "lengths": [1, 2, 9]}]
+    assert [(e["kind"], e["step"]) for e in read(tmp_path / "events.jsonl")] == [("started", 0), ("worker_lost", 1)]
+    assert read(tmp_path / "events.jsonl")[1]["worker"] == "rollout-0"
+    assert read(tmp_path / "samples.jsonl")[0]["parts"] == {"math": 1.0}
+    names = [event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]]
+    assert names == ["thread_name", "decode"]
+    assert "name: demo" in (tmp_path / "config.yaml").read_text()
+
+
+def test_resume_cuts_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    with Observer(tmp_path, make_config()) as observer:
+        for step in (1, 2, 3, 4):
+            observer.span(Span("learner", "train", float(step), step + 0.5, step))
+            observer.samples(step, [Sample("p", "r", 1.0, 3, "stop")])
+            observer.step(record(step, 0.1 * step))
+        observer.evaluation(4, {"eval/reward": 0.9})
+        observer.event("worker_lost", "history stays")
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step":5,"torn')
+    with Observer(tmp_path, make_config(), resume_from=2) as observer:
+        assert observer.current_step == 3
+        observer.step(record(3, 0.7))
+    for name in ("metrics", "lengths"):
+        assert steps_of(tmp_path / f"{name}.jsonl") == [1, 2, 3]
+    assert steps_of(tmp_path / "timeline.jsonl") == steps_of(tmp_path / "samples.jsonl") == [1, 2]
+    assert read(tmp_path / "metrics.jsonl")[-1]["reward/mean"] == 0.7
+    assert [e["kind"] for e in read(tmp_path / "events.jsonl")] == ["started", "worker_lost", "resumed"]
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    with Observer(tmp_path, make_config()) as observer:
+        observer.step(record(1))
+    with pytest.raises(PacelineError, match="already holds a run") as caught:
+        Observer(tmp_path, make_config())
+    assert "--resume" in (caught.value.remedy or "")
+    assert steps_of(tmp_path / "metrics.jsonl") == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        (RuntimeError("boom"), ["started", "failed"]),
+        (KeyboardInterrupt(), ["started", "interrupted"]),
+        (None, ["started"]),
+    ],
+)
+def test_how_a_run_ended_is_recorded(tmp_path: Path, error: BaseException | None, kinds: list[str]) -> None:
+    observer = Observer(tmp_path, make_config())
+    observer.__enter__()
+    observer.__exit__(type(error) if error else None, error, None)
+    assert [e["kind"] for e in read(tmp_path / "events.jsonl")] == kinds
+
+
+def test_an_end_that_was_reported_is_not_reported_twice(tmp_path: Path) -> None:
+    observer = Observer(tmp_path, make_config())
+    observer.event("failed", "with a better message")
+    observer.__exit__(RuntimeError, RuntimeError(), None)
+    assert [e["kind"] for e in read(tmp_path / "events.jsonl")] == ["started", "failed"]
+
+
+def test_samples_span_best_to_worst(tmp_path: Path) -> None:
+    with Observer(tmp_path, make_config(samples_per_step=3)) as observer:
+        observer.samples(1, [Sample("p", "r", reward, 3, "stop") for reward in (0.2, 0.9, 0.0, 0.5, 0.7)])
+        observer.samples(2, [Sample("p", "r", 0.4, 3, "stop")])
+        observer.samples(3, [])
+    assert [(r["step"], r["reward"]) for r in read(tmp_path / "samples.jsonl")] == [
+        (1, 0.9),
+        (1, 0.5),
+        (1, 0.0),
+        (2, 0.4),
+    ]
+
+
+def test_calls_from_many_threads(tmp_path: Path) -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=80)
+    with Observer(tmp_path, make_config(live=True), console=console) as observer:
+
+        def work(n: int) -> None:
+            for i in range(100):
+                observer.span(Span(f"w{n}", "decode" if i % 2 else "idle", i, i + 1.0, 1))
+                observer.worker(f"w{n}", "decode", f"{i} running")
+                observer.progress("rollout", i, 100)
+                observer.event("note", f"{n}-{i}")
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for step in range(1, 11):
+            observer.step(record(step))
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    observer.close()
+    assert len(read(tmp_path / "timeline.jsonl")) == 400
+    assert len(read(tmp_path / "events.jsonl")) == 401
+
+
+def test_tensorboard_scalars_and_purge_on_resume(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = make_config(tensorboard=True)
+    with Observer(tmp_path, config) as observer:
+        for step in (1, 2, 3):
+            observer.step(record(step, 0.1 * step))
+    with Observer(tmp_path, config, resume_from=1) as observer:
+        observer.step(record(2, 0.9))
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    scalars = [(event.step, round(event.value, 3)) for event in board.Scalars("reward/mean")]
+    assert scalars == [(1, 0.1), (2, 0.9)]
+    assert "seconds/rollout" in board.Tags()["scalars"]
+
+
+class FakeGauge:
+    made: dict[str, "FakeGauge"]
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+        self.values: list[tuple[float, dict[str, str]]] = []
+        assert tag_keys == ("run",)
+        FakeGauge.made[name] = self
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.values.append((value, tags))
+
+
+@pytest.mark.parametrize("initialised", [True, False])
+def test_ray_gauges_only_when_ray_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, initialised: bool) -> None:
+    FakeGauge.made = {}
+    ray, util, metrics = (types.ModuleType(name) for name in ("ray", "ray.util", "ray.util.metrics"))
+    ray.is_initialized = lambda: initialised  # type: ignore[attr-defined]
+    metrics.Gauge = FakeGauge  # type: ignore[attr-defined]
+    for module in (ray, util, metrics):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with Observer(tmp_path, make_config()) as observer:
+        observer.step(record(1, float("nan")))
+        observer.step(record(2, 0.5))
+    if not initialised:
+        assert FakeGauge.made == {}
+        return
+    assert FakeGauge.made["paceline_reward_mean"].values == [(0.5, {"run": "demo"})]
+    assert [value for value, _ in FakeGauge.made["paceline_rl_step"].values] == [1.0, 2.0]
+
+
+def test_wandb_only_if_asked_and_clear_if_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(PacelineError, match="wandb is not installed"):
+        Observer(tmp_path / "a", make_config(wandb_project="p"))
+    logged: list[tuple[int, dict[str, float]]] = []
+    arguments: dict[str, Any] = {}
+    wandb = types.ModuleType("wandb")
+
+    def init(**given: Any) -> object:
+        arguments.update(given)
+        log: Callable[..., None] = lambda values, step: logged.append((step, values))  # noqa: E731
+        return types.SimpleNamespace(log=log, finish=lambda: logged.append((-1, {})))
+
+    wandb.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with Observer(tmp_path / "b", make_config(wandb_project="p")) as observer:
+        observer.step(record(1))
+    assert arguments["project"] == "p"
+    assert [step for step, _ in logged] == [1, -1]
+    assert logged[0][1]["reward/mean"] == 0.5
+
+
+def test_one_line_per_step_without_a_terminal(tmp_path: Path) -> None:
+    out = StringIO()
+    with Observer(tmp_path, make_config(live=True), console=Console(file=out, width=80)) as observer:
+        observer.evaluation(0, {"eval/reward": 0.125})
+        metrics = {"reward/mean": 0.25, "tokens_per_s": 6812.0, "logprob_gap/mean": 3e-7}
+        observer.step(StepRecord(1, metrics, {"rollout": 1.5, "learn": 0.5, "step": 2.0}, lengths=[10, 20, 30]))
+        observer.event("worker_lost", "rollout-0")
+        observer.event("checkpoint", "quiet")
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "held-out after step 0: eval/reward 0.125"
+    assert lines[2] == (
+        "step  1/10  reward 0.250  held-out 0.125  6,812 tok/s  len 20/28/30  2.00s (rollout 1.50 learn 0.50)  "
+        "gap 3.0e-07  eta 18s"
+    )
+    assert lines[3:] == ["worker_lost: rollout-0"]
+
+
+def test_live_panel_shows_the_run() -> None:
+    state = RunState("demo", 10, started_s=0.0)
+    for step, reward in ((1, 0.1), (2, 0.9)):
+        state.take(record(step), {"reward/mean": reward, "tokens_per_s": 1234.0, **length_metrics([5, 10, 15])})
+    state.take_eval({"eval/reward": 0.2})
+    state.take_eval({"eval/reward": 0.6})
+    state.phase, state.done, state.total = "rollout", 87, 128
+    state.workers = {f"rollout-{n:02}": WorkerState("decode", 0.0) for n in range(12)}
+    state.workers["rollout-11"] = WorkerState("restart", 50.0, "engine died")
+    console = Console(file=StringIO(), width=100, force_terminal=False)
+    console.print(render(state, now_s=65.0))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in (
+        "RL step 2/10", "1:05", "eta 16s", "rollout", "87/128", "0.900", sparkline([0.1, 0.9]), "0.200 -> 0.600",
+        "1,234 tokens/s", "10/14/15", "rollout 1.00", "rollout-11", "restart", "engine died", "and 4 more",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "gap" not in step_line(state)
+
+
+def test_sparkline_and_duration() -> None:
+    nan = float("nan")
+    assert sparkline([0, 7, nan, 3.5]) == "\u2581\u2588 \u2585"
+    assert sparkline([nan]) == " "
+    assert sparkline([2.0, 2.0]) == "\u2581\u2581"
+    assert [duration(s) for s in (0.4, 45, 200, 3723)] == ["0s", "45s", "3:20", "1:02:03"]
+
+
+def test_length_metrics() -> None:
+    assert length_metrics([]) == {}
+    values = length_metrics(list(range(1, 102)))
+    assert (values["length/mean"], values["length/p50"], values["length/p90"], values["length/p99"]) == (
+        51,
+        51,
+        91,
+        100,
+    )
