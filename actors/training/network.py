@@ -5,16 +5,16 @@ that the logits of all tokens never exist together. Knows nothing of losses, opt
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from actors.training.automodel import AutoModelNetwork
-from models.checkpoint import hf_state_dict, init_model, load_model, read_config
-from models.config import ModelConfig, UnsupportedModelError
+from models.auto import AutoTransformer
+from models.checkpoint import CausalModel, init_model, load_causal_model
+from models.config import UnsupportedModelError
 from models.options import ModelOptions
 from models.packed import PackedContext
 from models.transformer import Transformer
@@ -31,46 +31,58 @@ def build_network(
     dtype: torch.dtype,
     device: torch.device,
     batch_invariant: bool,
-) -> Transformer | AutoModelNetwork:
+) -> CausalModel:
     """The network of `model.path`, with its weights or with fresh ones from `seed`.
 
-    implementation=auto is our own transformer where it supports the architecture, transformers' AutoModel otherwise.
+    Dropout is switched off: two passes over one sequence must agree. Raises what models.checkpoint raises.
     """
-    implementation = options.implementation
-    if implementation == "auto":
-        try:
-            ModelConfig.from_hf(read_config(options.path))
-            implementation = "native"
-        except UnsupportedModelError:
-            implementation = "transformers"
-    if implementation == "transformers":
-        return AutoModelNetwork.build(options.path, init=init, seed=seed, dtype=dtype, device=device)
     if init == "random":
-        return init_model(options.path, seed, dtype=dtype, device=device, batch_invariant=batch_invariant)
-    return load_model(options.path, dtype=dtype, device=device, batch_invariant=batch_invariant)
+        network = _fresh(options, seed, dtype=dtype, device=device, batch_invariant=batch_invariant)
+    else:
+        network = load_causal_model(
+            options.path,
+            implementation=options.implementation,
+            dtype=dtype,
+            device=device,
+            batch_invariant=batch_invariant,
+        )
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            setattr(module, "attention_dropout", 0.0)  # noqa: B010 (not a declared attribute)
+    return network
 
 
-def blocks_of(network: Transformer | AutoModelNetwork) -> list[nn.Module]:
-    """The decoder layers: units of sharding, and where Muon's matrices are."""
-    return list(network.blocks)
+def _fresh(
+    options: ModelOptions, seed: int, *, dtype: torch.dtype, device: torch.device, batch_invariant: bool
+) -> CausalModel:
+    if options.implementation != "transformers":
+        try:
+            return init_model(options.path, seed, dtype=dtype, device=device, batch_invariant=batch_invariant)
+        except UnsupportedModelError:
+            if options.implementation == "native":
+                raise
+    from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import, and our own families never need it
+
+    config = AutoConfig.from_pretrained(options.path, local_files_only=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return AutoTransformer(model.to(device))
 
 
-def vocab_size_of(network: Transformer | AutoModelNetwork) -> int:
+def vocab_size_of(network: CausalModel) -> int:
     """Columns of the logits."""
-    return network.vocab_size if isinstance(network, AutoModelNetwork) else network.config.vocab_size
-
-
-def full_state(network: Transformer | AutoModelNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(config.json, tensors under their Hugging Face names), whole also if the model is sharded: all ranks call it."""
-    if isinstance(network, AutoModelNetwork):
-        return network.hf_config(), network.hf_state_dict()
-    return network.config.to_hf(), hf_state_dict(network)
+    if isinstance(network, Transformer):
+        return network.config.vocab_size
+    return int(network.model.get_output_embeddings().weight.shape[0])
 
 
 class LogProbModel(nn.Module):
     """Network and chunked head in one module, so that one forward call is one unit for sharding."""
 
-    def __init__(self, network: Transformer | AutoModelNetwork, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> None:
+    def __init__(self, network: CausalModel, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> None:
         super().__init__()
         self.network = network
         self.vocab_size = vocab_size_of(network)

@@ -8,9 +8,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-
-class CheckpointMismatchError(RuntimeError):
-    """The checkpoint is not one of this model, optimizer and objective."""
+from actors.training.errors import CheckpointMismatchError
 
 
 def save_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed: bool) -> None:

@@ -18,23 +18,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from actors.training import batches
-from actors.training.network import DTYPES, LogProbModel, blocks_of, build_network, full_state
+from actors.training.errors import NonFiniteError
+from actors.training.network import DTYPES, LogProbModel, build_network
 from actors.training.optimizer import Optimizers, clip_gradients
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, shard
 from actors.training.persistence import load_tensors, save_tensors
 from actors.training.statistics import StepStatistics
 from actors.training.types import Demonstration, StepResult, TrainSequence
-from models.checkpoint import write_checkpoint
+from models.checkpoint import hf_state_dict, write_checkpoint
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from models.weights import Buffer, pack
 from policies.objective import grpo_losses, sequence_coefficients
 from policies.options import ObjectiveOptions
-
-
-class NonFiniteError(RuntimeError):
-    """Loss or gradient norm is inf or nan; the weights were not changed by that optimizer step."""
 
 
 class Trainer:
@@ -79,7 +76,7 @@ class Trainer:
         """Start a phase (warm start, RL): a fresh optimizer and schedule of `total_steps` optimizer steps; the current
         weights become the reference of the KL term."""
         named = list(self.module.named_parameters())
-        matrices = [p for block in blocks_of(self.network) for p in block.parameters() if p.dim() == 2]
+        matrices = [p for block in self.network.blocks for p in block.parameters() if p.dim() == 2]
         self._optimizers = Optimizers(named, matrices, optimizer, total_steps)
         if self._reference is not None:
             self._copy_into(self._reference)
@@ -104,7 +101,7 @@ class Trainer:
         batches.check_sequences(sequences, self.module.vocab_size)
         if not sequences:
             return StepResult((), (), {"lr": self.optimizers.lr}, 0, {"logprobs": 0.0, "train": 0.0})
-        start_s = time.perf_counter()
+        started_s, start_s = time.time(), time.perf_counter()
         minis = [
             self._mini_batch([sequences[i] for i in part])
             for part in batches.split_mini_batches(len(sequences), self.options.mini_batches)
@@ -131,14 +128,15 @@ class Trainer:
             norms.append(norm)
         metrics = statistics.reduce(self.rank) | _means(losses, norms, lr)
         seconds = {"logprobs": trained_s - start_s, "train": time.perf_counter() - trained_s}
-        return StepResult(tuple(losses), tuple(norms), metrics, sum(m.computed_tokens for m in minis), seconds)
+        tokens = sum(m.computed_tokens for m in minis)
+        return StepResult(tuple(losses), tuple(norms), metrics, tokens, seconds, started_s)
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         """One optimizer step on the mean cross-entropy (nats) of all response tokens."""
         batches.check_sequences(demonstrations, self.module.vocab_size)
         if not demonstrations:
             raise ValueError("sft_step needs at least one demonstration")
-        start_s = time.perf_counter()
+        started_s, start_s = time.time(), time.perf_counter()
         mini = self._mini_batch(demonstrations)
         loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
         for batch in mini.micro:
@@ -146,7 +144,7 @@ class Trainer:
             loss += self._backward(-logprobs, batch)
         value, norm, lr = self._update(loss)
         seconds = {"logprobs": 0.0, "train": time.perf_counter() - start_s}
-        return StepResult((value,), (norm,), _means([value], [norm], lr), mini.computed_tokens, seconds)
+        return StepResult((value,), (norm,), _means([value], [norm], lr), mini.computed_tokens, seconds, started_s)
 
     @torch.no_grad()
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Tensor]:
@@ -157,18 +155,19 @@ class Trainer:
 
     def publish(self, version: int) -> tuple[WeightsManifest, Buffer] | None:
         """The weights in one buffer, in the dtype of the engine; on rank 0, None elsewhere. All ranks call it."""
-        _, tensors = full_state(self.network)
+        tensors = hf_state_dict(self.network)
         if self.rank.index != 0:
             return None
         return pack({name: tensor.to(self._publish_dtype) for name, tensor in tensors.items()}, version)
 
     def export(self, out_dir: str | Path) -> None:
         """Write a Hugging Face model directory with the tokenizer, atomically. All ranks call it, rank 0 writes."""
-        config, tensors = full_state(self.network)
+        tensors = hf_state_dict(self.network)
         if self.rank.index == 0:
             tokenizer = self.model_options.tokenizer or self.model_options.path
             named = {name: tensor.to(self._publish_dtype) for name, tensor in tensors.items()}
-            write_checkpoint(config, named, out_dir, tokenizer_dir=tokenizer, source_dir=self.model_options.path)
+            source = self.model_options.path
+            write_checkpoint(self.network.hf_config(), named, out_dir, tokenizer_dir=tokenizer, source_dir=source)
         self.rank.barrier()
 
     # Checkpoint -------------------------------------------------------------------------------------------------
@@ -258,7 +257,7 @@ class Trainer:
         network = build_network(self.model_options, **self._build_args)  # type: ignore[arg-type]
         module = LogProbModel(network)
         if self._sharded:
-            shard(module, blocks_of(network), self.rank, compute_dtype=self._compute_dtype)
+            shard(module, network.blocks, self.rank, compute_dtype=self._compute_dtype)
         return module
 
     def _frozen_copy(self) -> LogProbModel:

@@ -34,4 +34,5 @@ class StepResult:
     grad_norms: tuple[float, ...]  # before clipping, one per optimizer step
     metrics: dict[str, float]  # "logprob_gap/mean", "logprob_gap/max", "clip_fraction", "entropy", "kl", "lr", ...
     tokens: int  # all tokens that went through the forward pass
-    seconds: dict[str, float]  # per phase: "logprobs", "train"
+    seconds: dict[str, float]  # per phase, one after the other: "logprobs", "train"
+    started_s: float = 0.0  # time.time() on rank 0's machine

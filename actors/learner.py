@@ -1,0 +1,146 @@
+"""One learner rank as a Ray actor: a Trainer, and its way into the process group. No decisions of its own.
+
+torch is imported when the rank joins, so the driver can import this module without it.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+
+from actors.training.options import LearnerOptions, OptimizerOptions
+from actors.training.types import Demonstration, StepResult, TrainSequence
+from models.manifest import WeightsManifest
+from models.options import ModelOptions
+from policies.options import ObjectiveOptions
+
+if TYPE_CHECKING:
+    from actors.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSpec:
+    """What every rank is built from."""
+
+    model: ModelOptions
+    learner: LearnerOptions
+    objective: ObjectiveOptions
+    temperature: float  # rollout.sampling.temperature
+    init: Literal["checkpoint", "random"]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs."""
+
+    node_id: str
+    node_ip: str
+    pid: int
+
+
+class LearnerRank:
+    """Methods are called on all ranks at once by LearnerGroup; see Trainer for what they do."""
+
+    def __init__(self, spec: LearnerSpec, index: int, size: int) -> None:
+        self._spec, self._index, self._size = spec, index, size
+        self._trainer: Trainer | None = None
+        self._store: Any = None
+        self._published: ray.ObjectRef[Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"learner-{self._index}"
+
+    @ray.method
+    def place(self) -> Place:
+        """Answers once the actor runs."""
+        return Place(ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address()), os.getpid())  # type: ignore[no-untyped-call]
+
+    @ray.method
+    def open_rendezvous(self, host: str, timeout_s: float) -> int:
+        """Rank 0: open the store; its port."""
+        from actors.training.parallel import open_store
+
+        self._store = open_store(host, self._size, timeout_s)
+        return int(self._store.port)
+
+    @ray.method
+    def join(self, host: str, port: int, ranks_on_node: int, start_timeout_s: float) -> None:
+        """Form the group (if there are others) and build the model."""
+        options = self._spec.learner
+        threads = options.threads or max(1, (os.cpu_count() or 1) // ranks_on_node)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        if ranks_on_node == self._size and sys.platform == "linux":
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host name may resolve to an address nobody listens on
+        import torch
+
+        from actors.training.parallel import Rank, join_group, join_store
+        from actors.training.trainer import Trainer
+
+        torch.set_num_threads(threads)
+        kind = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("learner.device is cuda, but this rank has no GPU: check cluster.gpus_per_learner")
+        rank = Rank(self._index, self._size, torch.device(kind, 0) if kind == "cuda" else torch.device("cpu"))
+        if self._size > 1:
+            store = self._store or join_store(host, port, self._size, start_timeout_s)
+            join_group(store, rank, timeout_s=options.timeout_s)
+        spec = self._spec
+        self._trainer = Trainer(spec.model, options, spec.objective, rank=rank, init=spec.init, seed=spec.seed)
+
+    @ray.method
+    def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
+        """Start a phase with a fresh optimizer."""
+        self._ready.begin(optimizer, total_steps)
+
+    @ray.method
+    def train_step(self, sequences: Sequence[TrainSequence]) -> StepResult:
+        """One RL step on all of these (each rank takes its share)."""
+        return self._ready.rl_step(sequences, temperature=self._spec.temperature)
+
+    @ray.method
+    def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
+        """One supervised optimizer step on all of these."""
+        return self._ready.sft_step(demonstrations)
+
+    @ray.method
+    def publish(self, version: int) -> "tuple[WeightsManifest, ray.ObjectRef[Any]] | None":
+        """Rank 0: manifest and the buffer in the object store, owned by this actor; None from the others."""
+        published = self._ready.publish(version)
+        if published is None:
+            return None
+        manifest, buffer = published
+        self._published = ray.put(buffer)  # the previous version is released here, unless somebody still reads it
+        return manifest, self._published
+
+    @ray.method
+    def save(self, directory: str) -> None:
+        """This rank's part of the checkpoint."""
+        self._ready.save(directory)
+
+    @ray.method
+    def load(self, directory: str) -> None:
+        """Continue from a checkpoint."""
+        self._ready.load(directory)
+
+    @ray.method
+    def export(self, directory: str) -> None:
+        """Write the model as a Hugging Face directory (rank 0)."""
+        self._ready.export(directory)
+
+    @ray.method
+    def leave(self) -> None:
+        """Dissolve the group; the actor is killed after this."""
+        if self._trainer is not None:
+            from actors.training.parallel import leave_group
+
+            leave_group()
+
+    @property
+    def _ready(self) -> "Trainer":
+        if self._trainer is None:
+            raise RuntimeError("this learner rank has not joined its group")
+        return self._trainer

@@ -1,0 +1,186 @@
+"""The learner as the driver sees it: one object, synchronous calls, a deadline on each. Importable without torch.
+
+Owns the rank actors: their start, their rendezvous, and finding out which of them is lost. A lost rank ends the group
+(FSDP2 shards cannot be replaced in flight); the driver then ends the run with the command that resumes it.
+"""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from actors.learner import LearnerRank, LearnerSpec, Place
+from actors.training.errors import LearnerLostError
+from actors.training.options import LearnerOptions, OptimizerOptions
+from actors.training.types import Demonstration, StepResult, TrainSequence
+from models.manifest import WeightsManifest
+from models.options import ModelOptions
+from policies.options import ObjectiveOptions
+
+GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
+CLOSE_S = 10.0
+
+
+class LearnerGroup:
+    """`learner.ranks` rank actors. Construct (which waits until all are up), `begin` a phase, then step."""
+
+    def __init__(
+        self,
+        model: ModelOptions,
+        learner: LearnerOptions,
+        objective: ObjectiveOptions,
+        *,
+        temperature: float,
+        init: Literal["checkpoint", "random"] = "checkpoint",
+        seed: int = 0,
+        actor_options: Callable[[int], Mapping[str, Any]] | None = None,
+        start_timeout_s: float = 600.0,
+    ) -> None:
+        """`actor_options(rank)`: Ray actor options of a rank (placement group, num_cpus, num_gpus, resources).
+
+        Raises LearnerLostError if a rank does not come up, and what the rank raised if it cannot build the model.
+        """
+        spec = LearnerSpec(model, learner, objective, temperature, init, seed)
+        self._timeout_s = learner.timeout_s
+        size = learner.ranks
+        self._places = [Place("?", "?", 0)] * size
+        remote = ray.remote(LearnerRank)
+        self._ranks: list[Any] = []
+        try:
+            for index in range(size):
+                options = {"num_cpus": 1, "name": None, **(actor_options(index) if actor_options else {})}
+                self._ranks.append(remote.options(**options).remote(spec, index, size))
+            deadline_s = time.monotonic() + start_timeout_s
+            self._places = self._call("start", deadline_s - time.monotonic(), lambda r: r.place.remote())
+            on_node = Counter(place.node_id for place in self._places)
+            host = "127.0.0.1" if len(on_node) == 1 else self._places[0].node_ip
+            port = 0
+            if size > 1:
+                port = self._wait(
+                    "rendezvous", start_timeout_s, [self._ranks[0].open_rendezvous.remote(host, start_timeout_s)]
+                )[0]
+            self._wait(
+                "start",
+                deadline_s - time.monotonic(),
+                [
+                    rank.join.remote(host, port, on_node[place.node_id], start_timeout_s)
+                    for rank, place in zip(self._ranks, self._places, strict=True)
+                ],
+            )
+        except BaseException:
+            self.close(grace_s=0)
+            raise
+
+    @property
+    def places(self) -> list[Place]:
+        """Node and process of each rank."""
+        return list(self._places)
+
+    def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
+        """Start a phase (warm start, RL) of `total_steps` optimizer steps: fresh optimizer and schedule. The current
+        weights become the reference of the KL term."""
+        self._call("begin", self._timeout_s, lambda rank: rank.begin.remote(optimizer, total_steps))
+
+    def train_step(self, sequences: Sequence[TrainSequence], step: int = 0) -> StepResult:
+        """One RL step on these sequences, in this order. `step` is for error messages only."""
+        shared = ray.put(list(sequences))
+        results = self._call(f"train_step {step}", self._timeout_s, lambda rank: rank.train_step.remote(shared))
+        result: StepResult = results[0]
+        return result
+
+    def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
+        """One supervised optimizer step on these demonstrations."""
+        shared = ray.put(list(demonstrations))
+        result: StepResult = self._call("sft_step", self._timeout_s, lambda rank: rank.sft_step.remote(shared))[0]
+        return result
+
+    def publish(self, version: int) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
+        """The current weights as (manifest, reference to a uint8 numpy buffer). The buffer is owned by rank 0's actor,
+        which keeps the newest one; older ones live as long as somebody holds their reference."""
+        published = self._call("publish", self._timeout_s, lambda rank: rank.publish.remote(version))[0]
+        assert published is not None
+        manifest: WeightsManifest = published[0]
+        return manifest, published[1]
+
+    def save(self, directory: str | Path) -> None:
+        """Weights, optimizer, schedule and RNG into a directory that all ranks see. For `write_checkpoint`."""
+        self._call("save", self._timeout_s, lambda rank: rank.save.remote(str(directory)))
+
+    def load(self, directory: str | Path) -> None:
+        """Continue where `save` was called; `begin` the same phase first."""
+        self._call("load", self._timeout_s, lambda rank: rank.load.remote(str(directory)))
+
+    def export(self, directory: str | Path) -> None:
+        """Write a Hugging Face model directory, atomically."""
+        self._call("export", self._timeout_s, lambda rank: rank.export.remote(str(directory)))
+
+    def close(self, grace_s: float = CLOSE_S) -> None:
+        """End all ranks; never raises, never waits longer than grace_s. Twice is fine."""
+        ranks, self._ranks = self._ranks, []
+        if grace_s > 0 and ranks:
+            with contextlib.suppress(RayError):
+                ray.wait([rank.leave.remote() for rank in ranks], num_returns=len(ranks), timeout=grace_s)
+        for rank in ranks:
+            with contextlib.suppress(RayError):
+                ray.kill(rank)
+
+    def __enter__(self) -> "LearnerGroup":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, name: str, timeout_s: float, start: Callable[[Any], Any]) -> list[Any]:
+        """The same call on every rank; results in rank order."""
+        if not self._ranks:
+            raise RuntimeError(f"learner.{name}: the learner group is closed")
+        return self._wait(name, timeout_s, [start(rank) for rank in self._ranks])
+
+    def _wait(self, name: str, timeout_s: float, refs: list[Any]) -> list[Any]:
+        """Results of refs (rank i's is refs[i]), or the failure that explains the others."""
+        deadline_s = time.monotonic() + timeout_s
+        pending, failures = list(refs), dict[int, RayError]()
+        while pending:
+            left_s = deadline_s - time.monotonic()
+            done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, left_s), fetch_local=False)
+            if not done:
+                break
+            index = refs.index(done[0])
+            try:
+                ray.get(done[0], timeout=GRACE_S)
+            except RayError as error:
+                if not failures:
+                    deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+                failures[index] = error
+                if isinstance(error, RayActorError):
+                    break
+        if not failures and not pending:
+            return list(ray.get(refs, timeout=GRACE_S))
+        raise self._explain(name, timeout_s, failures, [refs.index(ref) for ref in pending])
+
+    def _explain(self, name: str, timeout_s: float, failures: dict[int, RayError], silent: list[int]) -> Exception:
+        """A dead rank is the cause; else what a rank raised itself; else a rank that did not answer."""
+        for index, error in sorted(failures.items()):
+            if isinstance(error, RayActorError | GetTimeoutError):
+                return self._lost(index, name, " ".join(str(error).split()))
+        raised = [e.cause for _, e in sorted(failures.items()) if isinstance(e, RayTaskError)]
+        # A rank whose peer fails sees a broken connection (RuntimeError of torch.distributed): not the reason.
+        raised.sort(key=lambda cause: type(cause).__name__ in ("DistBackendError", "DistNetworkError", "RuntimeError"))
+        if raised and isinstance(raised[0], Exception):
+            return raised[0]
+        if failures:
+            index, error = min(failures.items())
+            return self._lost(index, name, str(error))
+        return self._lost(silent[0], name, f"no answer in {timeout_s:g} s (learner.timeout_s)")
+
+    def _lost(self, index: int, name: str, reason: str) -> LearnerLostError:
+        place = self._places[index]
+        return LearnerLostError(index, f"{place.node_ip} ({place.node_id[:8]})", name, reason)

@@ -1,0 +1,129 @@
+"""The facade over rank actors: whole life, errors that pass through, and lost ranks found out by name."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors.learner_group import LearnerGroup
+from actors.training.errors import CheckpointMismatchError, LearnerLostError
+from actors.training.options import LearnerOptions, OptimizerOptions
+from models.manifest import WeightsManifest
+from models.options import ModelOptions
+from policies.options import ObjectiveOptions
+from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer
+
+OPTIMIZER = OptimizerOptions(lr=1e-2)
+
+
+def test_the_driver_side_needs_no_torch() -> None:
+    code = "import sys, actors.learner_group, actors.learner; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def make_group(model_dir: Path, ranks: int, **learner: object) -> LearnerGroup:
+    group = LearnerGroup(
+        ModelOptions(path=str(model_dir)),
+        LearnerOptions(ranks=ranks, threads=1, **learner),  # type: ignore[arg-type]
+        ObjectiveOptions(),
+        temperature=1.0,
+        init="random",
+        seed=5,
+        start_timeout_s=120,
+    )
+    group.begin(OPTIMIZER, 20)
+    return group
+
+
+@pytest.fixture(scope="module")
+def pair(model_dir: Path, ray_head: str) -> Iterator[LearnerGroup]:
+    with make_group(model_dir, 2) as group:
+        yield group
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_two_ranks_behind_the_facade_equal_one_trainer(pair: LearnerGroup, model_dir: Path, tmp_path: Path) -> None:
+    alone = make_trainer(model_dir, optimizer=OPTIMIZER)
+    assert pair.sft_step(make_demonstrations()).losses == pytest.approx(
+        alone.sft_step(make_demonstrations()).losses, rel=1e-5
+    )
+    for step in range(2):
+        got, expected = (
+            pair.train_step(make_sequences(seed=step), step),
+            alone.rl_step(make_sequences(seed=step), temperature=1.0),
+        )
+        assert got.losses == pytest.approx(expected.losses, rel=1e-4, abs=1e-6)
+        assert got.tokens == expected.tokens
+        assert got.started_s > 0
+
+    pair.save(tmp_path / "checkpoint")
+    after = pair.train_step(make_sequences(seed=7), 2)
+    pair.load(tmp_path / "checkpoint")
+    assert pair.train_step(make_sequences(seed=7), 2).losses == after.losses
+
+    with pytest.raises(ValueError, match="sequence 0: advantage is inf"):  # the rank's own error, unwrapped
+        pair.train_step(
+            [
+                type(s)(s.prompt_tokens, s.response_tokens, s.sampler_logprobs, s.sampler_logprobs_t1, float("inf"))
+                for s in make_sequences(1)
+            ]
+        )
+    with pytest.raises(FileNotFoundError, match="holds no learner checkpoint"):
+        pair.load(tmp_path / "nothing")
+
+    pair.export(tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_published_buffers_are_zero_copy_arrays_that_outlive_the_next_version(pair: LearnerGroup) -> None:
+    from models.weights import unpack
+
+    first, first_ref = pair.publish(1)
+    pair.sft_step(make_demonstrations())
+    second, second_ref = pair.publish(2)
+    assert isinstance(first, WeightsManifest)
+    assert (first.version, second.version) == (1, 2)
+    assert first.checksum != second.checksum
+    old, new = ray.get(first_ref, timeout=30), ray.get(second_ref, timeout=30)
+    assert not old.flags.writeable  # a view into the object store
+    assert len(dict(unpack(first, old))) == len(dict(unpack(second, new))) == 2 * 11 + 2
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_killed_rank_is_named(model_dir: Path, ray_head: str) -> None:
+    with make_group(model_dir, 2, timeout_s=60.0) as group:
+        place = group.places[1]
+        os.kill(place.pid, signal.SIGKILL)
+        with pytest.raises(LearnerLostError, match=f"learner rank 1 on node {place.node_ip}") as lost:
+            group.train_step(make_sequences(), 3)
+        assert (lost.value.rank, lost.value.call) == (1, "train_step 3")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_silent_rank_is_lost_after_its_deadline(model_dir: Path, ray_head: str) -> None:
+    with make_group(model_dir, 1) as group:
+        group._timeout_s = 1.0
+        os.kill(group.places[0].pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(LearnerLostError, match=r"learner rank 0 .* no answer in 1 s"):
+                group.train_step(make_sequences(), 0)
+        finally:
+            os.kill(group.places[0].pid, signal.SIGCONT)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_model_that_cannot_be_built_is_the_error(tmp_path: Path, ray_head: str) -> None:
+    with pytest.raises(Exception, match=r"config\.json does not exist"):
+        make_group(tmp_path, 1)
+    assert issubclass(CheckpointMismatchError, RuntimeError)
