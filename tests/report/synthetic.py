@@ -55,7 +55,7 @@ def _step(observer: Observer, rng: np.random.Generator, step: int, now: float, w
     for kind, length in (("logprobs", 0.16), ("train", 0.55 + 0.05 * rng.random()), ("publish", 0.05)):
         observer.span(Span("learner-0", kind, at, at + length, step))
         at += length
-    seconds |= {"learn": 0.75, "publish": 0.05, "sync": 0.06}
+    seconds |= {"learn": at - 0.05 - now - rollout - seconds["reward_wait"], "publish": 0.05, "sync": 0.06}
     for worker in range(workers):
         observer.span(Span(f"rollout-{worker}", "load_weights", at, at + 0.06, step))
     at += 0.06
@@ -69,7 +69,8 @@ def _step(observer: Observer, rng: np.random.Generator, step: int, now: float, w
         "reward/mean": mean, "reward/std": float(np.sqrt(mean * (1 - mean))), "tokens/generated": float(lengths.sum()),
         "tokens_per_s": float(lengths.sum()) / seconds["step"], "groups/zero_variance": zero, "groups/used": 16 - zero,
         "rollouts/failed": 0.0, "rollouts/truncated": float((lengths == 200).sum()),
-        "reward/math": mean, "reward/format": min(1.0, mean + 0.2), "rollouts/reissued": 7.0 if step == planned // 2 else 0.0,
+        "reward/math": mean, "reward/format": min(1.0, mean + 0.2),
+        "rollouts/reissued": 7.0 if step == planned // 2 else 0.0,
         "logprob_gap/mean": 3e-7 * float(rng.lognormal(0, 0.2)), "logprob_gap/max": 6e-6 * float(rng.lognormal(0, 0.4)),
         "loss/mean": float(rng.normal(0.0, 0.02)), "grad_norm/mean": float(rng.lognormal(-0.7, 0.25)),
         "clip_fraction": float(0.01 * rng.random()), "entropy": 1.1 - 0.5 * step / planned, "kl": 0.0, "lr": 1e-3,

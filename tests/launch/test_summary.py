@@ -1,0 +1,88 @@
+"""The summary: hand-computed from a few records; the terminal table says it; summary.json holds it."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.observe import Observer, StepRecord
+from launch.summary import print_summary, summarise
+from tests.launch.test_observer import make_config
+
+
+def write(run_dir: Path, steps: int = 10) -> None:
+    with Observer(run_dir, make_config()) as observer:
+        observer.evaluation(0, {"eval/reward": 0.25})
+        for step in range(1, steps + 1):
+            metrics = {
+                "reward/mean": step / 10,
+                "tokens/generated": 100.0,
+                "tokens_per_s": 10.0 * step,
+                "logprob_gap/mean": 1e-7 * step,
+                "groups/zero_variance": 2.0,
+                "rollouts/reissued": float(step == 3),
+            }
+            observer.step(StepRecord(step, metrics, {"rollout": 1.0, "learn": 0.5, "step": 2.0}))
+        observer.evaluation(steps, {"eval/reward": 0.75})
+
+
+def test_numbers(tmp_path: Path) -> None:
+    write(tmp_path)
+    summary = summarise(tmp_path)
+    assert (summary.name, summary.status, summary.steps_done, summary.steps_planned) == ("demo", "finished", 10, 10)
+    assert (summary.eval_first, summary.eval_last) == (0.25, 0.75)
+    assert summary.reward_first == pytest.approx(0.3)
+    assert summary.reward_last == pytest.approx(0.8)
+    assert (summary.tokens, summary.wall_s, summary.tokens_per_s) == (1000, 20.0, 60.0)
+    assert summary.logprob_gap_mean == pytest.approx(1e-6)
+    assert (summary.groups_dropped, summary.rollouts_reissued, summary.rollouts_failed) == (20, 1, 0)
+    assert summary.seconds["rollout"] == 10.0
+    assert summary.seconds["other"] == 5.0
+    assert summary.model is None
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([], "incomplete"),
+        (["interrupted"], "interrupted"),
+        (["failed"], "failed"),
+        (["failed", "resumed"], "incomplete"),
+        (["finished"], "finished"),
+    ],
+)
+def test_status(tmp_path: Path, events: list[str], status: str) -> None:
+    write(tmp_path, steps=4)
+    with Observer(tmp_path, make_config(), resume_from=4) as observer:
+        for kind in events:
+            observer.event(kind, "")
+    assert summarise(tmp_path).status == status
+
+
+def test_an_empty_folder_has_an_empty_summary(tmp_path: Path) -> None:
+    summary = summarise(tmp_path)
+    assert (summary.name, summary.status, summary.steps_done) == (tmp_path.name, "incomplete", 0)
+    assert summary.eval_first is None
+
+
+def test_table_and_file(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    out = StringIO()
+    report = tmp_path / "report.html"
+    print_summary(tmp_path, report=report, model=tmp_path / "model", console=Console(file=out, width=200))
+    text = out.getvalue()
+    for part in (
+        "10 of 10 in 20s",
+        "0.250 -> 0.750 (+0.500)",
+        "1,000 tokens, 60 tokens/s",
+        "rollout 50 %",
+        str(report),
+    ):
+        assert part in text, part
+    assert "1 rollouts re-issued" in text
+    stored = json.loads((tmp_path / "summary.json").read_text())
+    assert (stored["eval_last"], stored["model"]) == (0.75, str(tmp_path / "model"))

@@ -1,0 +1,215 @@
+"""The report: complete, self-contained, safe against what responses contain, and honest about partial runs."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.errors import UsageError
+from launch.observe import Observer, Sample, Span, StepRecord
+from launch.observe.journal import Journal, read
+from launch.observe.timeline import to_json
+from launch.report import render, write_report
+from launch.report.collect import chart_data
+from launch.report.page import NAV
+from tests.report.synthetic import config, write_run
+
+VOID = frozenset({"meta", "br", "input", "link", "img"})
+CHARTS = (
+    "reward", "lengths", "histogram", "time", "speed", "gantt", "gap", "loss", "grad", "clip", "entropy", "kl",
+    "groups", "failures",
+)  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed, and collects ids, attributes and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in ("src", "href", "action"):
+                self.links.append(str(value))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        else:
+            self.text.append(data)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        parsed = json.loads(self.scripts[0])
+        assert isinstance(parsed, dict)
+        return parsed
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "synthetic", steps=20, planned=20)
+
+
+def test_every_section_and_chart_is_there(run_dir: Path) -> None:
+    page = Page(write_report(run_dir).read_text(encoding="utf-8"))
+    assert len(page.ids) == len(set(page.ids))
+    assert {name for name, _ in NAV} | {"summary", "data"} <= set(page.ids)
+    assert {f"chart-{name}" for name in CHARTS} <= set(page.ids)
+    assert {link.removeprefix("#") for link in page.links} == {name for name, _ in NAV}
+    assert {"learner-0", "reward-0", "rollout-0", "rollout-1"} == set(page.data["timeline"]["actors"])
+    assert (run_dir / "trace.json").is_file()
+
+
+def test_nothing_is_loaded_from_elsewhere(run_dir: Path) -> None:
+    text = render(run_dir)
+    outside = set(re.findall(r"https?://[^\s\"'<>)]+", text)) - {"http://www.w3.org/2000/svg"}  # a name, not fetched
+    assert outside == set()
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_embedded_data_is_what_was_recorded(run_dir: Path) -> None:
+    data = Page(render(run_dir)).data
+    rows = [row for row in read(run_dir / "metrics.jsonl") if row["kind"] == "step"]
+    assert data["steps"] == list(range(1, 21))
+    assert data["series"]["reward/mean"] == [row["reward/mean"] for row in rows]
+    assert data["evals"]["x"] == [0, 10, 20]
+    for index, row in enumerate(rows):
+        shown = sum(phase["values"][index] for phase in data["phases"])
+        assert shown == pytest.approx(row["seconds/step"], abs=1e-3)
+    lengths = read(run_dir / "lengths.jsonl")
+    assert sum(data["lengths"]["first"]["counts"]) == len(lengths[0]["lengths"])
+    edges, counts = data["lengths"]["edges"], data["lengths"]["last"]["counts"]
+    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+        assert count == sum(low <= n < high for n in lengths[-1]["lengths"])
+    spans = read(run_dir / "timeline.jsonl")
+    assert len(data["timeline"]["spans"]) == len(spans)
+    total_ms = sum(span[3] for span in data["timeline"]["spans"])
+    assert total_ms == pytest.approx(1000 * sum(s["end_s"] - s["start_s"] for s in spans), rel=1e-3)
+
+
+def test_what_a_model_writes_cannot_break_the_page(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><b>&amp;<!--"
+    with Observer(tmp_path, config(tmp_path, steps=2)) as observer:
+        observer.samples(1, [Sample(evil, evil, 1.0, 3, evil, answer=evil)])
+        observer.event(evil, evil)
+        observer.span(Span(evil, evil, 0.0, 1.0, 1))
+        observer.step(StepRecord(1, {"reward/mean": 0.5, f"reward/{evil}": 1.0}, {"step": 1.0}))
+    text = render(tmp_path)
+    page = Page(text)
+    assert len(page.scripts) == 2
+    assert "alert(1)</script>" not in text
+    assert page.data["timeline"]["actors"] == [evil]
+    assert "".join(page.text).count(evil) == 6
+
+
+def test_a_partial_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "partial", steps=7, planned=20)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step":8,"kind":"st')
+    text = render(run)
+    assert "7 of 20 RL steps" in text
+    assert '<span class="badge incomplete">' in text
+    assert Page(text).data["steps"] == list(range(1, 8))
+
+
+@pytest.mark.parametrize("kept", ["config.yaml", "metrics.jsonl", "events.jsonl"])
+def test_any_one_file_is_enough(run_dir: Path, tmp_path: Path, kept: str) -> None:
+    shutil.copy(run_dir / kept, tmp_path / kept)
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert {name for name, _ in NAV} <= set(page.ids)
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run in"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nan_metrics_are_gaps(tmp_path: Path) -> None:
+    with Observer(tmp_path, config(tmp_path, steps=3)) as observer:
+        observer.step(StepRecord(1, {"loss/mean": float("nan")}, {"step": 1.0}))
+        observer.step(StepRecord(2, {"loss/mean": 0.5}, {"step": 1.0}))
+        observer.step(StepRecord(3, {}, {"step": 1.0}))
+    assert Page(render(tmp_path)).data["series"]["loss/mean"] == [None, 0.5, None]
+
+
+def test_very_long_timelines_lose_their_shortest_spans_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.report.collect.MAX_SPANS", 10)
+    journal = Journal(tmp_path / "timeline.jsonl")
+    for i in range(30):
+        journal.write(to_json(Span("a", "decode", float(i), i + 0.01 * (i + 1), 1)))
+    journal.close()
+    shutil.copy(tmp_path / "timeline.jsonl", tmp_path / "metrics.jsonl")
+    timeline = chart_data(tmp_path)["timeline"]
+    assert [span[3] for span in timeline["spans"]] == [10.0 * (i + 1) for i in range(20, 30)]
+    assert (timeline["left_out"], timeline["left_out_below_ms"]) == (20, 210.0)
+    assert "20 spans shorter than 210.0 ms are left out" in render(tmp_path)
+
+
+def test_workers_are_in_natural_order(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "many", steps=1, planned=1, workers=12)
+    actors = [actor for actor in chart_data(run)["timeline"]["actors"] if actor.startswith("rollout")]
+    assert actors == [f"rollout-{n}" for n in range(12)]
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("steps", [0, 1, 20])
+def test_a_browser_draws_every_chart_without_an_error(tmp_path: Path, steps: int) -> None:
+    run = write_run(tmp_path / "run", steps=steps, planned=20)
+    text = write_report(run).read_text(encoding="utf-8")
+    catcher = "<script>window.onerror = (m) => document.documentElement.setAttribute('data-error', m);</script></head>"
+    use = (
+        "<script>for (const f of document.querySelectorAll('.chart')) { const b = f.getBoundingClientRect();"
+        "(f.querySelector('canvas') || f).dispatchEvent(new MouseEvent('mousemove',"
+        "{clientX: b.left + b.width / 2, clientY: b.top + 60, bubbles: true})); }"
+        "for (const b of document.querySelectorAll('button')) b.click();</script></body>"
+    )
+    path = tmp_path / "page.html"
+    path.write_text(text.replace("</head>", catcher).replace("</body>", use), encoding="utf-8")
+    assert CHROMIUM is not None
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --window-size=1200,900 --virtual-time-budget=2000 --dump-dom"
+    )
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    assert "data-error" not in dom.split("<head>")[0]
+    drawn = len(re.findall(r"<svg[^>]*role=\"img\"", dom))
+    empty = dom.count('class="empty"')
+    if steps:
+        assert (drawn, empty) == (
+            len(CHARTS),
+            0,
+        )  # the timeline is a canvas; the reward has a second chart, of its terms
+        assert "<canvas" in dom
+        assert dom.count('class="tip" style="display: block') >= 10
+    else:
+        assert drawn == 1  # the held-out reward before the first step
