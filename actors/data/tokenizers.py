@@ -5,6 +5,7 @@ from typing import Any
 
 from actors.data.errors import DataError
 
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model", ".tiktoken")
 Tokenizer = Any  # transformers.PreTrainedTokenizerBase; transformers is imported only when one is loaded
 
 
@@ -16,16 +17,21 @@ def load_tokenizer(path: str) -> Tokenizer:
             f"model.tokenizer: {folder.absolute()} is not a folder; download the model first "
             "(`hf download ORGANISATION/MODEL --local-dir FOLDER`) and give its folder"
         )
+    present = sorted(file.name for file in folder.iterdir())
+    held = ", ".join(present[:12]) or "nothing"
+    unusable = (
+        f"model.tokenizer: no tokenizer can be loaded from {folder.absolute()} (it holds {held}); it "
+        "needs tokenizer.json and tokenizer_config.json"
+    )
+    # transformers makes an empty tokenizer out of a lone config.json, without a word.
+    if not any(name.endswith(_VOCABULARIES) for name in present):
+        raise DataError(unusable)
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and its backends' own
-        present = ", ".join(sorted(file.name for file in folder.iterdir())[:12]) or "nothing"
-        raise DataError(
-            f"model.tokenizer: no tokenizer can be loaded from {folder.absolute()} (it holds {present}); it needs "
-            f"tokenizer.json and tokenizer_config.json: {type(error).__name__}: {error}"
-        ) from error
+        raise DataError(f"{unusable}: {type(error).__name__}: {error}") from error
     if tokenizer.eos_token_id is None:
         raise DataError(
             f"model.tokenizer: {folder.absolute()} has no end-of-text token, so no response could end; set eos_token "
