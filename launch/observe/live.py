@@ -65,11 +65,11 @@ def render(state: RunState, now_s: float) -> RenderableType:
     head.add_column(no_wrap=True, justify="right")
     head.add_row(
         Text(f"RL step {state.step}/{state.steps}", style="bold"),
-        ProgressBar(total=max(state.steps, 1), completed=state.step),
+        _bar(state.step, state.steps, "blue"),
         Text(f"{duration(now_s - state.started_s)}{eta}", style="dim"),
     )
     phase = Text(state.phase, style="cyan")
-    head.add_row(phase, ProgressBar(total=max(state.total, 1), completed=state.done), Text(_count(state), style="dim"))
+    head.add_row(phase, _bar(state.done, state.total, "cyan"), Text(_count(state), style="dim"))
     body: list[RenderableType] = [head, _numbers(state)]
     if state.workers:
         body.append(_workers(state, now_s))
@@ -119,6 +119,10 @@ def _phases(state: RunState) -> str:
     times = [f"{name} {state.seconds[name]:.2f}" for name in PHASES if state.seconds.get(name, 0.0) >= 0.005]
     whole = state.seconds.get("step")
     return (f"{whole:.2f}s " if whole is not None else "") + (f"({' '.join(times)})" if times else "")
+
+
+def _bar(done: int, total: int, style: str) -> ProgressBar:
+    return ProgressBar(total=max(total, 1), completed=done, complete_style=style, finished_style=style)
 
 
 def _count(state: RunState) -> str:
