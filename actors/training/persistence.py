@@ -1,6 +1,9 @@
 """Tensors of a trainer to and from a directory, through torch.distributed.checkpoint: one set of files for any number
 of ranks. Owns nothing but the call and its error messages."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -14,9 +17,10 @@ from actors.training.errors import CheckpointMismatchError
 def save_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed: bool) -> None:
     """Write sharded and plain tensors; every rank calls it. Raises OSError if the files cannot be written."""
     try:
-        save(state, checkpoint_id=str(directory), no_dist=not distributed)
+        with _single_process_is_meant():
+            save(state, checkpoint_id=str(directory), no_dist=not distributed)
     except CheckpointException as error:
-        raise _cause(error) from error
+        raise _write_error(directory, error) from error
 
 
 def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed: bool) -> None:
@@ -28,7 +32,8 @@ def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed
     if not (Path(directory) / ".metadata").is_file():
         raise FileNotFoundError(f"{directory} holds no learner checkpoint")
     try:
-        load(state, checkpoint_id=str(directory), no_dist=not distributed)
+        with _single_process_is_meant():
+            load(state, checkpoint_id=str(directory), no_dist=not distributed)
     except (CheckpointException, RuntimeError, ValueError) as error:
         cause = _cause(error) if isinstance(error, CheckpointException) else error
         raise CheckpointMismatchError(
@@ -36,10 +41,24 @@ def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed
         ) from error
 
 
+@contextlib.contextmanager
+def _single_process_is_meant() -> Iterator[None]:
+    """torch warns about it even when told so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
 def _cause(error: CheckpointException) -> BaseException:
-    """The first failure of any rank, an OSError if it was one."""
+    """The first failure of any rank."""
     failures = [wrapped[0] for _, wrapped in sorted(error.failures.items())]
-    for failure in failures:
-        if isinstance(failure, OSError):
-            return OSError(failure.errno, f"cannot write the checkpoint: {failure}")
     return failures[0] if failures else error
+
+
+def _write_error(directory: str | Path, error: CheckpointException) -> OSError:
+    """Of a failed save. torch's file writer hides what the system said (a full disk shows as a wrong position in its
+    archive), so whatever stopped it counts as a write error; the free space tells the rest."""
+    cause = _cause(error)
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return OSError(cause.errno, cause.strerror, str(directory))
+    return OSError(f"writing {directory} failed: {str(cause).strip().splitlines()[0] if str(cause) else cause!r}")
