@@ -5,6 +5,7 @@ import os
 # Ray reads the authentication mode when it is imported. The head of the tests lives seconds and holds nothing.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a FutureWarning about it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import shutil
@@ -23,13 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def ray_head() -> Iterator[str]:
-    """The address (host:port) of a head with 16 logical CPUs, to which this process is connected."""
+    """The address (host:port) of a head with 16 logical CPUs and 4 pretended GPUs; this process is connected."""
     from launch.ray_session import ray_session
 
     temp_dir = Path(tempfile.mkdtemp(prefix="plray"))
     previous = os.environ.pop("RAY_ADDRESS", None)
     try:
-        with ray_session(cpus=16, temp_dir=temp_dir, object_store_bytes=256 * 2**20) as session:
+        with ray_session(cpus=16, gpus=4, temp_dir=temp_dir, object_store_bytes=256 * 2**20) as session:
             yield session.address
     finally:
         if previous is not None:

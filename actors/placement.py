@@ -1,0 +1,282 @@
+"""Where actors run: from the `cluster:` section to Ray placement groups, and from those to actor options.
+
+Owns the plan (a pure function) and its reservation, with a deadline and an error that says what is missing. It starts
+no actors.
+
+    with place(config) as placement:                       # config: the configuration tree, or anything shaped like it
+        ray.remote(LearnerRank).options(**placement.learner_options(rank)).remote(...)
+        ray.remote(RolloutWorker).options(**placement.worker_options(index)).remote(...)
+
+embedded       CPU only, one group, PACK. Rollout and learning take turns, so where there are fewer CPUs than are asked
+               for, every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
+colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: the worker spans the whole group, each
+               bundle is also the home of a learner rank, and both hold half of the GPU. A worker with several GPUs
+               is pinned to the group's first bundle; `worker_gpus(index)` are the ids it may use.
+disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+Layout = Literal["embedded", "colocated", "disaggregated"]
+Bundle = Mapping[str, float]
+
+_SHARE = 0.5  # of a GPU: a learner rank and a rollout worker in one bundle
+_TAG = 0.001  # amount of a custom resource that marks a node; it never runs out
+
+
+class PlacementError(RuntimeError):
+    """The cluster cannot hold the actors: a contradiction in the configuration, or resources that did not appear."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class ClusterShape(Protocol):
+    """The fields of the `cluster:` section that count here."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def gpus_per_worker(self) -> float: ...
+    @property
+    def gpus_per_learner(self) -> float: ...
+    @property
+    def cpus_per_worker(self) -> float: ...
+    @property
+    def cpus_per_learner(self) -> float: ...
+    @property
+    def rollout_resource(self) -> str | None: ...
+    @property
+    def learner_resource(self) -> str | None: ...
+    @property
+    def start_timeout_s(self) -> float: ...
+
+
+class RolloutShape(Protocol):
+    @property
+    def workers(self) -> int: ...
+
+
+class LearnerShape(Protocol):
+    @property
+    def ranks(self) -> int: ...
+
+
+class ConfigShape(Protocol):
+    @property
+    def cluster(self) -> ClusterShape: ...
+    @property
+    def rollout(self) -> RolloutShape: ...
+    @property
+    def learner(self) -> LearnerShape: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one actor: what it takes of a bundle of a group."""
+
+    group: int
+    bundle: int
+    cpus: float
+    gpus: float
+    resources: Bundle
+    spans: int = 1  # bundles whose GPUs it uses, starting with its own
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    bundles: tuple[Bundle, ...]
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    groups: tuple[Group, ...]
+    learners: tuple[Slot, ...]
+    workers: tuple[Slot, ...]
+
+    def demand(self) -> dict[str, float]:
+        """All resources of all bundles."""
+        total: Counter[str] = Counter()
+        for group in self.groups:
+            for bundle in group.bundles:
+                total.update(bundle)
+        return dict(total)
+
+
+def plan(cluster: ClusterShape, *, workers: int, ranks: int, available_cpus: float) -> Plan:
+    """Bundles and slots for `workers` rollout workers and `ranks` learner ranks. Pure; raises PlacementError."""
+    match cluster.layout:
+        case "embedded":
+            return _embedded(cluster, workers, ranks, available_cpus)
+        case "colocated":
+            return _colocated(cluster, workers, ranks)
+        case "disaggregated":
+            return _disaggregated(cluster, workers, ranks)
+
+
+def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: float) -> Plan:
+    asked = ranks * cluster.cpus_per_learner + workers * cluster.cpus_per_worker
+    scale = min(1.0, available_cpus / asked) if asked else 1.0
+    cpus = [_floor(cluster.cpus_per_learner * scale)] * ranks + [_floor(cluster.cpus_per_worker * scale)] * workers
+    # A bundle must ask for something; an actor that takes 0 CPUs still has a place.
+    group = Group(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
+    slots = [Slot(0, i, c, 0.0, {}) for i, c in enumerate(cpus)]
+    return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]))
+
+
+def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
+    per_worker = int(cluster.gpus_per_worker)
+    if per_worker < 1 or per_worker != cluster.gpus_per_worker or cluster.gpus_per_learner != 1:
+        raise PlacementError(
+            f"cluster.layout=colocated with gpus_per_worker={cluster.gpus_per_worker:g} and "
+            f"gpus_per_learner={cluster.gpus_per_learner:g}: GPUs are shared one by one",
+            "set cluster.gpus_per_worker to a whole number >= 1 and cluster.gpus_per_learner to 1",
+        )
+    gpus = workers * per_worker
+    if ranks > gpus:
+        raise PlacementError(
+            f"cluster.layout=colocated: {ranks} learner ranks do not fit on the {gpus} GPUs of {workers} workers",
+            f"set learner.ranks to at most {gpus}, or raise rollout.workers or cluster.gpus_per_worker",
+        )
+    groups: list[Group] = []
+    learner_slots: list[Slot] = []
+    worker_slots: list[Slot] = []
+    for worker in range(workers):
+        bundles: list[Bundle] = []
+        for bundle in range(per_worker):
+            cpus = cluster.cpus_per_worker if bundle == 0 else 0.0
+            if len(learner_slots) < ranks:
+                learner_slots.append(Slot(worker, bundle, cluster.cpus_per_learner, _SHARE, {}))
+                cpus += cluster.cpus_per_learner
+            bundles.append(_bundle(cpus, 1.0, {}))
+        groups.append(Group(tuple(bundles), "STRICT_PACK"))
+        worker_slots.append(Slot(worker, 0, cluster.cpus_per_worker, _SHARE, {}, spans=per_worker))
+    return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots))
+
+
+def _disaggregated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
+    def side(group: int, n: int, cpus: float, gpus: float, resource: str | None) -> tuple[Bundle, tuple[Slot, ...]]:
+        tag = {resource: _TAG} if resource else {}
+        return _bundle(cpus, gpus, tag), tuple(Slot(group, i, cpus, gpus, tag) for i in range(n))
+
+    learner, learners = side(0, ranks, cluster.cpus_per_learner, cluster.gpus_per_learner, cluster.learner_resource)
+    rollout, rollouts = side(1, workers, cluster.cpus_per_worker, cluster.gpus_per_worker, cluster.rollout_resource)
+    return Plan((Group((learner,) * ranks, "PACK"), Group((rollout,) * workers, "SPREAD")), learners, rollouts)
+
+
+def _bundle(cpus: float, gpus: float, tag: Bundle) -> Bundle:
+    bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount} | dict(tag)
+    return bundle or {"CPU": 0.001}
+
+
+def _floor(cpus: float) -> float:
+    """Down to Ray's granularity, so that a sum of shares stays within the whole."""
+    return int(cpus * 1000) / 1000
+
+
+class Placement:
+    """Reserved resources. Options are for `ray.remote(Class).options(**...)`."""
+
+    def __init__(self, plan: Plan, groups: list[PlacementGroup]) -> None:
+        self.plan = plan
+        self._groups = groups
+
+    def learner_options(self, rank: int) -> dict[str, Any]:
+        return self._options(self.plan.learners[rank])
+
+    def worker_options(self, index: int) -> dict[str, Any]:
+        return self._options(self.plan.workers[index])
+
+    def worker_gpus(self, index: int, timeout_s: float = 60.0) -> list[int]:
+        """Ids (on its node) of the GPUs that worker `index` may use, in bundle order."""
+        slot = self.plan.workers[index]
+        if not slot.gpus:
+            return []
+        if slot.gpus >= 1:
+            raise ValueError("the worker holds whole GPUs: Ray sets CUDA_VISIBLE_DEVICES for it")
+        probe = ray.remote(_gpu_ids)
+        refs = [
+            probe.options(
+                num_cpus=0, num_gpus=0.01, scheduling_strategy=self._strategy(slot.group, slot.bundle + i)
+            ).remote()
+            for i in range(slot.spans)
+        ]
+        return [int(gpu) for ids in ray.get(refs, timeout=timeout_s) for gpu in ids]
+
+    def release(self) -> None:
+        """Give everything back; actors that still run in it are killed by Ray."""
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups.clear()
+
+    def _options(self, slot: Slot) -> dict[str, Any]:
+        return {
+            "num_cpus": slot.cpus,
+            "num_gpus": slot.gpus,
+            "resources": dict(slot.resources),
+            "scheduling_strategy": self._strategy(slot.group, slot.bundle),
+        }
+
+    def _strategy(self, group: int, bundle: int) -> PlacementGroupSchedulingStrategy:
+        return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=bundle)
+
+
+def _gpu_ids() -> list[Any]:
+    return list(ray.get_gpu_ids())
+
+
+def reserve(plan: Plan, timeout_s: float) -> Placement:
+    """Create the groups and wait until all are there (an autoscaler may be adding nodes). Raises PlacementError."""
+    deadline_s = time.monotonic() + timeout_s
+    before = ray.available_resources()  # type: ignore[no-untyped-call]
+    groups = [placement_group([dict(b) for b in group.bundles], strategy=group.strategy) for group in plan.groups]
+    placement = Placement(plan, groups)
+    try:
+        for group in groups:
+            if not group.wait(max(deadline_s - time.monotonic(), 0.0)):
+                raise _missing(plan, before, timeout_s)
+    except BaseException:
+        placement.release()
+        raise
+    return placement
+
+
+def _missing(plan: Plan, available: Mapping[str, float], timeout_s: float) -> PlacementError:
+    total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    demand = plan.demand()
+    lines = [
+        f"{name}: {amount:g} needed, {available.get(name, 0):g} free of {total.get(name, 0):g}"
+        for name, amount in sorted(demand.items())
+    ]
+    short = [name for name, amount in demand.items() if available.get(name, 0) < amount]
+    what = f"missing {', '.join(sorted(short))}" if short else "no node is large enough for one bundle or group"
+    largest = max((len(g.bundles) for g in plan.groups if g.strategy == "STRICT_PACK"), default=0)
+    node = f"; a node with {largest:g} GPUs" if largest else ""
+    return PlacementError(
+        f"the cluster had no room within {timeout_s:g} s (cluster.start_timeout_s): {what} ({'; '.join(lines)}{node})",
+        "add nodes, ask for fewer rollout.workers or learner.ranks, or check cluster.layout and its resources",
+    )
+
+
+@contextmanager
+def place(config: ConfigShape) -> Iterator[Placement]:
+    """Reserve what the configuration asks for, and give it back at the end. Ray must be initialised."""
+    cluster = config.cluster
+    cpus = float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+    wanted = plan(cluster, workers=config.rollout.workers, ranks=config.learner.ranks, available_cpus=cpus)
+    placement = reserve(wanted, cluster.start_timeout_s)
+    try:
+        yield placement
+    finally:
+        placement.release()

@@ -1,0 +1,233 @@
+"""Grading outside the driver: a Ray actor around a grader, and the pool through which the driver uses several.
+
+Owns deadlines and the replacement of workers that hang or die. A worker has one item at a time: with more, Ray may lose
+the answers of those before the one that killed it, and the wrong rollout would be blamed. Never decides what a
+response is worth (`actors.rewards`), and never stops a step for one bad item: such a rollout fails with its reason.
+
+    with RewardPool(config.reward, on_event=observer.event) as pool:
+        pool.begin()
+        dispatcher.run(requests, lambda r: pool.submit(r.request_id, GradeItem(...)), tick=pool.poll)
+        grades = pool.drain()  # {request_id: Grade}; grade.error says why a rollout could not be graded
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self, cast
+
+import ray
+from ray.actor import ActorHandle, ActorProxy
+from ray.exceptions import RayError, RayTaskError
+
+from actors.rewards import Grade, GradeItem, build
+from actors.rewards.options import RewardOptions
+
+_GRACE_S = 10.0  # per term and for the call: a grader that keeps its own deadlines is never killed for them
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class RewardFailuresError(RuntimeError):
+    """More rollouts of one RL step could not be graded than reward.max_failures_per_step allows."""
+
+    remedy = "mend the reward function or the records, or raise reward.max_failures_per_step"
+
+
+class RewardWorkerStartError(RuntimeError):
+    """A reward worker does not start: a wrong `reward:` section, or a missing module."""
+
+
+class SupportsGrade(Protocol):
+    def grade(self, item: GradeItem) -> Grade: ...
+
+    def close(self) -> None: ...
+
+
+class RewardWorker:
+    """Make it an actor with `ray.remote(RewardWorker)`. Grades one item at a time, in the order of the calls."""
+
+    def __init__(self, factory: Callable[[], SupportsGrade]) -> None:
+        self._factory = factory
+        self._grader: SupportsGrade | None = None
+
+    @ray.method
+    def ready(self) -> bool:
+        """Build the grader; raises what that raises. Call it first."""
+        self._grader = self._factory()
+        return True
+
+    @ray.method
+    def grade(self, item: GradeItem) -> Grade:
+        """What the grader says; an exception becomes `Grade.error`, worth 0."""
+        assert self._grader is not None, "call ready() first"
+        try:
+            return self._grader.grade(item)
+        except Exception as error:
+            return Grade(0.0, error=f"{type(error).__name__}: {error}")
+
+    @ray.method
+    def close(self) -> None:
+        if self._grader is not None:
+            self._grader.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    key: int
+    step: int  # which begin it belongs to; answers of another step are dropped
+    answer: "ray.ObjectRef[Grade]"
+
+
+@dataclass(slots=True, eq=False)
+class _Grader:
+    handle: ActorProxy[RewardWorker]
+    ready: "ray.ObjectRef[bool] | None"  # None: it is
+    since_s: float  # when what is awaited was asked
+    sent: _Sent | None = None
+
+    def awaited(self) -> "ray.ObjectRef[Any] | None":
+        return self.ready if self.ready is not None else self.sent.answer if self.sent is not None else None
+
+
+class RewardPool:
+    """`reward.workers` actors that grade items as they arrive. Keys are request ids. Not thread-safe."""
+
+    def __init__(
+        self,
+        options: RewardOptions,
+        *,
+        factory: Callable[[], SupportsGrade] | None = None,
+        actor_options: dict[str, Any] | None = None,
+        start_timeout_s: float = 120.0,
+        on_event: Callable[[str, str], None] = lambda kind, message: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts the workers without waiting for them. `factory`: another grader than `actors.rewards.build`'s.
+        `on_event(kind, message)`: reward_failed, reward_worker_replaced."""
+        self._options = options
+        self._factory = factory or partial(build, options)
+        self._actor_options = {"num_cpus": 0, **(actor_options or {})}
+        self._start_timeout_s = start_timeout_s
+        self._deadline_s = sum(term.timeout_s for term in options.terms) + _GRACE_S * (len(options.terms) + 1)
+        self._on_event = on_event
+        self._clock = clock
+        self._step = 0
+        self._pending: deque[tuple[int, GradeItem]] = deque()
+        self._grades: dict[int, Grade] = {}
+        self._failures: list[str] = []
+        self._workers: list[_Grader] = [self._start() for _ in range(options.workers)]
+
+    def begin(self) -> None:
+        """Forget grades and failures, and what is not graded yet: it belongs to a step that was given up."""
+        self._step += 1
+        self._pending.clear()
+        self._grades.clear()
+        self._failures.clear()
+
+    def submit(self, key: int, item: GradeItem) -> None:
+        """Queue one item; returns at once."""
+        self._pending.append((key, item))
+        self._send()
+
+    def poll(self) -> None:
+        """Collect what is graded, look at the deadlines, send more. Never waits. Raises RewardFailuresError,
+        RewardWorkerStartError."""
+        self._collect(0.0)
+
+    def drain(self) -> dict[int, Grade]:
+        """Wait until everything submitted is graded or has failed; all grades of the step. Bounded: every item has its
+        deadline. Raises as `poll`."""
+        while self._pending or any(worker.sent for worker in self._workers):
+            self._collect(0.25)
+        grades, self._grades = self._grades, {}
+        return grades
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers and their graders' child processes."""
+        closing = [worker.handle.close.remote() for worker in self._workers]
+        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
+        for worker in self._workers:
+            _kill(worker)
+        self._workers.clear()
+
+    def _collect(self, timeout_s: float) -> None:
+        waiting = [ref for worker in self._workers if (ref := worker.awaited()) is not None]
+        if waiting and timeout_s:
+            ray.wait(waiting, num_returns=1, timeout=timeout_s)
+        for index in range(len(self._workers)):
+            self._collect_from(index)
+        self._send()
+
+    def _collect_from(self, index: int) -> None:
+        worker = self._workers[index]
+        if (awaited := worker.awaited()) is None:
+            return
+        ready, _ = ray.wait([awaited], timeout=0)
+        if not ready:
+            limit_s = self._deadline_s if worker.ready is None else self._start_timeout_s
+            if self._clock() - worker.since_s > limit_s:
+                self._give_up(index, f"it took longer than {limit_s:g} s")
+            return
+        try:
+            answer = ray.get(awaited, timeout=self._deadline_s)
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            first_line = (str(cause).strip().splitlines() or ["no message"])[0]
+            self._give_up(index, f"{type(cause).__name__}: {first_line}")
+            return
+        if worker.ready is not None:
+            worker.ready = None
+        else:
+            assert worker.sent is not None
+            sent, worker.sent = worker.sent, None
+            self._record(sent, cast(Grade, answer))
+
+    def _give_up(self, index: int, reason: str) -> None:
+        """Replace the worker; the item that it was grading fails."""
+        worker = self._workers[index]
+        if worker.sent is None:
+            raise RewardWorkerStartError(f"reward worker {index} does not start: {reason}")
+        _kill(worker)
+        self._workers[index] = self._start()
+        self._on_event("reward_worker_replaced", f"reward worker {index}: {reason}")
+        self._record(worker.sent, Grade(0.0, error=f"the reward worker was lost while grading it: {reason}"))
+
+    def _record(self, sent: _Sent, grade: Grade) -> None:
+        if sent.step != self._step:
+            return
+        self._grades[sent.key] = grade
+        if grade.error is None:
+            return
+        self._failures.append(f"rollout {sent.key}: {grade.error}")
+        self._on_event("reward_failed", self._failures[-1])
+        if len(self._failures) > self._options.max_failures_per_step:
+            shown = "; ".join(self._failures[:3])
+            raise RewardFailuresError(
+                f"{len(self._failures)} rollouts of this step could not be graded, reward.max_failures_per_step is "
+                f"{self._options.max_failures_per_step}: {shown}"
+            )
+
+    def _send(self) -> None:
+        """Give pending items to the free workers."""
+        for worker in self._workers:
+            if not self._pending:
+                return
+            if worker.ready is None and worker.sent is None:
+                key, item = self._pending.popleft()
+                worker.since_s = self._clock()
+                worker.sent = _Sent(key, self._step, worker.handle.grade.remote(item))
+
+    def _start(self) -> _Grader:
+        handle = ray.remote(RewardWorker).options(**self._actor_options).remote(self._factory)
+        return _Grader(handle, handle.ready.remote(), self._clock())
+
+
+def _kill(worker: _Grader) -> None:
+    ray.kill(cast("ActorHandle[RewardWorker]", worker.handle), no_restart=True)

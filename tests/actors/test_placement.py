@@ -1,0 +1,131 @@
+"""Plans as pure data, and reservations on the real head (whose GPUs are pretended)."""
+
+import os
+from dataclasses import dataclass, field
+
+import pytest
+import ray
+
+from actors.placement import Layout, PlacementError, Plan, place, plan, reserve
+
+
+@dataclass(frozen=True)
+class Cluster:
+    layout: Layout = "embedded"
+    gpus_per_worker: float = 1
+    gpus_per_learner: float = 1
+    cpus_per_worker: float = 1
+    cpus_per_learner: float = 1
+    rollout_resource: str | None = None
+    learner_resource: str | None = None
+    start_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Count:
+    workers: int = 2
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    cluster: Cluster
+    rollout: Count = field(default_factory=Count)
+    learner: Count = field(default_factory=Count)
+
+
+def check_slots_fit(made: Plan) -> None:
+    """What the slots of a bundle take together is what the bundle holds, or less."""
+    for g, group in enumerate(made.groups):
+        for b, bundle in enumerate(group.bundles):
+            slots = [s for s in (*made.learners, *made.workers) if (s.group, s.bundle) == (g, b)]
+            assert sum(s.cpus for s in slots) <= bundle.get("CPU", 0) + 1e-9
+            assert sum(s.gpus for s in slots) <= bundle.get("GPU", 0) + 1e-9
+            for name in {n for s in slots for n in s.resources}:
+                assert sum(s.resources[name] for s in slots) <= bundle[name]
+
+
+@pytest.mark.parametrize(("workers", "ranks", "cpus"), [(1, 1, 2), (3, 1, 2), (3, 2, 1), (2, 1, 64)])
+def test_embedded_fits_any_machine(workers: int, ranks: int, cpus: int) -> None:
+    made = plan(Cluster(), workers=workers, ranks=ranks, available_cpus=cpus)
+    check_slots_fit(made)
+    assert made.demand()["CPU"] <= cpus + 1e-9
+    assert "GPU" not in made.demand()
+    if cpus >= workers + ranks:
+        assert made.demand() == {"CPU": workers + ranks}
+
+
+def test_colocated_shares_every_gpu_of_a_node() -> None:
+    made = plan(Cluster("colocated", gpus_per_worker=8, cpus_per_worker=4), workers=2, ranks=16, available_cpus=0)
+    check_slots_fit(made)
+    assert made.demand() == {"GPU": 16, "CPU": 24}
+    assert {g.strategy for g in made.groups} == {"STRICT_PACK"}
+    assert [(s.group, s.bundle, s.spans) for s in made.workers] == [(0, 0, 8), (1, 0, 8)]
+    assert {(s.group, s.bundle) for s in made.learners} == {(g, b) for g in range(2) for b in range(8)}
+    assert {s.gpus for s in (*made.learners, *made.workers)} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "match"),
+    [
+        (Cluster("colocated", gpus_per_worker=0.5), 1, "gpus_per_worker=0.5"),
+        (Cluster("colocated", gpus_per_learner=2), 1, "gpus_per_learner=2"),
+        (Cluster("colocated"), 3, "3 learner ranks do not fit on the 2 GPUs"),
+    ],
+)
+def test_colocated_contradictions_name_the_keys(cluster: Cluster, ranks: int, match: str) -> None:
+    with pytest.raises(PlacementError, match=match):
+        plan(cluster, workers=2, ranks=ranks, available_cpus=8)
+
+
+def test_disaggregated_spreads_workers_and_packs_ranks_on_their_own_nodes() -> None:
+    cluster = Cluster("disaggregated", gpus_per_worker=8, rollout_resource="rollout", learner_resource="learner")
+    made = plan(cluster, workers=3, ranks=8, available_cpus=0)
+    check_slots_fit(made)
+    learner, rollout = made.groups
+    assert (learner.strategy, len(learner.bundles)) == ("PACK", 8)
+    assert (rollout.strategy, len(rollout.bundles)) == ("SPREAD", 3)
+    assert all(b["GPU"] == 1 and b["learner"] > 0 and "rollout" not in b for b in learner.bundles)
+    assert all(b["GPU"] == 8 and b["rollout"] > 0 and "learner" not in b for b in rollout.bundles)
+
+
+class Where:
+    def pid(self) -> int:
+        return os.getpid()
+
+    def gpus(self) -> list[int]:
+        return [int(gpu) for gpu in ray.get_gpu_ids()]
+
+
+@pytest.mark.ray
+def test_embedded_places_actors_and_gives_all_back() -> None:
+    free = ray.available_resources()["CPU"]
+    config = Config(Cluster(cpus_per_worker=free, cpus_per_learner=free))  # three times what there is
+    with place(config) as placement:
+        options = [placement.worker_options(0), placement.worker_options(1), placement.learner_options(0)]
+        actors = [ray.remote(Where).options(**o).remote() for o in options]
+        pids = ray.get([a.pid.remote() for a in actors], timeout=60)
+        assert len({*pids, os.getpid()}) == 4
+        assert placement.worker_gpus(0) == []
+    with place(config):  # everything is free again, or this would wait in vain
+        pass
+
+
+@pytest.mark.ray
+def test_colocated_actors_share_their_gpus() -> None:
+    config = Config(Cluster("colocated", gpus_per_worker=2), Count(workers=2), Count(ranks=4))
+    with place(config) as placement:
+        learners = [ray.remote(Where).options(**placement.learner_options(rank)).remote() for rank in range(4)]
+        gpus = [gpu for ids in ray.get([a.gpus.remote() for a in learners], timeout=60) for gpu in ids]
+        assert sorted(gpus) == [0, 1, 2, 3]  # one each
+        assert [placement.worker_gpus(index) for index in range(2)] == [gpus[:2], gpus[2:]]
+        worker = ray.remote(Where).options(**placement.worker_options(1)).remote()
+        assert ray.get(worker.gpus.remote(), timeout=60) == gpus[2:3]
+
+
+@pytest.mark.ray
+def test_missing_resources_are_named_within_the_deadline() -> None:
+    cluster = Cluster("disaggregated", gpus_per_worker=8, cpus_per_worker=0.5, rollout_resource="spot")
+    made = plan(cluster, workers=2, ranks=1, available_cpus=4)
+    with pytest.raises(PlacementError, match=r"within 0.5 s .* missing GPU, spot .*GPU: 17 needed, \d free of 4"):
+        reserve(made, timeout_s=0.5)

@@ -1,0 +1,97 @@
+"""The reward pool with real actors: real maths grades, and graders that raise, hang and die."""
+
+import os
+import time
+
+import pytest
+
+from actors.reward_worker import RewardFailuresError, RewardPool, RewardWorkerStartError
+from actors.rewards import Grade, GradeItem
+from actors.rewards.options import RewardOptions, RewardTerm
+
+pytestmark = pytest.mark.ray
+
+
+class Moody:
+    """Grades "n" as n; other responses are orders."""
+
+    def grade(self, item: GradeItem) -> Grade:
+        match item.response:
+            case "raise":
+                raise KeyError("gold")
+            case "hang":
+                time.sleep(3600)
+            case "die":
+                os._exit(9)
+            case "error":
+                return Grade(0.0, error="no answer field")
+        return Grade(float(item.response))
+
+    def close(self) -> None: ...
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise ValueError("no such function: tasks:reward")
+
+    def grade(self, item: GradeItem) -> Grade:
+        raise AssertionError
+
+    def close(self) -> None: ...
+
+
+def item(response: str) -> GradeItem:
+    return GradeItem("?", response, {"answer": "42"})
+
+
+def quick(**update: object) -> RewardOptions:
+    terms = (RewardTerm(kind="math", timeout_s=0.1),)
+    return RewardOptions(terms=terms, **update)  # type: ignore[arg-type]
+
+
+def test_real_grader_grades_all_and_in_any_order() -> None:
+    with RewardPool(RewardOptions(workers=2)) as pool:
+        pool.begin()
+        for key in range(40):
+            pool.submit(key, item(f"The answer is \\boxed{{{key + 10}}}"))
+            pool.poll()
+        grades = pool.drain()
+        assert sorted(grades) == list(range(40))
+        assert [key for key, grade in grades.items() if grade.value == 1.0] == [32]
+        assert not any(grade.error for grade in grades.values())
+        assert pool.drain() == {}
+
+
+def test_raising_hanging_and_dying_fail_only_their_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.reward_worker._GRACE_S", 1.0)
+    events: list[str] = []
+    with RewardPool(quick(workers=2), factory=Moody, on_event=lambda kind, message: events.append(kind)) as pool:
+        orders = ["1", "hang", "2", "3", "die", "raise", "4", "5", "6", "error", "7", "8"]
+        for key, order in enumerate(orders):
+            pool.submit(key, item(order))
+        grades = pool.drain()
+        assert sorted(grades) == list(range(len(orders)))
+        for key, order in enumerate(orders):
+            assert (grades[key].error is not None) == (not order.isdigit()), (order, grades[key])
+            assert grades[key].value == (float(order) if order.isdigit() else 0.0)
+        assert "took longer than 2.1 s" in str(grades[1].error)
+        assert "KeyError: 'gold'" in str(grades[5].error)
+        assert sorted(events) == ["reward_failed"] * 4 + ["reward_worker_replaced"] * 2
+
+
+def test_too_many_failures_stop_with_reasons_and_a_new_step_starts_clean() -> None:
+    with RewardPool(quick(max_failures_per_step=1), factory=Moody) as pool:
+        for key in range(3):
+            pool.submit(key, item("error"))
+        with pytest.raises(RewardFailuresError, match=r"2 rollouts .* rollout 0: no answer field; rollout 1"):
+            pool.drain()
+        pool.begin()
+        pool.submit(7, item("3"))
+        assert pool.drain() == {7: Grade(3.0)}
+
+
+def test_grader_that_cannot_be_built_is_an_error_with_its_reason() -> None:
+    with RewardPool(quick(), factory=Broken) as pool:
+        pool.submit(0, item("1"))
+        with pytest.raises(RewardWorkerStartError, match="no such function: tasks:reward"):
+            pool.drain()

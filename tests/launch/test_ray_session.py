@@ -1,0 +1,86 @@
+"""Starting and attaching: dead addresses, wrong addresses, and a session inside a session."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from launch.ray_session import RaySessionError, check_reachable, ray_session
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("address", "match"),
+    [
+        ("ray://head:10001", "ray job submit"),
+        ("head", "is not host:port"),
+        ("127.0.0.1:{port}", "no Ray cluster answers at 127.0.0.1"),
+    ],
+)
+def test_bad_address_is_an_error_at_once(address: str, match: str) -> None:
+    with pytest.raises(RaySessionError) as error:
+        check_reachable(address.format(port=free_port()), timeout_s=2.0)
+    assert match in f"{error.value.message} {error.value.remedy}"
+
+
+@pytest.mark.ray
+def test_a_session_inside_a_session_uses_it_and_leaves_it_running(ray_head: str) -> None:
+    with ray_session() as session:
+        assert (session.address, session.owned) == (ray_head, False)
+    assert ray.is_initialized()
+
+
+@pytest.mark.ray
+def test_attaching_from_another_process_imports_our_packages_in_workers(ray_head: str) -> None:
+    """As a driver does: `cd repository; RAY_ADDRESS=... python -c ...`. The head lives on."""
+    script = (
+        "import ray\n"
+        "from launch.ray_session import ray_session\n"
+        "from launch.dispatch.ledger import Ledger\n"
+        "with ray_session() as session:\n"
+        "    ledger = ray.remote(Ledger).remote([], max_retries=0)\n"
+        "    print(session.address, session.owned, ray.get(ledger.assign.remote({0: 1})))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=os.environ | {"RAY_ADDRESS": ray_head},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == f"{ray_head} False {{}}"
+    assert ray.is_initialized()
+    assert ray.nodes()[0]["Alive"]
+
+
+@pytest.mark.slow
+def test_private_head_keeps_token_authentication_and_is_quiet(tmp_path: Path) -> None:
+    script = (
+        "import os, ray\n"
+        "from launch.ray_session import ray_session\n"
+        "with ray_session(cpus=3) as session:\n"
+        "    assert ray.cluster_resources()['CPU'] >= 3\n"
+        "    print(session.owned, os.environ['RAY_AUTH_MODE'], len(os.environ['RAY_AUTH_TOKEN']))\n"
+        "assert not ray.is_initialized()\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True token 64\n"
+    assert done.stderr == ""
+    assert not (tmp_path / ".ray").exists()  # the token is in the environment only
