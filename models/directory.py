@@ -105,11 +105,12 @@ def write_checkpoint(
     source_dir: str | os.PathLike[str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write config.json, safetensors and the tokenizer's files, atomically: out_dir is the old or the new model.
+    """Write config.json, safetensors and the tokenizer's files; out_dir appears, or is replaced, only when complete.
 
     `tokenizer_dir` and `source_dir` (the model this one came from: generation_config.json) are copied from if given.
     An existing out_dir is replaced if it holds a model; anything else raises FileExistsError. On an error, a full disk
-    included, the old directory is intact and nothing is left beside it.
+    included, the old directory is intact and nothing is left beside it. (A kill between the two renames of a
+    replacement leaves the old model beside it, as .NAME.old.*/model.)
     """
     out = Path(out_dir)
     if out.exists() and not (out / "config.json").is_file() and (not out.is_dir() or any(out.iterdir())):
@@ -123,6 +124,7 @@ def write_checkpoint(
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
         _write_json(temporary / "config.json", dict(config) | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}))
         for file in temporary.iterdir():
+            file.chmod(0o644)  # safetensors writes 0600, and engines may run as another user
             _sync(file)
         temporary.chmod(0o755)
         _replace(temporary, out)

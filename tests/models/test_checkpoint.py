@@ -46,6 +46,7 @@ def test_transformers_loads_what_we_save(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "tokenizer_config.json").is_file()
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]  # nothing temporary is left
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in (tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
