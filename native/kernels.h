@@ -83,6 +83,17 @@ void sample(const T* logits, int64_t stride, const float* cutoff, const float* t
 
 void random_words(const int64_t* keys, const int64_t* positions, int64_t rows, int64_t vocab, int64_t* out);
 
+// Elements of the panel format of a [columns, depth] weight (columns rounded up to whole panels).
+int64_t packed_size(int64_t columns, int64_t depth);
+
+template <typename T>
+void pack_weight(const T* weight, int64_t columns, int64_t depth, T* out);
+
+// out [rows, columns] = x [rows, depth] weight^T + bias (or null). weight: panels if `packed`, else [columns, depth].
+template <typename T>
+void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* bias, T* out, int64_t rows,
+            int64_t columns, int64_t depth, int threads);
+
 // Test hooks: the vectorised functions over n values.
 void exp_array(const float* x, float* out, int64_t n);
 void log_array(const float* x, float* out, int64_t n);

@@ -161,6 +161,21 @@ NB_MODULE(paceline_native, m) {
   m.def("random_words", [](Address keys, Address positions, int64_t rows, int64_t vocab, Address out) {
     paceline::random_words(at<const int64_t>(keys), at<const int64_t>(positions), rows, vocab, at<int64_t>(out));
   });
+  m.def("packed_size", &paceline::packed_size);
+  m.def("pack_weight", [](bool half, Address weight, Address out, int64_t columns, int64_t depth) {
+    by_dtype(half, [&](auto* tag) {
+      using T = STORAGE(tag);
+      paceline::pack_weight(at<const T>(weight), columns, depth, at<T>(out));
+    });
+  });
+  m.def("linear", [](bool half, Address x, int64_t stride, Address weight, bool packed, Address bias, Address out,
+                     int64_t rows, int64_t columns, int64_t depth, int threads) {
+    by_dtype(half, [&](auto* tag) {
+      using T = STORAGE(tag);
+      paceline::linear(at<const T>(x), stride, at<const T>(weight), packed, at<const T>(bias), at<T>(out), rows,
+                       columns, depth, threads);
+    });
+  });
   m.def("exp_array", &map<paceline::exp_array>);
   m.def("log_array", &map<paceline::log_array>);
   m.def("log1m_array", &map<paceline::log1m_array>);

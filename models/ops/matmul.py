@@ -1,0 +1,114 @@
+"""Matrix products. Owns how rows become independent of the batch, and the weights packed for inference.
+
+On CPU the native kernel sums every element in one fixed order, so it is batch-invariant at no cost. Without it, and on
+CUDA, rows are padded: below INVARIANT_ROWS a BLAS picks other kernels or splits, and sums in another order.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.ops.native import kernels, takes
+
+INVARIANT_ROWS = 16  # measured with MKL: equal from 8 rows per thread on, 2 threads
+_FEW_ROWS = 12  # of bfloat16: above, oneDNN's bfloat16 instructions win over the kernel's float32 arithmetic
+_PANELS = "_paceline_panels"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> Tensor:
+    """x [T, K] @ weight [N, K]^T + bias [N] -> [T, N], differentiable; sums in float32 (or wider).
+
+    invariant: row t of the result is bitwise the same whatever T and the other rows are. Weights that were `prepack`ed
+    are read from their panels where that is faster; the result is bitwise the one without panels if `invariant`.
+    """
+    if not takes(x, weight) or (bias is not None and not takes(x, bias)):
+        return _padded(x, weight, bias) if invariant else F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        if not invariant:
+            return F.linear(x, weight, bias)
+        result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return result
+    panels = _panels_of(weight)
+    if not invariant and (panels is None or (x.dtype is torch.bfloat16 and x.shape[0] > _FEW_ROWS)):
+        return F.linear(x, weight, bias)
+    return _native(x, weight, panels, bias)
+
+
+def prepack(weight: Tensor) -> None:
+    """Keep a copy of weight [N, K] on it, in the kernel's format, for inference; call again after it has changed.
+
+    Writes into the same memory when called again. A weight that was changed in place since then is noticed by its
+    version counter (not if it was changed through `.data`), and its panels are ignored. Does nothing where there is no
+    kernel for the weight.
+    """
+    if kernels is None or not takes(weight):
+        return
+    columns, depth = weight.shape
+    old = getattr(weight, _PANELS, None)
+    panels = weight.new_empty(kernels.packed_size(columns, depth)) if old is None else old[0]
+    source = weight.detach().contiguous()
+    kernels.pack_weight(weight.dtype is torch.bfloat16, source.data_ptr(), panels.data_ptr(), columns, depth)
+    setattr(weight, _PANELS, (panels, _version(weight)))
+
+
+def _version(weight: Tensor) -> int:
+    return 0 if weight.is_inference() else weight._version
+
+
+def _panels_of(weight: Tensor) -> Tensor | None:
+    packed: tuple[Tensor, int] | None = getattr(weight, _PANELS, None)
+    return None if packed is None or packed[1] != _version(weight) else packed[0]
+
+
+def _native(x: Tensor, weight: Tensor, panels: Tensor | None, bias: Tensor | None) -> Tensor:
+    rows, depth = x.shape
+    columns = weight.shape[0]
+    if weight.shape[1] != depth or (bias is not None and bias.shape != (columns,)):
+        raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the bias do not fit together")
+    x = x if x.stride(1) == 1 else x.contiguous()
+    source = weight.contiguous() if panels is None else panels
+    out = x.new_empty((rows, columns))
+    kernels.linear(  # type: ignore[union-attr]
+        x.dtype is torch.bfloat16,
+        x.data_ptr(),
+        x.stride(0),
+        source.data_ptr(),
+        panels is not None,
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        rows,
+        columns,
+        depth,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.shape[0]
+    if rows >= INVARIANT_ROWS:
+        return F.linear(x, weight, bias)
+    return F.linear(F.pad(x, (0, 0, 0, INVARIANT_ROWS - rows)), weight, bias)[:rows]
+
+
+class _Linear(torch.autograd.Function):
+    """The kernel forward, bitwise that of inference; torch's products backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _native(x, weight, None, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            grad @ weight if for_x else None,
+            grad.t() @ x if for_weight else None,
+            grad.sum(0) if for_bias else None,
+        )
