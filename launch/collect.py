@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.data import Tokenizer
+from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Request, Rollout
 from actors.reward_worker import RewardPool
 from actors.rewards import Grade, GradeItem

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.data import PromptOrder, PromptSet, Tokenizer, check_vocabulary, load_prompts, load_tokenizer
+from actors.data import PromptOrder, PromptSet, check_vocabulary, load_prompts, load_tokenizer
+from actors.data.tokenizers import Tokenizer
 from actors.engine.process import spawn_engine
 from actors.engine.types import EngineWindow, SamplingParams
 from actors.learner_group import LearnerGroup
@@ -21,7 +22,7 @@ from launch.dispatch import RolloutDispatcher, spawner
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span
 from launch.requests import sampling_params
-from models.config import read_config
+from models.directory import read_config
 from policies.lengths import LengthModel
 
 
@@ -75,7 +76,7 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
     """
     model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
     tokenizer = load_tokenizer(tokenizer_dir(config))
-    check_vocabulary(tokenizer, read_config(model_dir).vocab_size)
+    check_vocabulary(tokenizer, read_config(model_dir)["vocab_size"])
     prompts = load_prompts(config.data, "train", tokenizer)
     held_out = load_prompts(config.data, "eval", tokenizer) if config.data.eval else None
     for split, loaded in (("train", prompts), ("eval", held_out)):
@@ -83,7 +84,7 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
             observer.event("data", f"data.{split}: {loaded.report.summary()}")
     with ExitStack() as stack:
         placement: Placement = stack.enter_context(place(config))
-        rewards = stack.enter_context(RewardPool(config.reward))
+        rewards = stack.enter_context(RewardPool(config.reward, on_event=observer.event))
         learner = stack.enter_context(
             LearnerGroup(
                 model,
@@ -107,7 +108,6 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
         )
         stack.callback(dispatcher.close)
         dispatcher.start()
-        learner.wait_ready()
         sampling = sampling_params(config.rollout.sampling, [tokenizer.eos_token_id])
         yield Job(
             config=config,

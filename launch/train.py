@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from actors.training.checkpoint import LEARNER_DIR, latest_checkpoint, read_state, write_checkpoint
+from actors.training.errors import LearnerLostError
 from launch.config import Config
 from launch.errors import PacelineError, as_expected
 from launch.evaluate import evaluate_job
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
-from launch.job import Job, open_job, tokenizer_dir
+from launch.job import Job, open_job
 from launch.observe import Observer
 from launch.ray_session import ray_session
 from launch.report import write_report
@@ -76,11 +77,12 @@ def run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path,
                     evaluate_job(job)
                 if due(job.steps_done, config.checkpoint.every, config.run.steps):
                     saved = save(job, run_dir)
-        except BaseException:
-            if job.boundary is not None and job.boundary["steps_done"] > saved and job.learner.alive:
+        except BaseException as error:
+            intact = job.boundary is not None and not isinstance(error, LearnerLostError)
+            if intact and job.steps_done > saved:
                 save(job, run_dir)
             raise
-        job.learner.export(run_dir / "model", tokenizer_dir=tokenizer_dir(config))
+        job.learner.export(run_dir / "model")
 
 
 def due(step: int, every: int, last: int) -> bool:

@@ -14,7 +14,7 @@ from launch.errors import PacelineError
 from launch.interrupt import Interrupt, interrupt_flag
 from launch.job import tokenizer_dir
 from launch.ray_session import ray_session
-from models.config import read_config
+from models.directory import read_config
 
 _REPORT_EVERY = 100  # optimizer steps
 
@@ -40,7 +40,7 @@ def warm_start(
         log(f"using the cached warm start {target}")
         return target
     tokenizer = load_tokenizer(tokenizer_dir(config))
-    check_vocabulary(tokenizer, read_config(config.model.path).vocab_size)
+    check_vocabulary(tokenizer, read_config(config.model.path)["vocab_size"])
     demonstrations = load_demonstrations(options, config.data, tokenizer)
     log(f"warm start on {options.data}: {demonstrations.report.summary()}; {options.steps} optimizer steps")
     order = PromptOrder(len(demonstrations), config.run.seed, shuffle=True)
@@ -51,6 +51,7 @@ def warm_start(
             config.model,
             config.learner,
             config.objective,
+            temperature=1.0,
             init=options.init,
             seed=config.run.seed,
             actor_options=placement.learner_options,
@@ -64,7 +65,7 @@ def warm_start(
             progress(step, options.steps)
             if step % _REPORT_EVERY == 0 or step == options.steps:
                 log(f"warm start {step}/{options.steps}: loss {result.losses[-1]:.4f}")
-        learner.export(partial, tokenizer_dir=tokenizer_dir(config))
+        learner.export(partial)
     try:
         partial.rename(target)
     except OSError as error:
