@@ -98,7 +98,7 @@ def show_config(
     debug: Debug = False,
 ) -> None:
     """Print the resolved configuration with the source of every value; warn about what this machine lacks."""
-    with _failures(debug):
+    with _failures(debug, into_pipe=True):
         from launch.config import check_environment, load_config
         from launch.config.show import resolved_lines, schema_markdown
 
@@ -143,10 +143,17 @@ def _require(config: object) -> None:
 
 
 @contextmanager
-def _failures(debug: bool) -> Iterator[None]:
-    """Expected failures become a panel and an exit code; bugs keep their traceback."""
+def _failures(debug: bool, *, into_pipe: bool = False) -> Iterator[None]:
+    """Expected failures become a panel and an exit code; bugs keep their traceback.
+
+    into_pipe: the command only prints, so a closed pipe means that the reader (`head`) has had enough.
+    """
     try:
         yield
+    except BrokenPipeError:
+        if into_pipe:
+            raise  # typer ends quietly
+        _fail(PacelineError("a pipe to another process broke", remedy="run again with --debug"), debug)
     except (typer.Exit, typer.Abort):
         raise
     except KeyboardInterrupt:
@@ -164,7 +171,8 @@ def _fail(error: Exception, debug: bool) -> NoReturn:
         if not debug:
             traceback.print_exception(error)
         expected = PacelineError(
-            f"{type(error).__name__}: {error}", remedy="this is a bug: please report it with the traceback above"
+            f"{type(error).__name__}: {error}".rstrip(": "),
+            remedy="this is a bug: please report it with the traceback above",
         )
         expected.title = "Internal error"
     _panel(expected)
@@ -172,12 +180,19 @@ def _fail(error: Exception, debug: bool) -> NoReturn:
 
 
 def _panel(error: PacelineError) -> None:
+    """A red panel; rules above and below instead where a line is too long, so that commands can still be copied."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
+    text = f"{error.message}\n\n{error.remedy}" if error.remedy else error.message
     body = Text(error.message)
     if error.remedy:
         body.append(f"\n\n{error.remedy}", style="dim")
-    width = None if sys.stderr.isatty() else 120
-    Console(stderr=True, width=width).print(Panel(body, title=error.title, border_style="red", title_align="left"))
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+    if max(len(line) for line in text.splitlines()) + 4 <= console.width:
+        console.print(Panel(body, title=error.title, border_style="red", title_align="left"))
+        return
+    console.rule(f"[bold red]{error.title}", align="left", style="red")
+    console.print(body, soft_wrap=True)
+    console.rule(style="red")

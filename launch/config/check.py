@@ -128,6 +128,9 @@ def validate_paths(config: Config) -> list[Issue]:
     model = Path(config.model.path)
     if not (model / "config.json").is_file():
         issues.append(_missing("model.path", config.model.path, "no Hugging Face model directory (config.json)"))
+    elif (config.warmup is None or config.warmup.init == "checkpoint") and not any(model.glob("*.safetensors")):
+        remedy = "warmup.init=random starts from fresh weights"
+        issues.append(Issue("model.path", f"no weights (*.safetensors) in {model}", remedy=remedy))
     if config.model.tokenizer is not None and not Path(config.model.tokenizer).is_dir():
         issues.append(_missing("model.tokenizer", config.model.tokenizer, "no such directory"))
     inputs = [("data.train", config.data.train), ("data.eval", config.data.eval)]

@@ -66,6 +66,26 @@ def parse_value(text: str) -> Any:
     return value
 
 
+def dump(value: Any, *, flow: bool = False) -> str:
+    """YAML that `parse_document` and `parse_value` read back unchanged; `flow`: on one line."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, width=10_000 if flow else 120, default_flow_style=flow
+    )
+    return text.removesuffix("\n...\n").removesuffix("\n") if flow else text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that only YAML 1.2 takes for numbers, such as 1e6."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    quote = None if isinstance(_scalar(text), str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=quote)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 class _Builder:
     def __init__(self, name: str, document: Document) -> None:
         self._name = name

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
+from launch.config.document import dump
 from launch.config.load import Loaded
 from launch.config.schema import keys, render
 from launch.config.tree import Config
@@ -13,7 +13,7 @@ from launch.config.tree import Config
 
 def to_yaml(config: Config) -> str:
     """The whole resolved tree as YAML that `load_config` reads back to an equal Config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=120)
+    return dump(config.model_dump(mode="json"))
 
 
 def resolved_lines(loaded: Loaded) -> Iterator[tuple[str, str]]:
@@ -42,9 +42,7 @@ def _value(value: Any, label: str, loaded: Loaded, key: str, indent: str, depth:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, str):
-        return yaml.safe_dump(value, width=10_000, default_flow_style=True).removesuffix("\n...\n").strip()
-    return render(value)
+    return dump(value, flow=True) if isinstance(value, str) else render(value)
 
 
 def schema_markdown() -> str:

@@ -96,6 +96,7 @@ def ready(write_config: Write, tmp_path: Path) -> Path:
     """A configuration whose inputs all exist."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "train.jsonl").touch()
     return write_config()
 
@@ -173,3 +174,17 @@ def test_report_of_no_run(tmp_path: Path) -> None:
     code, _, err = run("report", str(tmp_path))
     assert code == 2
     assert "no run in" in err
+
+
+def test_long_commands_are_not_broken_over_lines(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "paceline train " + "x" * 150 + " --resume"
+    fake_train(monkeypatch, raising(PacelineError("a learner rank was lost", remedy=f"go on with: {command}")))
+    _, _, err = run("train", str(ready))
+    assert f"go on with: {command}\n" in err
+
+
+def test_a_reader_that_stops_early_is_no_failure(write_config: Write) -> None:
+    command = f"set -o pipefail; {sys.executable} -m launch config --schema | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.startswith("### `run`")
+    assert done.stderr == ""

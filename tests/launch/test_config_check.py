@@ -79,10 +79,26 @@ def test_environment(write_config: Write, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_complete_environment_is_silent(write_config: Write, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "train.jsonl").touch()
     loaded = load_config(write_config(), [f"run.dir={tmp_path}/new/runs"])
     assert check_environment(loaded.config) == []
     assert not (tmp_path / "new").exists()
+
+
+def test_weights_are_needed_unless_they_are_made(write_config: Write, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "train.jsonl").touch()
+
+    def found(*overrides: str) -> list[str]:
+        loaded = load_config(write_config(), [f"run.dir={tmp_path}/runs", *overrides])
+        return [issue.message for issue in check_environment(loaded.config)]
+
+    demonstrations = f"warmup.data={tmp_path}/train.jsonl"
+    assert found() == [f"no weights (*.safetensors) in {tmp_path}/model"]
+    assert found(demonstrations) == found()
+    assert found(demonstrations, "warmup.init=random") == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

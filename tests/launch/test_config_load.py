@@ -4,12 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.config import Config, ConfigError, Issue, load_config
-from launch.config.document import parse_value
+from launch.config.document import dump, parse_value
 from launch.config.show import resolved_lines, to_yaml
 from tests.launch.conftest import MINIMAL
 
@@ -138,7 +137,9 @@ def test_replacing_a_section_forgets_its_old_places(write_config: Write) -> None
 
 
 def test_printed_tree_and_run_yaml_read_back_equal(write_config: Write, tmp_path: Path) -> None:
-    loaded = load_config(write_config(), ["learner.optimizer.lr=3e-4", "data.system_prompt='yes: [no]'"])
+    loaded = load_config(
+        write_config(), ["learner.optimizer.lr=3e-4", "data.system_prompt='yes: [no]'", "run.name=1e6"]
+    )
     printed = tmp_path / "printed.yaml"
     printed.write_text("\n".join(line for line, _ in resolved_lines(loaded)))
     dumped = tmp_path / "dumped.yaml"
@@ -178,10 +179,9 @@ TREES = st.recursive(
 )
 
 
-@given(TREES)
-def test_values_survive_yaml(value: object) -> None:
-    """Whatever PyYAML writes, the reader of values takes back unchanged."""
-    assert parse_value(yaml.safe_dump(value, allow_unicode=True)) == value
+@given(TREES, st.booleans())
+def test_values_survive_yaml(value: object, flow: bool) -> None:
+    assert parse_value(dump(value, flow=flow)) == value
 
 
 @pytest.mark.parametrize(

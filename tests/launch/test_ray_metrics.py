@@ -1,0 +1,30 @@
+"""The gauges as Prometheus sees them: scraped from the metrics port of a real head."""
+
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import ray
+
+from launch.observe import Observer, StepRecord
+from tests.launch.test_observer import make_config
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_scalars_reach_the_metrics_port(tmp_path: Path) -> None:
+    node = next(node for node in ray.nodes() if node["Alive"])
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with Observer(tmp_path, make_config()) as observer:
+        observer.step(StepRecord(3, {"reward/mean": 0.625}, {"step": 1.0}))
+        deadline_s = time.monotonic() + 90
+        while True:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                lines = [line for line in answer.read().decode().splitlines() if "paceline_reward_mean{" in line]
+            if lines or time.monotonic() > deadline_s:
+                break
+            time.sleep(1)
+    assert len(lines) == 1
+    assert 'run="demo"' in lines[0]
+    assert float(lines[0].rsplit(" ", 1)[1]) == 0.625
