@@ -1,0 +1,99 @@
+"""Grades per second of each kind of reward, one caller, medians of interleaved repeats. Owns the measurement only.
+
+python -m benchmarks.reward_throughput [--seconds 1] [--repeats 5]
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+
+from actors.rewards import GradeItem, Grader, build
+from actors.rewards.options import RewardOptions, RewardTerm
+from benchmarks.machine import describe_machine
+
+CODE = "```python\ndef add(a, b):\n    return a + b\n```"
+TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
+
+
+def response(answer: str) -> str:
+    """A response of about 200 tokens that ends in an answer."""
+    return (
+        "We look at each part of the problem in turn and add what we find. " * 12 + rf"So it is $\boxed{{{answer}}}$."
+    )
+
+
+def cases() -> dict[str, tuple[RewardTerm, list[GradeItem]]]:
+    """Name -> (term, items that are visited in turn; all differ, so nothing is answered from a cache)."""
+    exact = [GradeItem("", response(f"{n:,}"), {"answer": f"so it is\n#### {n}"}) for n in range(1000, 1500)]
+    algebra = [GradeItem("", response(rf"{n}(x+{n + 1})"), {"answer": f"{n}x+{n * (n + 1)}"}) for n in range(2, 502)]
+    shape = [GradeItem("", response(str(n)), {}) for n in range(500)]
+    code = [GradeItem("", f"{CODE}\n{n}", {"tests": TESTS}) for n in range(500)]
+    return {
+        "math, plain numbers": (RewardTerm(kind="math"), exact),
+        "math, math-verify": (RewardTerm(kind="math"), algebra),
+        "format": (RewardTerm(kind="format", pattern=r"boxed\{.*\}"), shape),
+        "python": (RewardTerm(kind="python", function="benchmarks.reward_throughput:length"), shape),
+        "code": (RewardTerm(kind="code"), code),
+    }
+
+
+def length(prompt: str, response: str, record: dict[str, object]) -> float:
+    """The user function that is timed."""
+    return float(len(response))
+
+
+def rate(grader: Grader, items: "itertools.cycle[GradeItem]", seconds: float) -> float:
+    """Grades per second over about `seconds`."""
+    count, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds:
+        grade = grader.grade(next(items))
+        assert grade.error is None, grade.error
+        assert grade.value > 0, grade
+        count += 1
+    return count / elapsed
+
+
+def measure(seconds: float, repeats: int) -> dict[str, dict[str, float]]:
+    """Name -> median, least and largest grades per second, and the median's milliseconds per grade."""
+    graders = {
+        name: (build(RewardOptions(terms=(term,))), itertools.cycle(items)) for name, (term, items) in cases().items()
+    }
+    try:
+        for grader, items in graders.values():
+            grader.grade(next(items))  # starts the child process, which imports
+        rates: dict[str, list[float]] = {name: [] for name in graders}
+        for _ in range(repeats):
+            for name, (grader, items) in graders.items():
+                rates[name].append(rate(grader, items, seconds))
+    finally:
+        for grader, _ in graders.values():
+            grader.close()
+    return {
+        name: {
+            "grades_per_s": round(statistics.median(values), 1),
+            "least": round(min(values), 1),
+            "largest": round(max(values), 1),
+            "ms_per_grade": round(1000 / statistics.median(values), 3),
+        }
+        for name, values in rates.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1.0, help="per kind and repeat")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="JSON file to write beside printing")
+    arguments = parser.parse_args()
+    machine = describe_machine(("math-verify", "sympy"))
+    text = json.dumps({"machine": machine, "rewards": measure(arguments.seconds, arguments.repeats)}, indent=2)
+    print(text)
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
