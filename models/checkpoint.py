@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from models.auto import AutoTransformer
 from models.config import ModelConfig, UnsupportedModelError
@@ -102,8 +101,8 @@ def hf_state_dict(model: CausalModel) -> dict[str, Tensor]:
     """
     full: dict[str, Tensor] = {}
     for name, parameter in _tensors(model).items():
-        tensor = parameter.detach()
-        full[name] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        tensor: Any = parameter.detach()
+        full[name] = tensor.full_tensor() if is_sharded(tensor) else tensor
     tensors = {piece.hf_name: full[piece.parameter][piece.start : piece.stop] for piece in model.layout()}
     return model.as_stored(tensors) if isinstance(model, AutoTransformer) else tensors
 
@@ -128,7 +127,7 @@ def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> Non
     fused: list[Tensor] = []
     for index, piece in enumerate(layout):
         target = parameters[piece.parameter]
-        if not isinstance(target, DTensor):
+        if not is_sharded(target):
             target[piece.start : piece.stop].copy_(mapping[piece.hf_name])
             continue
         fused.append(mapping[piece.hf_name].to(target.device, target.dtype))
@@ -137,8 +136,15 @@ def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> Non
             fused = []
 
 
-def copy_full(target: DTensor, full: Tensor) -> None:
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; without importing that class, which would cost every engine a second at its start."""
+    return hasattr(tensor, "device_mesh")
+
+
+def copy_full(target: Any, full: Tensor) -> None:
     """Copy this rank's part of a full tensor, which every rank holds, into a sharded parameter."""
+    from torch.distributed.tensor import distribute_tensor
+
     target.copy_(distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None))
 
 

@@ -1,4 +1,4 @@
-"""What one FSDP2 rank does in test_sharded.py: python -m tests.models.sharded RANK RANKS STORE MODEL_DIR OUT."""
+"""What one FSDP2 rank does in test_sharded.py: python -m tests.models.sharded RANK RANKS STORE CASE..."""
 
 import sys
 from datetime import timedelta
@@ -54,12 +54,9 @@ def train(model: CausalModel, segments: list[int], ranks: int) -> list[float]:
     return losses
 
 
-def main(rank: int, ranks: int, store: str, model_dir: str, out: str, implementation: str, recompute: bool) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
-    model = load_causal_model(model_dir, implementation=implementation)  # type: ignore[arg-type]
+def run(case: Path, implementation: str, recompute: bool, rank: int, ranks: int) -> None:
+    """Train the model in `case`/model and leave losses and gathered weights in `case`/RANK.pt."""
+    model = load_causal_model(case / "model", implementation=implementation)  # type: ignore[arg-type]
     initial = {name: tensor.clone() for name, tensor in hf_state_dict(model).items()}
     shard(model)
     model.set_activation_checkpointing(recompute)
@@ -67,12 +64,20 @@ def main(rank: int, ranks: int, store: str, model_dir: str, out: str, implementa
     load_hf_state_dict(model, {name: torch.zeros_like(tensor) for name, tensor in initial.items()})
     load_hf_state_dict(model, initial)
     losses = train(model, list(range(rank, len(LENGTHS), ranks)), ranks)
-    final = hf_state_dict(model)
-    torch.save((losses, final), Path(out) / f"{rank}.pt")
+    torch.save((losses, hf_state_dict(model)), case / f"{rank}.pt")
+
+
+def main(rank: int, ranks: int, store: str, cases: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+    for case in cases:
+        directory, implementation, recompute = case.split(":")
+        run(Path(directory), implementation, recompute == "recompute", rank, ranks)
     dist.barrier()  # gloo aborts a rank that leaves while the other still talks to it
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    main(int(arguments[0]), int(arguments[1]), *arguments[2:6], arguments[6] == "recompute")
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
