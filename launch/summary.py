@@ -15,7 +15,7 @@ from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.records import PHASES
 
-REWARD_WINDOW = 5  # RL steps averaged at either end: one step's reward is noise
+REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs): one step's reward is noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def summarise(run_dir: Path) -> RunSummary:
     seconds["other"] = max(wall_s - math.fsum(seconds.values()), 0.0)
     planned = options.get("steps")
     rewards = numbers(steps, "reward/mean")
+    window = max(min(REWARD_WINDOW, len(rewards) // 2), 1)
     speeds = sorted(numbers(steps, "tokens_per_s"))
     return RunSummary(
         name=str(options.get("name", run_dir.resolve().name)),
@@ -61,8 +62,8 @@ def summarise(run_dir: Path) -> RunSummary:
         steps_planned=planned if isinstance(planned, int) else None,
         eval_first=evals[0][1] if evals else None,
         eval_last=evals[-1][1] if evals else None,
-        reward_first=_mean(rewards[:REWARD_WINDOW]),
-        reward_last=_mean(rewards[-REWARD_WINDOW:]),
+        reward_first=_mean(rewards[:window]),
+        reward_last=_mean(rewards[-window:]),
         tokens=round(math.fsum(numbers(steps, "tokens/generated"))),
         wall_s=wall_s,
         tokens_per_s=speeds[len(speeds) // 2] if speeds else None,

@@ -20,7 +20,7 @@ from launch.summary import RunSummary, summarise
 ASSETS = Path(__file__).parent / "assets"
 MAX_EVENTS = 200
 SAMPLE_STEPS = 6  # RL steps whose responses are shown, from the first to the last
-BAD_EVENTS = ("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died")
+BAD_EVENTS = ("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died", "dead", "replaced")
 REWARD_NOTE = "Mean reward of the sampled responses by RL step; dots are evaluations on held-out prompts."
 GANTT_NOTE = "One row per worker. 'busy' is the share of the visible time in which it was not idle."
 NAV = (
@@ -134,7 +134,7 @@ def _charts(data: Mapping[str, Any]) -> str:
             ("grad", "Gradient norm before clipping"),
             ("clip", "Share of tokens whose ratio was clipped"),
             ("entropy", "Entropy, nats per token"),
-            ("kl", "KL against the reference"),
+            ("kl", "KL divergence, nats per token"),
         )
     )
     lengths = _two(

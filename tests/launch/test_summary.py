@@ -43,6 +43,13 @@ def test_numbers(tmp_path: Path) -> None:
     assert summary.model is None
 
 
+@pytest.mark.parametrize(("steps", "first", "last"), [(1, 0.1, 0.1), (2, 0.1, 0.2), (5, 0.15, 0.45)])
+def test_reward_windows_of_short_runs_do_not_overlap(tmp_path: Path, steps: int, first: float, last: float) -> None:
+    write(tmp_path, steps)
+    summary = summarise(tmp_path)
+    assert (summary.reward_first, summary.reward_last) == (pytest.approx(first), pytest.approx(last))
+
+
 @pytest.mark.parametrize(
     ("events", "status"),
     [

@@ -64,7 +64,11 @@ lineChart(host("chart-loss"), [one("loss", "loss/mean", "--orange")], { height: 
 lineChart(host("chart-grad"), [one("gradient norm", "grad_norm/mean", "--violet")], { zero: true, height: 190 });
 lineChart(host("chart-clip"), [one("clip fraction", "clip_fraction", "--pink")], { zero: true, height: 190 });
 lineChart(host("chart-entropy"), [one("entropy", "entropy", "--teal")], { zero: true, height: 190 });
-lineChart(host("chart-kl"), [one("KL", "kl", "--green"), ], { height: 190 });
+lineChart(
+  host("chart-kl"),
+  [one("to the reference", "kl", "--green"), one("to the weights that sampled", "kl_old", "--slate")],
+  { zero: true, height: 190 },
+);
 stackedBars(
   host("chart-groups"),
   DATA.steps,
