@@ -117,7 +117,7 @@ def chunk_logprobs(
     logits = head(hidden).float()
     scaled = logits if temperature == 1.0 else logits / temperature
     table = F.log_softmax(scaled, dim=-1)
-    logprobs = table.gather(1, targets[:, None])[:, 0]
+    logprobs = -F.nll_loss(table, targets, reduction="none")  # a gather that is not a view: FSDP2 hooks the output
     with torch.no_grad():
         entropy = -(table.exp() * table).sum(-1)
         if temperature == 1.0:
