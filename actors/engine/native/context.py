@@ -4,8 +4,10 @@ Owns the cache tensors. One context serves prompt chunks, decoding rows and draf
 the last rows of its context.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +21,7 @@ class KVCache:
     def __init__(self, config: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtype, device: str) -> None:
         self.block_tokens = block_tokens
         shape = (config.num_layers, blocks * block_tokens, config.num_kv_heads, config.head_dim)
-        # Zeros, not empty: the pages of a CPU cache are then backed only once they are written.
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys, self._values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
         self.keys, self.values = list(self._keys.unbind(0)), list(self._values.unbind(0))
 
     @property
@@ -33,6 +33,13 @@ class KVCache:
         for cache in (self._keys, self._values):
             blocks = cache.view(cache.shape[0], -1, self.block_tokens, *cache.shape[2:])
             blocks[:, target] = blocks[:, source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros writes every page; numpy's are not backed by memory until they are used.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

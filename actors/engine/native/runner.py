@@ -18,7 +18,7 @@ from actors.engine.native.context import CachedContext, KVCache
 from actors.engine.native.scheduler import StepPlan
 from actors.engine.native.slots import SlotTable
 from models import ops
-from models.transformer import Transformer
+from models.transformer import Projection, Transformer
 
 Int64Array = NDArray[np.int64]
 
@@ -49,6 +49,7 @@ class ModelRunner:
         self._arange = np.arange(max_rows + 1)
         self._offsets = np.arange(max_rows + 1, dtype=np.int32)
         self._cache: KVCache | None = None
+        self.weights_changed()
         self.wake()
 
     def wake(self) -> None:
@@ -64,7 +65,12 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def weights_changed(self) -> None:
-        """The model's parameters were written in place."""
+        """The model's parameters were written in place: pack them again for the CPU's matrix kernels."""
+        for module in self.model.modules():
+            if isinstance(module, Projection):
+                ops.prepack(module.weight)
+        if self.model.lm_head is None:
+            ops.prepack(self.model.embed_tokens.weight)
 
     def run(self, plan: StepPlan, draft_counts: Int64Array | None) -> Draws:
         """Compute the plan's rows, and behind them draft_counts[i] drafted tokens, which the caller has put into the
