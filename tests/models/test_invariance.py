@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.checkpoint import load_model
+from models import ops
+from models.checkpoint import hf_state_dict, load_hf_state_dict, load_model
 from models.ops import native
 from models.packed import PackedContext
 from models.transformer import Transformer
@@ -126,3 +127,21 @@ def test_the_oracle_can_tell_rows_apart(model: Transformer) -> None:
     assert torch.equal(before[0], after[0])
     assert torch.equal(before[2], after[2])
     assert not (before[1] == after[1]).all(dim=1).any()
+
+
+def test_weights_packed_for_inference_give_the_learners_bits(model: Transformer, threads: int) -> None:
+    """The engine packs its weights, the learner cannot; after an update in place the old packing must not be used."""
+    pieces = sequences(5)
+    expected = alone_on_one_thread(model, pieces)
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj.weight") or name in ("lm_head.weight", "embed_tokens.weight"):
+            ops.prepack(parameter)
+    assert all(torch.equal(a, b) for a, b in zip(packed(model, pieces), expected, strict=True))
+    assert torch.equal(packed(model, pieces[:1])[0], expected[0])
+
+    load_hf_state_dict(model, {name: tensor * 0.5 for name, tensor in hf_state_dict(model).items()})
+    halved = packed(model, pieces)
+    assert not torch.equal(halved[0], expected[0])
+    fresh = Transformer(model.config, dtype=model.norm.weight.dtype)
+    load_hf_state_dict(fresh, hf_state_dict(model))
+    assert all(torch.equal(a, b) for a, b in zip(halved, packed(fresh, pieces), strict=True))

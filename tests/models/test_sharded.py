@@ -13,6 +13,7 @@ from tests.models.families import saved
 from tests.models.sharded import LENGTHS, STEPS, train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
