@@ -1,7 +1,8 @@
-"""What lives as long as a run: data, learner group, rollout workers, reward workers. Owns their start, their end and the
-state that a checkpoint holds; the steps themselves are elsewhere.
+"""What lives as long as a run: data, learner group, rollout workers, reward workers. Owns their start, their end and
+the state that a checkpoint holds; the steps themselves are elsewhere.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 from actors.data import PromptOrder, PromptSet, check_vocabulary, load_prompts, load_tokenizer
 from actors.data.tokenizers import Tokenizer
+from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import EngineWindow, SamplingParams
 from actors.learner_group import LearnerGroup
@@ -75,6 +77,7 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
     `model_dir`: the initial weights (the warm start's result, or model.path).
     """
     model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
+    engine = engine_options(config)
     tokenizer = load_tokenizer(tokenizer_dir(config))
     check_vocabulary(tokenizer, read_config(model_dir)["vocab_size"])
     prompts = load_prompts(config.data, "train", tokenizer)
@@ -97,7 +100,7 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
         )
         dispatcher = RolloutDispatcher(
             spawner(
-                lambda name: partial(spawn_engine, model, config.rollout.engine, seed=config.run.seed, name=name),
+                lambda name: partial(spawn_engine, model, engine, seed=config.run.seed, name=name),
                 placement.worker_options,
             ),
             config.rollout,
@@ -124,6 +127,14 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
             dispatcher=dispatcher,
             collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt),
         )
+
+
+def engine_options(config: Config) -> EngineOptions:
+    """rollout.engine with its threads decided: an embedded run's engines share this machine's cores evenly."""
+    engine = config.rollout.engine
+    if engine.threads is not None or config.cluster.layout != "embedded":
+        return engine
+    return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers)})
 
 
 def tokenizer_dir(config: Config) -> str:

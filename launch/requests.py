@@ -1,6 +1,6 @@
 """Prompts to requests and back: which responses an RL step or an evaluation asks for, and how they are named.
 
-A request id is `prompt index in the batch * n + sample`, so that sorting by it gives the driver's canonical order, whatever
+A request id is `prompt index in the batch * n + sample`: sorting by it gives the driver's canonical order, whatever
 worker answered first.
 """
 

@@ -69,7 +69,7 @@ def learn(job: Job, sequences: list[TrainSequence]) -> StepResult:
 def training_sequences(
     groups: list[Group], normalize_std: bool, drop_zero_variance: bool
 ) -> tuple[list[TrainSequence], dict[str, float]]:
-    """What the learner gets, in canonical order, and `groups/*`: used, zero_variance, ungraded (fewer than 2 grades)."""
+    """What the learner gets, in canonical order, and `groups/*`: used, zero_variance, ungraded (less than 2 grades)."""
     sequences: list[TrainSequence] = []
     zero_variance = ungraded = used = 0
     for group in groups:
