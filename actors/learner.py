@@ -51,7 +51,7 @@ class LearnerRank:
         self._store: Any = None
         self._published: ray.ObjectRef[Any] | None = None
         # Before torch is imported. OpenMP threads that spin while they wait cost 5x where cores are shared (measured:
-        # 0.42 s against 0.08 s for a supervised step on two busy cores), and next to nothing is lost where they are not.
+        # 0.42 s against 0.08 s for a supervised step on two busy cores).
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     def __repr__(self) -> str:

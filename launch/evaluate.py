@@ -1,7 +1,7 @@
 """Held-out evaluation: mean reward of `eval.samples` responses per prompt of data.eval. Changes nothing in the run.
 
-The noise is that of epoch -1 with the run's seed: every evaluation of a run, and a later `paceline eval`, draws with the
-same noise, so that differences come from the weights alone.
+The noise is that of epoch -1 with the run's seed: every evaluation of a run, and a later `paceline eval`, draws with
+the same noise, so that differences come from the weights alone.
 """
 
 import time
