@@ -20,12 +20,30 @@ struct Task {
   int64_t segment, kv_head, first_row, last_row;  // rows [first, last) of the segment's queries
 };
 
-// Where the keys and values of one head lie, and which of them (element offset = place[j] * stride) a row may see.
+// Which rows of a cache (or of the packed keys) a query may see, in order of position. `runs`: each aligned group of
+// eight lies in one piece, so that one address serves for all.
+struct Places {
+  const int32_t* row;
+  bool runs;
+
+  // Addresses of the rows j .. j + 7 < n; past n, the last one again.
+  template <typename T>
+  void addresses(const T* base, int64_t stride, int64_t j, int64_t n, const T* out[kLanes]) const {
+    if (runs && j + kLanes <= n) {
+      const T* first = base + row[j] * stride;
+      for (int lane = 0; lane < kLanes; ++lane) out[lane] = first + lane * stride;
+    } else {
+      for (int64_t lane = 0; lane < kLanes; ++lane) out[lane] = base + row[std::min(j + lane, n - 1)] * stride;
+    }
+  }
+};
+
+// The keys and values of one head.
 template <typename T>
 struct Keys {
   const T *k, *v;
   int64_t k_stride, v_stride, head_dim;
-  const int32_t* place;
+  Places places;
 };
 
 // Adds neighbouring lanes: of a and b, the layout of AVX hadd.
@@ -42,13 +60,13 @@ inline f32x8 sum_each(const f32x8 x[kLanes]) {
          __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-// out[j] = query . row(place[j]) for j < n, eight at a time; places past n repeat the last one.
+// out[j] = query . row j for j < n, eight at a time.
 template <typename T, typename Q>
-void dots(const Q* query, const T* base, int64_t stride, const int32_t* place, int64_t n, int64_t head_dim,
+void dots(const Q* query, const T* base, int64_t stride, const Places& places, int64_t n, int64_t head_dim,
           float* out) {
   for (int64_t j = 0; j < n; j += kLanes) {
     const T* rows[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) rows[lane] = base + place[std::min(j + lane, n - 1)] * stride;
+    places.addresses(base, stride, j, n, rows);
     f32x8 sums[kLanes] = {};
     for (int64_t at = 0; at < head_dim; at += kLanes) {
       f32x8 part = load(query + at);
@@ -59,43 +77,42 @@ void dots(const Q* query, const T* base, int64_t stride, const int32_t* place, i
   }
 }
 
-// out[0 : 8 * kVectors] = sum over j of weight[j] * row(place[j]); even and odd j are summed apart.
+// out[0 : 8 * kVectors] = sum over j < n of weight[j] * row j; even and odd j are summed apart.
 template <int kVectors, typename T>
-void weighted_columns(const float* weight, const T* base, int64_t stride, const int32_t* place, int64_t n,
+void weighted_columns(const float* weight, const T* base, int64_t stride, const Places& places, int64_t n,
                       float* out) {
-  f32x8 even[kVectors] = {}, odd[kVectors] = {};
-  int64_t j = 0;
-  for (; j + 1 < n; j += 2) {
-    const T *a = base + place[j] * stride, *b = base + place[j + 1] * stride;
-    f32x8 wa = splat(weight[j]), wb = splat(weight[j + 1]);
+  f32x8 sums[2][kVectors] = {};
+  auto add = [&](const T* row, int64_t j, f32x8* into) {
+    f32x8 each = splat(weight[j]);
 #pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) {
-      even[c] = fma(wa, load(a + c * kLanes), even[c]);
-      odd[c] = fma(wb, load(b + c * kLanes), odd[c]);
+    for (int c = 0; c < kVectors; ++c) into[c] = fma(each, load(row + c * kLanes), into[c]);
+  };
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const T* rows[kLanes];
+    places.addresses(base, stride, j, n, rows);
+    if (j + kLanes <= n) {
+#pragma GCC unroll 8
+      for (int lane = 0; lane < kLanes; ++lane) add(rows[lane], j + lane, sums[lane & 1]);
+    } else {
+      for (int64_t lane = 0; j + lane < n; ++lane) add(rows[lane], j + lane, sums[lane & 1]);
     }
   }
-  if (j < n) {
-    const T* a = base + place[j] * stride;
-    f32x8 wa = splat(weight[j]);
-#pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) even[c] = fma(wa, load(a + c * kLanes), even[c]);
-  }
-  for (int c = 0; c < kVectors; ++c) store(out + c * kLanes, even[c] + odd[c]);
+  for (int c = 0; c < kVectors; ++c) store(out + c * kLanes, sums[0][c] + sums[1][c]);
 }
 
 template <typename T>
-void weighted_sum(const float* weight, const T* base, int64_t stride, const int32_t* place, int64_t n,
+void weighted_sum(const float* weight, const T* base, int64_t stride, const Places& places, int64_t n,
                   int64_t head_dim, float* out) {
   int64_t at = 0;
   for (; at + 4 * kLanes <= head_dim; at += 4 * kLanes)
-    weighted_columns<4>(weight, base + at, stride, place, n, out + at);
-  for (; at < head_dim; at += kLanes) weighted_columns<1>(weight, base + at, stride, place, n, out + at);
+    weighted_columns<4>(weight, base + at, stride, places, n, out + at);
+  for (; at < head_dim; at += kLanes) weighted_columns<1>(weight, base + at, stride, places, n, out + at);
 }
 
 // weight[j] = exp(scale q.k_j - max), zero in the lanes past n; returns their sum.
 template <typename T>
 float softmax_weights(const T* query, const Keys<T>& keys, int64_t n, float scale, float* weight) {
-  dots(query, keys.k, keys.k_stride, keys.place, n, keys.head_dim, weight);
+  dots(query, keys.k, keys.k_stride, keys.places, n, keys.head_dim, weight);
   const f32x8 minus_infinity = splat(-std::numeric_limits<float>::infinity());
   f32x8 best = minus_infinity;
   int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
@@ -137,7 +154,7 @@ template <typename T>
 void attend(const T* query, const Keys<T>& keys, int64_t n, float scale, Scratch& scratch, T* out) {
   float* weight = scratch.weight.data();
   float total = softmax_weights(query, keys, n, scale, weight);
-  weighted_sum(weight, keys.v, keys.v_stride, keys.place, n, keys.head_dim, scratch.columns.data());
+  weighted_sum(weight, keys.v, keys.v_stride, keys.places, n, keys.head_dim, scratch.columns.data());
   for (int64_t at = 0; at < keys.head_dim; at += kLanes) store(out + at, load(scratch.columns.data() + at) / total);
 }
 
@@ -181,7 +198,7 @@ void packed_attention(const T* q, const T* k, const T* v, const int32_t* offsets
     scratch.reserve(task.last_row, width);
     for (int64_t j = 0; j < task.last_row; ++j) scratch.place[j] = static_cast<int32_t>(start + j);
     Keys<T> keys{k + task.kv_head * width, v + task.kv_head * width, shape.k_stride, shape.v_stride, width,
-                 scratch.place.data()};
+                 {scratch.place.data(), true}};
     for (int64_t row = task.first_row; row < task.last_row; ++row)
       for (int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head)
         attend(q + (start + row) * shape.q_stride + head * width, keys, row + 1, shape.scale, scratch,
@@ -189,8 +206,83 @@ void packed_attention(const T* q, const T* k, const T* v, const int32_t* offsets
   });
 }
 
-// With p = softmax(s), s = scale q.k: dv_j += p_j do; ds = p (do.v_j - sum_j p_j do.v_j); dq = scale sum ds_j k_j;
-// dk_j += scale ds_j q. One task owns all rows of a (segment, kv head), so every sum has one order.
+// Gradients of one (segment, kv head). Its query rows and heads are taken kTile at a time, so that each gradient of a
+// key or value is read and written once per tile. Every sum has one order: queries rising, heads inside a query.
+template <typename T>
+class Backward {
+ public:
+  Backward(const AttentionShape& shape, const Keys<T>& keys, int64_t rows, Scratch& scratch)
+      : shape_(shape), keys_(keys), padded_((rows + kLanes - 1) / kLanes * kLanes), scratch_(scratch) {
+    scratch.weight.resize(kTile * padded_);
+    scratch.d_weight.resize(kTile * padded_);
+    scratch.d_keys.assign(rows * keys.head_dim, 0.0f);
+    scratch.d_values.assign(rows * keys.head_dim, 0.0f);
+  }
+
+  // With p = softmax(s), s = scale q.k: ds = p (do.v - sum p do.v), dq = scale sum ds_j k_j.
+  void query(const T* query, const T* d_out, int64_t n, T* d_query) {
+    float *weight = scratch_.weight.data() + used_ * padded_, *d_weight = scratch_.d_weight.data() + used_ * padded_;
+    float total = softmax_weights(query, keys_, n, shape_.scale, weight);
+    dots(d_out, keys_.v, keys_.v_stride, keys_.places, n, keys_.head_dim, d_weight);
+    int64_t lanes = (n + kLanes - 1) / kLanes * kLanes;
+    f32x8 dot = {};
+    for (int64_t j = 0; j < lanes; j += kLanes) {
+      f32x8 p = load(weight + j) / total;
+      store(weight + j, p);
+      dot = fma(p, load(d_weight + j), dot);
+    }
+    float mean = sum(dot);
+    for (int64_t j = 0; j < lanes; j += kLanes)
+      store(d_weight + j, load(weight + j) * (load(d_weight + j) - mean) * shape_.scale);
+    std::fill(weight + lanes, weight + padded_, 0.0f);  // later rows of the tile see more keys
+    std::fill(d_weight + lanes, d_weight + padded_, 0.0f);
+    float* columns = scratch_.columns.data();
+    weighted_sum(d_weight, keys_.k, keys_.k_stride, keys_.places, n, keys_.head_dim, columns);
+    for (int64_t at = 0; at < keys_.head_dim; at += kLanes) store(d_query + at, load(columns + at));
+    queries_[used_] = query, d_outs_[used_] = d_out;
+    if (++used_ == kTile) flush(n);
+  }
+
+  // dk_j += ds_j q and dv_j += p_j do of the tile's queries, over the first n keys.
+  void flush(int64_t n) {
+    if (used_ == kTile)
+      add<kTile>(n);
+    else
+      for (int i = 0; i < used_; ++i) add<1>(n, i);
+    used_ = 0;
+  }
+
+ private:
+  static constexpr int kTile = 4;
+
+  template <int kCount>
+  void add(int64_t n, int first = 0) {
+    for (int64_t at = 0; at < keys_.head_dim; at += kLanes) {
+      f32x8 q[kCount], d[kCount];
+      for (int i = 0; i < kCount; ++i) q[i] = load(queries_[first + i] + at), d[i] = load(d_outs_[first + i] + at);
+      float *d_key = scratch_.d_keys.data() + at, *d_value = scratch_.d_values.data() + at;
+      const float *weight = scratch_.weight.data() + first * padded_, *ds = scratch_.d_weight.data() + first * padded_;
+      for (int64_t j = 0; j < n; ++j, d_key += keys_.head_dim, d_value += keys_.head_dim) {
+        f32x8 for_key = load(d_key), for_value = load(d_value);
+#pragma GCC unroll 4
+        for (int i = 0; i < kCount; ++i) {
+          for_key = fma(splat(ds[i * padded_ + j]), q[i], for_key);
+          for_value = fma(splat(weight[i * padded_ + j]), d[i], for_value);
+        }
+        store(d_key, for_key);
+        store(d_value, for_value);
+      }
+    }
+  }
+
+  const AttentionShape& shape_;
+  const Keys<T>& keys_;
+  const int64_t padded_;
+  Scratch& scratch_;
+  const T *queries_[kTile], *d_outs_[kTile];
+  int used_ = 0;
+};
+
 template <typename T>
 void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v, const int32_t* offsets,
                                int64_t segments, T* grad_q, T* grad_k, T* grad_v, const AttentionShape& shape) {
@@ -201,41 +293,16 @@ void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v
     int64_t start = offsets[task.segment], rows = task.last_row;
     Scratch& scratch = scratch_of_thread();
     scratch.reserve(rows, width);
-    scratch.d_keys.assign(rows * width, 0.0f);
-    scratch.d_values.assign(rows * width, 0.0f);
     for (int64_t j = 0; j < rows; ++j) scratch.place[j] = static_cast<int32_t>(start + j);
     Keys<T> keys{k + task.kv_head * width, v + task.kv_head * width, shape.k_stride, shape.v_stride, width,
-                 scratch.place.data()};
-    float *weight = scratch.weight.data(), *d_weight = scratch.d_weight.data(), *columns = scratch.columns.data();
-    for (int64_t row = 0; row < rows; ++row) {
+                 {scratch.place.data(), true}};
+    Backward<T> backward(shape, keys, rows, scratch);
+    for (int64_t row = 0; row < rows; ++row)
       for (int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head) {
-        const T* query = q + (start + row) * shape.q_stride + head * width;
-        const T* d_out = grad + ((start + row) * shape.query_heads + head) * width;
-        int64_t n = row + 1, padded = (n + kLanes - 1) / kLanes * kLanes;
-        float total = softmax_weights(query, keys, n, shape.scale, weight);
-        dots(d_out, keys.v, keys.v_stride, keys.place, n, width, d_weight);
-        f32x8 dot = {};
-        for (int64_t j = 0; j < padded; j += kLanes) {
-          f32x8 p = load(weight + j) / total;
-          store(weight + j, p);
-          dot = fma(p, load(d_weight + j), dot);
-        }
-        float mean = sum(dot);
-        for (int64_t j = 0; j < padded; j += kLanes)
-          store(d_weight + j, load(weight + j) * (load(d_weight + j) - mean) * shape.scale);
-        weighted_sum(d_weight, keys.k, keys.k_stride, keys.place, n, width, columns);
-        T* d_query = grad_q + ((start + row) * shape.query_heads + head) * width;
-        for (int64_t at = 0; at < width; at += kLanes) store(d_query + at, load(columns + at));
-        for (int64_t j = 0; j < n; ++j) {
-          float *d_key = scratch.d_keys.data() + j * width, *d_value = scratch.d_values.data() + j * width;
-          f32x8 ds = splat(d_weight[j]), p = splat(weight[j]);
-          for (int64_t at = 0; at < width; at += kLanes) {
-            store(d_key + at, fma(ds, load(query + at), load(d_key + at)));
-            store(d_value + at, fma(p, load(d_out + at), load(d_value + at)));
-          }
-        }
+        int64_t at = ((start + row) * shape.query_heads + head) * width;
+        backward.query(q + (start + row) * shape.q_stride + head * width, grad + at, row + 1, grad_q + at);
       }
-    }
+    backward.flush(rows);
     for (int64_t row = 0; row < rows; ++row) {
       int64_t target = ((start + row) * shape.kv_heads + task.kv_head) * width;
       for (int64_t at = 0; at < width; at += kLanes) {
@@ -262,7 +329,7 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
     int64_t known = tree_mask == nullptr ? before + task.last_row : before;
     pages.slots(task.segment, 0, known, place);
     Keys<T> keys{k_cache + task.kv_head * width, v_cache + task.kv_head * width, shape.k_stride, shape.v_stride, width,
-                 place};
+                 {place, tree_mask == nullptr && pages.block_tokens % kLanes == 0}};
     for (int64_t row = task.first_row; row < task.last_row; ++row) {
       int64_t n = before + row + 1;
       if (tree_mask != nullptr) {

@@ -39,10 +39,23 @@ inline f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
 #endif
 }
 
+// Lane by lane: yes where the mask is all ones, no where it is zero.
 inline f32x8 select(i32x8 mask, f32x8 yes, f32x8 no) {
+#if defined(__AVX2__)
+  return (f32x8)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+#else
   return (f32x8)((mask & (i32x8)yes) | (~mask & (i32x8)no));
+#endif
 }
-inline f32x8 max(f32x8 a, f32x8 b) { return select(a > b, a, b); }
+
+// a > b ? a : b, so b where either is NaN.
+inline f32x8 max(f32x8 a, f32x8 b) {
+#if defined(__AVX2__)
+  return (f32x8)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return select(a > b, a, b);
+#endif
+}
 
 inline f32x8 load(const float* p) {
   f32x8 out;

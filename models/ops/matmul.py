@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 from models.ops.native import kernels, takes
 
 INVARIANT_ROWS = 16  # measured with MKL: equal from 8 rows per thread on, 2 threads
-_FEW_ROWS = 12  # of bfloat16: above, oneDNN's bfloat16 instructions win over the kernel's float32 arithmetic
+# Multiply-adds in bfloat16 above which oneDNN's bfloat16 instructions beat the kernel's float32 arithmetic (measured).
+_SMALL_BF16_PRODUCT = 1 << 19
 _PANELS = "_paceline_panels"
 
 
@@ -32,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: 
         result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return result
     panels = _panels_of(weight)
-    if not invariant and (panels is None or (x.dtype is torch.bfloat16 and x.shape[0] > _FEW_ROWS)):
+    if not invariant and (panels is None or _prefers_onednn(x, weight)):
         return F.linear(x, weight, bias)
     return _native(x, weight, panels, bias)
 
@@ -52,6 +53,11 @@ def prepack(weight: Tensor) -> None:
     source = weight.detach().contiguous()
     kernels.pack_weight(weight.dtype is torch.bfloat16, source.data_ptr(), panels.data_ptr(), columns, depth)
     setattr(weight, _PANELS, (panels, _version(weight)))
+
+
+def _prefers_onednn(x: Tensor, weight: Tensor) -> bool:
+    rows = x.shape[0]
+    return x.dtype is torch.bfloat16 and rows > 4 and rows * weight.numel() > _SMALL_BF16_PRODUCT
 
 
 def _version(weight: Tensor) -> int:
