@@ -114,6 +114,8 @@ def describe_confinement() -> tuple[list[str], list[str]]:
     ]
     if got["landlock"] in range(1, 4) and not got["namespaces"]:
         never.append("the network: this Landlock version does not cover it")
+    if not got["namespaces"] and got["landlock"] < 6:
+        never.append("a program may signal this user's other processes, and detach one that outlives it")
     missing = [f"unavailable here: {text}" for text, present in layers.items() if not present]
     missing += [f"refused by the system: {name}" for name in refused]
     return [text for text, present in layers.items() if present], missing + never

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.data import DataError, PromptOrder
@@ -14,6 +14,7 @@ sizes = st.integers(1, 40)
 takes = st.lists(st.integers(0, 50), max_size=8)
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(0, 2**32), st.booleans(), takes)
 def test_each_epoch_has_every_index_once(n: int, seed: int, shuffle: bool, ks: list[int]) -> None:
     order = PromptOrder(n, seed, shuffle)
@@ -26,6 +27,7 @@ def test_each_epoch_has_every_index_once(n: int, seed: int, shuffle: bool, ks: l
         assert indices == (epoch_order(n, seed, epoch).tolist() if shuffle else list(range(n)))
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(0, 99), st.booleans(), takes, takes)
 def test_resumes_exactly(n: int, seed: int, shuffle: bool, before: list[int], after: list[int]) -> None:
     order, other = PromptOrder(n, seed, shuffle), PromptOrder(n, seed, shuffle)
@@ -35,6 +37,7 @@ def test_resumes_exactly(n: int, seed: int, shuffle: bool, before: list[int], af
     assert [order.take(k) for k in after] == [other.take(k) for k in after]
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(0, 99), takes)
 def test_batch_sizes_do_not_matter(n: int, seed: int, ks: list[int]) -> None:
     order = PromptOrder(n, seed, True)

@@ -1,7 +1,7 @@
 r"""\boxed{...} against a character-by-character oracle."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.rewards.boxed import first_boxed
@@ -40,12 +40,14 @@ pieces = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(pieces)
 def test_equals_the_oracle(parts: list[str]) -> None:
     text = "".join(parts)
     assert first_boxed(text) == oracle(text)
 
 
+@settings(deadline=None)
 @given(pieces, st.text(alphabet="{}\\ab 1", max_size=20))
 def test_stopping_after_the_first_closed_answer_changes_nothing(parts: list[str], more: str) -> None:
     text = "".join(parts)
