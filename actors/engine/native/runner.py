@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from actors.engine.native import sampler
 from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.context import CachedContext, KVCache
+from actors.engine.native.packed_weights import pack_weights
 from actors.engine.native.scheduler import StepPlan
 from actors.engine.native.slots import SlotTable
 from models import ops
-from models.transformer import Projection, Transformer
+from models.transformer import Transformer
 
 Int64Array = NDArray[np.int64]
 
@@ -66,11 +67,7 @@ class ModelRunner:
 
     def weights_changed(self) -> None:
         """The model's parameters were written in place: pack them again for the CPU's matrix kernels."""
-        for module in self.model.modules():
-            if isinstance(module, Projection):
-                ops.prepack(module.weight)
-        if self.model.lm_head is None:
-            ops.prepack(self.model.embed_tokens.weight)
+        pack_weights(self.model)
 
     def run(self, plan: StepPlan, draft_counts: Int64Array | None) -> Draws:
         """Compute the plan's rows, and behind them draft_counts[i] drafted tokens, which the caller has put into the
