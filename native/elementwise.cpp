@@ -9,6 +9,8 @@
 namespace paceline {
 namespace {
 
+constexpr int64_t kParallelElements = 1 << 15;  // below, a second thread costs more than it gives
+
 int tail(int64_t width, int64_t at) { return width - at < kLanes ? static_cast<int>(width - at) : kLanes; }
 
 // 1 / sqrt(mean(x^2) + eps). Four sums of eight lanes, so that long rows are not one chain of additions.
@@ -48,7 +50,8 @@ void rope_head(const T* x, const float* cos, const float* sin, T* out, int64_t h
 }  // namespace
 
 template <typename T>
-void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps) {
+void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * width > kParallelElements)
   for (int64_t row = 0; row < rows; ++row) norm_row(x + row * width, weight, out + row * width, width, eps);
 }
 
@@ -66,15 +69,17 @@ void add_rms_norm(const T* x, const T* residual, const T* weight, T* out, T* tot
 }
 
 // With r = 1/rms(x): dx = r w dy - x r^3 mean(w dy x), dw = sum over rows of dy x r. Rows are summed in blocks of 64,
-// blocks in order: the error grows with the number of blocks, not of rows.
+// then blocks in order: the same for any number of threads, and the error grows with the number of blocks, not of rows.
 template <typename T>
 void rms_norm_backward(const T* grad, const T* x, const T* weight, T* grad_x, float* grad_weight, int64_t rows,
-                       int64_t width, float eps) {
-  std::vector<float> block(width);
-  for (int64_t at = 0; at < width; ++at) grad_weight[at] = 0.0f;
-  for (int64_t first = 0; first < rows; first += 64) {
-    std::fill(block.begin(), block.end(), 0.0f);
-    for (int64_t row = first; row < rows && row < first + 64; ++row) {
+                       int64_t width, float eps, int threads) {
+  constexpr int64_t kBlock = 64;
+  const int64_t blocks = (rows + kBlock - 1) / kBlock;
+  std::vector<float> sums(blocks * width);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * width > kParallelElements)
+  for (int64_t block = 0; block < blocks; ++block) {
+    float* block_sum = sums.data() + block * width;
+    for (int64_t row = block * kBlock; row < std::min(rows, (block + 1) * kBlock); ++row) {
       const T *dy = grad + row * width, *xr = x + row * width;
       float inverse = inverse_rms(xr, width, eps);
       f32x8 dot = {};
@@ -88,15 +93,18 @@ void rms_norm_backward(const T* grad, const T* x, const T* weight, T* grad_x, fl
         int n = tail(width, at);
         f32x8 d = load(dy + at, n), v = load(xr + at, n);
         store(grad_x + row * width + at, d * load(weight + at, n) * r - v * pull, n);
-        store(block.data() + at, load(block.data() + at, n) + d * (v * r), n);
+        store(block_sum + at, load(block_sum + at, n) + d * (v * r), n);
       }
     }
-    for (int64_t at = 0; at < width; ++at) grad_weight[at] += block[at];
   }
+  std::fill(grad_weight, grad_weight + width, 0.0f);
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t at = 0; at < width; ++at) grad_weight[at] += sums[block * width + at];
 }
 
 template <typename T>
-void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width) {
+void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * width > kParallelElements)
   for (int64_t row = 0; row < rows; ++row) {
     const T *gate = gate_up + row * 2 * width, *up = gate + width;
     for (int64_t at = 0; at < width; at += kLanes) {
@@ -109,7 +117,8 @@ void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width) {
 
 // s = sigmoid(g): d gate = dy u s (1 + g (1 - s)), d up = dy g s.
 template <typename T>
-void swiglu_backward(const T* grad, const T* gate_up, T* grad_gate_up, int64_t rows, int64_t width) {
+void swiglu_backward(const T* grad, const T* gate_up, T* grad_gate_up, int64_t rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * width > kParallelElements)
   for (int64_t row = 0; row < rows; ++row) {
     const T *gate = gate_up + row * 2 * width, *up = gate + width;
     T *d_gate = grad_gate_up + row * 2 * width, *d_up = d_gate + width;
@@ -125,8 +134,9 @@ void swiglu_backward(const T* grad, const T* gate_up, T* grad_gate_up, int64_t r
 
 template <typename T>
 void rope(const T* x, int64_t x_stride, const float* cos, const float* sin, T* out, int64_t rows, int64_t heads,
-          int64_t head_dim, bool inverse) {
+          int64_t head_dim, bool inverse, int threads) {
   int64_t half = head_dim / 2;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * heads * head_dim > kParallelElements)
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t head = 0; head < heads; ++head)
       rope_head(x + row * x_stride + head * head_dim, cos + row * half, sin + row * half,
@@ -178,12 +188,12 @@ void log_array(const float* x, float* out, int64_t n) { map<log>(x, out, n); }
 void log1m_array(const float* x, float* out, int64_t n) { map<log1m>(x, out, n); }
 
 #define INSTANTIATE(T)                                                                                                \
-  template void rms_norm(const T*, const T*, T*, int64_t, int64_t, float);                                            \
+  template void rms_norm(const T*, const T*, T*, int64_t, int64_t, float, int);                                            \
   template void add_rms_norm(const T*, const T*, const T*, T*, T*, int64_t, int64_t, float);                          \
-  template void rms_norm_backward(const T*, const T*, const T*, T*, float*, int64_t, int64_t, float);                 \
-  template void swiglu(const T*, T*, int64_t, int64_t);                                                               \
-  template void swiglu_backward(const T*, const T*, T*, int64_t, int64_t);                                            \
-  template void rope(const T*, int64_t, const float*, const float*, T*, int64_t, int64_t, int64_t, bool);             \
+  template void rms_norm_backward(const T*, const T*, const T*, T*, float*, int64_t, int64_t, float, int);                 \
+  template void swiglu(const T*, T*, int64_t, int64_t, int);                                                               \
+  template void swiglu_backward(const T*, const T*, T*, int64_t, int64_t, int);                                            \
+  template void rope(const T*, int64_t, const float*, const float*, T*, int64_t, int64_t, int64_t, bool, int);             \
   template void split_qkv(const T*, int64_t, const float*, const float*, const T*, const T*, float, T*, T*, int64_t,  \
                           int64_t, int64_t, int64_t);                                                                 \
   template void write_kv(const T*, int64_t, const T*, int64_t, T*, T*, const int64_t*, int64_t, int64_t, int64_t);

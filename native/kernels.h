@@ -11,7 +11,7 @@
 namespace paceline {
 
 template <typename T>
-void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps);
+void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps, int threads);
 
 // total = x + residual (rounded to T), out = rms_norm(total).
 template <typename T>
@@ -20,18 +20,18 @@ void add_rms_norm(const T* x, const T* residual, const T* weight, T* out, T* tot
 
 template <typename T>
 void rms_norm_backward(const T* grad, const T* x, const T* weight, T* grad_x, float* grad_weight, int64_t rows,
-                       int64_t width, float eps);
+                       int64_t width, float eps, int threads);
 
 template <typename T>
-void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width);
+void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width, int threads);
 
 template <typename T>
-void swiglu_backward(const T* grad, const T* gate_up, T* grad_gate_up, int64_t rows, int64_t width);
+void swiglu_backward(const T* grad, const T* gate_up, T* grad_gate_up, int64_t rows, int64_t width, int threads);
 
 // Rotates [rows, heads, head_dim] by the angles of cos, sin [rows, head_dim / 2]; backwards if `inverse`.
 template <typename T>
 void rope(const T* x, int64_t x_stride, const float* cos, const float* sin, T* out, int64_t rows, int64_t heads,
-          int64_t head_dim, bool inverse);
+          int64_t head_dim, bool inverse, int threads);
 
 // Per-head norm (where a weight is given), then rope, of the query and key heads of a fused projection's rows.
 template <typename T>

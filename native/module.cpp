@@ -50,10 +50,11 @@ void map(Address x, Address out, int64_t n) {
 NB_MODULE(paceline_native, m) {
   m.doc() = "Batch-invariant CPU kernels of Paceline. Call them through models.ops, which checks what they are given.";
   m.def("cpu_supported", &cpu_supported, "Whether this CPU has the instructions that the kernels were built for.");
-  m.def("rms_norm", [](bool half, Address x, Address weight, Address out, int64_t rows, int64_t width, float eps) {
+  m.def("rms_norm", [](bool half, Address x, Address weight, Address out, int64_t rows, int64_t width, float eps,
+                       int threads) {
     by_dtype(half, [&](auto* tag) {
       using T = STORAGE(tag);
-      paceline::rms_norm(at<const T>(x), at<const T>(weight), at<T>(out), rows, width, eps);
+      paceline::rms_norm(at<const T>(x), at<const T>(weight), at<T>(out), rows, width, eps, threads);
     });
   });
   m.def("add_rms_norm", [](bool half, Address x, Address residual, Address weight, Address out, Address total,
@@ -65,32 +66,32 @@ NB_MODULE(paceline_native, m) {
     });
   });
   m.def("rms_norm_backward", [](bool half, Address grad, Address x, Address weight, Address grad_x,
-                                Address grad_weight, int64_t rows, int64_t width, float eps) {
+                                Address grad_weight, int64_t rows, int64_t width, float eps, int threads) {
     by_dtype(half, [&](auto* tag) {
       using T = STORAGE(tag);
       paceline::rms_norm_backward(at<const T>(grad), at<const T>(x), at<const T>(weight), at<T>(grad_x),
-                                  at<float>(grad_weight), rows, width, eps);
+                                  at<float>(grad_weight), rows, width, eps, threads);
     });
   });
-  m.def("swiglu", [](bool half, Address gate_up, Address out, int64_t rows, int64_t width) {
+  m.def("swiglu", [](bool half, Address gate_up, Address out, int64_t rows, int64_t width, int threads) {
     by_dtype(half, [&](auto* tag) {
       using T = STORAGE(tag);
-      paceline::swiglu(at<const T>(gate_up), at<T>(out), rows, width);
+      paceline::swiglu(at<const T>(gate_up), at<T>(out), rows, width, threads);
     });
   });
   m.def("swiglu_backward", [](bool half, Address grad, Address gate_up, Address grad_gate_up, int64_t rows,
-                              int64_t width) {
+                              int64_t width, int threads) {
     by_dtype(half, [&](auto* tag) {
       using T = STORAGE(tag);
-      paceline::swiglu_backward(at<const T>(grad), at<const T>(gate_up), at<T>(grad_gate_up), rows, width);
+      paceline::swiglu_backward(at<const T>(grad), at<const T>(gate_up), at<T>(grad_gate_up), rows, width, threads);
     });
   });
   m.def("rope", [](bool half, Address x, int64_t x_stride, Address cos, Address sin, Address out, int64_t rows,
-                   int64_t heads, int64_t head_dim, bool inverse) {
+                   int64_t heads, int64_t head_dim, bool inverse, int threads) {
     by_dtype(half, [&](auto* tag) {
       using T = STORAGE(tag);
       paceline::rope(at<const T>(x), x_stride, at<const float>(cos), at<const float>(sin), at<T>(out), rows, heads,
-                     head_dim, inverse);
+                     head_dim, inverse, threads);
     });
   });
   m.def("split_qkv", [](bool half, Address qkv, int64_t stride, Address cos, Address sin, Address q_norm,

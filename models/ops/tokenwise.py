@@ -168,7 +168,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     rows = x.numel() // width
     kernels.rms_norm(  # type: ignore[union-attr]
-        x.dtype is _BF16, x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, eps
+        x.dtype is _BF16, x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, eps, torch.get_num_threads()
     )
     return out
 
@@ -177,7 +177,9 @@ def _swiglu(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
-    kernels.swiglu(gate_up.dtype is _BF16, gate_up.data_ptr(), out.data_ptr(), rows, width)  # type: ignore[union-attr]
+    kernels.swiglu(  # type: ignore[union-attr]
+        gate_up.dtype is _BF16, gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads()
+    )
     return out
 
 
@@ -197,6 +199,7 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool) -> Tensor:
         heads,
         head_dim,
         inverse,
+        torch.get_num_threads(),
     )
     return out
 
@@ -231,6 +234,7 @@ class _RMSNorm(torch.autograd.Function):
             x.numel() // width,
             width,
             ctx.eps,
+            torch.get_num_threads(),
         )
         return grad_x, grad_weight.to(weight.dtype), None
 
@@ -254,6 +258,7 @@ class _SwiGLU(torch.autograd.Function):
             result.data_ptr(),
             gate_up.shape[0],
             gate_up.shape[1] // 2,
+            torch.get_num_threads(),
         )
         return result
 

@@ -147,6 +147,21 @@ def test_rows_and_elements_do_not_depend_on_their_place(dtype: torch.dtype, widt
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_results_and_gradients_do_not_depend_on_the_threads(dtype: torch.dtype) -> None:
+    rows, width = 333, 256  # large enough to be shared out, and not a whole number of blocks
+    x, weight = _randn(0, rows, width, dtype=dtype), _randn(1, width, dtype=dtype)
+    cos, sin = _angles(2, rows, width // 2)
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        a, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        outs = ops.rms_norm(a, w, 1e-6), ops.swiglu(a), ops.apply_rope(a[:, None], cos, sin)
+        sum(out.float().square().sum() for out in outs).backward()
+        results.append((*outs, a.grad, w.grad))
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_write_kv_writes_its_slots_and_nothing_else(dtype: torch.dtype) -> None:
     fused = _randn(0, 5, 4, 8, dtype=dtype)
     k, v = fused[:, :2], fused[:, 2:]  # strided rows, as in a fused projection
