@@ -306,7 +306,8 @@ class RolloutDispatcher:
         now_s = self._clock()
         for seat in self._seats:
             if seat.state in (SeatState.STARTING, SeatState.LOADING) and now_s > seat.deadline_s:
-                self._lose(seat, f"{seat.state.value} took too long", alive=False)
+                key = "rollout.weight_sync_timeout_s" if seat.state is SeatState.LOADING else "cluster.start_timeout_s"
+                self._lose(seat, f"{seat.state.value} took longer than {key}", alive=False)
             elif seat.state is SeatState.READY and now_s - seat.progress_s > self._options.stall_timeout_s:
                 if running := self._ledger.running(seat.index):
                     silence = f"no progress on {len(running)} requests for {self._options.stall_timeout_s:g} s"
@@ -391,4 +392,5 @@ def _reason(error: RayError) -> str:
     """One line for people: the worker's own exception, or what Ray says first."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     first = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {first[0] if first else 'no message'}"
+    preempted = " (its node was preempted)" if getattr(error, "preempted", False) else ""
+    return f"{type(cause).__name__}: {first[0] if first else 'no message'}{preempted}"

@@ -40,8 +40,16 @@ def test_outside_a_run_nothing_is_idle() -> None:
     spans.other("load_weights", 1.0, 2.0)
     spans.begin(5.0)
     spans.window(window(4.9, 5.3))  # begun before the driver's clock said so
-    spans.end(5.3)
-    assert rows == [("w", "load_weights", 1.0, 2.0), ("w", "decode", 5.0, 5.3)]
+    spans.end(5.5)
+    spans.window(window(5.2, 5.4))  # late, and accounted for
+    spans.begin(7.0)
+    spans.end(7.5)
+    assert rows == [
+        ("w", "load_weights", 1.0, 2.0),
+        ("w", "decode", 5.0, 5.3),
+        ("w", "idle", 5.3, 5.5),
+        ("w", "idle", 7.0, 7.5),
+    ]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 1), st.booleans()), max_size=30))

@@ -1,0 +1,112 @@
+"""The dispatcher with the real native engine: the same tokens with 3 workers, after SIGKILL, after new weights."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors.engine.options import EngineOptions, RolloutOptions
+from actors.engine.process import spawn_engine
+from actors.engine.types import Request, Rollout
+from actors.rollout_worker import WorkerStatus
+from launch.dispatch import DispatchStats, RolloutDispatcher, spawner
+from models.checkpoint import hf_state_dict, save_model
+from models.options import ModelOptions
+from models.weights import pack
+from tests.engine.support import make_requests, tiny_model
+
+pytestmark = pytest.mark.ray
+
+ENGINE = EngineOptions(max_running=6, kv_tokens=2048, threads=1, progress_every_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(tiny_model(directory / "config"), directory / "model")
+    return directory / "model"
+
+
+@contextmanager
+def workers(n: int, model_dir: Path) -> Iterator[RolloutDispatcher]:
+    model = ModelOptions(path=str(model_dir))
+    dispatcher = RolloutDispatcher(
+        spawner(lambda name: partial(spawn_engine, model, ENGINE, name=name)), RolloutOptions(workers=n, engine=ENGINE)
+    )
+    try:
+        dispatcher.start()
+        yield dispatcher
+    finally:
+        dispatcher.close()
+
+
+def asked() -> list[Request]:
+    return make_requests(24, prompts=6, max_new_tokens=150)
+
+
+Answer = dict[int, tuple[list[int], list[float], str]]
+
+
+def answers(rollouts: list[Rollout]) -> Answer:
+    found = {r.request_id: (r.tokens.tolist(), r.logprobs.tolist(), str(r.finish_reason)) for r in rollouts}
+    assert len(found) == len(rollouts)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model_dir: Path, ray_head: str) -> Answer:
+    with workers(1, model_dir) as dispatcher:
+        done: list[Rollout] = []
+        dispatcher.run(asked(), done.append)
+    return answers(done)
+
+
+def test_tokens_depend_on_the_weights_and_not_on_the_number_of_workers(
+    tmp_path: Path, model_dir: Path, undisturbed: Answer
+) -> None:
+    assert len(undisturbed) == 24
+    with workers(3, model_dir) as dispatcher:
+        results = []
+        for version, seed in ((1, 5), (2, 0)):  # other weights, and those of model_dir
+            manifest, buffer = pack(hf_state_dict(tiny_model(tmp_path, seed=seed)), version)
+            dispatcher.set_weights(manifest, ray.put(buffer))
+            for status in dispatcher.status().values():
+                assert isinstance(status, WorkerStatus)
+                assert (status.weights_version, status.weights_checksum) == (version, manifest.checksum)
+                assert not status.torch_loaded  # the supervisor is not the engine
+            done: list[Rollout] = []
+            dispatcher.run(asked(), done.append)
+            assert {r.weights_version for r in done} == {version}
+            results.append(answers(done))
+        assert results[0] != undisturbed
+        assert results[1] == undisturbed
+
+
+def test_sigkill_of_an_engine_and_of_an_actor_changes_no_token(model_dir: Path, undisturbed: Answer) -> None:
+    with workers(2, model_dir) as dispatcher:
+        victims = [status.pid for status in dispatcher.status().values() if isinstance(status, WorkerStatus)]
+        [child] = child_pids(victims[0])
+        for pid in (child, victims[1]):
+            done: list[Rollout] = []
+
+            def on_finished(rollout: Rollout, pid: int = pid, done: list[Rollout] = done) -> None:
+                done.append(rollout)
+                if len(done) == 3:
+                    os.kill(pid, signal.SIGKILL)
+
+            stats: DispatchStats = dispatcher.run(asked(), on_finished)
+            assert answers(done) == undisturbed
+            assert (stats.lost_workers, stats.failed) == (1, ())
+            assert stats.reissued >= 1
+
+
+def child_pids(pid: int) -> list[int]:
+    """Children of a process, all of its threads together."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in re.findall(r"\d+", (task / "children").read_text())]

@@ -1,0 +1,101 @@
+"""The supervisor by itself, without Ray: its methods are plain coroutines."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator
+from functools import partial
+
+import numpy as np
+import pytest
+
+from actors.engine.types import EngineDiedError, EngineFailed, Event, Finished, Progress
+from actors.rollout_worker import NoEngineError, RolloutWorker
+from models.manifest import WeightsManifest
+from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response
+
+DEADLINE_S = 30.0
+
+
+def worker(**options: object) -> RolloutWorker:
+    return RolloutWorker("w", partial(FakeEngine, FakeOptions(**options)))  # type: ignore[arg-type]
+
+
+async def read(stream: AsyncGenerator[list[Event], None], until: int) -> list[Event]:
+    """Events up to the `until`-th Finished, or the end."""
+    events: list[Event] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for batch in stream:
+            events += batch
+            if sum(isinstance(e, Finished) for e in events) >= until:
+                break
+    return events
+
+
+@pytest.mark.asyncio
+async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
+    w = worker()
+    with pytest.raises(NoEngineError, match="w has no engine: none"):
+        await w.submit([make_request(0)])
+    await w.restart_engine()
+    stream = w.stream()
+    requests = [make_request(i) for i in range(5)]
+    await w.submit(requests)
+    events = await read(stream, 5)
+    for request in requests:
+        [rollout] = [
+            e.rollout for e in events if isinstance(e, Finished) and e.rollout.request_id == request.request_id
+        ]
+        tokens, reason = response(request)
+        assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
+        deltas = [e.delta.tokens for e in events if isinstance(e, Progress) and e.request_id == request.request_id]
+        said = np.concatenate([np.zeros(0, np.int32), *deltas]).tolist()
+        assert said == tokens[: len(said)]
+        assert len(tokens) - len(said) <= 4 + 1
+    with pytest.raises(RuntimeError, match="already being read"):
+        await anext(w.stream())
+    await w.shutdown()
+    assert (await w.status()).engine == "none"
+    assert [e async for e in stream] == []  # the end of an engine is the end of its stream
+
+
+@pytest.mark.asyncio
+async def test_weights_are_answered_while_requests_run_and_fail_with_the_engine() -> None:
+    w = worker(step_s=0.002, poison=99)
+    await w.restart_engine()
+    stream = w.stream()
+    await w.submit([make_request(i, max_new_tokens=60) for i in range(4)])
+    buffer = np.arange(10_000, dtype=np.uint8)
+    manifest = WeightsManifest(4, zlib.crc32(buffer), (), buffer.nbytes)
+    loaded = await asyncio.wait_for(w.update_weights(manifest, buffer), DEADLINE_S)
+    assert (loaded.version, loaded.checksum) == (4, manifest.checksum)
+    assert (await w.status()).weights_version == 4
+    pending = asyncio.create_task(w.submit([make_request(99)]))
+
+    async def load_until_it_dies() -> None:
+        for version in range(5, 10_000):
+            late = WeightsManifest(version, manifest.checksum, (), buffer.nbytes)
+            await w.update_weights(late, buffer)
+
+    with pytest.raises(EngineDiedError):
+        await asyncio.wait_for(load_until_it_dies(), DEADLINE_S)
+    await asyncio.wait_for(pending, DEADLINE_S)
+    events = await read(stream, 10_000)
+    assert isinstance(events[-1], EngineFailed)
+    assert "exit code 3" in events[-1].reason
+    status = await w.status()
+    assert (status.engine, status.reason) == ("failed", events[-1].reason)
+    status = await asyncio.wait_for(w.restart_engine(), DEADLINE_S)
+    assert (status.engine, status.restarts, status.weights_version) == ("running", 1, None)
+    fresh = w.stream()
+    await w.submit([make_request(3)])
+    assert any(isinstance(e, Finished) for e in await read(fresh, 1))
+    await w.shutdown()
+
+
+@pytest.mark.asyncio
+async def test_factory_failure_is_raised_and_remembered() -> None:
+    w = worker(fail_to_start="out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await w.restart_engine()
+    status = await w.status()
+    assert (status.engine, status.reason) == ("failed", "RuntimeError: out of memory")
