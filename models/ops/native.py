@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _LOG = logging.getLogger(__name__)
+_F32, _BF16 = torch.float32, torch.bfloat16
 _PLAIN = (Tensor, torch.nn.Parameter)  # subclasses (DTensor, FakeTensor) have no address of their own
 
 
@@ -31,14 +32,15 @@ def _load() -> ModuleType | None:
 kernels = _load()
 
 
-def takes(x: Tensor, *same_dtype: Tensor) -> bool:
+def takes(x: Tensor, *others: Tensor) -> bool:
     """Whether the kernels can read x and the others: plain CPU tensors of one dtype, float32 or bfloat16."""
     dtype = x.dtype
-    if kernels is None or not x.is_cpu or type(x) not in _PLAIN:
+    if kernels is None or not x.is_cpu or type(x) not in _PLAIN or (dtype is not _F32 and dtype is not _BF16):
         return False
-    if dtype is not torch.float32 and dtype is not torch.bfloat16:
-        return False
-    return all(other.dtype is dtype and type(other) in _PLAIN for other in same_dtype)
+    for other in others:  # noqa: SIM110 - a generator would cost half of a small operation
+        if other.dtype is not dtype or not other.is_cpu or type(other) not in _PLAIN:
+            return False
+    return True
 
 
 def dense_rows(x: Tensor) -> Tensor:
@@ -53,4 +55,4 @@ def as_int32(x: Tensor) -> Tensor:
 
 
 def as_float32(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
+    return x if x.dtype is _F32 and x.is_contiguous() else x.float().contiguous()

@@ -83,8 +83,10 @@ def split_qkv(
     v is a view of qkv. Bitwise `rms_norm` then `apply_rope` on the parts. Differentiable.
     """
     rows, head_dim = qkv.shape[0], qkv.shape[1] // (query_heads + 2 * kv_heads)
-    norms = [weight for weight in (q_norm, k_norm) if weight is not None]
+    norms = () if q_norm is None or k_norm is None else (q_norm, k_norm)
     grad = torch.is_grad_enabled() and (qkv.requires_grad or any(weight.requires_grad for weight in norms))
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm come together or not at all")
     if grad or not takes(qkv, *norms) or qkv.stride(1) != 1:
         parts = qkv.view(rows, query_heads + 2 * kv_heads, head_dim)
         q, k = parts[:, :query_heads], parts[:, query_heads : query_heads + kv_heads]

@@ -10,7 +10,7 @@ from models import ops
 from models.ops import reference
 
 DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}  # scores reach 15, and rounding grows with them
 
 segments = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 heads = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (5, 1)])
