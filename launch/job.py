@@ -3,6 +3,7 @@ the state that a checkpoint holds; the steps themselves are elsewhere.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -51,8 +52,16 @@ class Job:
 
     def publish(self) -> None:
         """Hand the learner's weights to every rollout worker; returns when all have answered for them."""
-        manifest, ref = self.learner.publish(self.steps_done)
+        with self.span("publish"):
+            manifest, ref = self.learner.publish(self.steps_done)
         self.dispatcher.set_weights(manifest, ref)
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """What the learner does inside the block, for the timeline."""
+        begin_s, step = time.time(), self.observer.current_step
+        yield
+        self.observer.span(Span("learner", kind, begin_s, time.time(), step))
 
     def state_dict(self) -> dict[str, Any]:
         """The driver's side of a checkpoint, JSON."""

@@ -51,4 +51,3 @@ def build_requests(
         for index, (pick, expected) in enumerate(zip(picks, expected_tokens, strict=True))
         for sample in range(samples)
     ]
-

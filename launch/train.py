@@ -37,7 +37,7 @@ def train(config: Config, *, config_source: str, resume: bool) -> int:
                     observer.event("dashboard", session.dashboard_url)
                 run(config, observer, interrupt, run_dir, checkpoint)
         except Interrupted as stop:
-            observer.event("interrupted", f"{stop}: state saved; go on with: {resume_command}")
+            observer.event("interrupted", f"{stop}: go on with: {resume_command}")
             return EXIT_INTERRUPTED
         except Exception as error:
             expected = as_expected(error)
@@ -46,8 +46,7 @@ def train(config: Config, *, config_source: str, resume: bool) -> int:
                 raise
             remedy = f"{expected.remedy}; then go on with: {resume_command}" if expected.remedy else resume_command
             raise PacelineError(expected.message, remedy=remedy) from error
-    report = write_report(run_dir)
-    print_summary(run_dir, report=report, model=run_dir / "model")
+    print_summary(run_dir, report=write_report(run_dir), model=run_dir / "model")
     return 0
 
 
@@ -96,8 +95,9 @@ def save(job: Job, run_dir: Path) -> int:
     assert state is not None, "the learner is between two states"
     job.observer.progress("checkpoint")
     state = {**state, "evaluations": job.evaluations}
-    path = write_checkpoint(
-        run_dir / "checkpoints", state["steps_done"], job.learner.save, state, job.config.checkpoint.keep
-    )
+    with job.span("checkpoint"):
+        path = write_checkpoint(
+            run_dir / "checkpoints", state["steps_done"], job.learner.save, state, job.config.checkpoint.keep
+        )
     job.observer.event("checkpoint", str(path))
     return int(state["steps_done"])

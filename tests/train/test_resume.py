@@ -1,0 +1,93 @@
+"""Runs that are killed or interrupted, and resumed, end as if nothing had happened."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.config import load_config
+from launch.train import EXIT_INTERRUPTED
+from tests.train.conftest import STEPS, Runs
+from tests.train.test_determinism import learning
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def start(runs: Runs, ray_head: str, name: str, *extra: str) -> "subprocess.Popen[bytes]":
+    """The command line, in a process of its own, on the test session's Ray."""
+    command = [sys.executable, "-m", "launch", "train", str(runs.config), *runs.overrides(name, *extra)]
+    environment = {**os.environ, "RAY_ADDRESS": ray_head}
+    with (runs.root / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+
+
+def learner_processes() -> set[int]:
+    titles = ((process.pid, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"]))
+    return {pid for pid, title in titles if title[0].startswith(("ray::LearnerRank", "ray::learner"))}
+
+
+def wait_for_steps(runs: Runs, name: str, process: "subprocess.Popen[bytes]", steps: int) -> None:
+    deadline_s = time.monotonic() + 120
+    while len(runs.steps(name)) < steps:
+        assert process.poll() is None, (runs.root / f"{name}.log").read_text()
+        assert time.monotonic() < deadline_s, f"{name} did not reach step {steps}"
+        time.sleep(0.01)
+
+
+def test_sigkill_at_a_random_moment(runs: Runs, ray_head: str) -> None:
+    undisturbed = runs.run("undisturbed")
+    seed = time.time_ns()
+    moment = random.Random(seed)
+    process = start(runs, ray_head, "killed", "checkpoint.every=1")
+    wait_for_steps(runs, "killed", process, moment.randint(1, STEPS - 2))
+    time.sleep(moment.uniform(0, 1.0))
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    resumed = runs.run("killed", "checkpoint.every=1", resume=True)
+    assert learning(resumed) == learning(undisturbed), f"moment {seed}"
+    assert runs.texts("killed") == runs.texts("undisturbed")
+
+
+def test_ctrl_c_checkpoints_and_stops(runs: Runs, ray_head: str) -> None:
+    process = start(runs, ray_head, "interrupted", "checkpoint.every=0", "run.steps=200")
+    wait_for_steps(runs, "interrupted", process, 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == EXIT_INTERRUPTED
+    log = (runs.root / "interrupted.log").read_text()
+    assert "--resume" in log
+    done = len(runs.steps("interrupted"))
+    assert (runs.root / f"interrupted/checkpoints/step_{done:06d}").is_dir()
+    resumed = runs.run("interrupted", f"run.steps={done + 1}", resume=True)
+    assert [row["step"] for row in resumed] == list(range(1, done + 2))
+
+
+def test_a_lost_learner_rank_ends_the_run_with_the_command_that_resumes_it(runs: Runs, ray_head: str) -> None:
+    before = learner_processes()
+    process = start(runs, ray_head, "lost", "checkpoint.every=1", "run.steps=200")
+    wait_for_steps(runs, "lost", process, 1)
+    (learner,) = learner_processes() - before
+    os.kill(learner, signal.SIGKILL)
+    assert process.wait(60) == 1
+    log = (runs.root / "lost.log").read_text()
+    assert "--resume" in log
+    assert "rank 0" in log
+
+
+def test_a_new_run_sets_an_older_one_aside(runs: Runs) -> None:
+    runs.run("twice", "run.steps=1")
+    first = runs.texts("twice")
+    runs.run("twice", "run.steps=1")
+    assert runs.texts("twice") == first
+    assert runs.steps("twice.1")
+
+
+def test_overrides_are_kept_in_the_run_folder(runs: Runs) -> None:
+    runs.run("kept", "run.steps=1", "objective.clip_high=0.31")
+    stored = load_config(runs.root / "kept/config.yaml", [])
+    assert stored.config.objective.clip_high == 0.31
