@@ -13,12 +13,13 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "learner_packing.json"
 DEMO = {
@@ -165,7 +166,7 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     report = {
         "what": "one RL step of the learner, two mini-batches",
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor(), "torch": torch.__version__},
+        "machine": describe_machine(),
         "settings": {"threads": args.threads, "repeats": repeats, "micro_batch_tokens": args.micro_batch_tokens},
         "batch": {
             "rollouts": rollouts,
