@@ -18,6 +18,12 @@ def describe_machine(packages: tuple[str, ...] = ("torch", "ray", "transformers"
     }
 
 
+def is_busy() -> bool:
+    """Whether other work was using more than half a core in the last minute. OpenMP threads that wait for each other
+    spin, so a program with as many threads as cores can then be tens of times slower: its timings mean nothing."""
+    return os.getloadavg()[0] > 0.5
+
+
 def cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

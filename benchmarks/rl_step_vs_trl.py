@@ -3,7 +3,9 @@
 Owns the comparison and `benchmarks/results/rl_step_vs_trl.json`. Both sides start from the same warm-started
 checkpoint and do the same: 16 prompts x 8 responses of up to 200 tokens, two optimizer steps, no KL, two threads.
 Ours is the real program in fast mode (Ray, two rollout workers, math-verify); TRL runs `trl_grpo.py` in its own
-interpreter, for TRL is no dependency. Runs alternate, so that a noisy machine hurts both; the time of a step is from
+interpreter, for TRL is no dependency. It needs an idle machine: on a busy one TRL's two threads wait for each other and
+it becomes tens of times slower, so the script refuses to start there; --allow-busy tries the mechanics only, writes no
+speed-up, and marks the record invalid. Runs alternate, so that a noisy machine hurts both; the time of a step is from
 the end of the step before it to its own end, whatever happened in between; the first steps of each run are left out.
 """
 
@@ -19,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_machine, is_busy
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/guess_and_check"
@@ -123,10 +125,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--timeout-s", type=float, default=1200.0, help="limit of one run")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--allow-busy", action="store_true", help="try the script on a busy machine; never a result")
     options = parser.parse_args()
     if not 1 <= options.discard < options.steps:
         parser.error("--discard must be at least 1 and less than --steps")
     machine = describe_machine()
+    busy = is_busy()
+    if busy and not options.allow_busy:
+        parser.error(
+            f"the machine is busy (load {machine['load_1min']}): timings would be meaningless; see --allow-busy"
+        )
+    if busy and options.out == RESULT:
+        parser.error("--allow-busy needs an --out of its own: what it measures is not a result")
     checkpoint = options.checkpoint or warm_start(ROOT / "runs", options.timeout_s)
     plan = Plan(checkpoint.resolve(), options.steps, options.discard, options.threads, options.timeout_s)
 
@@ -142,15 +152,17 @@ def main() -> None:
         print(f"run {seed}: ours {medians(mine)['seconds_per_step']:.2f} s/step", end=", ")
         print(f"TRL {medians(theirs)['seconds_per_step']:.2f} s/step", flush=True)
     a, b = medians(ours), medians(trl)
-    record = {
+    record: dict[str, Any] = {
         "machine": machine,
+        "valid": not busy,
         "plan": {"steps": plan.steps, "discard": plan.discard, "threads": plan.threads, "repeats": options.repeats},
         "trl_versions": versions,
         "paceline": a | {"all": [asdict(step) for step in ours]},
         "trl": b | {"all": [asdict(step) for step in trl]},
-        "speedup_step": b["seconds_per_step"] / a["seconds_per_step"],
-        "speedup_tokens_per_s": a["tokens_per_s"] / b["tokens_per_s"],
     }
+    if not busy:
+        record["speedup_step"] = b["seconds_per_step"] / a["seconds_per_step"]
+        record["speedup_tokens_per_s"] = a["tokens_per_s"] / b["tokens_per_s"]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for name, side in (("Paceline", a), ("TRL", b)):
@@ -158,6 +170,9 @@ def main() -> None:
             f"{name:9} {side['seconds_per_step']:.2f} s/step  {side['tokens_per_step']:,.0f} tokens/step  "
             f"{side['tokens_per_s']:,.0f} tokens/s  reward {side['reward']:.2f}"
         )
+    if busy:
+        print("the machine was busy: this shows that the script runs, and nothing about speed")
+        return
     print(f"speed-up: {record['speedup_step']:.2f}x per step, {record['speedup_tokens_per_s']:.2f}x in tokens/s")
 
 

@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the files of the guess-and-check example.")
     parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help="target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the split and the demonstrations (default: 0)")
-    parser.add_argument("--demonstrations", type=int, default=16_000, help="lines of demos.jsonl (default: 16000)")
+    parser.add_argument("--demonstrations", type=int, default=22_400, help="lines of demos.jsonl (default: 22400)")
     options = parser.parse_args()
     counts = write_all(options.folder, seed=options.seed, demonstrations=options.demonstrations)
     print(f"{options.folder}: " + ", ".join(f"{name}.jsonl {count}" for name, count in counts.items()))
