@@ -127,7 +127,8 @@ def vllm_contender(path: str, dtype: str, threads: int) -> Any:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 
     def run(prompts: Sequence[Sequence[int]], lengths: Sequence[int], running: int) -> float:
-        scheduler.max_num_running_reqs = running
+        # Admission; where a version has one limit only, that is the other name.
+        scheduler.max_num_active_reqs = scheduler.max_num_running_reqs = running
         sampling = [
             SamplingParams(temperature=1.0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False)
             for n in lengths
