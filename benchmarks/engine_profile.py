@@ -60,7 +60,10 @@ def step_s(model: Transformer, batch: int, steps: int, profile: cProfile.Profile
 
 
 def part_of(place: str) -> str:
-    return next((part for part, names in PARTS.items() if any(name in place for name in names)), "small torch calls (allocation, addresses), numpy, rest")
+    return next(
+        (part for part, names in PARTS.items() if any(name in place for name in names)),
+        "small torch calls (allocation, addresses), numpy, rest",
+    )
 
 
 def main() -> None:

@@ -6,11 +6,13 @@ import numpy as np
 
 from actors.engine.types import FinishReason
 from actors.training.types import StepResult, TrainSequence
-from launch.collect import Group, Round
+from launch.agreement import check_agreement
+from launch.collect import Round
 from launch.job import Job
 from launch.observe import Span, StepRecord
 from launch.requests import Pick, build_requests
 from policies.advantages import group_advantages
+from policies.options import ObjectiveOptions
 
 
 def rl_step(job: Job) -> StepRecord:
@@ -27,13 +29,12 @@ def rl_step(job: Job) -> StepRecord:
         if group.members:
             lengths = [member.rollout.tokens.size for member in group.members]
             job.lengths.observe(group.pick.prompt.prompt_id, float(np.mean(lengths)))
-    sequences, group_metrics = training_sequences(
-        collected.groups, config.objective.normalize_std, config.objective.drop_zero_variance
-    )
+    sequences, group_metrics = training_sequences(collected, config.objective)
     learn_s = time.monotonic()
     job.observer.progress("learn", 0, len(sequences))
     job.boundary = None
     result = learn(job, sequences)
+    check_agreement(config, job.steps_done + 1, result.metrics)
     publish_s = time.monotonic()
     job.observer.progress("publish")
     job.steps_done += 1
@@ -57,29 +58,28 @@ def rl_step(job: Job) -> StepRecord:
 
 def learn(job: Job, sequences: list[TrainSequence]) -> StepResult:
     """The learner's part, drawn on the timeline. An empty batch (every group dropped) changes nothing."""
-    begin_s = time.time()
-    result = job.learner.train_step(sequences, job.steps_done + 1)
-    middle_s = begin_s + result.seconds.get("logprobs", 0.0)
-    if middle_s > begin_s:
-        job.observer.span(Span("learner", "logprobs", begin_s, middle_s, job.steps_done + 1))
-    job.observer.span(Span("learner", "train", middle_s, time.time(), job.steps_done + 1))
+    step = job.steps_done + 1
+    result = job.learner.train_step(sequences, step)
+    begin_s = result.started_s
+    for phase, seconds in result.seconds.items():
+        if seconds > 0:
+            job.observer.span(Span("learner", phase, begin_s, begin_s + seconds, step))
+        begin_s += seconds
     return result
 
 
-def training_sequences(
-    groups: list[Group], normalize_std: bool, drop_zero_variance: bool
-) -> tuple[list[TrainSequence], dict[str, float]]:
+def training_sequences(collected: Round, objective: ObjectiveOptions) -> tuple[list[TrainSequence], dict[str, float]]:
     """What the learner gets, in canonical order, and `groups/*`: used, zero_variance, ungraded (less than 2 grades)."""
     sequences: list[TrainSequence] = []
     zero_variance = ungraded = used = 0
-    for group in groups:
+    for group in collected.groups:
         members = group.graded
         if len(members) < 2:
             ungraded += 1
             continue
-        advantages = group_advantages([m.grade.value for m in members], normalize_std=normalize_std)
+        advantages = group_advantages([m.grade.value for m in members], normalize_std=objective.normalize_std)
         zero_variance += advantages.zero_variance
-        if advantages.zero_variance and drop_zero_variance:
+        if advantages.zero_variance and objective.drop_zero_variance:
             continue
         used += 1
         sequences.extend(
@@ -89,6 +89,7 @@ def training_sequences(
                 sampler_logprobs=member.rollout.logprobs,
                 sampler_logprobs_t1=member.rollout.logprobs_t1,
                 advantage=float(advantage),
+                sampler=collected.stats.sampled_by[member.rollout.request_id],
             )
             for member, advantage in zip(members, advantages.advantages, strict=True)
         )

@@ -30,6 +30,7 @@ class TokenBatch:
     coefficients: Tensor  # float32 [R], of each token's loss in the mini-batch's loss
     advantages: Tensor  # float32 [R]; zeros for demonstrations
     sampler_logprobs_t1: Tensor  # float32 [R]; zeros for demonstrations
+    samplers: Tensor  # int64 [R], rollout worker that drew the token; zeros for demonstrations
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def build_mini_batch(
         chosen = [sequences[i] for i in indices]
         advantages = np.array([s.advantage if isinstance(s, TrainSequence) else 0.0 for s in chosen])
         sampler = [s.sampler_logprobs_t1 for s in chosen if isinstance(s, TrainSequence)]
+        samplers = np.array([s.sampler if isinstance(s, TrainSequence) else 0 for s in chosen])
         logprobs = np.concatenate(sampler) if sampler else np.zeros(flat.rows.size)
         micro.append(
             TokenBatch(
@@ -84,6 +86,7 @@ def build_mini_batch(
                 ),
                 advantages=_tensor(np.repeat(advantages, flat.response_lengths), np.float32, rank.device),
                 sampler_logprobs_t1=_tensor(logprobs, np.float32, rank.device),
+                samplers=_tensor(np.repeat(samplers, flat.response_lengths), np.int64, rank.device),
             )
         )
     return MiniBatch(tuple(micro), sum(len(r) for r in responses), computed)

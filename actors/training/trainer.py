@@ -106,7 +106,7 @@ class Trainer:
             self._mini_batch([sequences[i] for i in part])
             for part in batches.split_mini_batches(len(sequences), self.options.mini_batches)
         ]
-        statistics = StepStatistics(self.rank.device)
+        statistics = StepStatistics(self.rank.device, 1 + max(s.sampler for s in sequences))
         # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
         old = [self._old_logprobs(mini, temperature, statistics) for mini in minis[1:]]
         reference = [self._reference_logprobs(mini, temperature) for mini in minis]
@@ -117,7 +117,7 @@ class Trainer:
             for m, batch in enumerate(mini.micro):
                 logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature)
                 if number == 0:
-                    statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1)
+                    statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
                 old_logprobs = logprobs.detach() if number == 0 else old[number - 1][m]
                 ref = reference[number][m] if reference[number] else None
                 token_losses = grpo_losses(logprobs, old_logprobs, batch.advantages, self.objective, ref)
@@ -241,7 +241,7 @@ class Trainer:
         old = []
         for batch in mini.micro:
             logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature)
-            statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1)
+            statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
             old.append(logprobs)
         return old
 

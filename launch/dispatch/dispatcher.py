@@ -4,7 +4,7 @@ Owns losses and restarts of workers, the weights they hold, and the clock of eve
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class DispatchStats:
     tokens: int  # response tokens of the finished rollouts
     preempted: int  # recomputed by engines that ran out of cache
     seconds: float
+    sampled_by: Mapping[int, int]  # request id -> index of the worker that finished it
     interrupted: bool = False
 
 
@@ -94,6 +95,7 @@ class RolloutDispatcher:
         self._spans = [WorkerSpans(f"rollout-{i}", on_span) for i in range(options.workers)]
         self._started = self._aborting = False
         self._lost = self._tokens = self._preempted = 0
+        self._sampled_by: dict[int, int] = {}
 
     def start(self) -> None:
         """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again."""
@@ -140,6 +142,7 @@ class RolloutDispatcher:
         begin_s = self._clock()
         self._ledger = Ledger(requests, max_retries=self._options.max_retries)
         self._on_finished = on_finished
+        self._sampled_by = {}
         self._lost = self._tokens = self._preempted = 0
         for spans in self._spans:
             spans.begin(self._wall())
@@ -170,6 +173,7 @@ class RolloutDispatcher:
             tokens=self._tokens,
             preempted=self._preempted,
             seconds=self._clock() - begin_s,
+            sampled_by=self._sampled_by,
             interrupted=interrupted,
         )
 
@@ -298,6 +302,7 @@ class RolloutDispatcher:
                 "answer"
             )
         self._tokens += len(rollout.tokens)
+        self._sampled_by[rollout.request_id] = seat.index
         self._on_finished(rollout)
 
     # Losses and restarts.
@@ -331,8 +336,9 @@ class RolloutDispatcher:
             "worker_lost",
             f"{seat.name}: {reason}; {len(loss.reissued)} requests are re-issued with {loss.prefix_tokens} tokens",
         )
-        for failure in loss.failed:
-            self._on_event("request_failed", f"request {failure.request_id}: {failure.reason}")
+        if loss.failed:
+            ids = ", ".join(str(failure.request_id) for failure in loss.failed)
+            self._on_event("request_failed", f"requests {ids}: {loss.failed[0].reason}")
         if seat.restarts >= self._options.max_worker_restarts:
             seat.kill()
             seat.state = SeatState.DEAD
@@ -345,6 +351,7 @@ class RolloutDispatcher:
             self._enter(seat, SeatState.STARTING, self._start_timeout_s)
             seat.start_engine()
         for rollout in loss.finished:
+            self._sampled_by[rollout.request_id] = seat.index
             self._tokens += len(rollout.tokens)
             self._on_finished(rollout)
 
