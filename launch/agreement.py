@@ -1,0 +1,38 @@
+"""Do sampler and learner agree on the log-probs of the sampled tokens? If not, the run stops and names the worker: wrong
+weights or wrong numerics show here first, long before they show in the reward.
+"""
+
+from collections.abc import Mapping
+
+from launch.config import Config
+from launch.errors import PacelineError
+
+PER_WORKER = "logprob_gap/worker/"
+# Means over tokens of |engine - learner| at T = 1, by the coarser of their dtypes. Rounding gives about 1e-7 in float32
+# and 1e-2 in bfloat16. Weights one small optimizer step old can stay below: versions and checksums catch those.
+DEFAULT_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+class DisagreementError(PacelineError):
+    """A rollout worker samples from another distribution than the learner holds."""
+
+
+def gap_limit(config: Config) -> float:
+    """`rollout.max_logprob_gap`, or the default for the numerics of engine and learner."""
+    coarse = "bfloat16" if config.learner.autocast_bf16 else config.model.dtype
+    return config.rollout.max_logprob_gap or DEFAULT_LIMITS[coarse]
+
+
+def check_agreement(config: Config, step: int, metrics: Mapping[str, float]) -> None:
+    """Raise DisagreementError if some worker's mean gap (`logprob_gap/worker/<i>`) is above the limit, or no number."""
+    limit = gap_limit(config)
+    gaps = {name.removeprefix(PER_WORKER): gap for name, gap in metrics.items() if name.startswith(PER_WORKER)}
+    wrong = {worker: gap for worker, gap in gaps.items() if not gap <= limit}
+    if wrong:
+        named = ", ".join(f"rollout-{worker}: {gap:.2g}" for worker, gap in sorted(wrong.items()))
+        raise DisagreementError(
+            f"step {step}: log-probs of the sampled tokens differ between engine and learner by more than {limit:g} "
+            f"on average ({named}; workers in all: {len(gaps)})",
+            remedy="one worker: its weights are stale or its hardware is faulty, see its log; all: compare dtype and "
+            "numerics of engine and learner, or raise rollout.max_logprob_gap",
+        )

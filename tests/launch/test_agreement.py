@@ -1,0 +1,43 @@
+"""The limit on the log-prob gap: who is named, and which numerics it allows for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.agreement import DisagreementError, check_agreement, gap_limit
+from launch.config import Config, load_config
+
+Write = Callable[..., Path]
+
+
+def config(write_config: Write, *overrides: str) -> Config:
+    return load_config(write_config(), overrides).config
+
+
+@pytest.mark.parametrize("bad", [2e-3, float("inf"), float("nan")])
+def test_only_the_worker_that_disagrees_is_named(write_config: Write, bad: float) -> None:
+    gaps = {"logprob_gap/worker/0": 1e-7, "logprob_gap/worker/2": bad, "logprob_gap/max": 9.0}
+    with pytest.raises(DisagreementError, match="step 7") as caught:
+        check_agreement(config(write_config), 7, gaps)
+    assert "rollout-2" in caught.value.message
+    assert "rollout-0" not in caught.value.message
+    assert "rollout.max_logprob_gap" in str(caught.value.remedy)
+
+
+def test_agreement_and_an_empty_step_pass(write_config: Write) -> None:
+    check_agreement(config(write_config), 1, {"logprob_gap/worker/0": 9e-4, "logprob_gap/max": 9.0})
+    check_agreement(config(write_config), 1, {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        ([], 1e-3),
+        (["model.dtype=bfloat16"], 0.1),
+        (["learner.autocast_bf16=true"], 0.1),  # a float32 engine beside a bfloat16 learner is no fault
+        (["learner.autocast_bf16=true", "rollout.max_logprob_gap=0.02"], 0.02),
+    ],
+)
+def test_limit_follows_the_coarser_numerics(write_config: Write, overrides: list[str], limit: float) -> None:
+    assert gap_limit(config(write_config, *overrides)) == limit
