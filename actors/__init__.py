@@ -1,0 +1,1 @@
+"""Ray actors, thin; and beside them, without Ray: engine, training, data, rewards."""

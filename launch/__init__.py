@@ -1,0 +1,1 @@
+"""The driver: command line, configuration, the training loop, dispatch, observation, reports."""

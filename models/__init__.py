@@ -1,0 +1,1 @@
+"""The transformer, its operations, sampling noise, checkpoints and weight buffers. No Ray."""

@@ -1,0 +1,1 @@
+"""Pure decisions and learning rules: no Ray, no I/O, no clock."""
