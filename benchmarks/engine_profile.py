@@ -30,6 +30,8 @@ _HF_NAMES = {
     "num_kv_heads": "num_key_value_heads",
 }
 PARTS = {  # first match of "file:function"
+    "fused stack (all blocks)": ("decoder_stack",),
+    "its arguments": ("stack.py", "fused.py"),
     "matrix products": ("matmul.py", "linear", "_linear_pointwise"),
     "attention": ("attention.py", "context.py", "write_kv"),
     "norms, RoPE, SwiGLU, embedding": ("tokenwise.py", "rope.py", "embedding"),

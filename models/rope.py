@@ -33,10 +33,15 @@ class RopeTable:
 
     def at(self, positions: Tensor) -> Rotation:
         """positions [T] int64 in [0, max_position_embeddings) -> the angles of those tokens."""
-        table = self._tables.get(positions.device)
-        if table is None:
-            table = self._tables[positions.device] = self._compute(positions.device)
+        table = self.table(positions.device)
         return Rotation(table.cos.index_select(0, positions), table.sin.index_select(0, positions))
+
+    def table(self, device: torch.device) -> Rotation:
+        """The angles of every position: row p is position p's."""
+        table = self._tables.get(device)
+        if table is None:
+            table = self._tables[device] = self._compute(device)
+        return table
 
     def _compute(self, device: torch.device) -> Rotation:
         with torch.inference_mode(False):  # Tables outlive the caller's inference mode.

@@ -94,6 +94,50 @@ template <typename T>
 void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* bias, T* out, int64_t rows,
             int64_t columns, int64_t depth, int threads);
 
+// A decoder-only transformer between token ids and hidden states, as models/transformer.py computes it.
+struct StackShape {
+  int64_t layers, hidden, query_heads, kv_heads, head_dim, intermediate;
+  int64_t vocab, positions;  // rows of the embedding and of the angle tables
+  float eps, scale;           // of every norm; of attention scores
+
+  // Bytes that `decoder_stack` needs for this many rows.
+  template <typename T>
+  int64_t workspace_bytes(int64_t rows) const;
+};
+
+// One block's weights. Products are in panels; biases and head norms are null where the model has none. Nothing but
+// pointers: models/ops/stack.py writes an array of these.
+template <typename T>
+struct StackLayer {
+  const T *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
+  const T *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+};
+
+template <typename T>
+struct StackWeights {
+  const StackLayer<T>* layers;
+  const T *embedding, *final_norm;
+  const float *cos, *sin;  // [positions, head_dim / 2]
+};
+
+// The rows of one step, as for `paged_attention`; caches are [layers, cache_slots, kv_heads, head_dim].
+template <typename T>
+struct StackStep {
+  int64_t rows;
+  const int64_t *tokens, *positions, *kv_slots;
+  T *k_cache, *v_cache;
+  PageTable pages;
+  const int32_t* query_offsets;
+  const uint8_t* tree_mask;
+  int64_t tree_width;
+};
+
+// Embedding, every block and the final norm. out [rows, hidden]. Throws before the cache is written where a token,
+// position or slot lies outside its table.
+template <typename T>
+void decoder_stack(const StackShape& shape, const StackWeights<T>& weights, const StackStep<T>& step, void* workspace,
+                   T* out, int threads);
+
 // Test hooks: the vectorised functions over n values.
 void exp_array(const float* x, float* out, int64_t n);
 void log_array(const float* x, float* out, int64_t n);

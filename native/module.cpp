@@ -177,6 +177,31 @@ NB_MODULE(paceline_native, m) {
                        columns, depth, threads);
     });
   });
+  nb::class_<paceline::StackShape>(m, "StackShape")
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float, float>(),
+           "layers"_a, "hidden"_a, "query_heads"_a, "kv_heads"_a, "head_dim"_a, "intermediate"_a, "vocab"_a,
+           "positions"_a, "eps"_a, "scale"_a)
+      .def("workspace_bytes", [](const paceline::StackShape& shape, bool half, int64_t rows) {
+        return half ? shape.workspace_bytes<bf16>(rows) : shape.workspace_bytes<float>(rows);
+      });
+  m.def("decoder_stack",
+        [](bool half, const paceline::StackShape& shape, Address layers, Address embedding, Address final_norm,
+           Address cos, Address sin, Address tokens, Address positions, Address kv_slots, int64_t rows,
+           Address k_cache, Address v_cache, int64_t cache_slots, Address block_tables, int64_t table_width,
+           Address query_offsets, Address context_lens, int64_t requests, int64_t block_tokens, Address tree_mask,
+           int64_t tree_width, Address workspace, Address out, int threads) {
+          PageTable pages{at<const int32_t>(block_tables), at<const int32_t>(context_lens), requests, table_width,
+                          block_tokens, cache_slots};
+          by_dtype(half, [&](auto* tag) {
+            using T = STORAGE(tag);
+            paceline::StackWeights<T> weights{at<const paceline::StackLayer<T>>(layers), at<const T>(embedding),
+                                              at<const T>(final_norm), at<const float>(cos), at<const float>(sin)};
+            paceline::StackStep<T> step{rows, at<const int64_t>(tokens), at<const int64_t>(positions),
+                                        at<const int64_t>(kv_slots), at<T>(k_cache), at<T>(v_cache), pages,
+                                        at<const int32_t>(query_offsets), at<const uint8_t>(tree_mask), tree_width};
+            paceline::decoder_stack(shape, weights, step, at<void>(workspace), at<T>(out), threads);
+          });
+        });
   m.def("exp_array", &map<paceline::exp_array>);
   m.def("log_array", &map<paceline::log_array>);
   m.def("log1m_array", &map<paceline::log1m_array>);

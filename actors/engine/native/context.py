@@ -16,21 +16,24 @@ from models.config import ModelConfig
 
 
 class KVCache:
-    """Keys and values per layer, [slots, Hkv, D], slots = blocks * block_tokens, in the model's dtype."""
+    """Keys and values per layer, [slots, Hkv, D], slots = blocks * block_tokens, in the model's dtype.
+
+    `all_keys` and `all_values` are those of all layers, [layers, slots, Hkv, D].
+    """
 
     def __init__(self, config: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtype, device: str) -> None:
         self.block_tokens = block_tokens
         shape = (config.num_layers, blocks * block_tokens, config.num_kv_heads, config.head_dim)
-        self._keys, self._values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
-        self.keys, self.values = list(self._keys.unbind(0)), list(self._values.unbind(0))
+        self.all_keys, self.all_values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
+        self.keys, self.values = list(self.all_keys.unbind(0)), list(self.all_values.unbind(0))
 
     @property
     def size_bytes(self) -> int:
-        return 2 * self._keys.numel() * self._keys.element_size()
+        return 2 * self.all_keys.numel() * self.all_keys.element_size()
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy whole blocks, every layer; int64 [N] each. All sources are read before any target is written."""
-        for cache in (self._keys, self._values):
+        for cache in (self.all_keys, self.all_values):
             blocks = cache.view(cache.shape[0], -1, self.block_tokens, *cache.shape[2:])
             blocks[:, target] = blocks[:, source]
 

@@ -25,7 +25,7 @@ class OneDNNProjection(nn.Module):
 
     def pack(self) -> None:
         self._blocked = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
-        if self.weight.numel() <= SMALL_PRODUCT:
+        if self.weight.numel() <= SMALL_PRODUCT or ops.is_packed(self.weight):
             ops.prepack(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:

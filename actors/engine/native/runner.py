@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from actors.engine.native import sampler
 from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.context import CachedContext, KVCache
+from actors.engine.native.fused import FusedForward
 from actors.engine.native.packed_weights import pack_weights
 from actors.engine.native.scheduler import StepPlan
 from actors.engine.native.slots import SlotTable
@@ -50,7 +51,9 @@ class ModelRunner:
         self._arange = np.arange(max_rows + 1)
         self._offsets = np.arange(max_rows + 1, dtype=np.int32)
         self._cache: KVCache | None = None
-        self.weights_changed()
+        pack_weights(model)
+        self._fused_rows = FusedForward.most_rows(model)
+        self._fused = FusedForward(model) if self._fused_rows >= 1 else None
         self.wake()
 
     def wake(self) -> None:
@@ -68,6 +71,8 @@ class ModelRunner:
     def weights_changed(self) -> None:
         """The model's parameters were written in place: pack them again for the CPU's matrix kernels."""
         pack_weights(self.model)
+        if self._fused is not None:
+            self._fused.weights_changed()
 
     def run(self, plan: StepPlan, draft_counts: Int64Array | None) -> Draws:
         """Compute the plan's rows, and behind them draft_counts[i] drafted tokens, which the caller has put into the
@@ -135,7 +140,8 @@ class ModelRunner:
             int(rows.max()),
             max_context,
         )
-        hidden = self.model(step["tokens"], context)
+        forward = self._fused if self._fused is not None and total <= self._fused_rows else self.model
+        hidden = forward(step["tokens"], context)
         count = len(sample_slots)
         if not count:
             nothing = np.zeros((0, 1), np.float32)

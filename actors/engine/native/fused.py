@@ -1,0 +1,80 @@
+"""A Transformer's weights as one `ops.DecoderStack`. Owns which models, and which steps, go through it.
+
+Both it and the modules compute the same numbers with the same kernels; the stack spares a step some twenty calls a
+layer from Python. Only in fast bfloat16 the modules' larger products are oneDNN's (`packed_weights`): there the stack
+takes the steps that are small enough for the calls to weigh more than the products.
+"""
+
+from torch import Tensor
+
+from actors.engine.native.context import CachedContext
+from actors.engine.native.packed_weights import OneDNNProjection
+from models import ops
+from models.transformer import Block, Transformer
+
+# Fast bfloat16: rows x weights of a block above which oneDNN's products save more than the calls cost (measured).
+SMALL_STEP = 6 << 20
+
+
+class FusedForward:
+    """`model(tokens, context)` as one native call, for inference on CPU. Build it after `pack_weights`."""
+
+    def __init__(self, model: Transformer) -> None:
+        config = model.config
+        angles = model.rope.table(model.embed_tokens.weight.device)
+        blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self.stack = ops.DecoderStack(
+            [_layer(block) for block in blocks],
+            model.embed_tokens.weight,
+            model.norm.weight,
+            angles.cos,
+            angles.sin,
+            query_heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            eps=config.rms_norm_eps,
+        )
+
+    @staticmethod
+    def most_rows(model: Transformer) -> float:
+        """Rows up to which the stack is the faster way; 0 where there is none: not ours, not on CPU, no kernels."""
+        weight = model.embed_tokens.weight
+        if type(model) is not Transformer or not ops.DecoderStack.supports(weight, model.config.head_dim):
+            return 0
+        if not any(isinstance(module, OneDNNProjection) for module in model.modules()):
+            return float("inf")
+        return SMALL_STEP // sum(parameter.numel() for parameter in model.blocks[0].parameters())
+
+    def weights_changed(self) -> None:
+        self.stack.refresh()
+
+    def __call__(self, tokens: Tensor, context: CachedContext) -> Tensor:
+        """tokens int64 [T] -> hidden states after the final norm [T, H]; the rows' K/V enter the cache."""
+        cache = context.cache
+        return self.stack(
+            tokens,
+            context.positions,
+            context.kv_slots,
+            cache.all_keys,
+            cache.all_values,
+            context.block_tables,
+            context.query_offsets,
+            context.context_lens,
+            cache.block_tokens,
+        )
+
+
+def _layer(block: Block) -> ops.StackLayer:
+    return ops.StackLayer(
+        input_norm=block.input_norm.weight,
+        qkv=block.qkv_proj.weight,
+        qkv_bias=block.qkv_proj.bias,
+        q_norm=None if block.q_norm is None else block.q_norm.weight,
+        k_norm=None if block.k_norm is None else block.k_norm.weight,
+        o=block.o_proj.weight,
+        o_bias=block.o_proj.bias,
+        mlp_norm=block.mlp_norm.weight,
+        gate_up=block.gate_up_proj.weight,
+        gate_up_bias=block.gate_up_proj.bias,
+        down=block.down_proj.weight,
+        down_bias=block.down_proj.bias,
+    )

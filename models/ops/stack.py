@@ -1,0 +1,226 @@
+"""Every decoder block of an inference step in one native call. Owns the addresses of the weights and the workspace.
+
+The kernels are those of the separate operations, so hidden states are bitwise those of a module that calls
+`ops.linear`, `ops.split_qkv`, `ops.paged_attention` ... in turn with prepacked weights. Never differentiable.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from models.ops.matmul import panels_of, prepack, version_of
+from models.ops.native import kernels, takes
+
+_LANES = 8
+_PACKED = ("qkv", "o", "gate_up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """One block's weights: products [N, K] as in nn.Linear, biases [N], norms [H] (q_norm, k_norm: [D]).
+
+    The order of the fields is that of the kernel's `StackLayer` (native/kernels.h).
+    """
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+    def named(self) -> dict[str, Tensor]:
+        """Weights that are there."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class DecoderStack:
+    """Embedding, blocks and final norm of a Llama-like transformer over a paged cache.
+
+    embedding [V, H]; cos, sin float32 [P, D/2], the angles of every position. Weights may be changed in place: the
+    packed ones are noticed by their version counters; where these do not count (`.data`, under inference_mode),
+    `prepack` them again.
+    Raises ValueError where the weights do not fit together or the kernel does not take them (ask `supports` first).
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[StackLayer],
+        embedding: Tensor,
+        final_norm: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        query_heads: int,
+        kv_heads: int,
+        eps: float,
+    ) -> None:
+        (vocab, hidden), (positions, half) = embedding.shape, cos.shape
+        if not layers or not self.supports(embedding, 2 * half):
+            raise ValueError("the stack needs the native kernels, plain float32 or bfloat16 CPU weights, D % 8 == 0")
+        head_dim, intermediate = 2 * half, layers[0].down.shape[1]
+        qkv_width, q_width = (query_heads + 2 * kv_heads) * head_dim, query_heads * head_dim
+        shapes = {
+            "input_norm": (hidden,),
+            "qkv": (qkv_width, hidden),
+            "qkv_bias": (qkv_width,),
+            "q_norm": (head_dim,),
+            "k_norm": (head_dim,),
+            "o": (hidden, q_width),
+            "o_bias": (hidden,),
+            "mlp_norm": (hidden,),
+            "gate_up": (2 * intermediate, hidden),
+            "gate_up_bias": (2 * intermediate,),
+            "down": (hidden, intermediate),
+            "down_bias": (hidden,),
+        }
+        for number, layer in enumerate(layers):
+            for name, weight in layer.named().items():
+                _check(f"layer {number} {name}", weight, shapes[name], embedding.dtype)
+        _check("embedding", embedding, (vocab, hidden), embedding.dtype)
+        _check("final norm", final_norm, (hidden,), embedding.dtype)
+        for angles in (cos, sin):
+            _check("angles", angles, (positions, half), torch.float32)
+        self._layers = list(layers)
+        self._packed = [getattr(layer, name) for layer in layers for name in _PACKED]
+        # Views of the same memory keep it alive, should a parameter be given other storage.
+        self._owners = [weight.detach() for layer in layers for weight in layer.named().values()]
+        self._embedding, self._final_norm = embedding.detach(), final_norm.detach()
+        self._cos, self._sin = cos, sin
+        self._half, self._hidden = embedding.dtype is torch.bfloat16, hidden
+        self._cache_shape = (len(layers), kv_heads, head_dim)
+        self._shape = kernels.StackShape(  # type: ignore[union-attr]
+            layers=len(layers),
+            hidden=hidden,
+            query_heads=query_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate=intermediate,
+            vocab=vocab,
+            positions=positions,
+            eps=eps,
+            scale=head_dim**-0.5,
+        )
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._workspace_rows = 0
+        self.refresh()
+
+    @staticmethod
+    def supports(weight: Tensor, head_dim: int) -> bool:
+        """Whether there is a kernel for weights like this one (an extension built before it existed has none)."""
+        return takes(weight) and head_dim % _LANES == 0 and hasattr(kernels, "decoder_stack")
+
+    def refresh(self) -> None:
+        """The weights were written, and perhaps `prepack`ed: pack those whose panels are not of their version."""
+        for weight in self._packed:
+            if panels_of(weight) is None:
+                prepack(weight)
+        self._versions = [version_of(weight) for weight in self._packed]
+        self._panels = [panels_of(weight) for weight in self._packed]
+        self._addresses = torch.tensor([self._row(layer) for layer in self._layers], dtype=torch.int64)
+
+    def reserve(self, rows: int) -> None:
+        """Make the workspace large enough for this many rows; later steps of as many allocate only their result."""
+        if rows > self._workspace_rows:
+            self._workspace = torch.empty(self._shape.workspace_bytes(self._half, rows), dtype=torch.uint8)
+            self._workspace_rows = rows
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv_slots: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        query_offsets: Tensor,
+        context_lens: Tensor,
+        block_tokens: int,
+        *,
+        tree_mask: Tensor | None = None,
+    ) -> Tensor:
+        """tokens, positions, kv_slots int64 [T]; caches [layers, slots, Hkv, D]; the rest as in `ops.paged_attention`.
+
+        Writes the rows' keys and values to their slots, which are distinct. Returns hidden states after the final norm
+        [T, H]. Raises IndexError for a token, position, slot or block outside its table, ValueError for shapes and
+        lengths that do not fit together.
+        """
+        if [version_of(weight) for weight in self._packed] != self._versions:
+            self.refresh()
+        rows, requests = tokens.shape[0], context_lens.shape[0]
+        layers, kv_heads, head_dim = self._cache_shape
+        if not tokens.shape == positions.shape == kv_slots.shape == (rows,):
+            raise ValueError(f"tokens, positions and kv_slots must be [{rows}]")
+        if k_cache.shape != v_cache.shape or k_cache.shape != (layers, k_cache.shape[1], kv_heads, head_dim):
+            raise ValueError(f"caches must be [{layers}, slots, {kv_heads}, {head_dim}], got {tuple(k_cache.shape)}")
+        if query_offsets.shape != (requests + 1,) or block_tables.shape[0] != requests:
+            raise ValueError("context_lens [B], query_offsets [B + 1] and block_tables [B, M] disagree about B")
+        if not takes(self._embedding, k_cache, v_cache) or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+            raise ValueError("caches must be contiguous CPU tensors of the weights' dtype")
+        tokens, positions, kv_slots = (x.to(torch.int64).contiguous() for x in (tokens, positions, kv_slots))
+        block_tables, query_offsets, context_lens = (
+            x.to(torch.int32).contiguous() for x in (block_tables, query_offsets, context_lens)
+        )
+        mask_address = mask_width = 0
+        if tree_mask is not None:
+            if tree_mask.shape[0] != rows:
+                raise ValueError(f"tree_mask has {tree_mask.shape[0]} rows for {rows} query rows")
+            tree_mask = tree_mask.to(torch.uint8).contiguous()
+            mask_address, mask_width = tree_mask.data_ptr(), tree_mask.shape[1]
+        self.reserve(rows)
+        out = self._embedding.new_empty((rows, self._hidden))
+        kernels.decoder_stack(  # type: ignore[union-attr]
+            self._half,
+            self._shape,
+            self._addresses.data_ptr(),
+            self._embedding.data_ptr(),
+            self._final_norm.data_ptr(),
+            self._cos.data_ptr(),
+            self._sin.data_ptr(),
+            tokens.data_ptr(),
+            positions.data_ptr(),
+            kv_slots.data_ptr(),
+            rows,
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            k_cache.shape[1],
+            block_tables.data_ptr(),
+            block_tables.shape[1],
+            query_offsets.data_ptr(),
+            context_lens.data_ptr(),
+            requests,
+            block_tokens,
+            mask_address,
+            mask_width,
+            self._workspace.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def _row(self, layer: StackLayer) -> list[int]:
+        """The kernel's StackLayer: an address per field, 0 where there is no weight."""
+        row = []
+        for field in fields(layer):
+            weight = getattr(layer, field.name)
+            source = panels_of(weight) if field.name in _PACKED else weight
+            row.append(0 if source is None else source.data_ptr())
+        return row
+
+
+def _check(name: str, weight: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    plain = takes(weight) and weight.is_contiguous()
+    if not plain or weight.shape != shape or weight.dtype is not dtype:
+        raise ValueError(
+            f"{name}: needs a contiguous CPU tensor {list(shape)} of {dtype}, got {list(weight.shape)} of "
+            f"{weight.dtype} on {weight.device}"
+        )
