@@ -12,7 +12,8 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
     eval: Annotated[str | None, Field(description="held-out prompts in any of the same forms")] = None
     train_split: Annotated[str | None, Field(description="split of a dataset directory; default: train")] = None
     eval_split: Annotated[
-        str | None, Field(description="split of a dataset directory; default: the first of test, validation, dev, eval")
+        str | None,
+        Field(description="split of a directory; default: the first of test, validation, valid, val, dev, eval"),
     ] = None
     prompt_field: Annotated[str, Field(description="record field with the text, or with a list of messages")] = "prompt"
     answer_field: Annotated[str, Field(description="record field handed to the reward")] = "answer"

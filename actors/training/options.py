@@ -23,6 +23,17 @@ class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
 
 
+class WarmupOptimizerOptions(OptimizerOptions, frozen=True, extra="forbid"):
+    """Optimizer and learning-rate schedule of the warm start."""
+
+    lr: Annotated[float, Field(gt=0, description="peak; for fresh weights, pretrained ones want about 1e-5")] = 3e-3
+    warmup_steps: Annotated[int, Field(ge=0, description="linear warm-up, optimizer steps")] = 40
+    schedule: Annotated[
+        Literal["constant", "linear", "linear_half"],
+        Field(description="after warm-up: constant; linear to 0; constant to half time, then linear to 0"),
+    ] = "linear_half"
+
+
 class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
     """The learner group."""
 
@@ -48,4 +59,4 @@ class WarmupOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "checkpoint"
     steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 1000
     batch_size: Annotated[int, Field(ge=1, description="demonstrations per optimizer step")] = 16
-    optimizer: OptimizerOptions = OptimizerOptions(lr=3e-3, warmup_steps=40, schedule="linear_half")
+    optimizer: WarmupOptimizerOptions = WarmupOptimizerOptions()

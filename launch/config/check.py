@@ -95,6 +95,31 @@ def _layout(c: Config) -> Iterator[Issue]:
     for key in ("rollout_resource", "learner_resource"):
         if getattr(c.cluster, key) is not None and c.cluster.layout != "disaggregated":
             yield Issue(f"cluster.{key}", "is only used with cluster.layout=disaggregated")
+    if c.cluster.layout == "colocated":
+        yield from _colocated(c)
+
+
+def _colocated(c: Config) -> Iterator[Issue]:
+    """What actors.placement needs to pair each learner rank with a rollout worker's GPU."""
+    worker, learner = c.cluster.gpus_per_worker, c.cluster.gpus_per_learner
+    if worker < 1 or worker != int(worker):
+        yield Issue(
+            "cluster.gpus_per_worker",
+            f"{worker:g}, but colocated workers use whole GPUs (and share each with a learner rank)",
+            remedy="set it to 1",
+        )
+    elif c.learner.ranks > c.rollout.workers * worker:
+        yield Issue(
+            "learner.ranks",
+            f"{c.learner.ranks} ranks do not fit on the GPUs of {c.rollout.workers} rollout workers",
+            remedy="lower it, or raise rollout.workers",
+        )
+    if learner != 1:
+        yield Issue(
+            "cluster.gpus_per_learner",
+            f"{learner:g}, but a colocated learner rank belongs to one GPU (and shares it with a rollout worker)",
+            remedy="set it to 1",
+        )
 
 
 def _packages(c: Config) -> Iterator[Issue]:

@@ -34,6 +34,9 @@ Write = Callable[..., Path]
             "model.batch_invariant",
         ),
         (["cluster.rollout_resource=spot"], "cluster.rollout_resource"),
+        (["cluster.layout=colocated", "cluster.gpus_per_worker=0.5"], "cluster.gpus_per_worker"),
+        (["cluster.layout=colocated", "cluster.gpus_per_learner=0.5"], "cluster.gpus_per_learner"),
+        (["cluster.layout=colocated", "learner.ranks=2"], "learner.ranks"),
     ],
 )
 def test_contradictions(write_config: Write, overrides: list[str], key: str) -> None:

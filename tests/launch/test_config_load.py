@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.placement import plan
 from launch.config import Config, ConfigError, Issue, load_config
 from launch.config.document import dump, parse_value
 from launch.config.show import resolved_lines, to_yaml
@@ -198,5 +199,8 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[str(p.relative_to(p.parents[2])) for p in EXAMPLES])
-def test_every_example_parses(path: Path) -> None:
-    assert load_config(path).config.run.name
+def test_every_example_parses_and_can_be_placed(path: Path) -> None:
+    config = load_config(path).config
+    workers, ranks = config.rollout.workers, config.learner.ranks
+    placed = plan(config.cluster, workers=workers, ranks=ranks, available_cpus=2)
+    assert (len(placed.workers), len(placed.learners)) == (workers, ranks)
