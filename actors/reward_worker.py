@@ -26,6 +26,9 @@ from actors.rewards.options import RewardOptions
 
 _GRACE_S = 10.0  # per term and for the call: a grader that keeps its own deadlines is never killed for them
 _CLOSE_TIMEOUT_S = 5.0
+_SPAN_GAP_S = 0.3  # gradings of one worker closer than this (a tick of the driver) are one span of the timeline
+
+SpanSink = Callable[[str, str, float, float], None]  # (actor, kind, start_s, end_s), seconds since the epoch
 
 
 class RewardFailuresError(RuntimeError):
@@ -58,13 +61,15 @@ class RewardWorker:
         return True
 
     @ray.method
-    def grade(self, item: GradeItem) -> Grade:
+    def grade(self, item: GradeItem) -> "TimedGrade":
         """What the grader says; an exception becomes `Grade.error`, worth 0."""
         assert self._grader is not None, "call ready() first"
+        start_s = time.time()
         try:
-            return self._grader.grade(item)
+            grade = self._grader.grade(item)
         except Exception as error:
-            return Grade(0.0, error=f"{type(error).__name__}: {error}")
+            grade = Grade(0.0, error=f"{type(error).__name__}: {error}")
+        return TimedGrade(grade, start_s, time.time())
 
     @ray.method
     def close(self) -> None:
@@ -72,11 +77,20 @@ class RewardWorker:
             self._grader.close()
 
 
+@dataclass(frozen=True, slots=True)
+class TimedGrade:
+    """A grade and when it was made, by the worker's time.time()."""
+
+    grade: Grade
+    start_s: float
+    end_s: float
+
+
 @dataclass(slots=True, eq=False)
 class _Sent:
     key: int
     step: int  # which begin it belongs to; answers of another step are dropped
-    answer: "ray.ObjectRef[Grade]"
+    answer: "ray.ObjectRef[TimedGrade]"
 
 
 @dataclass(slots=True, eq=False)
@@ -101,17 +115,23 @@ class RewardPool:
         actor_options: dict[str, Any] | None = None,
         start_timeout_s: float = 120.0,
         on_event: Callable[[str, str], None] = lambda kind, message: None,
+        on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Starts the workers without waiting for them. `factory`: another grader than `actors.rewards.build`'s.
-        `on_event(kind, message)`: reward_failed, reward_worker_replaced."""
+        `on_event(kind, message)`: reward_failed, reward_worker_replaced. `on_span("reward-0", "grade", ...)`: one call
+        per stretch of gradings, lost ones included; what is open is written by `drain`."""
         self._options = options
         self._factory = factory or partial(build, options)
         self._actor_options = {"num_cpus": 0, **(actor_options or {})}
         self._start_timeout_s = start_timeout_s
         self._deadline_s = sum(term.timeout_s for term in options.terms) + _GRACE_S * (len(options.terms) + 1)
         self._on_event = on_event
+        self._on_span = on_span
         self._clock = clock
+        self._wall = wall
+        self._spans: dict[int, tuple[float, float]] = {}  # open ones, by worker
         self._step = 0
         self._pending: deque[tuple[int, GradeItem]] = deque()
         self._grades: dict[int, Grade] = {}
@@ -121,6 +141,7 @@ class RewardPool:
     def begin(self) -> None:
         """Forget grades and failures, and what is not graded yet: it belongs to a step that was given up."""
         self._step += 1
+        self._end_spans()
         self._pending.clear()
         self._grades.clear()
         self._failures.clear()
@@ -140,6 +161,7 @@ class RewardPool:
         deadline. Raises as `poll`."""
         while self._pending or any(worker.sent for worker in self._workers):
             self._collect(0.25)
+        self._end_spans()
         grades, self._grades = self._grades, {}
         return grades
 
@@ -150,9 +172,10 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers and their graders' child processes."""
-        closing = [worker.handle.close.remote() for worker in self._workers]
-        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
+        """End the workers and their graders' child processes. Twice is fine."""
+        self._end_spans()
+        if closing := [worker.handle.close.remote() for worker in self._workers]:
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
         for worker in self._workers:
             _kill(worker)
         self._workers.clear()
@@ -187,7 +210,9 @@ class RewardPool:
         else:
             assert worker.sent is not None
             sent, worker.sent = worker.sent, None
-            self._record(sent, cast(Grade, answer))
+            timed = cast(TimedGrade, answer)
+            self._span(index, timed.start_s, timed.end_s)
+            self._record(sent, timed.grade)
 
     def _give_up(self, index: int, reason: str) -> None:
         """Replace the worker; the item that it was grading fails."""
@@ -196,8 +221,23 @@ class RewardPool:
             raise RewardWorkerStartError(f"reward worker {index} does not start: {reason}")
         _kill(worker)
         self._workers[index] = self._start()
+        now_s = self._wall()
+        self._span(index, now_s - (self._clock() - worker.since_s), now_s)
         self._on_event("reward_worker_replaced", f"reward worker {index}: {reason}")
         self._record(worker.sent, Grade(0.0, error=f"the reward worker was lost while grading it: {reason}"))
+
+    def _span(self, index: int, start_s: float, end_s: float) -> None:
+        """A worker graded; joined with what it did just before, so that a step has few spans and not one per item."""
+        begun_s, until_s = self._spans.get(index, (start_s, start_s))
+        if start_s - until_s > _SPAN_GAP_S:
+            self._on_span(f"reward-{index}", "grade", begun_s, until_s)
+            begun_s = start_s
+        self._spans[index] = begun_s, max(until_s, end_s)
+
+    def _end_spans(self) -> None:
+        for index, (start_s, end_s) in self._spans.items():
+            self._on_span(f"reward-{index}", "grade", start_s, end_s)
+        self._spans.clear()
 
     def _record(self, sent: _Sent, grade: Grade) -> None:
         if sent.step != self._step:

@@ -1,5 +1,5 @@
-"""Do sampler and learner agree on the log-probs of the sampled tokens? If not, the run stops and names the worker: wrong
-weights or wrong numerics show here first, long before they show in the reward.
+"""Do sampler and learner agree on the log-probs of the sampled tokens? If not, the run stops and names the worker:
+wrong weights or wrong numerics show here first, long before they show in the reward.
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,7 @@
 
 import os
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -95,3 +96,36 @@ def test_grader_that_cannot_be_built_is_an_error_with_its_reason() -> None:
         pool.submit(0, item("1"))
         with pytest.raises(RewardWorkerStartError, match="no such function: tasks:reward"):
             pool.drain()
+
+
+def test_a_step_of_gradings_is_one_span_per_worker() -> None:
+    spans: list[tuple[str, str, float, float]] = []
+    begin_s = time.time()
+    with RewardPool(quick(workers=2), factory=Moody, on_span=lambda *span: spans.append(span)) as pool:
+        for step in (1, 2):
+            pool.begin()
+            for key in range(30):
+                pool.submit(key, item("1"))
+            pool.drain()
+            assert sorted(worker for worker, *_ in spans) == sorted(["reward-0", "reward-1"] * step)
+        pool.begin()
+        pool.submit(0, item("die"))
+        pool.drain()
+    pool.close()  # twice is fine
+    assert len(spans) == 5  # a lost grading is on the timeline too
+    assert all(kind == "grade" and begin_s <= start <= end <= time.time() for _, kind, start, end in spans)
+    by_worker = [[s for s in spans if s[0] == name] for name in ("reward-0", "reward-1")]
+    assert all(a[3] <= b[2] for mine in by_worker for a, b in pairwise(mine))
+
+
+def test_gradings_far_apart_are_two_spans() -> None:
+    spans: list[tuple[float, float]] = []
+    with RewardPool(quick(), factory=Moody, on_span=lambda _w, _k, start, end: spans.append((start, end))) as pool:
+        pool.begin()
+        for key in range(2):
+            pool.submit(key, item("1"))
+            while pool._workers[0].sent is not None or pool._pending:
+                pool.poll()
+            time.sleep(0.5)
+        pool.drain()
+    assert len(spans) == 2
