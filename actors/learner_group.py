@@ -25,6 +25,7 @@ from policies.options import ObjectiveOptions
 
 GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0
+_STARTING = frozenset({"start", "rendezvous"})
 
 
 class LearnerGroup:
@@ -179,7 +180,8 @@ class LearnerGroup:
         if failures:
             index, error = min(failures.items())
             return self._lost(index, name, str(error))
-        return self._lost(silent[0], name, f"no answer in {timeout_s:g} s (learner.timeout_s)")
+        key = "cluster.start_timeout_s" if name in _STARTING else "learner.timeout_s"
+        return self._lost(silent[0], name, f"no answer in {timeout_s:g} s ({key})")
 
     def _lost(self, index: int, name: str, reason: str) -> LearnerLostError:
         place = self._places[index]

@@ -96,7 +96,14 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
             observer.event("data", f"data.{split}: {loaded.report.summary()}")
     with ExitStack() as stack:
         placement: Placement = stack.enter_context(place(config))
-        rewards = stack.enter_context(RewardPool(config.reward, on_event=observer.event))
+        rewards = stack.enter_context(
+            RewardPool(
+                config.reward,
+                start_timeout_s=config.cluster.start_timeout_s,
+                on_event=observer.event,
+                on_span=partial(_record_span, observer),
+            )
+        )
         learner = stack.enter_context(
             LearnerGroup(
                 model,
@@ -105,6 +112,7 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
                 temperature=config.rollout.sampling.temperature,
                 seed=config.run.seed,
                 actor_options=placement.learner_options,
+                start_timeout_s=config.cluster.start_timeout_s,
             )
         )
         dispatcher = RolloutDispatcher(

@@ -55,6 +55,7 @@ def warm_start(
             init=options.init,
             seed=config.run.seed,
             actor_options=placement.learner_options,
+            start_timeout_s=config.cluster.start_timeout_s,
         ) as learner,
     ):
         learner.begin(options.optimizer, options.steps)
@@ -82,7 +83,8 @@ def fingerprint(config: Config) -> str:
     digest.update(config.warmup.model_dump_json().encode())
     digest.update(config.model.model_dump_json().encode())
     digest.update(config.data.model_dump_json(exclude={"train", "eval"}).encode())
-    digest.update(f"{config.run.seed} {config.learner.packing} {config.learner.micro_batch_tokens}".encode())
+    learner = config.learner
+    digest.update(f"{config.run.seed} {learner.packing} {learner.micro_batch_tokens} {learner.autocast_bf16}".encode())
     folders = {Path(config.model.path), Path(tokenizer_dir(config))}
     files = sorted(file for folder in folders for file in folder.iterdir() if file.is_file())
     data = Path(config.warmup.data)
