@@ -32,6 +32,12 @@ def _objective(c: Config) -> Iterator[Issue]:
 
 def _rollout(c: Config) -> Iterator[Issue]:
     r, e = c.rollout, c.rollout.engine
+    if r.sampling.temperature == 0:
+        yield Issue(
+            "rollout.sampling.temperature",
+            "0 draws equal responses, which teach nothing",
+            remedy="set it above 0; evaluations have eval.temperature",
+        )
     if r.prompts_per_step * r.rollouts_per_prompt < c.learner.mini_batches:
         yield Issue(
             "learner.mini_batches",
@@ -56,6 +62,9 @@ def _reward(c: Config) -> Iterator[Issue]:
             if term.kind == kind and value is None:
                 yield Issue(f"{key}.{name}", f"required for kind {kind}")
             if term.kind != kind and value is not None:
+                yield Issue(f"{key}.{name}", f"only kind {kind} uses it, this term is {term.kind}")
+        for kind, name in (("math", "fallback"), ("code", "memory_mb")):
+            if term.kind != kind and getattr(term, name) != type(term).model_fields[name].default:
                 yield Issue(f"{key}.{name}", f"only kind {kind} uses it, this term is {term.kind}")
         if term.pattern is not None:
             try:
@@ -92,6 +101,12 @@ def _layout(c: Config) -> Iterator[Issue]:
             yield Issue(key, "cuda, but cluster.layout is embedded (CPU only)", remedy="set cluster.layout=colocated")
         if c.model.batch_invariant and device == "cuda":
             yield Issue("model.batch_invariant", f"holds on CPU only, and {key} is cuda", remedy="leave it unset")
+    if not embedded and c.rollout.engine.backend == "native" and c.cluster.gpus_per_worker > 1:
+        yield Issue(
+            "cluster.gpus_per_worker",
+            f"{c.cluster.gpus_per_worker:g}, but the native engine uses one GPU: the others would idle",
+            remedy="set it to 1 and raise rollout.workers",
+        )
     for key in ("rollout_resource", "learner_resource"):
         if getattr(c.cluster, key) is not None and c.cluster.layout != "disaggregated":
             yield Issue(f"cluster.{key}", "is only used with cluster.layout=disaggregated")
