@@ -8,6 +8,7 @@ from actors.engine.types import FinishReason
 from actors.training.types import StepResult, TrainSequence
 from launch.agreement import check_agreement
 from launch.collect import Round
+from launch.errors import PacelineError
 from launch.job import Job
 from launch.observe import Span, StepRecord
 from launch.requests import Pick, build_requests
@@ -15,8 +16,16 @@ from policies.advantages import group_advantages
 from policies.options import ObjectiveOptions
 
 
-def rl_step(job: Job) -> StepRecord:
-    """Do the next RL step, and leave its weights on every worker. Raises Interrupted only before the weights change."""
+class NoRolloutsError(PacelineError):
+    """Not one response of an RL step could be graded: going on would learn nothing, and say nothing."""
+
+
+def rl_step(job: Job) -> None:
+    """Do the next RL step, record it, and leave its weights on every worker.
+
+    Raises Interrupted only before the weights change; NoRolloutsError, DisagreementError, and what the workers, the
+    reward pool and the learner raise.
+    """
     config, start_s = job.config, time.monotonic()
     rollout = config.rollout
     picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(rollout.prompts_per_step)]
@@ -25,6 +34,7 @@ def rl_step(job: Job) -> StepRecord:
         picks, rollout.rollouts_per_prompt, job.sampling, seed=config.run.seed, expected_tokens=expected
     )
     collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout")
+    require_some(collected, job.steps_done + 1)
     for group in collected.groups:
         if group.members:
             lengths = [member.rollout.tokens.size for member in group.members]
@@ -39,20 +49,38 @@ def rl_step(job: Job) -> StepRecord:
     job.observer.progress("publish")
     job.steps_done += 1
     job.boundary = job.state_dict()
-    job.publish()
-    end_s = time.monotonic()
-    job.observer.samples(job.steps_done, [m.sample(group.pick) for group in collected.groups for m in group.members])
-    return StepRecord(
-        step=job.steps_done,
-        metrics=rollout_metrics(collected) | group_metrics | result.metrics,
-        seconds={
-            "rollout": collected.rollout_s,
-            "reward_wait": collected.reward_wait_s,
-            "learn": publish_s - learn_s,
-            "publish": end_s - publish_s,
-            "step": end_s - start_s,
-        },
-        lengths=[member.rollout.tokens.size for member in collected.members],
+    try:
+        job.publish()
+    finally:  # the step is complete without it: whoever resumes from here finds its record
+        end_s = time.monotonic()
+        responses = [m.sample(group.pick) for group in collected.groups for m in group.members]
+        job.observer.samples(job.steps_done, responses)
+        job.observer.step(
+            StepRecord(
+                step=job.steps_done,
+                metrics=rollout_metrics(collected) | group_metrics | result.metrics,
+                seconds={
+                    "rollout": collected.rollout_s,
+                    "reward_wait": collected.reward_wait_s,
+                    "learn": publish_s - learn_s,
+                    "publish": end_s - publish_s,
+                    "step": end_s - start_s,
+                },
+                lengths=[member.rollout.tokens.size for member in collected.members],
+            )
+        )
+
+
+def require_some(collected: Round, step: int) -> None:
+    """Raise NoRolloutsError if nothing was graded, with the first reason."""
+    if any(group.graded for group in collected.groups):
+        return
+    lost = [f"rollout {failure.request_id}: {failure.reason}" for failure in collected.stats.failed]
+    ungraded = [f"rollout {m.rollout.request_id}: {m.grade.error}" for m in collected.members]
+    first = [*lost, *ungraded][0]
+    raise NoRolloutsError(
+        f"step {step}: none of {collected.stats.requests} rollouts could be sampled and graded ({first})",
+        remedy="all reasons are in events.jsonl; prompts longer than the engine takes: lower data.max_prompt_tokens",
     )
 
 

@@ -1,6 +1,40 @@
-"""The folder of a run on disk. A new run never overwrites an older one of the same name."""
+"""The folder of a run on disk. A new run never overwrites an older one of the same name, and no two write to one."""
 
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from launch.errors import PacelineError
+
+
+class RunInUseError(PacelineError):
+    """Another process writes to this run's folder."""
+
+
+@contextmanager
+def claim(run_dir: Path) -> Iterator[None]:
+    """Hold `run_dir` for this process, by a lock file beside it that the kernel releases however the process ends.
+
+    Raises RunInUseError if another process holds it.
+    """
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    path = run_dir.with_name(f".{run_dir.name}.lock")
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise RunInUseError(
+                f"{run_dir} is in use by {file.read().strip() or 'another process'}",
+                remedy="wait for that run or stop it; another run at the same time needs another run.name",
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
 
 
 def set_aside(run_dir: Path) -> Path | None:

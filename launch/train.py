@@ -1,8 +1,9 @@
 """The training loop, on a page: warm start, RL steps, evaluations, checkpoints, export, report."""
 
+from contextlib import suppress
 from pathlib import Path
 
-from actors.training.checkpoint import LEARNER_DIR, latest_checkpoint, read_state, write_checkpoint
+from actors.training.checkpoint import LEARNER_DIR, CheckpointError, latest_checkpoint, read_state, write_checkpoint
 from actors.training.errors import LearnerLostError
 from launch.config import Config
 from launch.errors import PacelineError, as_expected
@@ -13,7 +14,7 @@ from launch.observe import Observer
 from launch.ray_session import ray_session
 from launch.report import write_report
 from launch.rl_step import rl_step
-from launch.run_folder import set_aside
+from launch.run_folder import claim, set_aside
 from launch.summary import print_summary
 from launch.warmup import warm_start
 
@@ -23,6 +24,14 @@ EXIT_INTERRUPTED = 130
 def train(config: Config, *, config_source: str, resume: bool) -> int:
     """Run to the end and return the exit code. `config_source`: the arguments that reproduce `config`."""
     run_dir = Path(config.run.dir) / config.run.name
+    with claim(run_dir):
+        code = _train(config, run_dir, config_source, resume)
+    if code == 0:
+        print_summary(run_dir, report=write_report(run_dir), model=run_dir / "model")
+    return code
+
+
+def _train(config: Config, run_dir: Path, config_source: str, resume: bool) -> int:
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is None:
         set_aside(run_dir)
@@ -31,22 +40,25 @@ def train(config: Config, *, config_source: str, resume: bool) -> int:
         interrupt_flag() as interrupt,
         Observer(run_dir, config, resume_from=read_state(checkpoint)["steps_done"] if checkpoint else None) as observer,
     ):
+        if resume and checkpoint is None:
+            observer.event("restart", f"no checkpoint in {run_dir}: starting from the beginning")
         try:
             with ray_session(address=config.cluster.address) as session:
                 if session.dashboard_url:
                     observer.event("dashboard", session.dashboard_url)
                 run(config, observer, interrupt, run_dir, checkpoint)
+            observer.event("finished", f"{config.run.steps} RL steps; model in {run_dir / 'model'}")
         except Interrupted as stop:
             observer.event("interrupted", f"{stop}: go on with: {resume_command}")
             return EXIT_INTERRUPTED
         except Exception as error:
             expected = as_expected(error)
-            observer.event("failed", str(error) or type(error).__name__)
+            with suppress(OSError):  # a full disk must not hide why
+                observer.event("failed", str(error) or type(error).__name__)
             if expected is None:
                 raise
             remedy = f"{expected.remedy}; then go on with: {resume_command}" if expected.remedy else resume_command
             raise PacelineError(expected.message, remedy=remedy) from error
-    print_summary(run_dir, report=write_report(run_dir), model=run_dir / "model")
     return 0
 
 
@@ -67,21 +79,25 @@ def run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path,
         job.publish()
         saved = job.steps_done
         try:
-            if job.steps_done == 0:
-                evaluate_job(job)
+            evaluate_if_due(job)  # before the first step, or what an interrupted run still owes
             while job.steps_done < config.run.steps:
                 interrupt.check()
-                observer.step(rl_step(job))
-                if due(job.steps_done, config.eval.every, config.run.steps):
-                    evaluate_job(job)
+                rl_step(job)
+                evaluate_if_due(job)
                 if due(job.steps_done, config.checkpoint.every, config.run.steps):
                     saved = save(job, run_dir)
         except BaseException as error:
-            intact = job.boundary is not None and not isinstance(error, LearnerLostError)
+            intact = job.boundary is not None and not isinstance(error, LearnerLostError | CheckpointError)
             if intact and job.steps_done > saved:
                 save(job, run_dir)
             raise
         job.learner.export(run_dir / "model")
+
+
+def evaluate_if_due(job: Job) -> None:
+    """Before the first step, every eval.every steps, after the last; nothing where it was done already."""
+    if job.steps_done == 0 or due(job.steps_done, job.config.eval.every, job.config.run.steps):
+        evaluate_job(job)
 
 
 def due(step: int, every: int, last: int) -> bool:

@@ -7,6 +7,7 @@ from a full disk nothing here stops it. Calls may come from any thread.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -158,10 +159,15 @@ class Observer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not (self._closed or self._ended):
-            name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.event(name, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-        self.close()
+        if error is None:
+            self.close()
+            return
+        with suppress(OSError):  # a full disk must not hide the error
+            if not (self._closed or self._ended):
+                name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                self.event(name, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        with suppress(OSError):
+            self.close()
 
     def _prepare(self, resume_from: int | None) -> None:
         metrics = self._dir / "metrics.jsonl"
