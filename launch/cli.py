@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from launch.errors import PacelineError, UsageError, as_expected
+from launch.interrupt import Interrupted
 
 app = typer.Typer(
     name="paceline",
@@ -156,7 +157,7 @@ def _failures(debug: bool, *, into_pipe: bool = False) -> Iterator[None]:
         _fail(PacelineError("a pipe to another process broke", remedy="run again with --debug"), debug)
     except (typer.Exit, typer.Abort):
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         typer.secho("interrupted", fg="yellow", err=True)
         raise typer.Exit(130) from None
     except Exception as error:

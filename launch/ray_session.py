@@ -8,13 +8,17 @@
   head keeps Ray's token authentication, with a random token that lives in this process's environment only
   (RAY_AUTH_TOKEN or RAY_AUTH_MODE in the environment win).
 - Ray already initialised in this process: used as it is, and left running.
+
+A SIGTERM handler of this process stays in place (ray.init would replace it).
 """
 
 import logging
 import os
 import secrets
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +61,7 @@ def ray_session(
     if ray.is_initialized():
         yield _session(owned=False)
         return
+    before = signal.getsignal(signal.SIGTERM)
     address = address or os.environ.get("RAY_ADDRESS") or None
     # One line of news per session about the authentication mode, which is decided here, is not news.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
@@ -81,6 +86,8 @@ def ray_session(
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"Ray at {address!r} cannot be used" if address else "Ray cannot be started"
         raise RaySessionError(f"{where}: {error}", remedy="see the last lines of Ray's own logs named above") from error
+    if before not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # ray.init put sys.exit in its place
     try:
         yield _session(owned=address in (None, "local"))
     finally:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from launch.cli import app
 from launch.errors import PacelineError
+from launch.interrupt import Interrupted
 from models.manifest import WeightsManifest  # a module of a lower layer, for its name
 
 Write = Callable[..., Path]
@@ -141,6 +142,7 @@ LowerError.__module__ = WeightsManifest.__module__
         (FileNotFoundError(2, "No such file or directory", "/x/y"), 1, ["No such file or directory: /x/y"], False),
         (ValueError("a bug"), 1, ["a bug", "please report"], True),
         (KeyboardInterrupt(), 130, ["interrupted"], False),
+        (Interrupted("SIGTERM"), 130, ["interrupted"], False),
     ],
 )
 def test_failures(

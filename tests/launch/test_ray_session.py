@@ -45,10 +45,13 @@ def test_a_session_inside_a_session_uses_it_and_leaves_it_running(ray_head: str)
 def test_attaching_from_another_process_imports_our_packages_in_workers(ray_head: str) -> None:
     """As a driver does: `cd repository; RAY_ADDRESS=... python -c ...`. The head lives on."""
     script = (
-        "import ray\n"
+        "import os, ray, signal\n"
+        "from launch.interrupt import interrupt_flag\n"
         "from launch.ray_session import ray_session\n"
         "from launch.dispatch.ledger import Ledger\n"
-        "with ray_session() as session:\n"
+        "with interrupt_flag() as flag, ray_session() as session:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)  # Ray would make it sys.exit\n"
+        "    assert flag.signal_name == 'SIGTERM'\n"
         "    ledger = ray.remote(Ledger).remote([], max_retries=0)\n"
         "    print(session.address, session.owned, ray.get(ledger.assign.remote({0: 1})))\n"
     )

@@ -1,0 +1,131 @@
+"""The order of steps, evaluations and checkpoints, with everything that works replaced: no Ray, no network."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.training.checkpoint import CheckpointError
+from actors.training.errors import LearnerLostError
+from launch import train
+from launch.config import Config, load_config
+from launch.dispatch import NoWorkersError
+from launch.interrupt import Interrupt, Interrupted
+
+Write = Callable[..., Path]
+ORDER = ["begin", "publish", "eval 0", "step 1", "step 2", "eval 2", "save 2", "step 3", "eval 3", "save 3", "export"]
+
+
+class Stage:
+    """A job whose parts write down what they are asked for; `faults` are raised once, at the named call."""
+
+    def __init__(self, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.config, self.log = config, list[str]()
+        self.faults: dict[str, BaseException] = {}
+        self.saved: dict[str, Any] = {"steps_done": 0, "evaluations": {}}
+        monkeypatch.setattr(train, "warm_start", lambda *args: Path())
+        monkeypatch.setattr(train, "open_job", self.open_job)
+        monkeypatch.setattr(train, "rl_step", self.step)
+        monkeypatch.setattr(train, "evaluate_job", self.evaluate)
+        monkeypatch.setattr(train, "save", self.save)
+        monkeypatch.setattr(train, "read_state", lambda path: self.saved)
+
+    def run(self, *, resume: bool = False) -> list[str]:
+        self.log.clear()
+        train.run(self.config, SimpleNamespace(), Interrupt(), Path("r"), Path("c") if resume else None)  # type: ignore[arg-type]
+        return self.log
+
+    def fails(self, call: str, error: BaseException) -> list[str]:
+        self.faults[call] = error
+        with pytest.raises(type(error)):
+            self.run()
+        return self.log
+
+    @contextmanager
+    def open_job(self, *_: object) -> Iterator[SimpleNamespace]:
+        job = SimpleNamespace(config=self.config, steps_done=0, evaluations={}, boundary=None)
+        job.state_dict = lambda: {"steps_done": job.steps_done, "evaluations": dict(job.evaluations)}
+        job.load_state_dict = lambda state: job.__dict__.update(state)
+        job.publish = lambda: self.note("publish")
+        job.learner = SimpleNamespace(
+            begin=lambda *_: self.note("begin"),
+            load=lambda _: self.note("load"),
+            export=lambda _: self.note("export"),
+        )
+        yield job
+
+    def note(self, call: str) -> None:
+        self.log.append(call)
+        if (error := self.faults.pop(call, None)) is not None:
+            raise error
+
+    def step(self, job: SimpleNamespace) -> None:
+        job.boundary = None
+        self.note(f"step {job.steps_done + 1}")
+        job.steps_done += 1
+        job.boundary = job.state_dict()
+        if (call := f"published {job.steps_done}") in self.faults:
+            self.note(call)
+
+    def evaluate(self, job: SimpleNamespace) -> None:
+        key = str(job.steps_done)
+        if key not in job.evaluations:
+            self.note(f"eval {key}")
+            job.evaluations[key] = {}
+
+    def save(self, job: SimpleNamespace, _: Path) -> int:
+        self.note(f"save {job.boundary['steps_done']}")
+        self.saved = {**job.boundary, "evaluations": dict(job.evaluations)}
+        return int(job.steps_done)
+
+
+@pytest.fixture
+def stage(write_config: Write, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    overrides = ["run.steps=3", "eval.every=2", "data.eval=e.jsonl", "checkpoint.every=2"]
+    return Stage(load_config(write_config(), overrides).config, monkeypatch)
+
+
+def test_order(stage: Stage) -> None:
+    assert stage.run() == ORDER
+    assert stage.run(resume=True) == ["begin", "load", "publish", "export"]  # of a complete run: nothing twice
+
+
+@pytest.mark.parametrize("call", [entry for entry in ORDER if entry[:4] in ("step", "eval")])
+def test_interrupted_anywhere_and_resumed_owes_nothing(stage: Stage, call: str) -> None:
+    """Evaluations included: one that was interrupted is made up for."""
+    if call.startswith("step"):
+        stage.faults[call] = Interrupted("SIGINT")  # a step is interrupted before it changes anything
+        original = stage.step
+
+        def step(job: SimpleNamespace) -> None:
+            boundary = job.boundary
+            try:
+                original(job)
+            except Interrupted:
+                job.boundary = boundary
+                raise
+
+        train.rl_step = step  # type: ignore[assignment]
+    log = [*stage.fails(call, Interrupted("SIGINT"))]
+    assert log.pop(log.index(call)) == call  # it did not happen
+    resumed = stage.run(resume=stage.saved["steps_done"] > 0)
+    happened = [entry for entry in [*log, *resumed] if entry[:4] in ("step", "eval")]
+    wanted = [entry for entry in ORDER if entry[:4] in ("step", "eval")]
+    assert sorted(set(happened)) == sorted(wanted)
+    assert [entry for entry in happened if entry.startswith("step")] == ["step 1", "step 2", "step 3"]
+
+
+def test_a_complete_step_whose_weights_reach_nobody_is_saved(stage: Stage) -> None:
+    assert stage.fails("published 1", NoWorkersError("none is left"))[-1] == "save 1"
+
+
+def test_a_learner_in_between_or_lost_is_not_saved(stage: Stage) -> None:
+    assert stage.fails("step 2", RuntimeError("in the middle of an update"))[-1] == "step 2"
+    assert stage.fails("published 1", LearnerLostError(0, "n", "publish", "killed"))[-1] == "published 1"
+
+
+def test_a_failed_checkpoint_is_not_tried_again(stage: Stage) -> None:
+    assert stage.fails("save 2", CheckpointError("disk full"))[-1] == "save 2"
