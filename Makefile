@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # The versions that CI tests. On a GPU machine choose your own torch (2.11 to 2.13): make install CONSTRAINTS=
 CONSTRAINTS ?= constraints.txt
+# For what is built as for what is installed; pip before 25.3 reads the first for both.
+PINNED := $(if $(CONSTRAINTS),PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
@@ -15,9 +17,15 @@ SEED ?= 0
 install: $(STAMP)
 
 $(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS)) $(NATIVE)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Paceline needs Python 3.11 or later. Name yours: make PYTHON=python3.12" >&2; exit 1; }; \
+	  $(PYTHON) -m venv $(VENV); }
+	@case "$$CMAKE_ARGS" in *PACELINE_NATIVE=OFF*) ;; *) command -v $(firstword $(CXX)) >/dev/null || \
+	  { echo "Paceline needs a C++ compiler ($(CXX) is not there): apt install g++, or see docs/troubleshooting.md" >&2; \
+	    exit 1; } ;; esac
 	@echo "==> installing into $(VENV) (once; a few minutes with the downloads)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e ".[dev]"
+	$(PINNED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 demo: $(STAMP)
