@@ -52,7 +52,7 @@ def prepack(weight: Tensor) -> None:
     panels = weight.new_empty(kernels.packed_size(columns, depth)) if old is None else old[0]
     source = weight.detach().contiguous()
     kernels.pack_weight(weight.dtype is torch.bfloat16, source.data_ptr(), panels.data_ptr(), columns, depth)
-    setattr(weight, _PANELS, (panels, version_of(weight)))
+    setattr(weight, _PANELS, (panels, _version(weight)))
 
 
 def is_packed(weight: Tensor) -> bool:
@@ -65,7 +65,7 @@ def _prefers_onednn(x: Tensor, weight: Tensor) -> bool:
     return x.dtype is torch.bfloat16 and rows > 4 and rows * weight.numel() > _SMALL_BF16_PRODUCT
 
 
-def version_of(weight: Tensor) -> int:
+def _version(weight: Tensor) -> int:
     """Counts in-place changes of the weight; 0 always for inference tensors."""
     return 0 if weight.is_inference() else weight._version
 
@@ -73,7 +73,7 @@ def version_of(weight: Tensor) -> int:
 def panels_of(weight: Tensor) -> Tensor | None:
     """What `prepack` keeps, if it is of the weight's present version."""
     packed: tuple[Tensor, int] | None = getattr(weight, _PANELS, None)
-    return None if packed is None or packed[1] != version_of(weight) else packed[0]
+    return None if packed is None or packed[1] != _version(weight) else packed[0]
 
 
 def _native(x: Tensor, weight: Tensor, panels: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -54,5 +54,9 @@ def as_int32(x: Tensor) -> Tensor:
     return x if x.dtype is torch.int32 and x.is_contiguous() else x.to(torch.int32).contiguous()
 
 
+def as_int64(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.int64 and x.is_contiguous() else x.to(torch.int64).contiguous()
+
+
 def as_float32(x: Tensor) -> Tensor:
     return x if x.dtype is _F32 and x.is_contiguous() else x.float().contiguous()

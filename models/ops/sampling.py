@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.ops import reference
-from models.ops.native import as_float32, kernels, takes
+from models.ops.native import as_float32, as_int64, kernels, takes
 
 
 def sample(
@@ -30,7 +30,7 @@ def sample(
         raise ValueError("logits of an empty vocabulary")
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     cutoff, temperature = as_float32(cutoff), as_float32(temperature)
-    keys, positions = _as_int64(keys), _as_int64(positions)
+    keys, positions = as_int64(keys), as_int64(positions)
     tokens = torch.empty(rows, dtype=torch.int64)
     logprobs, logprobs_t1 = torch.empty(rows), torch.empty(rows)
     kernels.sample(  # type: ignore[union-attr]
@@ -49,7 +49,3 @@ def sample(
         logprobs_t1.data_ptr(),
     )
     return tokens, logprobs, logprobs_t1
-
-
-def _as_int64(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.int64 and x.is_contiguous() else x.to(torch.int64).contiguous()

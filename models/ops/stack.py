@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from models.ops.matmul import panels_of, prepack, version_of
-from models.ops.native import kernels, takes
+from models.ops.matmul import panels_of, prepack
+from models.ops.native import as_int32, as_int64, kernels, takes
 
 _LANES = 8
 _PACKED = ("qkv", "o", "gate_up", "down")
@@ -124,7 +124,8 @@ class DecoderStack:
         for weight in self._packed:
             if panels_of(weight) is None:
                 prepack(weight)
-        self._versions = [version_of(weight) for weight in self._packed]
+        self._counted = [weight for weight in self._packed if not weight.is_inference()]
+        self._versions = [weight._version for weight in self._counted]
         self._panels = [panels_of(weight) for weight in self._packed]
         self._addresses = torch.tensor([self._row(layer) for layer in self._layers], dtype=torch.int64)
 
@@ -154,7 +155,7 @@ class DecoderStack:
         [T, H]. Raises IndexError for a token, position, slot or block outside its table, ValueError for shapes and
         lengths that do not fit together.
         """
-        if [version_of(weight) for weight in self._packed] != self._versions:
+        if [weight._version for weight in self._counted] != self._versions:
             self.refresh()
         rows, requests = tokens.shape[0], context_lens.shape[0]
         layers, kv_heads, head_dim = self._cache_shape
@@ -166,10 +167,9 @@ class DecoderStack:
             raise ValueError("context_lens [B], query_offsets [B + 1] and block_tables [B, M] disagree about B")
         if not takes(self._embedding, k_cache, v_cache) or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
             raise ValueError("caches must be contiguous CPU tensors of the weights' dtype")
-        tokens, positions, kv_slots = (x.to(torch.int64).contiguous() for x in (tokens, positions, kv_slots))
-        block_tables, query_offsets, context_lens = (
-            x.to(torch.int32).contiguous() for x in (block_tables, query_offsets, context_lens)
-        )
+        tokens, positions, kv_slots = as_int64(tokens), as_int64(positions), as_int64(kv_slots)
+        block_tables, query_offsets = as_int32(block_tables), as_int32(query_offsets)
+        context_lens = as_int32(context_lens)
         mask_address = mask_width = 0
         if tree_mask is not None:
             if tree_mask.shape[0] != rows:

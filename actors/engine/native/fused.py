@@ -13,7 +13,7 @@ from models import ops
 from models.transformer import Block, Transformer
 
 # Fast bfloat16: rows x weights of a block above which oneDNN's products save more than the calls cost (measured).
-SMALL_STEP = 6 << 20
+SMALL_STEP = 12 << 20
 
 
 class FusedForward:

@@ -119,7 +119,7 @@ class ModelRunner:
         sampled = positions >= table.length[row_slots] - 1  # [T]
         everything = bool(sampled.all())
         sample_rows = slice(None) if everything else np.flatnonzero(sampled)
-        sample_slots = row_slots[sample_rows]
+        sample_slots = row_slots if everything else row_slots[sample_rows]
         if not everything:
             arrays["sample_rows"] = np.flatnonzero(sampled)
         arrays["noise_keys"] = table.noise_key[sample_slots]
