@@ -50,11 +50,17 @@ class Job:
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
     boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner changes it
 
-    def publish(self) -> None:
-        """Hand the learner's weights to every rollout worker; returns when all have answered for them."""
+    def publish(self) -> dict[str, float]:
+        """Hand the learner's weights to every rollout worker; returns when all have answered for them.
+
+        The seconds of both halves: `publish` (the learner writes them), `sync` (the workers load them).
+        """
+        start_s = time.monotonic()
         with self.span("publish"):
             manifest, ref = self.learner.publish(self.steps_done)
+        written_s = time.monotonic()
         self.dispatcher.set_weights(manifest, ref)
+        return {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:

@@ -49,8 +49,9 @@ def rl_step(job: Job) -> None:
     job.observer.progress("publish")
     job.steps_done += 1
     job.boundary = job.state_dict()
+    handed: dict[str, float] = {}
     try:
-        job.publish()
+        handed = job.publish()
     finally:  # the step is complete without it: whoever resumes from here finds its record
         end_s = time.monotonic()
         responses = [m.sample(group.pick) for group in collected.groups for m in group.members]
@@ -63,7 +64,7 @@ def rl_step(job: Job) -> None:
                     "rollout": collected.rollout_s,
                     "reward_wait": collected.reward_wait_s,
                     "learn": publish_s - learn_s,
-                    "publish": end_s - publish_s,
+                    **handed,
                     "step": end_s - start_s,
                 },
                 lengths=[member.rollout.tokens.size for member in collected.members],

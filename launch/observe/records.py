@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-PHASES = ("rollout", "reward_wait", "learn", "publish", "sync", "eval", "checkpoint")  # parts of seconds["step"]
+PHASES = ("rollout", "reward_wait", "learn", "publish", "sync")  # parts of seconds["step"]
 SPAN_KINDS = (
     "decode",
     "idle",
@@ -16,7 +16,6 @@ SPAN_KINDS = (
     "checkpoint",
     "grade",
     "restart",
-    "eval",
 )
 
 

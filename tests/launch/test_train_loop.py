@@ -94,7 +94,9 @@ def test_order(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("call", [entry for entry in ORDER if entry[:4] in ("step", "eval")])
-def test_interrupted_anywhere_and_resumed_owes_nothing(stage: Stage, call: str) -> None:
+def test_interrupted_anywhere_and_resumed_owes_nothing(
+    stage: Stage, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Evaluations included: one that was interrupted is made up for."""
     if call.startswith("step"):
         stage.faults[call] = Interrupted("SIGINT")  # a step is interrupted before it changes anything
@@ -108,7 +110,7 @@ def test_interrupted_anywhere_and_resumed_owes_nothing(stage: Stage, call: str) 
                 job.boundary = boundary
                 raise
 
-        train.rl_step = step  # type: ignore[assignment]
+        monkeypatch.setattr(train, "rl_step", step)
     log = [*stage.fails(call, Interrupted("SIGINT"))]
     assert log.pop(log.index(call)) == call  # it did not happen
     resumed = stage.run(resume=stage.saved["steps_done"] > 0)

@@ -3,7 +3,7 @@
 
 const KIND_COLORS = {
   decode: "--teal", idle: "--idle", load_weights: "--violet", train: "--orange", logprobs: "--gold", publish: "--blue",
-  checkpoint: "--slate", grade: "--pink", restart: "--red", eval: "--green",
+  checkpoint: "--slate", grade: "--pink", restart: "--red",
 };
 const QUIET_KINDS = new Set(["idle"]);
 

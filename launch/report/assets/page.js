@@ -3,8 +3,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const PHASE_COLORS = {
-  rollout: "--teal", reward_wait: "--pink", learn: "--orange", publish: "--blue", sync: "--violet", eval: "--green",
-  checkpoint: "--slate", other: "--faint",
+  rollout: "--teal", reward_wait: "--pink", learn: "--orange", publish: "--blue", sync: "--violet", other: "--faint",
 };
 const css = (name) => `var(${name})`;
 const host = (id) => document.getElementById(id);
