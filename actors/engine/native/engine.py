@@ -175,7 +175,7 @@ class NativeEngine:
         table = self._table
         table.computed[plan.slots] += plan.rows
         self._scheduler.computed()
-        slots = plan.slots if plan.samples.all() else plan.slots[plan.samples]
+        slots = plan.slots if len(draws.tokens) == len(plan.slots) else plan.slots[plan.samples]
         if not len(slots):
             return 0
         length = table.length[slots]

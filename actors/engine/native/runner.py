@@ -34,6 +34,26 @@ class Draws:
     logprobs_t1: NDArray[np.float32]  # [R, K+1], at temperature 1 without truncation
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """What drawing for these slots needs, and no step changes: kept while the scheduler keeps its array of slots."""
+
+    slots: Int64Array
+    noise_keys: Int64Array
+    response_start: Int64Array  # position of the first response token
+    temperature: NDArray[np.float32]
+    top_k: Int64Array
+    top_p: NDArray[np.float32]
+    truncated: bool
+
+    @classmethod
+    def of(cls, table: SlotTable, slots: Int64Array) -> "_Sampling":
+        top_k, top_p = table.top_k[slots], table.top_p[slots]
+        truncated = bool(((top_k > 0) | (top_p < 1)).any())
+        keys, start, temperature = table.noise_key[slots], table.prompt_length[slots], table.temperature[slots]
+        return cls(slots, keys, start, temperature, top_k, top_p, truncated)
+
+
 class ModelRunner:
     """Runs `model` over the slots of `table`. `max_rows`: the most rows of one step."""
 
@@ -50,6 +70,7 @@ class ModelRunner:
         self._no_cutoff = torch.full((max_rows,), -torch.inf, device=self.device)
         self._arange = np.arange(max_rows + 1)
         self._offsets = np.arange(max_rows + 1, dtype=np.int32)
+        self._sampling = _Sampling.of(table, np.zeros(0, np.int64))
         self._cache: KVCache | None = None
         pack_weights(model)
         self._fused_rows = FusedForward.most_rows(model)
@@ -90,15 +111,17 @@ class ModelRunner:
 
         slots = plan.slots
         first = table.computed[slots]  # [R] position of each request's first row
-        rows = plan.rows if draft_counts is None else plan.rows + draft_counts
-        ends = rows.cumsum()
-        total = int(ends[-1])
-        if total == len(slots):  # One row each: plain decoding.
+        plain = draft_counts is None and plan.prefill_tokens == 0  # One row each, and every row is drawn from.
+        if plain:
+            total, rows, most_rows = len(slots), plan.rows, 1
             row_slots, positions, offsets = slots, first, self._offsets[: total + 1]
         else:
+            rows = plan.rows if draft_counts is None else plan.rows + draft_counts
+            ends = rows.cumsum()
+            total, most_rows = int(ends[-1]), int(rows.max())
             owner = self._arange[: len(slots)].repeat(rows)  # [T] request of each row
             row_slots = slots[owner]
-            positions = self._arange[:total] + (first - (ends - rows))[owner]
+            positions = self._arange[:total] + (first + rows - ends)[owner]
             offsets = np.zeros(len(slots) + 1, np.int32)
             offsets[1:] = ends
         contexts = (first + rows).astype(np.int32)
@@ -116,18 +139,22 @@ class ModelRunner:
             "context_lens": contexts,
             "block_tables": block_tables,
         }
-        sampled = positions >= table.length[row_slots] - 1  # [T]
-        everything = bool(sampled.all())
-        sample_rows = slice(None) if everything else np.flatnonzero(sampled)
-        sample_slots = row_slots if everything else row_slots[sample_rows]
-        if not everything:
-            arrays["sample_rows"] = np.flatnonzero(sampled)
-        arrays["noise_keys"] = table.noise_key[sample_slots]
-        arrays["noise_positions"] = positions[sample_rows] + 1 - table.prompt_length[sample_slots]
-        arrays["temperature"] = table.temperature[sample_slots]
-        truncated = bool(((table.top_k[slots] > 0) | (table.top_p[slots] < 1)).any())
-        if truncated:
-            arrays["top_k"], arrays["top_p"] = table.top_k[sample_slots], table.top_p[sample_slots]
+        sample_rows: Int64Array | None = None  # all
+        sample_slots, sample_positions = row_slots, positions
+        if not plain:
+            sampled = positions >= table.length[row_slots] - 1  # [T]
+            if not sampled.all():
+                sample_rows = np.flatnonzero(sampled)
+                arrays["sample_rows"] = sample_rows
+                sample_slots, sample_positions = row_slots[sample_rows], positions[sample_rows]
+        if self._sampling.slots is not sample_slots:
+            self._sampling = _Sampling.of(table, sample_slots)
+        sampling = self._sampling
+        arrays["noise_keys"] = sampling.noise_keys
+        arrays["noise_positions"] = sample_positions + 1 - sampling.response_start
+        arrays["temperature"] = sampling.temperature
+        if sampling.truncated:
+            arrays["top_k"], arrays["top_p"] = sampling.top_k, sampling.top_p
         step = self._buffers.upload(arrays)
 
         context = CachedContext(
@@ -137,7 +164,7 @@ class ModelRunner:
             step["block_tables"],
             step["query_offsets"],
             step["context_lens"],
-            int(rows.max()),
+            most_rows,
             max_context,
         )
         forward = self._fused if self._fused is not None and total <= self._fused_rows else self.model
@@ -146,11 +173,11 @@ class ModelRunner:
         if not count:
             nothing = np.zeros((0, 1), np.float32)
             return Draws(np.zeros((0, 1), np.int64), nothing, nothing)
-        if not everything:
+        if sample_rows is not None:
             hidden = hidden[step["sample_rows"]]
         logits = self.model.logits(hidden)
         least = self._no_cutoff[:count]
-        if truncated:
+        if sampling.truncated:
             least = sampler.cutoff(logits, step["temperature"], step["top_k"], step["top_p"])
         drawn = ops.sample(logits, least, step["temperature"], step["noise_keys"], step["noise_positions"])
         tokens, logprobs, logprobs_t1 = self._to_host(*drawn)
