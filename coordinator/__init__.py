@@ -1,1 +1,1 @@
-"""Reserved for the coordinator of the spot trainer (BUSY, IDLE, TRAINING); nothing needs one before that trainer does."""
+"""Reserved for the coordinator of the spot trainer (BUSY, IDLE, TRAINING): nothing needs one before that trainer."""
