@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from actors.engine.native import fused
 from actors.engine.native.fused import FusedForward
+from actors.engine.native.packed_weights import pack_weights
 from actors.engine.types import Rollout
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
@@ -104,6 +106,30 @@ def test_a_model_that_was_changed_goes_through_its_own_code(model: Transformer, 
     model.__class__ = Changed
     assert run(engine(model), make_requests(2))
     assert not steps
+
+
+def test_a_shape_without_a_kernel_goes_through_the_modules(tmp_path: Path, steps: list[int]) -> None:
+    model = init_model(write_config(tmp_path, head_dim=12), 0)
+    assert run(engine(model), make_requests(2))
+    assert not steps
+
+
+def test_fast_bfloat16_divides_the_steps_by_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    """Where oneDNN computes the modules' products, the stack takes the steps of few rows, the modules the others."""
+    model = init_model(write_config(tmp_path), 0, dtype=torch.bfloat16, batch_invariant=False)
+    pack_weights(model)
+    monkeypatch.setattr(fused, "SMALL_STEP", 3 * sum(p.numel() for p in model.blocks[0].parameters()))
+    if FusedForward.most_rows(model) != 3:
+        pytest.skip("oneDNN has no bfloat16 on this CPU")
+    requests = make_requests(12, seed=4, temperature=0.0)
+    expected = through_modules(monkeypatch, model, requests)
+    results = run(engine(model), requests)
+    assert set(steps) == {1, 2, 3}, "longer ones, such as prompts, go through the modules"
+    assert _tokens(results).keys() == _tokens(expected).keys()
+    for request_id, rollout in results.items():  # Up to a near-tie both decode the same tokens.
+        assert abs(rollout.logprobs_t1[0] - expected[request_id].logprobs_t1[0]) < 0.05
 
 
 def _tokens(results: dict[int, Rollout]) -> dict[int, list[int]]:

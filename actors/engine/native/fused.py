@@ -1,7 +1,7 @@
 """A Transformer's weights as one `ops.DecoderStack`. Owns which models, and which steps, go through it.
 
-Both it and the modules compute the same numbers with the same kernels; the stack spares a step some twenty calls a
-layer from Python. Only in fast bfloat16 the modules' larger products are oneDNN's (`packed_weights`): there the stack
+Both it and the modules compute the same numbers with the same kernels; the stack spares a step a dozen calls from
+Python per layer. Only in fast bfloat16 the modules' larger products are oneDNN's (`packed_weights`): there the stack
 takes the steps that are small enough for the calls to weigh more than the products.
 """
 
