@@ -1,0 +1,91 @@
+"""What the documentation names exists: links, headings, configuration keys, modules and files."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.config import Config
+from launch.config.schema import by_name, generic
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for folder, pattern in ((".", "*.md"), ("docs", "*.md"), ("examples", "*/*.md"), ("benchmarks", "*.md"))
+    for path in (ROOT / folder).glob(pattern)
+)
+SECTIONS = "|".join(Config.model_fields)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+KEY = re.compile(rf"(?<![\w./-])(?:{SECTIONS})(?:\.[a-z_0-9*]+)+\b(?![(/])")
+MODULE = re.compile(r"python -m ((?:launch|benchmarks|examples|actors|models)[\w.]*)")
+SOURCE = re.compile(
+    r"(?<![\w./-])(?:actors|benchmarks|docs|drafter|examples|launch|models|native|policies|tests)/[\w./-]+\w"
+)
+FILES = (".jsonl", ".json", ".md", ".py", ".yaml", ".parquet", ".gz")
+MADE = re.compile(r"examples/guess_and_check/data|models/Qwen|benchmarks/results")  # by a command
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            yield link
+
+
+def unknown_keys(text: str) -> Iterator[str]:
+    known = by_name()
+    for key in KEY.findall(text):
+        if not key.endswith(FILES) and generic(key).removesuffix(".*") not in known:
+            yield key
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_nothing_is_left_to_fill_in(page: Path) -> None:
+    assert re.findall(r"@@\w+@@|TODO|FIXME", page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_configuration_keys_exist(page: Path) -> None:
+    assert list(unknown_keys(page.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_modules_and_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [module for module in MODULE.findall(text) if importlib.util.find_spec(module) is None] == []
+    files = [file for file in SOURCE.findall(text) if not MADE.match(file)]
+    assert [file for file in files if not (ROOT / file.partition("::")[0]).exists()] == []
+
+
+def test_every_page_of_the_manual_is_in_its_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {link.partition("#")[0] for link in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
+
+
+def test_the_checks_themselves_find_faults(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A b\n[x](#a-b) [y](#c) [z](gone.md) [w](https://example.org/gone)", encoding="utf-8")
+    assert list(broken_links(page)) == ["#c", "gone.md"]
+    text = "`rollout.workers=3`, `reward.terms.0.kind`, `rollout.worker`, `data.jsonl`, `learner.optimizer.lrate=1`"
+    assert list(unknown_keys(text)) == ["rollout.worker", "learner.optimizer.lrate"]
