@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.options import RolloutOptions
 from actors.engine.types import (
@@ -251,19 +251,25 @@ class RolloutDispatcher:
         self._check_deadlines()
 
     def _receive(self, seat: Seat, waitable: Waitable) -> None:
-        try:
+        events: list[Event] | None = []
+        answer: WorkerStatus | WeightsLoaded | None = None
+        try:  # only what the worker says: a RayError of a callback is not its fault
             if waitable is seat.stream:
-                if (events := seat.take_events()) is None:
-                    self._lose(seat, "its engine's event stream ended", alive=True)
-                else:
-                    seat.inbox.extend(events)
-                    self._handle_inbox(seat)
+                events = seat.take_events()
             elif waitable is seat.pending:
-                self._answered(seat, seat.take_answer())
+                answer = seat.take_answer()
             else:
                 seat.take_send(waitable)
-        except (RayTaskError, RayActorError, RayError) as error:
+        except RayError as error:
             self._lose(seat, _reason(error), alive=isinstance(error, RayTaskError))
+            return
+        if events is None:
+            self._lose(seat, "its engine's event stream ended", alive=True)
+        elif answer is not None:
+            self._answered(seat, answer)
+        else:
+            seat.inbox.extend(events)
+            self._handle_inbox(seat)
 
     def _handle_inbox(self, seat: Seat) -> None:
         while seat.inbox:  # emptied by a loss; kept by an exception of a callback, for abort_all
@@ -298,8 +304,9 @@ class RolloutDispatcher:
         expected = self._weights.manifest.version if self._weights else rollout.weights_version
         if rollout.weights_version != expected and not self._aborting:
             raise StaleWeightsError(
-                f"{seat.name} sampled with weights version {rollout.weights_version}, but holds {expected} by its own "
-                "answer"
+                f"{seat.name} sampled with weights version {rollout.weights_version}, although it answered that it "
+                f"holds version {expected}",
+                remedy="its rollouts must not be trained on: see its log",
             )
         self._tokens += len(rollout.tokens)
         self._sampled_by[rollout.request_id] = seat.index

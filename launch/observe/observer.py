@@ -121,8 +121,9 @@ class Observer:
         count = min(self._config.observe.samples_per_step, len(samples))
         ranked = sorted(samples, key=lambda sample: -sample.reward)
         picks = [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
-        for sample in picks:
-            self._journals["samples"].write({"step": step, **asdict(sample)})
+        with self._lock:
+            for sample in picks:
+                self._journals["samples"].write({"step": step, **asdict(sample)})
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """What the run is doing now, e.g. progress("rollout", 87, 128). Live view only."""
