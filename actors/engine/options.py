@@ -20,7 +20,9 @@ class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
 class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     """One rollout engine (one process)."""
 
-    backend: Annotated[Literal["native", "vllm"], Field(description="rollout engine implementation")] = "native"
+    backend: Annotated[
+        Literal["native", "vllm"], Field(description="rollout engine; vllm is not in this version yet")
+    ] = "native"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs")] = "auto"
     threads: Annotated[int | None, Field(ge=1, description="CPU threads per engine; default: cores/workers")] = None
     max_running: Annotated[int, Field(ge=1, description="requests decoded together")] = 64

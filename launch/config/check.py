@@ -138,14 +138,14 @@ def _colocated(c: Config) -> Iterator[Issue]:
 
 
 def _packages(c: Config) -> Iterator[Issue]:
-    wanted = []
     if c.rollout.engine.backend == "vllm":
-        wanted.append(("rollout.engine.backend", "vllm"))
-    if c.observe.wandb_project is not None:
-        wanted.append(("observe.wandb_project", "wandb"))
-    for key, package in wanted:
-        if importlib.util.find_spec(package) is None:
-            yield Issue(key, f"{package} is not installed", remedy=f"pip install 'paceline[{package}]'")
+        yield Issue(
+            "rollout.engine.backend",
+            "vllm is not part of this version: only native is",
+            remedy="set rollout.engine.backend=native (Llama, Qwen2 and Qwen3)",
+        )
+    if c.observe.wandb_project is not None and importlib.util.find_spec("wandb") is None:
+        yield Issue("observe.wandb_project", "wandb is not installed", remedy="pip install -e '.[wandb]'")
 
 
 def _gpus(c: Config) -> Iterator[Issue]:

@@ -89,7 +89,7 @@ class WandbSink:
             import wandb
         except ImportError as error:
             raise PacelineError(
-                "observe.wandb_project is set, but wandb is not installed", remedy="pip install 'paceline[wandb]'"
+                "observe.wandb_project is set, but wandb is not installed", remedy="pip install -e '.[wandb]'"
             ) from error
         self._run: Any = wandb.init(
             project=config.observe.wandb_project,

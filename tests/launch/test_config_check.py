@@ -79,7 +79,8 @@ def test_environment(write_config: Write, tmp_path: Path, monkeypatch: pytest.Mo
         "rollout.engine.backend", "observe.wandb_project", "cluster.layout", "model.path", "model.tokenizer",
         "data.train", "data.eval", "warmup.data", "run.dir",
     }  # fmt: skip
-    assert found["rollout.engine.backend"].remedy == "pip install 'paceline[vllm]'"
+    assert found["rollout.engine.backend"].message == "vllm is not part of this version: only native is"
+    assert found["observe.wandb_project"].remedy == "pip install -e '.[wandb]'"
     assert "looked in" in found["data.train"].message
 
 
