@@ -9,6 +9,10 @@ from torch import Tensor
 from models.config import Llama3RopeScaling, ModelConfig
 
 
+class SequenceTooLongError(ValueError):
+    """More tokens than the model has positions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rotation:
     """cos and sin of the angles of each token, float32 [T, D/2].
@@ -32,9 +36,19 @@ class RopeTable:
         self._tables: dict[torch.device, Rotation] = {}
 
     def at(self, positions: Tensor) -> Rotation:
-        """positions [T] int64 in [0, max_position_embeddings) -> the angles of those tokens."""
+        """positions [T] int64 in [0, max_position_embeddings) -> the angles of those tokens.
+
+        Raises SequenceTooLongError on CPU; on CUDA, where looking would cost a synchronisation, the device asserts.
+        """
         table = self.table(positions.device)
-        return Rotation(table.cos.index_select(0, positions), table.sin.index_select(0, positions))
+        try:
+            return Rotation(table.cos.index_select(0, positions), table.sin.index_select(0, positions))
+        except IndexError:
+            limit = self._config.max_position_embeddings
+            raise SequenceTooLongError(
+                f"a sequence of {int(positions.max()) + 1} tokens, but the model has {limit} positions "
+                "(max_position_embeddings): leave it out or shorten it"
+            ) from None
 
     def table(self, device: torch.device) -> Rotation:
         """The angles of every position: row p is position p's."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from models.checkpoint import hf_state_dict, load_model
 from models.packed import PackedContext
+from models.rope import SequenceTooLongError
 from models.transformer import Transformer
 from tests.models.families import CONFIGS, FAMILIES, saved, tokens
 
@@ -108,3 +109,12 @@ def test_positions_restart_in_every_segment() -> None:
     context = PackedContext.from_lengths([3, 0, 2])
     assert context.cu_seqlens.tolist() == [0, 3, 3, 5]
     assert context.positions.tolist() == [0, 1, 2, 0, 1]
+
+
+def test_a_sequence_longer_than_the_model_is_named(tmp_path: Path) -> None:
+    saved("qwen3", tmp_path)
+    model = load_model(tmp_path)
+    limit = model.config.max_position_embeddings
+    assert model(tokens(limit), PackedContext.from_lengths([limit])).shape[0] == limit
+    with pytest.raises(SequenceTooLongError, match=rf"{limit + 3} tokens, but the model has {limit} positions"):
+        model(tokens(limit + 3), PackedContext.from_lengths([limit + 3]))
