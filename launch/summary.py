@@ -111,7 +111,7 @@ def summary_table(summary: RunSummary, *, report: Path | None = None, model: Pat
         largest = f", largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
         table.add_row("log-prob gap", f"mean {summary.logprob_gap_mean:.1e}{largest}")
     if summary.rollouts_failed or summary.rollouts_reissued:
-        lost = f"{summary.rollouts_failed} gradings failed, {summary.rollouts_reissued} rollouts re-issued"
+        lost = f"{summary.rollouts_failed} rollouts failed, {summary.rollouts_reissued} rollouts re-issued"
         table.add_row("mishaps", lost, style="yellow")
     for label, path in (("model", model or summary.model), ("report", report)):
         if path is not None:
