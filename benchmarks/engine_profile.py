@@ -30,13 +30,12 @@ _HF_NAMES = {
     "num_kv_heads": "num_key_value_heads",
 }
 PARTS = {  # first match of "file:function"
-    "fused stack (all blocks)": ("decoder_stack",),
-    "its arguments": ("stack.py", "fused.py"),
+    "fused stack": ("ops/stack.py", "fused.py"),  # native calls count for their caller
     "matrix products": ("matmul.py", "linear", "_linear_pointwise"),
     "attention": ("attention.py", "context.py", "write_kv"),
     "norms, RoPE, SwiGLU, embedding": ("tokenwise.py", "rope.py", "embedding"),
     "sampling": ("sampling.py",),
-    "module calls": ("module.py", "transformer.py", "native.py"),
+    "module calls": ("module.py", "transformer.py", "ops/native.py"),
     "step inputs": ("runner.py", "buffers.py"),
     "scheduling, verification, events": ("engine.py", "scheduler.py", "speculation.py", "telemetry.py", "slots.py"),
 }
