@@ -3,48 +3,37 @@
 // Invariant: the result of one query row and head depends on its query and on the list of keys and values that it may
 // see, in order of position; on nothing else. Both entry points, every chunk size, and tree masks (which only shorten
 // that list) go through `attend`, so a cached row equals a packed row bitwise.
+#include "attention.h"
+
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "cpu.h"
 #include "kernels.h"
 
 namespace paceline {
 namespace {
 
 constexpr int64_t kRowsPerTask = 32;
+constexpr int64_t kAheadBytes = 1 << 17;  // of keys, and as many of values: a part of the second-level cache
 
 struct Task {
   int64_t segment, kv_head, first_row, last_row;  // rows [first, last) of the segment's queries
 };
 
-// Which rows of a cache (or of the packed keys) a query may see, in order of position. `runs`: each aligned group of
-// eight lies in one piece, so that one address serves for all.
-struct Places {
-  const int32_t* row;
-  bool runs;
-
-  // Addresses of the rows j .. j + 7 < n; past n, the last one again.
-  template <typename T>
-  void addresses(const T* base, int64_t stride, int64_t j, int64_t n, const T* out[kLanes]) const {
-    if (runs && j + kLanes <= n) {
-      const T* first = base + row[j] * stride;
-      for (int lane = 0; lane < kLanes; ++lane) out[lane] = first + lane * stride;
-    } else {
-      for (int64_t lane = 0; lane < kLanes; ++lane) out[lane] = base + row[std::min(j + lane, n - 1)] * stride;
-    }
-  }
-};
-
-// The keys and values of one head.
+// Addresses of the rows j .. j + 7 < n; past n, the last one again.
 template <typename T>
-struct Keys {
-  const T *k, *v;
-  int64_t k_stride, v_stride, head_dim;
-  Places places;
-};
+void addresses(const Places& places, const T* base, int64_t stride, int64_t j, int64_t n, const T* out[kLanes]) {
+  if (places.runs && j + kLanes <= n) {
+    const T* first = base + places.row[j] * stride;
+    for (int lane = 0; lane < kLanes; ++lane) out[lane] = first + lane * stride;
+  } else {
+    for (int64_t lane = 0; lane < kLanes; ++lane) out[lane] = base + places.row[std::min(j + lane, n - 1)] * stride;
+  }
+}
 
 // Adds neighbouring lanes: of a and b, the layout of AVX hadd.
 inline f32x8 add_pairs(f32x8 a, f32x8 b) {
@@ -66,7 +55,7 @@ void dots(const Q* query, const T* base, int64_t stride, const Places& places, i
           float* out) {
   for (int64_t j = 0; j < n; j += kLanes) {
     const T* rows[kLanes];
-    places.addresses(base, stride, j, n, rows);
+    addresses(places, base, stride, j, n, rows);
     f32x8 sums[kLanes] = {};
     for (int64_t at = 0; at < head_dim; at += kLanes) {
       f32x8 part = load(query + at);
@@ -89,7 +78,7 @@ void weighted_columns(const float* weight, const T* base, int64_t stride, const 
   };
   for (int64_t j = 0; j < n; j += kLanes) {
     const T* rows[kLanes];
-    places.addresses(base, stride, j, n, rows);
+    addresses(places, base, stride, j, n, rows);
     if (j + kLanes <= n) {
 #pragma GCC unroll 8
       for (int lane = 0; lane < kLanes; ++lane) add(rows[lane], j + lane, sums[lane & 1]);
@@ -134,10 +123,10 @@ float softmax_weights(const T* query, const Keys<T>& keys, int64_t n, float scal
 
 struct Scratch {
   std::vector<float> weight, d_weight, columns, d_keys, d_values;
-  std::vector<int32_t> place;
+  std::vector<int32_t> place, next_place;
 
   void reserve(int64_t keys, int64_t head_dim) {
-    weight.resize(keys + kLanes);
+    weight.resize(4 * (keys + 32));
     d_weight.resize(keys + kLanes);
     columns.resize(head_dim);
     place.resize(keys);
@@ -149,13 +138,21 @@ Scratch& scratch_of_thread() {
   return scratch;
 }
 
-// One query row of one head over its first n keys. The whole of the invariant: nothing else enters.
+// The heads of one query row that share their keys, q [heads, head_dim], over the first n of these -> out. The whole of
+// the invariant: nothing else enters.
 template <typename T>
-void attend(const T* query, const Keys<T>& keys, int64_t n, float scale, Scratch& scratch, T* out) {
+void attend(const T* q, int64_t heads, const Keys<T>& keys, int64_t n, float scale, Ahead<T> ahead, Scratch& scratch,
+            T* out) {
   float* weight = scratch.weight.data();
-  float total = softmax_weights(query, keys, n, scale, weight);
-  weighted_sum(weight, keys.v, keys.v_stride, keys.places, n, keys.head_dim, scratch.columns.data());
-  for (int64_t at = 0; at < keys.head_dim; at += kLanes) store(out + at, load(scratch.columns.data() + at) / total);
+#if defined(PACELINE_AVX512)
+  if (has_avx512()) return avx512::attend(q, heads, keys, n, scale, ahead, weight, out);
+#endif
+  (void)ahead;
+  for (int64_t head = 0; head < heads; ++head, q += keys.head_dim, out += keys.head_dim) {
+    float total = softmax_weights(q, keys, n, scale, weight);
+    weighted_sum(weight, keys.v, keys.v_stride, keys.places, n, keys.head_dim, scratch.columns.data());
+    for (int64_t at = 0; at < keys.head_dim; at += kLanes) store(out + at, load(scratch.columns.data() + at) / total);
+  }
 }
 
 // Row blocks of every (segment, kv head); `offsets` cut the query rows.
@@ -199,10 +196,11 @@ void packed_attention(const T* q, const T* k, const T* v, const int32_t* offsets
     for (int64_t j = 0; j < task.last_row; ++j) scratch.place[j] = static_cast<int32_t>(start + j);
     Keys<T> keys{k + task.kv_head * width, v + task.kv_head * width, shape.k_stride, shape.v_stride, width,
                  {scratch.place.data(), true}};
-    for (int64_t row = task.first_row; row < task.last_row; ++row)
-      for (int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head)
-        attend(q + (start + row) * shape.q_stride + head * width, keys, row + 1, shape.scale, scratch,
-               out + ((start + row) * shape.query_heads + head) * width);
+    for (int64_t row = task.first_row; row < task.last_row; ++row) {
+      int64_t head = task.kv_head * group;
+      attend(q + (start + row) * shape.q_stride + head * width, group, keys, row + 1, shape.scale, {}, scratch,
+             out + ((start + row) * shape.query_heads + head) * width);
+    }
   });
 }
 
@@ -320,7 +318,8 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
   check_offsets(query_offsets, pages.requests, shape.rows, "query_offsets");
   pages.check(query_offsets, tree_mask == nullptr ? std::numeric_limits<int64_t>::max() : tree_width);
   const int64_t group = shape.query_heads / shape.kv_heads, width = shape.head_dim;
-  for_each(tasks_of(query_offsets, pages.requests, shape.kv_heads, kRowsPerTask), shape.threads, [&](const Task& task) {
+  const std::vector<Task> tasks = tasks_of(query_offsets, pages.requests, shape.kv_heads, kRowsPerTask);
+  for_each(tasks, shape.threads, [&](const Task& task) {
     int64_t start = query_offsets[task.segment], queries = query_offsets[task.segment + 1] - start;
     int64_t before = pages.context_lens[task.segment] - queries;  // context tokens ahead of the first query row
     Scratch& scratch = scratch_of_thread();
@@ -330,7 +329,16 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
     pages.slots(task.segment, 0, known, place);
     Keys<T> keys{k_cache + task.kv_head * width, v_cache + task.kv_head * width, shape.k_stride, shape.v_stride, width,
                  {place, tree_mask == nullptr && pages.block_tokens % kLanes == 0}};
-    for (int64_t row = task.first_row; row < task.last_row; ++row) {
+    // What this thread computes next, if every task takes as long.
+    const Task* next = &task + std::max(1, shape.threads);
+    Ahead<T> ahead{};
+    if (next < tasks.data() + tasks.size() && (next->segment != task.segment || next->kv_head != task.kv_head)) {
+      int64_t count = std::min<int64_t>(pages.context_lens[next->segment], kAheadBytes / (width * sizeof(T)));
+      scratch.next_place.resize(count);
+      pages.slots(next->segment, 0, count, scratch.next_place.data());
+      ahead = {k_cache + next->kv_head * width, v_cache + next->kv_head * width, scratch.next_place.data(), count};
+    }
+    for (int64_t row = task.first_row; row < task.last_row; ++row, ahead.n = 0) {
       int64_t n = before + row + 1;
       if (tree_mask != nullptr) {
         n = before;
@@ -338,9 +346,9 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
           if (tree_mask[(start + row) * tree_width + column])
             pages.slots(task.segment, before + column, before + column + 1, place + n++);
       }
-      for (int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head)
-        attend(q + (start + row) * shape.q_stride + head * width, keys, n, shape.scale, scratch,
-               out + ((start + row) * shape.query_heads + head) * width);
+      int64_t head = task.kv_head * group;
+      attend(q + (start + row) * shape.q_stride + head * width, group, keys, n, shape.scale, ahead, scratch,
+             out + ((start + row) * shape.query_heads + head) * width);
     }
   });
 }

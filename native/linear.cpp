@@ -1,42 +1,41 @@
 // y = x W^T + b with every element summed in the same order, whatever the batch: one fused multiply-add per k, k rising.
 //
-// Owns the panel format of packed weights and the register blocking. Invariant: blocking, threads and batch size choose
-// which elements are computed together, never the order inside one of them.
+// Owns the packing of weights, the division of the work, and the kernel for AVX2; linear_avx512.cpp has the other one,
+// equal bitwise in float32. Invariant: blocking, threads and batch size choose which elements are computed together,
+// never the order inside one of them.
+#include "linear.h"
+
 #include <algorithm>
 #include <vector>
 
+#include "cpu.h"
 #include "kernels.h"
 
 namespace paceline {
 namespace {
 
-constexpr int64_t kPanel = 16;         // columns of W^T side by side: panel[k][0..16)
-constexpr int64_t kGroup = 4;          // panels per task: read from memory once for all rows of the task
 constexpr int kRows = 6;               // 6 x 16 sums fill the 16 vector registers of AVX2
 constexpr int64_t kCacheFloats = 65536;  // rows of x per task, so that they stay in the second-level cache
 constexpr int64_t kParallelWork = 1 << 19;  // multiply-adds below which a second thread costs more than it gives
 
-template <typename T>
-struct Product {
-  const float* x;  // [rows, depth], stride between rows
-  int64_t stride, depth, columns;
-  const T* panels;
-  const T* bias;
-  T* out;  // [rows, columns]
-
-  const T* panel(int64_t index) const { return panels + index * depth * kPanel; }
-};
+// Eight columns, from `column` on, of a panel at depth k.
+inline f32x8 load_at(const float* panel, int64_t k, int64_t column) { return load(panel + k * kPanel + column); }
+inline f32x8 load_at(const bf16* panel, int64_t k, int64_t column) {
+  u32x8 pairs;
+  std::memcpy(&pairs, panel + (k / 2 * kPanel + column) * 2, sizeof pairs);
+  return (f32x8)((pairs << (k % 2 ? 0 : 16)) & 0xFFFF0000u);
+}
 
 // kM rows times kPanels panels from number `panel` on, whose weights (stored as W) begin at `weights`.
 template <int kM, int kPanels, typename T, typename W>
-void block(const Product<T>& p, int64_t row, int64_t panel, const W* weights) {
+void block(const Product<T, float>& p, int64_t row, int64_t panel, const W* weights) {
   f32x8 sums[kM][2 * kPanels] = {};
   const float* x = p.x + row * p.stride;
-  const int64_t apart = p.depth * kPanel;
+  const int64_t apart = panel_size(p.depth);
   for (int64_t k = 0; k < p.depth; ++k) {
     f32x8 w[2 * kPanels];
 #pragma GCC unroll 8
-    for (int c = 0; c < 2 * kPanels; ++c) w[c] = load(weights + (c / 2) * apart + k * kPanel + (c % 2) * kLanes);
+    for (int c = 0; c < 2 * kPanels; ++c) w[c] = load_at(weights + (c / 2) * apart, k, (c % 2) * kLanes);
 #pragma GCC unroll 6
     for (int m = 0; m < kM; ++m) {
       f32x8 each = splat(x[m * p.stride + k]);
@@ -58,7 +57,7 @@ void block(const Product<T>& p, int64_t row, int64_t panel, const W* weights) {
 
 // As many panels at a time as keep at least eight sums in flight, which hides the latency of the multiply-add.
 template <int kM, int kPanels, typename T>
-void rows_of(const Product<T>& p, int64_t row, int64_t first, int64_t last) {
+void rows_of(const Product<T, float>& p, int64_t row, int64_t first, int64_t last) {
   for (; first + kPanels <= last; first += kPanels) block<kM, kPanels>(p, row, first, p.panel(first));
   for (; first < last; ++first) block<kM, 1>(p, row, first, p.panel(first));
 }
@@ -66,18 +65,20 @@ void rows_of(const Product<T>& p, int64_t row, int64_t first, int64_t last) {
 // A panel as floats. Widening is exact, so it changes no sum; it pays once several blocks of rows share the panel.
 const float* widened(const float* panel, int64_t, std::vector<float>&) { return panel; }
 
-const float* widened(const bf16* panel, int64_t size, std::vector<float>& wide) {
-  wide.resize(size);
-  for (int64_t i = 0; i < size; i += kLanes) store(wide.data() + i, load(panel + i));
+const float* widened(const bf16* panel, int64_t depth, std::vector<float>& wide) {
+  wide.resize(depth * kPanel);
+  for (int64_t k = 0; k < depth; ++k)
+    for (int64_t column = 0; column < kPanel; column += kLanes)
+      store(wide.data() + k * kPanel + column, load_at(panel, k, column));
   return wide.data();
 }
 
 template <typename T>
-void task(const Product<T>& p, int64_t row, int64_t rows, int64_t first, int64_t last) {
+void task(const Product<T, float>& p, int64_t row, int64_t rows, int64_t first, int64_t last) {
   static thread_local std::vector<float> wide;
   int64_t whole = rows / kRows * kRows;
   for (int64_t panel = first; whole > 0 && panel < last; ++panel) {
-    const float* weights = widened(p.panel(panel), p.depth * kPanel, wide);
+    const float* weights = widened(p.panel(panel), p.depth, wide);
     for (int64_t at = 0; at < whole; at += kRows) block<kRows, 1>(p, row + at, panel, weights);
   }
   switch (rows - whole) {
@@ -104,17 +105,18 @@ const float* as_float(const bf16* x, int64_t rows, int64_t& stride, int64_t dept
 
 }  // namespace
 
-int64_t packed_size(int64_t columns, int64_t depth) { return (columns + kPanel - 1) / kPanel * kPanel * depth; }
+int64_t packed_size(int64_t columns, int64_t depth) { return (columns + kPanel - 1) / kPanel * panel_size(depth); }
 
 template <typename T>
 void pack_weight(const T* weight, int64_t columns, int64_t depth, T* out) {
+  constexpr int64_t deep = kDeep<T>;
   for (int64_t first = 0; first < columns; first += kPanel) {
     int64_t present = std::min(kPanel, columns - first);
-    T* panel = out + first * depth;
-    for (int64_t k = 0; k < depth; ++k) {
-      for (int64_t n = 0; n < present; ++n) panel[k * kPanel + n] = weight[(first + n) * depth + k];
-      for (int64_t n = present; n < kPanel; ++n) panel[k * kPanel + n] = T{};
-    }
+    for (int64_t k = 0; k < depth; k += deep, out += kPanel * deep)
+      for (int64_t n = 0; n < kPanel; ++n)
+        for (int64_t i = 0; i < deep; ++i)
+          out[n * deep + i] = n < present && k + i < depth ? weight[(first + n) * depth + k + i] : T{};
+    if (deep == 1 && depth % 2) out = std::fill_n(out, kPanel, T{});
   }
 }
 
@@ -128,16 +130,25 @@ void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* b
     pack_weight(weight, columns, depth, panels.data());
     weight = panels.data();
   }
-  const float* x_float = as_float(x, rows, stride, depth, wide);
-  Product<T> product{x_float, stride, depth, columns, weight, bias, out};
   const int64_t all = (columns + kPanel - 1) / kPanel, groups = (all + kGroup - 1) / kGroup;
-  const int64_t chunk = std::max<int64_t>(4 * kRows, kCacheFloats / std::max<int64_t>(depth, 1) / kRows * kRows);
+  const int64_t chunk = std::max<int64_t>(24, kCacheFloats / std::max<int64_t>(depth, 1) / 12 * 12);
   const int64_t tasks = groups * ((rows + chunk - 1) / chunk);
+  auto for_each = [&](auto run) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * columns * depth > kParallelWork)
-  for (int64_t i = 0; i < tasks; ++i) {
-    int64_t row = i / groups * chunk, panel = i % groups * kGroup;
-    task(product, row, std::min(chunk, rows - row), panel, std::min(all, panel + kGroup));
+    for (int64_t i = 0; i < tasks; ++i) {
+      int64_t row = i / groups * chunk, panel = i % groups * kGroup;
+      run(row, std::min(chunk, rows - row), panel, std::min(all, panel + kGroup));
+    }
+  };
+#if defined(PACELINE_AVX512)
+  if (has_avx512()) {
+    Product<T, T> product{x, stride, depth, columns, weight, bias, out};
+    return for_each([&](auto... part) { avx512::multiply(product, part...); });
   }
+#endif
+  const float* x_float = as_float(x, rows, stride, depth, wide);
+  Product<T, float> product{x_float, stride, depth, columns, weight, bias, out};
+  for_each([&](auto... part) { task(product, part...); });
 }
 
 #define INSTANTIATE(T)                                          \

@@ -5,7 +5,7 @@ operation; whether a kernel or torch computes it is decided here, per call, from
 """
 
 from models.ops.attention import packed_attention, paged_attention
-from models.ops.matmul import is_packed, linear, prepack
+from models.ops.matmul import linear, prepack
 from models.ops.sampling import sample
 from models.ops.stack import DecoderStack, StackLayer
 from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, split_qkv, swiglu, write_kv
@@ -15,7 +15,6 @@ __all__ = [
     "StackLayer",
     "add_rms_norm",
     "apply_rope",
-    "is_packed",
     "linear",
     "packed_attention",
     "paged_attention",

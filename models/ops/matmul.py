@@ -14,16 +14,14 @@ from torch.autograd.function import once_differentiable
 from models.ops.native import kernels, takes
 
 INVARIANT_ROWS = 16  # measured with MKL: equal from 8 rows per thread on, 2 threads
-# Multiply-adds in bfloat16 above which oneDNN's bfloat16 instructions beat the kernel's float32 arithmetic (measured).
-_SMALL_BF16_PRODUCT = 1 << 19
 _PANELS = "_paceline_panels"
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> Tensor:
     """x [T, K] @ weight [N, K]^T + bias [N] -> [T, N], differentiable; sums in float32 (or wider).
 
-    invariant: row t of the result is bitwise the same whatever T and the other rows are. Weights that were `prepack`ed
-    are read from their panels where that is faster; the result is bitwise the one without panels if `invariant`.
+    invariant: row t of the result is bitwise the same whatever T and the other rows are, from panels or without. Else
+    weights that were `prepack`ed are read from their panels by the kernel, and others go to torch.
     """
     if not takes(x, weight) or (bias is not None and not takes(x, bias)):
         return _padded(x, weight, bias) if invariant else F.linear(x, weight, bias)
@@ -33,7 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: 
         result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return result
     panels = panels_of(weight)
-    if not invariant and (panels is None or _prefers_onednn(x, weight)):
+    if not invariant and panels is None:
         return F.linear(x, weight, bias)
     return _native(x, weight, panels, bias)
 
@@ -53,16 +51,6 @@ def prepack(weight: Tensor) -> None:
     source = weight.detach().contiguous()
     kernels.pack_weight(weight.dtype is torch.bfloat16, source.data_ptr(), panels.data_ptr(), columns, depth)
     setattr(weight, _PANELS, (panels, _version(weight)))
-
-
-def is_packed(weight: Tensor) -> bool:
-    """Whether `prepack` was called on it, be it before its last change."""
-    return hasattr(weight, _PANELS)
-
-
-def _prefers_onednn(x: Tensor, weight: Tensor) -> bool:
-    rows = x.shape[0]
-    return x.dtype is torch.bfloat16 and rows > 4 and rows * weight.numel() > _SMALL_BF16_PRODUCT
 
 
 def _version(weight: Tensor) -> int:

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engine.native import fused
 from actors.engine.native.fused import FusedForward
-from actors.engine.native.packed_weights import pack_weights
 from actors.engine.types import Rollout
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
@@ -21,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 @pytest.fixture(params=DTYPES, ids=str)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Transformer:
     model = init_model(write_config(tmp_path), 0, dtype=request.param)
-    if not FusedForward.most_rows(model):
+    if not FusedForward.supports(model):
         pytest.skip("paceline_native is not installed: pip install -e .")
     return model
 
@@ -42,7 +40,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def through_modules(monkeypatch: pytest.MonkeyPatch, model: Transformer, *args: Any, **options: Any) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(FusedForward, "most_rows", staticmethod(lambda model: 0))
+        patch.setattr(FusedForward, "supports", staticmethod(lambda model: False))
         return run(engine(model, **options), *args)
 
 
@@ -53,7 +51,7 @@ def test_same_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int], family: str, dtype: torch.dtype, threads: int
 ) -> None:
     model = init_model(write_config(tmp_path, family), 0, dtype=dtype)
-    if not FusedForward.most_rows(model):
+    if not FusedForward.supports(model):
         pytest.skip("paceline_native is not installed: pip install -e .")
     requests = make_requests(24, prompts=7, seed=1, stop_token_ids=(2,), top_p=0.95)
     options = {"prefill_chunk_tokens": 16, "max_running": 5, "kv_tokens": 512}
@@ -69,9 +67,12 @@ def test_same_rollouts(
     assert max(steps) > options["max_running"], "and so do prompt chunks"
 
 
-def test_fast_float32_goes_through_the_stack(tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = init_model(write_config(tmp_path), 0, batch_invariant=False)
-    if not FusedForward.most_rows(model):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fast_mode_goes_through_the_stack(
+    tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    model = init_model(write_config(tmp_path), 0, dtype=dtype, batch_invariant=False)
+    if not FusedForward.supports(model):
         pytest.skip("paceline_native is not installed: pip install -e .")
     requests = make_requests(6, seed=3)
     assert_same(run(engine(model), requests), through_modules(monkeypatch, model, requests))
@@ -112,24 +113,6 @@ def test_a_shape_without_a_kernel_goes_through_the_modules(tmp_path: Path, steps
     model = init_model(write_config(tmp_path, head_dim=12), 0)
     assert run(engine(model), make_requests(2))
     assert not steps
-
-
-def test_fast_bfloat16_divides_the_steps_by_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
-) -> None:
-    """Where oneDNN computes the modules' products, the stack takes the steps of few rows, the modules the others."""
-    model = init_model(write_config(tmp_path), 0, dtype=torch.bfloat16, batch_invariant=False)
-    pack_weights(model)
-    monkeypatch.setattr(fused, "SMALL_STEP", 3 * sum(p.numel() for p in model.blocks[0].parameters()))
-    if FusedForward.most_rows(model) != 3:
-        pytest.skip("oneDNN has no bfloat16 on this CPU")
-    requests = make_requests(12, seed=4, temperature=0.0)
-    expected = through_modules(monkeypatch, model, requests)
-    results = run(engine(model), requests)
-    assert set(steps) == {1, 2, 3}, "longer ones, such as prompts, go through the modules"
-    assert _tokens(results).keys() == _tokens(expected).keys()
-    for request_id, rollout in results.items():  # Up to a near-tie both decode the same tokens.
-        assert abs(rollout.logprobs_t1[0] - expected[request_id].logprobs_t1[0]) < 0.05
 
 
 def _tokens(results: dict[int, Rollout]) -> dict[int, list[int]]:

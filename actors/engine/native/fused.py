@@ -1,19 +1,14 @@
-"""A Transformer's weights as one `ops.DecoderStack`. Owns which models, and which steps, go through it.
+"""A Transformer's weights as one `ops.DecoderStack`. Owns which models go through it.
 
 Both it and the modules compute the same numbers with the same kernels; the stack spares a step a dozen calls from
-Python per layer. Only in fast bfloat16 the modules' larger products are oneDNN's (`packed_weights`): there the stack
-takes the steps that are small enough for the calls to weigh more than the products.
+Python per layer.
 """
 
 from torch import Tensor
 
 from actors.engine.native.context import CachedContext
-from actors.engine.native.packed_weights import OneDNNProjection
 from models import ops
 from models.transformer import Block, Transformer
-
-# Fast bfloat16: rows x weights of a block above which oneDNN's products save more than the calls cost (measured).
-SMALL_STEP = 12 << 20
 
 
 class FusedForward:
@@ -35,14 +30,10 @@ class FusedForward:
         )
 
     @staticmethod
-    def most_rows(model: Transformer) -> float:
-        """Rows up to which the stack is the faster way; 0 where there is none: not ours, not on CPU, no kernels."""
+    def supports(model: Transformer) -> bool:
+        """Whether the model is ours, on CPU and of a dtype with kernels."""
         weight = model.embed_tokens.weight
-        if type(model) is not Transformer or not ops.DecoderStack.supports(weight, model.config.head_dim):
-            return 0
-        if not any(isinstance(module, OneDNNProjection) for module in model.modules()):
-            return float("inf")
-        return SMALL_STEP // sum(parameter.numel() for parameter in model.blocks[0].parameters())
+        return type(model) is Transformer and ops.DecoderStack.supports(weight, model.config.head_dim)
 
     def weights_changed(self) -> None:
         self.stack.refresh()

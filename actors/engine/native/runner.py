@@ -73,8 +73,7 @@ class ModelRunner:
         self._sampling = _Sampling.of(table, np.zeros(0, np.int64))
         self._cache: KVCache | None = None
         pack_weights(model)
-        self._fused_rows = FusedForward.most_rows(model)
-        self._fused = FusedForward(model) if self._fused_rows >= 1 else None
+        self._fused = FusedForward(model) if FusedForward.supports(model) else None
         self.wake()
 
     def wake(self) -> None:
@@ -167,7 +166,7 @@ class ModelRunner:
             most_rows,
             max_context,
         )
-        forward = self._fused if self._fused is not None and total <= self._fused_rows else self.model
+        forward = self.model if self._fused is None else self._fused
         hidden = forward(step["tokens"], context)
         count = len(sample_slots)
         if not count:

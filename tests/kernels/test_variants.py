@@ -1,0 +1,57 @@
+"""The kernels for older CPUs, on this one, and what the variants of one machine have in common."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import ops
+
+ROOT = Path(__file__).parents[2]
+DTYPES = [torch.float32, torch.bfloat16]
+PROGRAM = "import sys, torch; from tests.kernels.test_variants import compute; torch.save(compute(), sys.argv[1])"
+pytestmark = pytest.mark.usefixtures("native")
+
+
+def compute() -> dict[str, Tensor]:
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.tensor([0, 3, 40, 41], dtype=torch.int32)
+    results = {}
+    for dtype in DTYPES:
+        for rows, depth, columns in ((1, 64, 100), (7, 45, 33), (40, 128, 256)):
+            shapes = ((rows, depth), (columns, depth), (columns,))
+            x, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in shapes)
+            results[f"linear {dtype} {rows}"] = ops.linear(x, weight, bias, invariant=True)
+        for heads, width in ((5, 24), (4, 64), (2, 80)):
+            q, k, v = (torch.randn(41, h, width, generator=generator).to(dtype) for h in (heads, 1, 1))
+            results[f"attention {dtype} {heads}"] = ops.packed_attention(q, k, v, offsets, width**-0.5)
+    return results
+
+
+def _without_avx512(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PACELINE_CPU": "avx2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_variants_differ_by_rounding_only_and_not_at_all_in_float32_products(tmp_path: Path) -> None:
+    result = _without_avx512("-c", PROGRAM, str(tmp_path / "avx2.pt"))
+    assert result.returncode == 0, result.stderr
+    older, mine = torch.load(tmp_path / "avx2.pt"), compute()
+    assert older.keys() == mine.keys()
+    for name, expected in older.items():
+        if name.startswith("linear torch.float32"):
+            assert torch.equal(mine[name], expected), name
+        tolerance = 1e-5 if expected.dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(mine[name], expected, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("area", ["test_linear.py", "test_attention.py"])
+def test_the_older_variant_passes_the_same_tests(area: str) -> None:
+    result = _without_avx512("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/kernels/{area}")
+    assert result.returncode == 0, result.stdout + result.stderr
