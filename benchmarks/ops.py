@@ -101,6 +101,22 @@ def operations(rows: int, dtype: torch.dtype, context: int) -> dict[str, Contest
     }
 
 
+def large_attention(rows: int, dtype: torch.dtype, context: int) -> tuple[Contestants, int]:
+    """Decode attention of the 20M model, a cache per layer: each contestant calls all; the number of layers."""
+    layers, query_heads, kv_heads, head_dim, block = 6, 8, 4, 64, 16
+    blocks = -(-context // block)
+    shape = (rows * blocks * block, kv_heads, head_dim)
+    caches = [(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(layers)]
+    q = torch.randn(rows, query_heads, head_dim).to(dtype)
+    tables = torch.randperm(rows * blocks).int().view(rows, blocks)
+    paged = (tables, torch.arange(rows + 1).int(), torch.full((rows,), context, dtype=torch.int32), block, 0.125)
+    maxima = {"max_query": 1, "max_context": context}
+    return {
+        "kernel": lambda: [ops.paged_attention(q, *cache, *paged) for cache in caches],
+        "torch": lambda: [reference.paged_attention(q, *cache, *paged, **maxima) for cache in caches],
+    }, layers
+
+
 def learner_operations(tokens: int) -> dict[str, Contestants]:
     """Forward and backward over packed segments with long-tailed lengths, float32."""
     generator = torch.Generator().manual_seed(0)
@@ -174,6 +190,11 @@ def main() -> None:
                 result[name] = {op: measure(both, repeats) for op, both in operations(count, dtype, 200).items()}
                 for op, figures in result[name].items():
                     print(f"{name} {op:16s} {figures}", flush=True)
+            for count in (8, 32, 64):
+                name = f"attention_20m_{dtype_name}_{count}_rows"
+                both, layers = large_attention(count, dtype, 100)
+                result[name] = {key: round(us / layers, 2) for key, us in measure(both, repeats).items()}
+                print(f"{name} {result[name]}", flush=True)
     result["learner_forward_backward"] = {op: measure(both, repeats) for op, both in learner_operations(4096).items()}
     for op, figures in result["learner_forward_backward"].items():
         print(f"learner {op:16s} {figures}", flush=True)
