@@ -98,7 +98,8 @@ def test_grader_that_cannot_be_built_is_an_error_with_its_reason() -> None:
             pool.drain()
 
 
-def test_a_step_of_gradings_is_one_span_per_worker() -> None:
+def test_the_gradings_of_a_step_are_few_spans() -> None:
+    """How many depends on who was fast; that a worker's are in order and joined does not."""
     spans: list[tuple[str, str, float, float]] = []
     begin_s = time.time()
     with RewardPool(quick(workers=2), factory=Moody, on_span=lambda *span: spans.append(span)) as pool:
@@ -107,12 +108,13 @@ def test_a_step_of_gradings_is_one_span_per_worker() -> None:
             for key in range(30):
                 pool.submit(key, item("1"))
             pool.drain()
-            assert sorted(worker for worker, *_ in spans) == sorted(["reward-0", "reward-1"] * step)
+            assert step <= len(spans) < 15 * step
+        before = len(spans)
         pool.begin()
         pool.submit(0, item("die"))
         pool.drain()
+        assert len(spans) == before + 1  # a lost grading is on the timeline too
     pool.close()  # twice is fine
-    assert len(spans) == 5  # a lost grading is on the timeline too
     assert all(kind == "grade" and begin_s <= start <= end <= time.time() for _, kind, start, end in spans)
     by_worker = [[s for s in spans if s[0] == name] for name in ("reward-0", "reward-1")]
     assert all(a[3] <= b[2] for mine in by_worker for a, b in pairwise(mine))
