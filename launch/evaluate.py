@@ -12,7 +12,7 @@ import numpy as np
 from launch.config import Config
 from launch.errors import PacelineError
 from launch.interrupt import interrupt_flag
-from launch.job import Job, open_job
+from launch.job import Job, open_job, tokenizer_dir
 from launch.observe import Observer
 from launch.ray_session import ray_session
 from launch.requests import EVAL_EPOCH, Pick, build_requests
@@ -55,12 +55,15 @@ def evaluate(config: Config, model: str | None) -> dict[str, float]:
     """`paceline eval`: start the actors, evaluate `model` (default: model.path), and end them."""
     if config.data.eval is None:
         raise PacelineError("data.eval is not set: there is nothing to evaluate on", remedy="set data.eval=FILE")
+    if model is not None:
+        path = {"path": model, "tokenizer": tokenizer_dir(config)}
+        config = config.model_copy(update={"model": config.model.model_copy(update=path)})
     run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
     with (
         interrupt_flag() as interrupt,
         ray_session(address=config.cluster.address),
         Observer(run_dir, config) as observer,
-        open_job(config, observer, interrupt, Path(model or config.model.path)) as job,
+        open_job(config, observer, interrupt, Path(config.model.path)) as job,
     ):
         job.publish()
         return evaluate_job(job)

@@ -27,10 +27,6 @@ class KVCache:
         self.all_keys, self.all_values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
         self.keys, self.values = list(self.all_keys.unbind(0)), list(self.all_values.unbind(0))
 
-    @property
-    def size_bytes(self) -> int:
-        return 2 * self.all_keys.numel() * self.all_keys.element_size()
-
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy whole blocks, every layer; int64 [N] each. All sources are read before any target is written."""
         for cache in (self.all_keys, self.all_values):
