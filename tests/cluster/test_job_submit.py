@@ -3,12 +3,14 @@
 import json
 import os
 import secrets
-import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,16 +31,41 @@ class Head:
     environment: dict[str, str]
 
     def submit(self, *command: str, token: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Submit the checkout with `command`, follow the job to its end; the exit code is the job's."""
+        """Submit the checkout with `command`, follow the job to its end; the exit code is the job's.
+
+        A head accepts jobs only some seconds after it answers: what it then says means "try again".
+        """
         environment = self.environment if token is None else self.environment | {"RAY_AUTH_TOKEN": token}
-        return subprocess.run(
-            [*RAY, "job", "submit", "--address", self.url, "--working-dir", str(ROOT), "--", *command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=JOB_TIMEOUT_S,
-            check=False,
-        )
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            done = subprocess.run(
+                [*RAY, "job", "submit", "--address", self.url, "--working-dir", str(ROOT), "--", *command],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=JOB_TIMEOUT_S,
+                check=False,
+            )
+            if "No available agent" not in done.stdout + done.stderr or time.monotonic() > deadline_s:
+                return done
+            time.sleep(1)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.2)
+    pytest.fail(f"the head did not come up in {START_TIMEOUT_S:.0f} s: {log.read_text()}")
 
 
 @pytest.fixture(scope="module")
@@ -51,32 +78,26 @@ def head() -> Iterator[Head]:
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     temp_dir = Path(tempfile.mkdtemp(prefix="pljob"))
-    with (temp_dir / "head.log").open("w") as log:
+    # Ports of its own, the agents' too: the head of the test session holds Ray's default one.
+    port, dashboard, agent = free_ports(3)
+    options = {"port": port, "dashboard-port": dashboard, "dashboard-agent-listen-port": agent, "temp-dir": temp_dir}
+    options |= {"node-ip-address": "127.0.0.1", "num-cpus": 16, "object-store-memory": 256 * 2**20}
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    log = temp_dir / "head.log"
+    with log.open("w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.head", str(temp_dir)],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
+            [*RAY, "start", "--head", "--block", *flags], env=environment, stdout=stream, stderr=stream
         )
-    assert process.stdin is not None
-    assert process.stdout is not None
     try:
-        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
-        line = process.stdout.readline() if ready else ""
-        if not line:
-            pytest.fail(f"the head did not come up in {START_TIMEOUT_S:.0f} s: {(temp_dir / 'head.log').read_text()}")
-        yield Head(json.loads(line)["dashboard"], environment)
+        wait_for(dashboard, process, log)
+        yield Head(f"http://127.0.0.1:{dashboard}", environment)
     finally:
-        process.stdin.close()
+        process.terminate()
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
