@@ -12,7 +12,7 @@ from actors.engine.types import Request, Rollout
 from actors.reward_worker import RewardPool
 from actors.rewards import Grade, GradeItem
 from launch.dispatch import DispatchStats, RolloutDispatcher
-from launch.interrupt import Interrupt, Interrupted
+from launch.interrupt import Interrupt
 from launch.observe import Observer, Sample
 from launch.requests import Pick
 
@@ -106,7 +106,7 @@ class Collector:
         )
         sampled_s = time.monotonic()
         if stats.interrupted:
-            raise Interrupted(self._interrupt.signal_name)
+            self._interrupt.check()
         grades = self._rewards.drain()
         groups = [
             Group(pick, [Graded(arrived[i][0], grades[i], arrived[i][1]) for i in ids if i in arrived])

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.config import ConfigError
+from models.durable import sync
 
 MAX_SHARD_BYTES = 5 * 2**30
 _INDEX = "model.safetensors.index.json"
@@ -125,7 +126,7 @@ def write_checkpoint(
         _write_json(temporary / "config.json", dict(config) | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}))
         for file in temporary.iterdir():
             file.chmod(0o644)  # safetensors writes 0600, and engines may run as another user
-            _sync(file)
+            sync(file)
         temporary.chmod(0o755)
         _replace(temporary, out)
     finally:
@@ -162,14 +163,6 @@ def _write_weights(tensors: Mapping[str, Tensor], directory: Path, max_shard_byt
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _replace(new: Path, out: Path) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from models.durable import sync
+
 STATE_FILE = "state.json"
 LEARNER_DIR = "learner"
 _COMPLETE = re.compile(r"step_(\d{6,})")
@@ -98,7 +100,7 @@ def _rename(temporary: Path, final: Path) -> None:
         if aside.exists():
             aside.rename(final)
         raise
-    _sync(final.parent)
+    sync(final.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -112,16 +114,8 @@ def _remove_leftovers(root: Path) -> None:
 def _sync_tree(directory: Path) -> None:
     for parent, _, files in os.walk(directory):
         for name in files:
-            _sync(Path(parent) / name)
-        _sync(Path(parent))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(Path(parent) / name)
+        sync(Path(parent))
 
 
 def _explain(root: Path, step: int, error: OSError) -> str:
