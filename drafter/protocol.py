@@ -3,13 +3,41 @@
 The engine checks everything a drafter returns: a draft can only make a step slower, never change a token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+
+from policies.speculation.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """Hidden states (after the final norm) of consecutive positions, packed by request: those of request r are rows
+    offsets[r]:offsets[r+1], for positions lengths[r] - 1 - n .. lengths[r] - 2 (n rows; 0 if none is kept)."""
+
+    rows: Tensor  # [T, H], the target's dtype and device
+    offsets: Int64Array  # [R + 1]
+
+
+class HiddenSource(Protocol):
+    """Hidden states of the last verified tokens of running requests, kept by the engine."""
+
+    def last(self, slots: Int64Array, first_positions: Int64Array) -> HiddenRows:
+        """For each slot the kept states from `first_positions` on; less where fewer are kept, without gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlaces:
+    """Where a drafter with a KV cache of its own may write: the target's block tables, valid for positions
+    0 .. lengths - 1 of each slot. Blocks of a shared prompt are shared here too."""
+
+    block_tables: NDArray[np.int32]  # [slots, M], all slots
+    block_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +53,58 @@ class BatchView:
     noise_keys: Int64Array  # [R]; the token after `lengths[r]` is drawn with noise position lengths - prompt_lengths
     temperatures: NDArray[np.float32]  # [R]
     vocab_size: int
+    top_k: Int64Array  # [R], 0 is off
+    top_p: NDArray[np.float32]  # [R], 1 is off
+    room: Int64Array  # [R], the most tokens worth drafting (the request's limit)
+    hidden: HiddenSource | None = None  # only for drafters with `needs_hidden`
+    kv: KVPlaces | None = None  # only for drafters with `needs_hidden`
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Proposed continuations: request r continues with tokens[r, :counts[r]]."""
+    """Proposed continuations: request r may continue with tokens[r, :counts[r]], a chain or a tree.
+
+    Tree: parents[r, i] < i is the node before node i, -1 the last known token; siblings are distinct. The engine keeps
+    the nodes up to the first unusable one, so the most probable come first.
+    """
 
     tokens: Int64Array  # [R, K]
     counts: Int64Array  # [R], 0 <= counts <= K; 0 is 'nothing to propose'
+    parents: Int64Array | None = None  # [R, K]; None: chains
+    # Probability each node was drawn with, over the whole vocabulary, float32 [R, K, V]: only for
+    # `verification: rejection` of sampled chains. None: the tokens were chosen, not sampled (one-hot).
+    distributions: Tensor | None = field(default=None)
 
 
 class Drafter(Protocol):
-    """Proposes tokens that may follow each request's history."""
+    """Proposes tokens that may follow each request's history. Lives in the engine's process and thread.
 
-    def propose(self, batch: BatchView, depth: int) -> Drafts:
-        """Up to `depth` >= 1 tokens for every request of the batch."""
+    Called for every request: `begin` when it takes a slot, `end` when it leaves. `propose` is called only for the
+    steps whose strategy names the drafter: it catches up with what `history` gained since its last call.
+    """
+
+    name: str
+    needs_hidden: bool
+
+    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
+        """A request takes `slot`; response_tokens is what it has sampled already (a re-issued one)."""
+
+    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        """The request leaves `slot` with tokens (prompt and response). Not `finished`: preempted or aborted."""
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        """At most strategy.tokens_to_verify tokens for every request of the batch, in paths of at most strategy.depth.
+
+        May raise: then the engine goes on without this drafter."""
+
+    def new_target(self, version: int) -> None:
+        """The target model's weights changed (in place)."""
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        """Rollouts that other workers finished."""
+
+    def save(self, directory: str) -> None:
+        """Write what would be lost with the process. Nothing to keep: writes nothing."""
+
+    def load(self, directory: str) -> None:
+        """Restore what `save` wrote; a missing or unreadable file leaves the drafter as it is, with a warning."""

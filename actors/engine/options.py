@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from policies.speculation.options import SpeculationOptions
+
 
 class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
     """How tokens are drawn."""
@@ -41,6 +43,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     rollouts_per_prompt: Annotated[int, Field(ge=2, description="responses per prompt (group size)")] = 8
     sampling: SamplingOptions = SamplingOptions()
     engine: EngineOptions = EngineOptions()
+    speculation: SpeculationOptions = SpeculationOptions()
     max_retries: Annotated[int, Field(ge=0, description="re-issues of one request after lost workers")] = 3
     max_worker_restarts: Annotated[int, Field(ge=0, description="restarts of one worker's engine per run")] = 10
     stall_timeout_s: Annotated[float, Field(gt=0, description="no event from a busy worker for so long: lost")] = 120.0

@@ -69,6 +69,7 @@ class Rollout:
     weights_version: int
     started_s: float  # admitted to the running batch
     finished_s: float
+    verifications: int = 0  # engine steps that drew tokens of it; accept length is tokens drawn there per verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,22 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class StrategyUse:
+    """What one strategy did in a window. Steps with prompt chunks count as steps, not in `seconds` and `saved_s`."""
+
+    strategy: str  # str(policies.speculation.strategy.Strategy)
+    engine_steps: int
+    request_steps: int  # sum of decoding requests over those steps
+    drafted: int
+    accepted: int
+    seconds: float  # of the steps, drafting included
+    draft_s: float  # of it, drafting
+    saved_s: float  # measured plain-decoding seconds of the same tokens, less `seconds`; 0 where that is not known
+    offered: tuple[int, ...] = ()  # [depth]: requests whose draft reached this depth
+    taken: tuple[int, ...] = ()  # [depth]: of them, accepted there
+
+
+@dataclass(frozen=True, slots=True)
 class EngineWindow:
     """Telemetry of the engine steps in [start_s, end_s): one record about every 0.2 s and when the engine idles."""
 
@@ -105,6 +122,9 @@ class EngineWindow:
     waiting: int
     kv_tokens_used: int
     preempted: int = 0  # requests recomputed because the cache was full
+    strategies: tuple[StrategyUse, ...] = ()
+    # (time, requests running, drafter) after every change of either, at most one per 5 ms.
+    trace: tuple[tuple[float, int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

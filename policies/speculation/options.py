@@ -1,0 +1,59 @@
+"""The `rollout.speculation:` section of the configuration. Owns names and ranges only."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+from policies.speculation.strategy import Strategy
+
+
+class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
+    """The suffix drafter (DAS 4.1): an index per problem over its recent rollouts and the request's own text."""
+
+    window_rollouts: Annotated[int, Field(ge=1, description="finished rollouts kept per problem")] = 32
+    max_bytes: Annotated[int, Field(ge=1 << 20, description="memory limit; whole problems leave, oldest use first")] = (
+        512 << 20
+    )
+    epoch_decay: Annotated[float, Field(gt=0, le=1, description="weight of a rollout per weights version of age")] = 0.8
+    min_probability: Annotated[float, Field(ge=0, lt=1, description="drafts end below this path probability")] = 0.1
+
+
+class EagleOptions(BaseModel, frozen=True, extra="forbid"):
+    """The EAGLE drafter; without `path` there is none."""
+
+    path: Annotated[str | None, Field(description="directory of drafter weights; `random`: fresh weights")] = None
+    context_tokens: Annotated[int, Field(ge=1, description="hidden states kept for switching on, tokens")] = 64
+
+
+class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
+    """Speculative decoding of rollouts. Never changes a token (verification: coupled) or their distribution."""
+
+    mode: Annotated[
+        Literal["off", "adaptive", "paper", "fixed"],
+        Field(description="adaptive: measured choice with plain decoding as an arm; paper: TLT Algorithm 1 as printed"),
+    ] = "adaptive"
+    verification: Annotated[
+        Literal["coupled", "rejection"],
+        Field(description="coupled: the very tokens of plain decoding; rejection: their distribution only"),
+    ] = "coupled"
+    max_running: Annotated[int, Field(ge=1, description="speculate while at most so many requests run")] = 32
+    strategies: Annotated[
+        tuple[str, ...] | None, Field(description="arms, e.g. suffix:8 or eagle:4x2/12; default: by drafters at hand")
+    ] = None
+    exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.01
+    window: Annotated[int, Field(ge=1, description="measurements kept per arm and batch bucket")] = 32
+    seed: int = 0
+    # mode: paper
+    epsilon: Annotated[float, Field(ge=0, le=1, description="mode paper: exploration probability")] = 0.1
+    batch_thresholds: Annotated[
+        tuple[int, ...] | None, Field(description="mode paper: first batch size of each bucket, ascending, from 1")
+    ] = None
+    suffix: SuffixOptions = SuffixOptions()
+    eagle: EagleOptions = EagleOptions()
+
+    @field_validator("strategies")
+    @classmethod
+    def _parses(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for text in value or ():
+            Strategy.parse(text)
+        return value

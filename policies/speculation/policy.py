@@ -1,0 +1,59 @@
+"""The seam between an engine and what chooses its strategies: called in the engine's loop, before and after each step."""
+
+from typing import Protocol
+
+from policies.speculation.strategy import PLAIN, Strategy
+
+
+class StrategyPolicy(Protocol):
+    """Chooses per engine step. Both calls together cost at most 50 us, and about 1 us while nothing is reconsidered.
+
+    Picklable before its first call; clock-free and random only through its own seed.
+    """
+
+    @property
+    def max_nodes(self) -> int:
+        """The most drafted tokens per request of any strategy it may choose."""
+
+    def choose(self, running: int) -> Strategy:
+        """The strategy of a step that decodes `running` >= 1 requests."""
+
+    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+        """What a step brought: `accepted` of `drafted` tokens, summed over its requests. Steps with prompt chunks, and
+        those right after new weights or a switch of drafter, are recorded too, by `skip` instead."""
+
+    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        """A step whose time says nothing about the strategy (it held prompt chunks)."""
+
+    def unavailable(self, drafter: str) -> None:
+        """The drafter failed: never choose it again."""
+
+    def plain_s(self, running: int) -> float | None:
+        """Measured seconds of a plain decoding step of so many requests; None: not known yet."""
+
+
+class FixedPolicy:
+    """Always the same strategy while at most `max_running` requests decode; `PLAIN` is 'off'."""
+
+    def __init__(self, strategy: Strategy, max_running: int = 1 << 30) -> None:
+        self._strategy, self._max_running = strategy, max_running
+        self._failed = False
+
+    @property
+    def max_nodes(self) -> int:
+        return self._strategy.tokens_to_verify
+
+    def choose(self, running: int) -> Strategy:
+        return PLAIN if self._failed or running > self._max_running else self._strategy
+
+    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+        pass
+
+    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        pass
+
+    def unavailable(self, drafter: str) -> None:
+        self._failed = self._failed or drafter == self._strategy.drafter
+
+    def plain_s(self, running: int) -> float | None:
+        return None
