@@ -1,4 +1,4 @@
-"""The seam between an engine and what chooses its strategies: called in the engine's loop, before and after each step."""
+"""The seam between an engine and what chooses its strategies: called in its loop, before and after each step."""
 
 from typing import Protocol
 
