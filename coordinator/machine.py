@@ -10,6 +10,8 @@ Rules that hold after every step, whatever came in:
   - what no rule allows raises IllegalTransitionError and changes nothing.
 """
 
+import math
+
 from coordinator.events import (
     Changed,
     Command,
@@ -60,6 +62,8 @@ class Machine:
         self.paused = False
         self.ignored = 0  # stale and repeated messages
         self._sessions_made = 0
+        self._check_at_s = math.inf  # no deadline is earlier; heartbeats move theirs later without moving this
+        self._reconsider = False  # something that promotion depends on has changed
         self._out: list[Command] = []
 
     def step(self, event: Event, now_s: float) -> list[Command]:
@@ -75,12 +79,10 @@ class Machine:
         out, self._out = self._out, []
         return out
 
-    def next_deadline_s(self, now_s: float) -> float | None:
-        """When a Tick is due after `now_s`, if nothing else happens."""
-        due = [worker.heard_s + self.options.lease_s for worker in self.roster]
-        due += [worker.answer_by_s for worker in self.roster if worker.answer_by_s is not None]
-        due += [worker.rests_until_s for worker in self.roster if worker.rests_until_s > now_s]
-        return min(due, default=None)
+    @property
+    def next_deadline_s(self) -> float:
+        """When a Tick is due, if nothing else happens; infinite if never."""
+        return self._check_at_s
 
     # Workers.
 
@@ -114,6 +116,7 @@ class Machine:
             if isinstance(event, TrainerFailed):
                 worker.trainer_failures += 1
                 worker.rests_until_s = now_s + self.options.retry_after_s
+                self._due(worker.rests_until_s)
             self._move(worker, State.BUSY if edge is Edge.TO_BUSY else State.IDLE, reason)
 
     def _register(self, event: Register, known: Worker | None, now_s: float) -> None:
@@ -131,6 +134,8 @@ class Machine:
         if known is None:
             worker = Worker(event.worker, event.incarnation, event.node, event.group, state, now_s, drained=drained)
             self.roster.workers[worker.name] = worker
+            self._due(now_s + self.options.lease_s)
+            self._reconsider = True
             self._out.append(Changed(worker.name, "", state, "registered"))
         else:
             worker = known
@@ -164,6 +169,7 @@ class Machine:
     # The driver and people.
 
     def _control(self, event: Event, now_s: float) -> None:
+        self._reconsider |= not isinstance(event, Tick)
         match event:
             case RolloutStarted():
                 self.rolling = True
@@ -204,12 +210,25 @@ class Machine:
     # Time.
 
     def _expire(self, now_s: float) -> None:
+        if now_s < self._check_at_s:
+            return
+        self._check_at_s = math.inf
         for worker in self.roster:
             if worker.answer_by_s is not None and now_s >= worker.answer_by_s:
                 what = "start" if worker.phase is Phase.STARTING else "stop"
                 self._lose(worker, f"did not {what} training in time")
-            elif now_s - worker.heard_s >= self.options.lease_s:
+            elif now_s >= worker.heard_s + self.options.lease_s:
                 self._lose(worker, f"silent for {self.options.lease_s:g} s")
+            else:
+                self._due(worker.heard_s + self.options.lease_s)
+                if worker.answer_by_s is not None:
+                    self._due(worker.answer_by_s)
+                if worker.rests_until_s > now_s:
+                    self._due(worker.rests_until_s)
+        self._reconsider = True  # somebody may have rested enough
+
+    def _due(self, at_s: float) -> None:
+        self._check_at_s = min(self._check_at_s, at_s)
 
     def _lose(self, worker: Worker, reason: str) -> None:
         self._out.append(Lost(worker.name, worker.incarnation, reason))
@@ -219,6 +238,9 @@ class Machine:
 
     def _promote(self, now_s: float) -> None:
         """Idle workers join their group's session, or begin one where enough of them are idle."""
+        if not self._reconsider:
+            return
+        self._reconsider = False
         if not self.rolling or self.paused:
             return
         idle: dict[str, list[Worker]] = {}
@@ -247,6 +269,7 @@ class Machine:
     def _begin(self, worker: Worker, session: Session, now_s: float) -> None:
         worker.session, worker.phase = session.number, Phase.STARTING
         worker.answer_by_s = now_s + self.options.start_timeout_s
+        self._due(worker.answer_by_s)
         self._set(worker, State.TRAINING, f"session {session.number}")
 
     def _stop(self, worker: Worker, reason: str, now_s: float) -> None:
@@ -255,6 +278,7 @@ class Machine:
         number = worker.session
         self._quit_session(worker)
         worker.phase, worker.answer_by_s = Phase.STOPPING, now_s + within_s
+        self._due(worker.answer_by_s)
         self._out.append(Stop(worker.name, self.term, number, within_s, reason))
 
     def _stop_all(self, reason: str, now_s: float) -> None:
@@ -294,6 +318,7 @@ class Machine:
         if worker.state is not state:
             self._out.append(Changed(worker.name, worker.state, state, reason))
             worker.state = state
+            self._reconsider = True
 
     def _remove(self, worker: Worker, reason: str) -> None:
         self._quit_session(worker)
