@@ -5,11 +5,11 @@ replay and is counted. Commands that are owed an answer are sent again until it 
 up. A frame that cannot be read, is too long, or speaks for another worker than its connection is dropped and counted.
 """
 
-import logging
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -29,11 +29,10 @@ from coordinator.events import (
     Tick,
     WorkerEvent,
 )
-from coordinator.machine import IllegalTransitionError, Machine, UnknownTargetError
+from coordinator.machine import IllegalTransitionError, Machine
 from coordinator.transport.security import ServerKeys, secure_server
 from coordinator.wire import MAX_FRAME_BYTES, Ack, BadFrameError, Say, Tell, decode_say, encode
 
-_log = logging.getLogger(__name__)
 RESEND_S = 0.25
 Watcher = Callable[[Command], None]
 
@@ -67,6 +66,7 @@ class CoordinatorServer:
         self.counts: Counter[str] = Counter()  # frames by fate: heard, repeated, replayed, malformed, ...
         self._peers: dict[bytes, _Peer] = {}
         self._owed: dict[str, tuple[Command, float]] = {}  # by worker: what to send again, and when
+        self._resend_at_s = math.inf  # none of them is due before
         self._calls: SimpleQueue[tuple[Callable[[], object], Future[object]] | None] = SimpleQueue()
         self._context = zmq.Context()
         self._guard = secure_server(self._context, keys) if keys is not None else None
@@ -133,7 +133,7 @@ class CoordinatorServer:
             self._context.term()
 
     def _patience_ms(self) -> int:
-        due_s = min(self.machine.next_deadline_s, *(at_s for _, at_s in self._owed.values()), self._clock() + 1.0)
+        due_s = min(self.machine.next_deadline_s, self._resend_at_s, self._clock() + 1.0)
         return max(0, int((due_s - self._clock()) * 1000) + 1)
 
     def _run_calls(self) -> bool:
@@ -201,32 +201,37 @@ class CoordinatorServer:
         return error
 
     def _apply(self, event: Event) -> None:
-        self._follow(self.machine.step(event, self._clock()))
-
-    def _on_time(self) -> None:
         now_s = self._clock()
-        if now_s >= self.machine.next_deadline_s:
-            self._apply(Tick())
-        for name, (command, at_s) in list(self._owed.items()):
-            if now_s >= at_s:
-                self._tell(name, command, now_s)
-                self.counts["sent again"] += 1
-
-    def _follow(self, commands: Sequence[Command]) -> None:
-        now_s = self._clock()
+        commands = self.machine.step(event, now_s)
+        touched = {command.worker for command in commands}
+        if isinstance(event, WorkerEvent):
+            touched.add(event.worker)
+        for name in touched & self._owed.keys():
+            worker = self.machine.roster.workers.get(name)
+            if worker is None or worker.answer_by_s is None:
+                del self._owed[name]
         for command in commands:
             if isinstance(command, Changed | Lost):
                 self._watcher(command)
             else:
                 self._tell(command.worker, command, now_s)
-        for name in list(self._owed):
-            worker = self.machine.roster.workers.get(name)
-            if worker is None or worker.answer_by_s is None:
-                del self._owed[name]
+
+    def _on_time(self) -> None:
+        now_s = self._clock()
+        if now_s >= self.machine.next_deadline_s:
+            self._apply(Tick())
+        if now_s >= self._resend_at_s:
+            self._resend_at_s = math.inf
+            for name, (command, at_s) in list(self._owed.items()):
+                if now_s >= at_s:
+                    self._tell(name, command, now_s)
+                    self.counts["sent again"] += 1
+                self._resend_at_s = min(self._resend_at_s, self._owed[name][1])
 
     def _tell(self, name: str, command: Command, now_s: float) -> None:
         if isinstance(command, Lead | Join | Stop):
             self._owed[name] = (command, now_s + RESEND_S)
+            self._resend_at_s = min(self._resend_at_s, now_s + RESEND_S)
         self._send(name.encode(), Tell(command))
 
     def _send(self, identity: bytes, message: Ack | Tell) -> None:
