@@ -45,6 +45,8 @@ void map(Address x, Address out, int64_t n) {
 
 }  // namespace
 
+void bind_ngram(nb::module_& m);
+
 #define STORAGE(tag) std::remove_pointer_t<decltype(tag)>
 
 NB_MODULE(paceline_native, m) {
@@ -205,4 +207,5 @@ NB_MODULE(paceline_native, m) {
   m.def("exp_array", &map<paceline::exp_array>);
   m.def("log_array", &map<paceline::log_array>);
   m.def("log1m_array", &map<paceline::log1m_array>);
+  bind_ngram(m);
 }
