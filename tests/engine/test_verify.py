@@ -50,14 +50,14 @@ def test_accept_is_token_by_token_decoding(batch: tuple[np.ndarray, np.ndarray, 
     st.integers(1, 5),
 )
 def test_clean_drafts_are_prefixes_inside_the_vocabulary(rows: list[list[int]], counts: list[int], depth: int) -> None:
-    cleaned = clean_drafts(np.array(rows), np.array(counts[: len(rows)]), len(rows), depth, 10)
+    cleaned = clean_drafts(np.array(rows), np.array(counts[: len(rows)]), None, len(rows), depth, depth, 10)
     for i, row in enumerate(rows):
         wanted: list[int] = []
         for token in row[: min(depth, max(counts[i], 0))]:
             if not 0 <= token < 10:
                 break
             wanted.append(token)
-        found = [] if cleaned is None else [int(t) for t in cleaned[i] if t >= 0]
+        found = [] if cleaned is None else [int(t) for t in cleaned.tokens[i] if t >= 0]
         assert found == wanted
 
 

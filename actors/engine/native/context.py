@@ -33,6 +33,11 @@ class KVCache:
             blocks = cache.view(cache.shape[0], -1, self.block_tokens, *cache.shape[2:])
             blocks[:, target] = blocks[:, source]
 
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy K/V between slots, every layer; int64 [N] each, target distinct. All are read before any is written."""
+        for cache in (self.all_keys, self.all_values):
+            cache[:, target] = cache[:, source]
+
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     if device != "cpu":
@@ -53,6 +58,7 @@ class CachedContext:
     context_lens: Tensor  # int32 [R], this step's rows included
     max_query: int
     max_context: int
+    tree_mask: Tensor | None = None  # uint8 [T, W], see ops.paged_attention
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]; k and v enter the cache first."""
@@ -67,6 +73,7 @@ class CachedContext:
             self.context_lens,
             self.cache.block_tokens,
             q.shape[-1] ** -0.5,
+            tree_mask=self.tree_mask,
             max_query=self.max_query,
             max_context=self.max_context,
         )

@@ -19,6 +19,7 @@ from actors.engine.native.fused import FusedForward
 from actors.engine.native.packed_weights import pack_weights
 from actors.engine.native.scheduler import StepPlan
 from actors.engine.native.slots import SlotTable
+from actors.engine.native.speculation import StepDrafts
 from models import ops
 from models.transformer import Transformer
 
@@ -32,6 +33,10 @@ class Draws:
     tokens: Int64Array  # [R, K+1]
     logprobs: NDArray[np.float32]  # [R, K+1], of the sampling distribution
     logprobs_t1: NDArray[np.float32]  # [R, K+1], at temperature 1 without truncation
+
+    def along(self, path: Int64Array) -> "Draws":
+        """Column path[r, j] of request r in place of its column j; path [R, K+1]."""
+        return Draws(*(np.take_along_axis(x, path, axis=1) for x in (self.tokens, self.logprobs, self.logprobs_t1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +60,36 @@ class _Sampling:
 
 
 class ModelRunner:
-    """Runs `model` over the slots of `table`. `max_rows`: the most rows of one step."""
+    """Runs `model` over the slots of `table`: at most `chunk_tokens` rows of prompts beside a decoding row and
+    `max_nodes` drafted ones per slot."""
 
-    def __init__(self, model: Transformer, table: SlotTable, blocks: int, block_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self, model: Transformer, table: SlotTable, blocks: int, block_tokens: int, chunk_tokens: int, max_nodes: int
+    ) -> None:
         parameter = next(model.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
         self.model, self._table = model, table
         self._blocks, self._block_tokens = blocks, block_tokens
-        slots, width = table.block_tables.shape
+        self._chunk_tokens = chunk_tokens
+        self._sampling = _Sampling.of(table, np.zeros(0, np.int64))
+        self._cache: KVCache | None = None
+        self.resize(max_nodes)
+        pack_weights(model)
+        self._fused = FusedForward(model) if FusedForward.supports(model) else None
+        self.wake()
+
+    def resize(self, max_nodes: int) -> None:
+        """Make room for up to `max_nodes` drafted tokens per request and step."""
+        slots, width = self._table.block_tables.shape
+        max_rows = slots * (1 + max_nodes) + self._chunk_tokens
         rows = ("tokens", "positions", "kv_slots", "sample_rows", "noise_keys", "noise_positions", "temperature")
         capacity = dict.fromkeys((*rows, "top_k", "top_p"), max_rows)
+        capacity["tree_mask"] = max_rows * (1 + max_nodes) // 8 + 1  # bytes
         capacity |= {"query_offsets": slots + 1, "context_lens": slots, "block_tables": slots * width}
         self._buffers = StepBuffers(capacity, self.device)
         self._no_cutoff = torch.full((max_rows,), -torch.inf, device=self.device)
         self._arange = np.arange(max_rows + 1)
         self._offsets = np.arange(max_rows + 1, dtype=np.int32)
-        self._sampling = _Sampling.of(table, np.zeros(0, np.int64))
-        self._cache: KVCache | None = None
-        pack_weights(model)
-        self._fused = FusedForward(model) if FusedForward.supports(model) else None
-        self.wake()
 
     def wake(self) -> None:
         """(Re)allocate the KV cache."""
@@ -94,13 +109,28 @@ class ModelRunner:
         if self._fused is not None:
             self._fused.weights_changed()
 
-    def run(self, plan: StepPlan, draft_counts: Int64Array | None) -> Draws:
-        """Compute the plan's rows, and behind them draft_counts[i] drafted tokens, which the caller has put into the
-        token table behind the last known one."""
+    def run(self, plan: StepPlan, drafts: StepDrafts | None) -> Draws:
+        """Compute the plan's rows, and behind them those of drafted tokens, which the caller has put into the token
+        table behind the last known one."""
         with torch.inference_mode():
-            return self._run(plan, draft_counts)
+            return self._run(plan, drafts)
 
-    def _run(self, plan: StepPlan, draft_counts: Int64Array | None) -> Draws:
+    def compact(self, slots: Int64Array, lengths: Int64Array, path: Int64Array, emitted: Int64Array) -> None:
+        """Bring the K/V of accepted tree nodes into place: node column path[r, j] of request r, which lies at sequence
+        position lengths[r] - 1 + path[r, j], to lengths[r] - 1 + j, for 0 < j < emitted[r]."""
+        step = self._arange[: path.shape[1]]
+        row, place = ((path != step) & (step > 0) & (step < emitted[:, None])).nonzero()
+        if not len(row) or self._cache is None:
+            return
+        table, size = self._table.block_tables, self._block_tokens
+        last = lengths[row] - 1
+        moves = np.stack((last + path[row, place], last + place))
+        moves = table[slots[row], moves // size].astype(np.int64) * size + moves % size
+        source, target = torch.from_numpy(moves).to(self.device)
+        with torch.inference_mode():
+            self._cache.move(source, target)
+
+    def _run(self, plan: StepPlan, drafts: StepDrafts | None) -> Draws:
         table, cache = self._table, self._cache
         if cache is None:
             raise RuntimeError("the engine sleeps: wake it before it steps")
@@ -109,6 +139,7 @@ class ModelRunner:
             cache.copy_blocks(copies[:, 0], copies[:, 1])
 
         slots = plan.slots
+        draft_counts = None if drafts is None else drafts.counts
         first = table.computed[slots]  # [R] position of each request's first row
         plain = draft_counts is None and plan.prefill_tokens == 0  # One row each, and every row is drawn from.
         if plain:
@@ -130,8 +161,13 @@ class ModelRunner:
         in_block = positions % self._block_tokens
         kv_slots = table.block_tables[row_slots, positions // self._block_tokens] * np.int64(self._block_tokens)
         kv_slots += in_block
+        row_tokens = table.tokens[row_slots, positions].astype(np.int64)
+        tree_mask = None
+        if drafts is not None and drafts.parents is not None and drafts.depths is not None:
+            tree_mask, depths = _tree(drafts.counts, drafts.parents, drafts.depths)
+            positions = first[owner] + depths  # K/V slots follow one another, positions follow the branch.
         arrays: dict[str, NDArray[np.generic]] = {
-            "tokens": table.tokens[row_slots, positions].astype(np.int64),
+            "tokens": row_tokens,
             "positions": positions,
             "kv_slots": kv_slots,
             "query_offsets": offsets,
@@ -140,7 +176,7 @@ class ModelRunner:
         }
         sample_rows: Int64Array | None = None  # all
         sample_slots, sample_positions = row_slots, positions
-        if not plain:
+        if not plain and tree_mask is None:
             sampled = positions >= table.length[row_slots] - 1  # [T]
             if not sampled.all():
                 sample_rows = np.flatnonzero(sampled)
@@ -154,6 +190,8 @@ class ModelRunner:
         arrays["temperature"] = sampling.temperature
         if sampling.truncated:
             arrays["top_k"], arrays["top_p"] = sampling.top_k, sampling.top_p
+        if tree_mask is not None:
+            arrays["tree_mask"] = tree_mask
         step = self._buffers.upload(arrays)
 
         context = CachedContext(
@@ -165,6 +203,7 @@ class ModelRunner:
             step["context_lens"],
             most_rows,
             max_context,
+            step.get("tree_mask"),
         )
         forward = self.model if self._fused is None else self._fused
         hidden = forward(step["tokens"], context)
@@ -194,6 +233,20 @@ class ModelRunner:
         # One copy for the three: float64 holds every token id and float32 exactly.
         packed = torch.stack((tokens.double(), logprobs.double(), logprobs_t1.double())).cpu().numpy()
         return packed[0].astype(np.int64), packed[1].astype(np.float32), packed[2].astype(np.float32)
+
+
+def _tree(counts: Int64Array, parents: Int64Array, depths: Int64Array) -> tuple[NDArray[np.uint8], Int64Array]:
+    """(mask [T, K+1]: which rows of its request each row sees; depths [T]) of the rows of R trees, roots included."""
+    requests, width = parents.shape
+    sees = np.zeros((requests, width + 1, width + 1), np.uint8)
+    sees[:, 0, 0] = 1
+    every = np.arange(requests)
+    for i in range(width):
+        sees[:, i + 1] = sees[every, parents[:, i] + 1]
+        sees[:, i + 1, i + 1] = 1
+    filled = np.arange(width + 1) <= counts[:, None]
+    all_depths = np.concatenate((np.zeros((requests, 1), np.int64), depths), axis=1)
+    return sees[filled], all_depths[filled]
 
 
 def _spread(flat: NDArray[Any], filled: NDArray[np.bool_]) -> NDArray[Any]:

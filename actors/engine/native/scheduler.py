@@ -9,6 +9,7 @@ blocks: that one waits and is recomputed. So a request that fits the empty cache
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ class Ticket:
     reported_tokens: int  # of them, how many the driver knows
     limit: int  # sequence length at which it ends
     submitted_tokens: int  # tokens known when it was submitted
+    spared_steps: int = 0  # tokens that came in one engine step with another, before its last preemption
     slot: int = -1  # -1: waiting
     admission: int = -1  # the larger, the younger
     weights_version: int = -1
@@ -56,10 +58,26 @@ class StepPlan:
     prefill_tokens: int = 0
 
 
+class SlotWatcher(Protocol):
+    """Told of every request that takes or leaves a slot, while the slot holds its tokens."""
+
+    def begin(self, slot: int) -> None: ...
+
+    def end(self, slot: int, finished: bool) -> None: ...
+
+
 class Scheduler:
     """Continuous batching over a SlotTable and a BlockPool."""
 
-    def __init__(self, table: SlotTable, pool: BlockPool, block_tokens: int, prefill_chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        pool: BlockPool,
+        block_tokens: int,
+        prefill_chunk_tokens: int,
+        watcher: SlotWatcher | None = None,
+    ) -> None:
+        self._watcher = watcher
         self._table, self._pool, self._block_tokens = table, pool, block_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._prompts = PromptCache(pool)
@@ -107,11 +125,11 @@ class Scheduler:
         self._tickets[ticket.request.request_id] = ticket
         self._enqueue(ticket, first=False)
 
-    def remove(self, request_id: int) -> Ticket | None:
+    def remove(self, request_id: int, *, finished: bool) -> Ticket | None:
         """Forget a request (finished or aborted); its slot and blocks become free. None if unknown."""
         ticket = self._tickets.pop(request_id, None)
         if ticket is not None and ticket.slot >= 0:
-            self._vacate(ticket)
+            self._vacate(ticket, finished=finished)
         return ticket
 
     def restart_unstarted(self) -> None:
@@ -206,6 +224,8 @@ class Scheduler:
         ticket.slot, ticket.admission = slot, next(self._admissions)
         self._running[slot] = ticket
         self._active = None
+        if self._watcher is not None:
+            self._watcher.begin(slot)
         reusable = len(ticket.request.prompt_tokens) - 1
         if entry is None:
             if reusable > 0:
@@ -267,11 +287,14 @@ class Scheduler:
         ticket.reported_tokens = int(self._table.reported[slot] - self._table.prompt_length[slot])
         if self._table.length[slot] == ticket.submitted_tokens:
             ticket.weights_version = -1  # Nothing was drawn with those weights.
-        self._vacate(ticket)
+        self._vacate(ticket, finished=False)
         self._enqueue(ticket, first=True)
 
-    def _vacate(self, ticket: Ticket) -> None:
+    def _vacate(self, ticket: Ticket, *, finished: bool) -> None:
         slot, ticket.slot = ticket.slot, -1
+        ticket.spared_steps += int(self._table.spared_steps[slot])
+        if self._watcher is not None:
+            self._watcher.end(slot, finished)
         del self._running[slot]
         self._active = None
         self._copies = [copy for copy in self._copies if copy[1] not in self._table.blocks(slot)]

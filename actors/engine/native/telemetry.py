@@ -4,8 +4,24 @@ from dataclasses import dataclass
 
 from actors.engine.native.scheduler import Scheduler
 from actors.engine.types import EngineWindow
+from policies.speculation.strategy import Strategy
 
 WINDOW_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One engine step."""
+
+    at_s: float  # its start
+    running: int  # requests that decoded
+    strategy: Strategy
+    drafted: int
+    accepted: int
+    emitted: int  # new tokens, also of requests whose prompt ended in this step
+    elapsed_s: float  # of the whole step
+    draft_s: float  # of it, drafting
+    prefill_tokens: int
 
 
 @dataclass(slots=True)

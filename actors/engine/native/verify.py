@@ -4,6 +4,8 @@ With drafts of length 0 this is plain decoding: one draw per request, always emi
 target's own draw at its position, tokens are the same with and without speculation, whatever was drafted.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,8 +13,29 @@ Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-def clean_drafts(tokens: object, counts: object, requests: int, depth: int, vocab_size: int) -> Int64Array | None:
-    """Untrusted drafts as [requests, depth] int64, each cut at its first unusable token and padded with -1.
+@dataclass(frozen=True, slots=True)
+class CleanDrafts:
+    """Drafts that are safe to verify: every node's parent comes before it, siblings differ, tokens are in range."""
+
+    tokens: Int64Array  # [R, K], -1 behind counts
+    counts: Int64Array  # [R]
+    parents: Int64Array | None = None  # [R, K], -1: the last known token; None: chains
+    depths: Int64Array | None = None  # [R, K], 1 for children of the last known token; with parents
+
+    def cut(self, counts: Int64Array) -> "CleanDrafts":
+        """The first counts[r] <= self.counts[r] nodes of each request."""
+        width = int(counts.max(initial=0))
+        tokens = np.where(np.arange(width) < counts[:, None], self.tokens[:, :width], -1)
+        if self.parents is None or self.depths is None:
+            return CleanDrafts(tokens, counts)
+        return CleanDrafts(tokens, counts, self.parents[:, :width], self.depths[:, :width])
+
+
+def clean_drafts(
+    tokens: object, counts: object, parents: object, requests: int, depth: int, nodes: int, vocab_size: int
+) -> CleanDrafts | None:
+    """Untrusted drafts, each cut at its first unusable node: outside the vocabulary, past `nodes`, a parent that does
+    not come before it, deeper than `depth`, or a twin of a sibling.
 
     None if nothing usable is left or the arrays make no sense (wrong rank, wrong number of requests, not integers).
     """
@@ -21,16 +44,36 @@ def clean_drafts(tokens: object, counts: object, requests: int, depth: int, voca
         return None
     if drafted.dtype.kind not in "iu" or lengths.dtype.kind not in "iu":
         return None
-    drafted = drafted[:, :depth].astype(np.int64)
-    usable = (np.arange(drafted.shape[1]) < lengths[:, None]) & (drafted >= 0) & (drafted < vocab_size)
+    width = min(drafted.shape[1], nodes if parents is not None else min(depth, nodes))
+    drafted = drafted[:, :width]
+    usable = (np.arange(width) < lengths[:, None]) & (drafted >= 0) & (drafted < vocab_size)
+    drafted = drafted.astype(np.int64)
+    if parents is None:
+        usable = np.logical_and.accumulate(usable, axis=1)
+        kept = usable.sum(axis=1)
+        return CleanDrafts(np.where(usable, drafted, -1), kept) if kept.any() else None
+    before = np.asarray(parents)
+    if before.ndim != 2 or before.shape[0] != requests or before.shape[1] < width or before.dtype.kind not in "iu":
+        return None
+    before = before[:, :width]
+    index = np.arange(width)
+    usable &= (before >= -1) & (before < index)
+    before = np.where(usable, before, -1).astype(np.int64)
+    depths = np.ones((requests, width), np.int64)
+    rows = np.arange(requests)
+    for i in range(width):
+        depths[:, i] = np.where(before[:, i] < 0, 1, depths[rows, before[:, i]] + 1)
+        twins = (drafted[:, :i] == drafted[:, i : i + 1]) & (before[:, :i] == before[:, i : i + 1])
+        usable[:, i] &= (depths[:, i] <= depth) & ~twins.any(axis=1)
     usable = np.logical_and.accumulate(usable, axis=1)
-    return np.where(usable, drafted, -1) if usable.any() else None
+    kept = usable.sum(axis=1)
+    return CleanDrafts(np.where(usable, drafted, -1), kept, before, depths) if kept.any() else None
 
 
 def accept(
     draws: Int64Array, drafts: Int64Array, stop: Int64Array, remaining: Int64Array
 ) -> tuple[Int64Array, Int64Array, BoolArray]:
-    """How many draws of each request stand.
+    """How many draws of each request stand, where drafts are chains.
 
     draws [R, K+1]: the target's draw after each drafted prefix (column 0: after no draft). drafts [R, K], padded with
     -1 (which no draw equals). stop [R, n_stop] padded with -1. remaining [R] >= 1: tokens until the request's limit.
@@ -40,10 +83,49 @@ def accept(
         ones = np.ones(len(draws), np.int64)
         return ones, np.zeros_like(ones), (draws == stop).any(axis=1)
     agree = np.logical_and.accumulate(draws[:, :-1] == drafts, axis=1)
-    emitted = np.minimum(agree.sum(axis=1) + 1, remaining)
-    is_stop = (draws[:, :, None] == stop[:, None, :]).any(axis=2)
-    first_stop = np.where(is_stop.any(axis=1), is_stop.argmax(axis=1), draws.shape[1])
+    return _emit(draws, agree.sum(axis=1), stop, remaining)
+
+
+def walk(draws: Int64Array, tokens: Int64Array, parents: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """From the last known token, take the target's draw while it is among the children drafted there.
+
+    draws [R, K+1]: the target's draw at the last known token (column 0) and at every node (column i + 1).
+    tokens [R, K], padded with -1; parents [R, K]. Returns (path [R, K+1]: the columns of `draws` along the way, then
+    0; agreed [R]: how many nodes it took).
+    """
+    requests, width = tokens.shape
+    rows = np.arange(requests)
+    path = np.zeros((requests, width + 1), np.int64)
+    agreed = np.zeros(requests, np.int64)
+    column, going = np.zeros(requests, np.int64), np.ones(requests, np.bool_)
+    for step in range(1, width + 1):
+        child = (parents == column[:, None] - 1) & (tokens == draws[rows, column][:, None])
+        going &= child.any(axis=1)
+        if not going.any():
+            break
+        column = np.where(going, child.argmax(axis=1) + 1, column)
+        path[:, step] = np.where(going, column, 0)
+        agreed += going
+    return path, agreed
+
+
+def accept_tree(
+    draws: Int64Array, tokens: Int64Array, parents: Int64Array, stop: Int64Array, remaining: Int64Array
+) -> tuple[Int64Array, Int64Array, BoolArray, Int64Array]:
+    """As `accept`, for trees; also the path [R, K+1] of `walk`: emitted token j of request r is
+    draws[r, path[r, j]]."""
+    path, agreed = walk(draws, tokens, parents)
+    emitted, accepted, stopped = _emit(np.take_along_axis(draws, path, axis=1), agreed, stop, remaining)
+    return emitted, accepted, stopped, path
+
+
+def _emit(
+    sequence: Int64Array, agreed: Int64Array, stop: Int64Array, remaining: Int64Array
+) -> tuple[Int64Array, Int64Array, BoolArray]:
+    """The agreed drafts and one draw more, cut at the limit and behind the first stop token."""
+    emitted = np.minimum(agreed + 1, remaining)
+    is_stop = (sequence[:, :, None] == stop[:, None, :]).any(axis=2)
+    first_stop = np.where(is_stop.any(axis=1), is_stop.argmax(axis=1), sequence.shape[1])
     stopped = first_stop < emitted
     emitted = np.where(stopped, first_stop + 1, emitted)
-    accepted = np.minimum(agree.sum(axis=1), emitted)
-    return emitted, accepted, stopped
+    return emitted, np.minimum(agreed, emitted), stopped
