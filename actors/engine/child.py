@@ -81,7 +81,23 @@ def _build(start: wire.Start) -> NativeEngine:
         device=device,
         batch_invariant=device == "cpu" if invariant is None else invariant,
     )
-    return NativeEngine(model, options, weights_version=start.weights_version)
+    speculation = start.speculation
+    drafters, policy = {}, None
+    if speculation.mode != "off":
+        from policies.speculation.build import build_policy
+
+        from drafter.build import build_drafters
+
+        drafters = build_drafters(speculation, model, options)
+        policy = build_policy(speculation, list(drafters))
+    return NativeEngine(
+        model,
+        options,
+        weights_version=start.weights_version,
+        drafters=drafters,
+        policy=policy,
+        verification=speculation.verification,
+    )
 
 
 def _read_commands(connection: Connection, inbox: Inbox) -> None:
@@ -109,6 +125,12 @@ def _apply(engine: NativeEngine, command: wire.Command, memory: NDArray[np.uint8
             engine.sleep()
         case wire.Wake():
             engine.wake()
+        case wire.Remember(prompts, responses):
+            engine.remember(list(prompts), list(responses))
+        case wire.SaveDrafters(directory):
+            engine.save_drafters(directory)
+        case wire.LoadDrafters(directory):
+            engine.load_drafters(directory)
         case wire.Start() | wire.Close():
             raise ValueError(f"unexpected command {command}")
     return None

@@ -185,6 +185,15 @@ class RolloutEngine(Protocol):
 
     def wake(self) -> None: ...
 
+    def remember(self, prompts: Sequence[IntArray], responses: Sequence[IntArray]) -> None:
+        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
+
+    def save_drafters(self, directory: str) -> None:
+        """Write what the drafters would lose with the process."""
+
+    def load_drafters(self, directory: str) -> None:
+        """Restore what `save_drafters` wrote; what is missing stays as it is."""
+
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""
 

@@ -40,7 +40,7 @@ from models.checkpoint import load_hf_state_dict
 from models.manifest import WeightsManifest
 from models.transformer import Transformer
 from policies.speculation.policy import StrategyPolicy
-from policies.speculation.strategy import PLAIN, Strategy
+from policies.speculation.strategy import Strategy
 
 NO_DRAFTERS: Mapping[str, Drafter] = {}
 EMPTY_PREFIX = Prefix(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))

@@ -5,9 +5,9 @@ heard once in the log and never asked again. Tokens never depend on any of it (`
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -92,7 +92,7 @@ class Speculator:
         self._tell(lambda drafter: drafter.remember(prompts, responses))
 
     def save(self, directory: str) -> None:
-        os.makedirs(directory, exist_ok=True)
+        Path(directory).mkdir(parents=True, exist_ok=True)
         self._tell(lambda drafter: drafter.save(directory))
 
     def load(self, directory: str) -> None:
