@@ -4,9 +4,10 @@ Owns a retrieval database per prompt (native/ngram.h) over the prompt, its runni
 and those that have ended. Never looks across prompts, and keeps nothing over a restart: a group's texts return by
 themselves as its requests run.
 
-The longest match of max_n .. min_n last tokens wins; at equal length the request's own text (response, then prompt)
-before its siblings', and the most recent occurrence. A strategy with top_k > 1 merges the continuations found by all
-matches, in that order, into a tree with at most top_k children per node.
+The longest match of max_n .. min_n last tokens wins; at equal length the request's own response before its siblings'
+before the prompt, and the most recent occurrence in each. A match of a single token is followed for two tokens only.
+A strategy with top_k > 1 merges the continuations of all matches, in that order, into a tree with at most top_k
+children per node.
 """
 
 import numpy as np
@@ -37,7 +38,7 @@ class NgramDrafter:
         max_tokens: int,
         *,
         max_n: int = 4,
-        min_n: int = 2,
+        min_n: int = 1,
         max_bytes: int = 256 << 20,
         kept_texts: int = 32,
         kept_versions: int = 8,

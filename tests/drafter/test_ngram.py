@@ -91,12 +91,12 @@ class BruteForce:
             text.seen = len(text.tokens)
         group.waiting.clear()
 
-    def matches(self, slot: int) -> list[tuple[Text | None, int]]:
-        """(text or None for the prompt, place of the token that follows), best first. At most two siblings per n."""
+    def matches(self, slot: int) -> list[tuple[int, Text | None, int]]:
+        """(n, text or None for the prompt, place of the token that follows), best first; at most two siblings per n."""
         group, own = self.running[slot]
         tail = group.prompt[-self.max_n :]
         context = tail + own.tokens
-        found: list[tuple[Text | None, int]] = []
+        found: list[tuple[int, Text | None, int]] = []
         for n in range(min(self.max_n, len(context)), self.min_n - 1, -1):
             wanted = context[len(context) - n :]
 
@@ -105,32 +105,31 @@ class BruteForce:
                 return end >= n and (tail + text.tokens)[end - n : end] == wanted
 
             here = [(text, place) for place, text in reversed(group.sightings) if fits(text, place)]
-            found += [match for match in here if match[0] is own][:1]
-            ends = [p for p in range(len(group.prompt) - 1, n - 1, -1) if group.prompt[p - n : p] == wanted]
-            found += [(None, place) for place in ends[:1]]
-            siblings: list[tuple[Text | None, int]] = []
+            found += [(n, text, place) for text, place in here if text is own][:1]
             recent: list[Text] = []
             for text, place in here:  # the last places in the last two texts that had it, own included
                 if not any(text is other for other in recent) and len(recent) < 2:
                     recent.append(text)
                     if text is not own:
-                        siblings.append((text, place))
-            found += siblings
+                        found.append((n, text, place))
+            ends = [p for p in range(len(group.prompt) - 1, n - 1, -1) if group.prompt[p - n : p] == wanted]
+            found += [(n, None, place) for place in ends[:1]]
         return found
 
     def paths(self, slot: int, depth: int) -> list[list[int]]:
         group, own = self.running[slot]
         sequence = group.prompt + own.tokens
         paths = []
-        for text, place in self.matches(slot):
+        for n, text, place in self.matches(slot):
+            length = min(depth, 2) if n == 1 else depth
             if text is None or text is own:
                 start = place if text is None else len(group.prompt) + place
                 path: list[int] = []
-                while len(path) < depth:
+                while len(path) < length:
                     path.append((sequence + path)[start + len(path)])
                 paths.append(path)
             else:
-                paths.append(text.tokens[place : place + depth])
+                paths.append(text.tokens[place : place + length])
         return paths
 
 
