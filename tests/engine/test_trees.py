@@ -1,4 +1,4 @@
-"""Trees: one target pass over all nodes changes no token, whatever the tree; the walk and the cleaning by definition."""
+"""Trees: one target pass over all nodes changes no token, whatever the tree; walk and cleaning by definition."""
 
 from pathlib import Path
 
@@ -167,7 +167,8 @@ def test_clean_trees_are_what_is_usable_in_front(rows: list[list[tuple[int, int]
         if cleaned is None:
             assert not kept
             continue
-        assert cleaned.parents is not None and cleaned.depths is not None
+        assert cleaned.parents is not None
+        assert cleaned.depths is not None
         count = int(cleaned.counts[r])
         found = zip(cleaned.tokens[r, :count].tolist(), cleaned.parents[r, :count].tolist(), strict=True)
         assert list(found) == kept

@@ -218,48 +218,60 @@ class NativeEngine:
         self,
         plan: StepPlan,
         strategy: Strategy,
-        running: int,
+        decoding: int,
         drafts: StepDrafts | None,
-        accepted: int,
+        accepted: NDArray[np.int64] | None,
         emitted: int,
         now_s: float,
         start_s: float,
     ) -> None:
         """Tell the policy, the window and the listener what the step brought."""
-        drafted = 0 if drafts is None else drafts.drafted
+        speculator, policy = self._speculator, self._speculator.policy
+        drafted = accepted_tokens = 0
+        if drafts is not None and accepted is not None:
+            drafted, accepted_tokens = drafts.drafted, int(accepted.sum())
         elapsed_s = perf_counter() - start_s
-        policy = self._speculator.policy
-        if policy is not None and running:
-            if plan.prefill_tokens or plan.copies or self._fresh_weights:
-                policy.skip(strategy, running, elapsed_s)
-            else:
-                policy.record(strategy, running, drafted, accepted, elapsed_s)
+        # Prompt chunks, copied blocks and the first step with new weights take time that is not the strategy's.
+        typical = not (plan.prefill_tokens or plan.copies or self._fresh_weights)
         self._fresh_weights = False
-        self._meter.count(now_s, plan.prefill_tokens, emitted)
+        if policy is not None and decoding:
+            if typical:
+                policy.record(strategy, decoding, drafted, accepted_tokens, elapsed_s)
+            else:
+                policy.skip(strategy, decoding, elapsed_s)
+        timed_s = elapsed_s if typical else 0.0
+        self._meter.count(now_s, plan.prefill_tokens, emitted, decoding, self._scheduler.running, strategy, timed_s)
+        if strategy.depth and policy is not None:
+            plain_s = policy.plain_s(decoding) if typical else None
+            saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
+            self._meter.count_drafting(drafted, accepted_tokens, speculator.draft_s if typical else 0.0, saved_s)
+            if drafts is not None and accepted is not None:
+                self._meter.count_depths(drafts.reached, accepted)
         if self._on_step is not None:
-            self._on_step(
-                StepRecord(
-                    now_s,
-                    running,
-                    strategy,
-                    drafted,
-                    accepted,
-                    emitted,
-                    elapsed_s,
-                    self._speculator.draft_s,
-                    plan.prefill_tokens,
-                )
+            record = StepRecord(
+                now_s,
+                decoding,
+                strategy,
+                drafted,
+                accepted_tokens,
+                emitted,
+                elapsed_s,
+                speculator.draft_s,
+                plan.prefill_tokens,
             )
+            self._on_step(record)
 
-    def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> tuple[int, int]:
-        """Enter what was computed and drawn into the table; returns the number of new tokens, and of accepted ones."""
+    def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> tuple[int, NDArray[np.int64] | None]:
+        """Enter what was computed and drawn into the table. Returns the number of new tokens and, where there were
+        drafts, how many of each sampling request were accepted."""
         table = self._table
         table.computed[plan.slots] += plan.rows
         self._scheduler.computed()
         slots = plan.slots if len(draws.tokens) == len(plan.slots) else plan.slots[plan.samples]
         if not len(slots):
-            return 0, 0
-        length, all_accepted = table.length[slots], 0
+            return 0, None
+        length = table.length[slots]
+        accepted: NDArray[np.int64] | None = None
         if drafts is None:
             tokens = draws.tokens[:, 0]
             table.tokens[slots, length] = tokens
@@ -278,7 +290,6 @@ class NativeEngine:
                 )
                 self._runner.compact(slots, length, path, emitted)
                 draws = draws.along(path)
-            all_accepted = int(accepted.sum())
             table.spared_steps[slots] += emitted - 1
             new_length = length + emitted
             kept = np.arange(draws.tokens.shape[1]) < emitted[:, None]  # [R, K+1]
@@ -299,7 +310,7 @@ class NativeEngine:
         if due.any():
             for slot in slots[due]:
                 self._report(int(slot))
-        return int((new_length - length).sum()), all_accepted
+        return int((new_length - length).sum()), accepted
 
     def _finish(self, slot: int, reason: FinishReason, now_s: float) -> None:
         ticket = self._scheduler.ticket_in(slot)

@@ -36,6 +36,13 @@ class StepDrafts:
     distributions: Tensor | None = None  # [S, K, V]
     drafted: int = 0
 
+    @property
+    def reached(self) -> Int64Array:
+        """How deep the draft of each sampling request is, [S]."""
+        kept = self.tokens >= 0
+        depths: Int64Array = kept.sum(axis=1) if self.depths is None else (kept * self.depths).max(axis=1)
+        return depths
+
 
 class Speculator:
     """Turns a plan into a strategy and drafts, or None: then the step is plain decoding."""

@@ -1,12 +1,18 @@
-"""Counts of engine steps, cut into windows. Owns the running window; reads no clock."""
+"""What engine steps did: one record each for who listens, and windows of them for the run. Reads no clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.engine.native.scheduler import Scheduler
-from actors.engine.types import EngineWindow
-from policies.speculation.strategy import Strategy
+from actors.engine.types import EngineWindow, StrategyUse
+from policies.speculation.strategy import PLAIN, Strategy
 
 WINDOW_S = 0.2
+TRACE_S = 0.005  # between two points of a window's trace
+
+Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +31,117 @@ class StepRecord:
 
 
 @dataclass(slots=True)
+class _Use:
+    """StrategyUse in the making. reached[d], stood[d]: requests whose drafts were, or were accepted, d deep."""
+
+    engine_steps: int = 0
+    request_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    draft_s: float = 0.0
+    saved_s: float = 0.0
+    reached: Int64Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    stood: Int64Array = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    def closed(self, strategy: Strategy) -> StrategyUse:
+        return StrategyUse(
+            str(strategy),
+            self.engine_steps,
+            self.request_steps,
+            self.drafted,
+            self.accepted,
+            self.seconds,
+            self.draft_s,
+            self.saved_s,
+            _at_least(self.reached),
+            _at_least(self.stood),
+        )
+
+
+def _at_least(counts: Int64Array) -> tuple[int, ...]:
+    """counts[d] of depth d -> how many reached depth 1, 2, ..."""
+    return tuple(int(count) for count in counts[::-1].cumsum()[::-1][1:])
+
+
 class WindowMeter:
     """Adds up steps; `cut` turns them into an EngineWindow. A window starts with its first step."""
 
-    start_s: float = 0.0
-    engine_steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    preempted_before: int = 0
+    def __init__(self) -> None:
+        self.engine_steps = 0
+        self._start_s = 0.0
+        self._prefill_tokens = self._decode_tokens = self._preempted_before = 0
+        self._uses: dict[Strategy, _Use] = {}
+        self._strategy, self._use = PLAIN, _Use()  # of the last step
+        self._trace: list[tuple[float, int, str]] = []
+        self._traced: tuple[float, int, str] = (-TRACE_S, 0, PLAIN.drafter)
 
-    def count(self, now_s: float, prefill_tokens: int, decode_tokens: int) -> None:
+    def count(
+        self,
+        now_s: float,
+        prefill_tokens: int,
+        emitted: int,
+        decoding: int,
+        running: int,
+        strategy: Strategy,
+        timed_s: float,
+    ) -> None:
+        """A step that began at now_s; timed_s: its seconds, 0 where they say nothing about the strategy."""
         if self.engine_steps == 0:
-            self.start_s = now_s
+            self._start_s = now_s
         self.engine_steps += 1
-        self.prefill_tokens += prefill_tokens
-        self.decode_tokens += decode_tokens
+        self._prefill_tokens += prefill_tokens
+        self._decode_tokens += emitted
+        if strategy is not self._strategy or not self._uses:
+            self._strategy, self._use = strategy, self._uses.setdefault(strategy, _Use())
+        use = self._use
+        use.engine_steps += 1
+        use.request_steps += decoding
+        use.seconds += timed_s
+        before_s, running_before, drafter_before = self._traced
+        if (running != running_before or strategy.drafter != drafter_before) and now_s - before_s >= TRACE_S:
+            self._note(now_s, running, strategy.drafter)
+
+    def count_drafting(self, drafted: int, accepted: int, draft_s: float, saved_s: float) -> None:
+        """Of the step just counted, whose strategy is to draft."""
+        use = self._use
+        use.drafted += drafted
+        use.accepted += accepted
+        use.draft_s += draft_s
+        use.saved_s += saved_s
+
+    def count_depths(self, reached: Int64Array, stood: Int64Array) -> None:
+        """Of the step just counted: how deep each request's [R] draft was, and how deep it was accepted."""
+        use, depths = self._use, self._strategy.depth + 1
+        use.reached = use.reached + np.bincount(reached, minlength=depths)
+        use.stood = use.stood + np.bincount(stood, minlength=depths)
 
     def due(self, now_s: float) -> bool:
-        return self.engine_steps > 0 and now_s - self.start_s >= WINDOW_S
+        return self.engine_steps > 0 and now_s - self._start_s >= WINDOW_S
 
     def cut(self, now_s: float, scheduler: Scheduler) -> EngineWindow:
+        _, running, drafter = self._traced
+        current = self._strategy.drafter if scheduler.running else PLAIN.drafter
+        if (scheduler.running, current) != (running, drafter):
+            self._note(now_s, scheduler.running, current)
         window = EngineWindow(
-            start_s=self.start_s,
+            start_s=self._start_s,
             end_s=now_s,
             engine_steps=self.engine_steps,
-            prefill_tokens=self.prefill_tokens,
-            decode_tokens=self.decode_tokens,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
             running=scheduler.running,
             waiting=scheduler.waiting,
             kv_tokens_used=scheduler.kv_tokens_used,
-            preempted=scheduler.preempted - self.preempted_before,
+            preempted=scheduler.preempted - self._preempted_before,
+            strategies=tuple(use.closed(strategy) for strategy, use in self._uses.items()),
+            trace=tuple(self._trace),
         )
-        self.engine_steps = self.prefill_tokens = self.decode_tokens = 0
-        self.preempted_before = scheduler.preempted
+        self.engine_steps = self._prefill_tokens = self._decode_tokens = 0
+        self._preempted_before = scheduler.preempted
+        self._uses, self._trace = {}, []
         return window
+
+    def _note(self, now_s: float, running: int, drafter: str) -> None:
+        self._traced = (now_s, running, drafter)
+        self._trace.append(self._traced)
