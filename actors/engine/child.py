@@ -97,6 +97,7 @@ def _build(start: wire.Start) -> NativeEngine:
         drafters=drafters,
         policy=policy,
         verification=speculation.verification,
+        hidden_tokens=speculation.eagle.context_tokens,
     )
 
 

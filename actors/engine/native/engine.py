@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.native.blocks import BlockPool
+from actors.engine.native.hidden import HiddenStore
 from actors.engine.native.intake import Limits, ended_by_prefix, reason_to_reject
 from actors.engine.native.runner import Draws, ModelRunner
 from actors.engine.native.scheduler import Scheduler, StepPlan, Ticket
@@ -34,7 +35,7 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
-from drafter.protocol import Drafter
+from drafter.protocol import Drafter, KVPlaces
 from models import weights
 from models.checkpoint import load_hf_state_dict
 from models.manifest import WeightsManifest
@@ -50,7 +51,8 @@ class NativeEngine:
     """Continuous batching over one model. `weights_version` is the version of the weights that `model` holds.
 
     Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
-    or no drafters: plain decoding. `on_step` hears of every step.
+    or no drafters: plain decoding. `hidden_tokens`: engine steps whose hidden states are kept for drafters that need
+    them. `on_step` hears of every step.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class NativeEngine:
         drafters: Mapping[str, Drafter] = NO_DRAFTERS,
         policy: StrategyPolicy | None = None,
         verification: Literal["coupled", "rejection"] = "coupled",
+        hidden_tokens: int = 64,
         clock: Callable[[], float] = time.time,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:
@@ -80,8 +83,22 @@ class NativeEngine:
         # No sequence can be longer than the cache plus the last token, whose K/V are not stored.
         max_tokens = min(model_tokens, blocks * block_tokens + 1)
         self._table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
+        self._hidden: HiddenStore | None = None
+        kv: KVPlaces | None = None
+        if any(drafter.needs_hidden for drafter in drafters.values()):
+            empty = next(model.parameters()).detach().new_empty(0, config.hidden_size)
+            self._hidden = HiddenStore(self._table, hidden_tokens, empty)
+            block_tables = self._table.block_tables.view()
+            block_tables.flags.writeable = False
+            kv = KVPlaces(block_tables, block_tokens)
         self._speculator = Speculator(
-            self._table, config.vocab_size, drafters, policy, rejection=verification == "rejection"
+            self._table,
+            config.vocab_size,
+            drafters,
+            policy,
+            rejection=verification == "rejection",
+            hidden=self._hidden,
+            kv=kv,
         )
         watcher = self._speculator if self._speculator.has_drafters else None
         self._scheduler = Scheduler(self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watcher)
@@ -186,6 +203,8 @@ class NativeEngine:
         if self._scheduler.has_work:
             raise ValueError("the engine has requests: wait for them or abort them before sleep")
         self._scheduler.restart_unstarted()
+        if self._hidden is not None:
+            self._hidden.clear()
         self._runner.sleep()
 
     def wake(self) -> None:
@@ -264,14 +283,14 @@ class NativeEngine:
     def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> tuple[int, NDArray[np.int64] | None]:
         """Enter what was computed and drawn into the table. Returns the number of new tokens and, where there were
         drafts, how many of each sampling request were accepted."""
-        table = self._table
+        table, hidden = self._table, self._hidden
+        first = None if hidden is None else table.computed[plan.slots]
         table.computed[plan.slots] += plan.rows
         self._scheduler.computed()
         slots = plan.slots if len(draws.tokens) == len(plan.slots) else plan.slots[plan.samples]
-        if not len(slots):
-            return 0, None
-        length = table.length[slots]
         accepted: NDArray[np.int64] | None = None
+        path: NDArray[np.int64] | None = None
+        length, known = table.length[slots], plan.rows
         if drafts is None:
             tokens = draws.tokens[:, 0]
             table.tokens[slots, length] = tokens
@@ -280,8 +299,7 @@ class NativeEngine:
             stopped = (draws.tokens == table.stop[slots]).any(axis=1)
             new_length = length + 1
         else:
-            remaining = table.limit[slots] - length
-            stop = table.stop[slots]
+            remaining, stop = table.limit[slots] - length, table.stop[slots]
             if drafts.parents is None:
                 emitted, accepted, stopped = accept(draws.tokens, drafts.tokens, stop, remaining)
             else:
@@ -290,7 +308,6 @@ class NativeEngine:
                 )
                 self._runner.compact(slots, length, path, emitted)
                 draws = draws.along(path)
-            table.spared_steps[slots] += emitted - 1
             new_length = length + emitted
             kept = np.arange(draws.tokens.shape[1]) < emitted[:, None]  # [R, K+1]
             rows = slots.repeat(emitted)
@@ -300,7 +317,12 @@ class NativeEngine:
             table.logprobs_t1[rows, places] = draws.logprobs_t1[kept]
             # K/V of accepted drafts stand; those behind are overwritten before they can be read.
             table.computed[slots] = new_length - 1
+            table.spared_steps[slots] += emitted - 1
+            known = plan.rows.copy()
+            known[plan.samples] += emitted - 1
         table.length[slots] = new_length
+        if hidden is not None and first is not None:
+            hidden.add(draws.hidden, plan.slots, first, known, draws.offsets, path)
         ended = stopped | (new_length >= table.limit[slots])
         if ended.any():
             now_s = self._clock()

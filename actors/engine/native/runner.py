@@ -33,11 +33,14 @@ class Draws:
     tokens: Int64Array  # [R, K+1]
     logprobs: NDArray[np.float32]  # [R, K+1], of the sampling distribution
     logprobs_t1: NDArray[np.float32]  # [R, K+1], at temperature 1 without truncation
+    hidden: torch.Tensor  # [T, H], after the final norm, of all rows; nobody writes it again
+    offsets: NDArray[np.int32]  # [requests of the plan + 1], their rows
 
     def along(self, path: Int64Array) -> "Draws":
         """Column path[r, j] of request r in place of its column j; path [R, K+1]."""
         rows = np.arange(len(path))[:, None]
-        return Draws(self.tokens[rows, path], self.logprobs[rows, path], self.logprobs_t1[rows, path])
+        along = (self.tokens[rows, path], self.logprobs[rows, path], self.logprobs_t1[rows, path])
+        return Draws(*along, self.hidden, self.offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +210,11 @@ class ModelRunner:
             step.get("tree_mask"),
         )
         forward = self.model if self._fused is None else self._fused
-        hidden = forward(step["tokens"], context)
+        hidden = all_hidden = forward(step["tokens"], context)
         count = len(sample_slots)
         if not count:
             nothing = np.zeros((0, 1), np.float32)
-            return Draws(np.zeros((0, 1), np.int64), nothing, nothing)
+            return Draws(np.zeros((0, 1), np.int64), nothing, nothing, hidden, offsets)
         if sample_rows is not None:
             hidden = hidden[step["sample_rows"]]
         logits = self.model.logits(hidden)
@@ -221,10 +224,11 @@ class ModelRunner:
         drawn = ops.sample(logits, least, step["temperature"], step["noise_keys"], step["noise_positions"])
         tokens, logprobs, logprobs_t1 = self._to_host(*drawn)
         if draft_counts is None:
-            return Draws(tokens[:, None], logprobs[:, None], logprobs_t1[:, None])
+            return Draws(tokens[:, None], logprobs[:, None], logprobs_t1[:, None], all_hidden, offsets)
         widths = draft_counts[plan.samples] + 1
         filled = self._arange[: int(widths.max())] < widths[:, None]  # [R, K+1]
-        return Draws(*(_spread(array, filled) for array in (tokens, logprobs, logprobs_t1)))
+        spread = (_spread(tokens, filled), _spread(logprobs, filled), _spread(logprobs_t1, filled))
+        return Draws(*spread, all_hidden, offsets)
 
     def _to_host(
         self, tokens: torch.Tensor, logprobs: torch.Tensor, logprobs_t1: torch.Tensor

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.engine.native.hidden import HiddenStore
 from actors.engine.native.scheduler import Scheduler, StepPlan
 from actors.engine.native.slots import SlotTable
 from actors.engine.native.verify import CleanDrafts, clean_drafts
-from drafter.protocol import BatchView, Drafter, Drafts, HiddenSource, KVPlaces
+from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces
 from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -55,7 +56,7 @@ class Speculator:
         policy: StrategyPolicy | None,
         *,
         rejection: bool = False,
-        hidden: HiddenSource | None = None,
+        hidden: HiddenStore | None = None,
         kv: KVPlaces | None = None,
     ) -> None:
         self._table, self._vocab_size, self._rejection = table, vocab_size, rejection
@@ -70,10 +71,6 @@ class Speculator:
         self.policy = policy
         self._max_nodes = 0 if policy is None else policy.max_nodes
 
-    @property
-    def needs_hidden(self) -> bool:
-        return any(drafter.needs_hidden for drafter in self._drafters.values())
-
     # What drafters are told. Costs nothing where there are none.
 
     @property
@@ -84,6 +81,8 @@ class Speculator:
         """A request was loaded into `slot`."""
         prompt, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
         history = self._history[slot]
+        if self._hidden is not None:
+            self._hidden.begin(slot)
         self._tell(lambda drafter: drafter.begin(slot, history[:prompt], history[prompt:length]))
 
     def end(self, slot: int, finished: bool) -> None:
@@ -93,6 +92,8 @@ class Speculator:
         self._tell(lambda drafter: drafter.end(slot, history[:length], prompt, finished))
 
     def new_target(self, version: int) -> None:
+        if self._hidden is not None:
+            self._hidden.clear()
         self._tell(lambda drafter: drafter.new_target(version))
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
@@ -163,7 +164,7 @@ class Speculator:
         except Exception:
             self._give_up(strategy.drafter)
             return None
-        if clean is None:
+        if clean is None or (plan.prefill_tokens and clean.parents is not None):
             return None
         counts = scheduler.reserve_drafts(slots, clean.counts)
         if not counts.any():
