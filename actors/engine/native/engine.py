@@ -104,7 +104,13 @@ class NativeEngine:
         self._scheduler = Scheduler(self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watcher)
         self._max_nodes = 0 if policy is None else policy.max_nodes
         self._runner = ModelRunner(
-            model, self._table, blocks, block_tokens, options.prefill_chunk_tokens, self._max_nodes
+            model,
+            self._table,
+            blocks,
+            block_tokens,
+            options.prefill_chunk_tokens,
+            self._max_nodes,
+            rejection=verification == "rejection",
         )
         self._progress_every_tokens = options.progress_every_tokens
         self._model = model

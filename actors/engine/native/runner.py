@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.engine.native import sampler
+from actors.engine.native import rejection, sampler
 from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.context import CachedContext, KVCache
 from actors.engine.native.fused import FusedForward
@@ -68,8 +68,17 @@ class ModelRunner:
     `max_nodes` drafted ones per slot."""
 
     def __init__(
-        self, model: Transformer, table: SlotTable, blocks: int, block_tokens: int, chunk_tokens: int, max_nodes: int
+        self,
+        model: Transformer,
+        table: SlotTable,
+        blocks: int,
+        block_tokens: int,
+        chunk_tokens: int,
+        max_nodes: int,
+        *,
+        rejection: bool = False,
     ) -> None:
+        self._rejection = rejection
         parameter = next(model.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
         self.model, self._table = model, table
@@ -222,6 +231,8 @@ class ModelRunner:
         if sampling.truncated:
             least = sampler.cutoff(logits, step["temperature"], step["top_k"], step["top_p"])
         drawn = ops.sample(logits, least, step["temperature"], step["noise_keys"], step["noise_positions"])
+        if self._rejection and drafts is not None and drafts.parents is None:
+            drawn = self._rejected(logits, least, step, drafts)
         tokens, logprobs, logprobs_t1 = self._to_host(*drawn)
         if draft_counts is None:
             return Draws(tokens[:, None], logprobs[:, None], logprobs_t1[:, None], all_hidden, offsets)
@@ -229,6 +240,27 @@ class ModelRunner:
         filled = self._arange[: int(widths.max())] < widths[:, None]  # [R, K+1]
         spread = (_spread(tokens, filled), _spread(logprobs, filled), _spread(logprobs_t1, filled))
         return Draws(*spread, all_hidden, offsets)
+
+    def _rejected(
+        self, logits: torch.Tensor, least: torch.Tensor, step: dict[str, torch.Tensor], drafts: StepDrafts
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draws by rejection sampling in place of coupled ones, for chains; every row is drawn from."""
+        widths = drafts.counts + 1
+        starts, columns = widths.cumsum() - widths, self._arange[: int(widths.max())]
+        filled = torch.from_numpy(columns < widths[:, None]).to(self.device)
+        rows = torch.from_numpy(np.minimum(starts[:, None] + columns, len(logits) - 1)).to(self.device)  # [R, K+1]
+        first = rows[:, 0]
+        draws = rejection.rejection_draws(
+            logits[rows],
+            least[rows],
+            step["temperature"][first],
+            step["noise_keys"][first],
+            step["noise_positions"][first],
+            torch.from_numpy(drafts.tokens).to(self.device),
+            drafts.distributions,
+        )
+        tokens = draws[filled]
+        return tokens, *rejection.target_logprobs(logits, least, step["temperature"], tokens)
 
     def _to_host(
         self, tokens: torch.Tensor, logprobs: torch.Tensor, logprobs_t1: torch.Tensor
