@@ -46,6 +46,8 @@ void map(Address x, Address out, int64_t n) {
 }  // namespace
 
 void bind_ngram(nb::module_& m);
+void bind_steps(nb::module_& m);
+void bind_suffix(nb::module_& m);
 
 #define STORAGE(tag) std::remove_pointer_t<decltype(tag)>
 
@@ -208,4 +210,6 @@ NB_MODULE(paceline_native, m) {
   m.def("log_array", &map<paceline::log_array>);
   m.def("log1m_array", &map<paceline::log1m_array>);
   bind_ngram(m);
+  bind_steps(m);
+  bind_suffix(m);
 }
