@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from actors.engine import wire
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineFailed, WeightsLoaded
+from actors.engine.types import DraftersSaved, EngineFailed, WeightsLoaded
 from models.checkpoint import load_model
 
 Inbox = queue.SimpleQueue[tuple[wire.Command, NDArray[np.uint8] | None]]
@@ -113,7 +113,9 @@ def _read_commands(connection: Connection, inbox: Inbox) -> None:
         os._exit(0)  # The parent is gone; nobody is left to tell.
 
 
-def _apply(engine: NativeEngine, command: wire.Command, memory: NDArray[np.uint8] | None) -> WeightsLoaded | None:
+def _apply(
+    engine: NativeEngine, command: wire.Command, memory: NDArray[np.uint8] | None
+) -> WeightsLoaded | DraftersSaved | None:
     match command:
         case wire.Submit(requests):
             engine.submit(requests)
@@ -130,6 +132,7 @@ def _apply(engine: NativeEngine, command: wire.Command, memory: NDArray[np.uint8
             engine.remember(list(prompts), list(responses))
         case wire.SaveDrafters(directory):
             engine.save_drafters(directory)
+            return DraftersSaved(directory)
         case wire.LoadDrafters(directory):
             engine.load_drafters(directory)
         case wire.Start() | wire.Close():

@@ -165,7 +165,7 @@ class ProcessEngine:
         self._send(wire.Remember(tuple(prompts), tuple(responses)))
 
     def save_drafters(self, directory: str) -> None:
-        """Write what the drafters would lose with the process; done when a later command is."""
+        """Write what the drafters would lose with the process. Answer: DraftersSaved."""
         self._send(wire.SaveDrafters(directory))
 
     def load_drafters(self, directory: str) -> None:
