@@ -223,6 +223,21 @@ def test_a_sibling_that_runs_beside_is_seen_up_to_the_last_token() -> None:
     assert drafts.tokens[0, :3].tolist() == [4, 5, 6]
 
 
+def test_a_tree_holds_the_continuations_of_the_last_two_siblings() -> None:
+    drafter = NgramDrafter(SLOTS, MAX_TOKENS)
+    history = np.zeros((SLOTS, MAX_TOKENS), np.int32)
+    for slot, token in enumerate((30, 40, 50)):
+        history[slot, :6] = [9, 8, 1, 2, token, token + 1]
+    history[3, :4] = [9, 8, 1, 2]
+    for slot in range(4):
+        drafter.begin(slot, history[slot, :2], np.zeros(0, np.int32))
+    batch = view(history, {0: 6, 1: 6, 2: 6, 3: 4}, dict.fromkeys(range(4), 2))
+    assert paths_of(drafter.propose(batch, Strategy("ngram", 2)), 3) == [(50,), (50, 51)]
+    wide = drafter.propose(batch, Strategy("ngram", 2, 3, 9))
+    assert paths_of(wide, 3) == [(50,), (50, 51), (40,), (40, 41)]
+    assert paths_of(drafter.propose(batch, Strategy("ngram", 2, 3, 3)), 3) == [(50,), (50, 51), (40,)]
+
+
 def test_room_bounds_the_draft_and_a_repetition_goes_on() -> None:
     drafter = NgramDrafter(SLOTS, MAX_TOKENS)
     history = np.zeros((SLOTS, MAX_TOKENS), np.int32)

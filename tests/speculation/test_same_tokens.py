@@ -45,7 +45,7 @@ def test_tokens_and_logprobs_are_bitwise_those_without_speculation(tmp_path: Pat
     accepted = dict.fromkeys(("ngram", "suffix", "eagle", "right", "often", "seldom"), 0)
     drafted = accepted.copy()
     for seed, sampling in enumerate(SAMPLINGS):
-        requests = make_requests(64, prompts=16, seed=40 + seed, stop_token_ids=(2, 9), **sampling)
+        requests = make_requests(80, prompts=20, seed=40 + seed, stop_token_ids=(2, 9), **sampling)
         expected = run(engine(model), requests)
         memory = {request_id: rollout for request_id, rollout in expected.items() if request_id % 2}
         for name in (*FIXED, *CHOSEN):
