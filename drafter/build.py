@@ -14,7 +14,7 @@ from policies.speculation.options import SpeculationOptions
 from policies.speculation.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
-MODEL_FREE = ("ngram", "suffix")
+MODEL_FREE = {"ngram": "Ngrams", "suffix": "Suffixes"}  # and their native classes
 NAMES = (*MODEL_FREE, "eagle")
 
 
@@ -44,12 +44,14 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
     wanted = _wanted(options)
     slots, max_tokens = engine.max_running, history_tokens(model, engine)
     drafters: dict[str, Drafter] = {}
-    if any(name in wanted for name in MODEL_FREE) and not hasattr(kernels, "Ngrams"):
+    missing = [name for name in sorted(wanted) if name in MODEL_FREE and not hasattr(kernels, MODEL_FREE[name])]
+    if missing:
         _LOG.warning(
-            "speculation goes on without the n-gram and suffix drafters: the native extension is missing or older than "
-            "this checkout; `pip install -e .` builds it"
+            "no model-free drafters (%s): the native extension is missing or older than this checkout; "
+            "`pip install -e .` builds it",
+            ", ".join(missing),
         )
-        wanted -= set(MODEL_FREE)
+        wanted -= set(missing)
     if "ngram" in wanted:
         from drafter.ngram import NgramDrafter
 
