@@ -28,7 +28,7 @@ size_t rollout_bytes(const Rollout& rollout) { return sizeof(Rollout) + rollout.
 Store::Store(const StoreOptions& options) : options_(options), lives_(options.handles) {
   if (options.handles < 1 || options.window_rollouts < 1 || options.window_rollouts > 4096)
     throw std::invalid_argument("suffix store: handles >= 1 and window_rollouts in 1 .. 4096");
-  for (int age = 0; age < kAges; ++age) weight_of_age_.push_back(std::pow(options.epoch_decay, static_cast<float>(age)));
+  for (int age = 0; age < kAges; ++age) weight_of_age_.push_back(static_cast<float>(std::pow(static_cast<double>(options.epoch_decay), age)));
 }
 
 Store::~Store() {
