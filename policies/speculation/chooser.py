@@ -1,0 +1,244 @@
+"""The default choice of strategies: measured gain over plain decoding, per batch bucket, explored within an allowance.
+
+Reward of a hold (a few consecutive steps of one arm): sum of A * t_plain(B) over sum of elapsed, with A the tokens per
+request and step. It is the speed-up against plain decoding, so it compares across batch sizes; plain decoding is 1.
+Deviations from TLT Algorithm 1: plain decoding is an arm everywhere; a bucket of batch sizes caps the tokens to verify
+instead of naming them; exploration has an allowance of decode time, losing arms back off, and nothing is random.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from policies.speculation.costs import PlainCost
+from policies.speculation.elastic import ElasticSwitch
+from policies.speculation.strategy import PLAIN, Strategy
+
+HOLD_S = 3e-3  # a decision stands for about so long: choosing costs microseconds, a step of a small model 200
+HOLD_STEPS = 32  # ... and for at most so many steps
+TRIAL_STEPS = 6
+GRANT_STEPS = (
+    64  # plain steps' worth of exploration beyond the share of decode time, at the start or after a change ...
+)
+GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
+MARGIN = 0.01  # an arm must beat plain decoding by this
+FIRST_WAIT_STEPS = 64
+LONGEST_WAIT_STEPS = 1 << 14
+BUCKET_NODES = (64, 32, 16, 8, 6, 4)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
+
+
+@dataclass(frozen=True, slots=True)
+class ArmBelief:
+    """What is known of an arm in a bucket of batch sizes [first, last]."""
+
+    strategy: Strategy
+    first: int
+    last: int
+    holds: int
+    reward: float | None  # speed-up against plain decoding; None: never tried
+
+
+@dataclass(slots=True)
+class _Arm:
+    strategy: Strategy
+    holds: deque[tuple[float, float]]  # (gain in plain seconds, elapsed) of recent holds
+    tries: int = 0
+    value: float | None = None
+    wait_steps: int = FIRST_WAIT_STEPS
+    due_step: int = 0
+
+    def take(self, gain_s: float, elapsed_s: float) -> None:
+        self.tries += 1
+        self.holds.append((gain_s, elapsed_s))
+        self.value = _speedup(self.holds)
+
+    def fell(self) -> bool:
+        """Its last holds are far below its window: the world has changed."""
+        if len(self.holds) < 8 or self.value is None:
+            return False
+        return _speedup(list(self.holds)[-3:]) < 0.7 * self.value
+
+    def forget(self) -> None:
+        self.holds.clear()
+        self.value = None
+
+
+def _speedup(holds: Collection[tuple[float, float]]) -> float:
+    return sum(gain for gain, _ in holds) / sum(elapsed for _, elapsed in holds)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    number: int
+    plain: _Arm
+    arms: list[_Arm] = field(default_factory=list)  # most promising first, plain decoding not among them
+
+    def best(self) -> _Arm:
+        best, value = self.plain, 1.0 + MARGIN
+        for arm in self.arms:
+            if arm.value is not None and arm.value > value:
+                best, value = arm, arm.value
+        return best
+
+
+class AdaptivePolicy:
+    """See the module docstring; implements StrategyPolicy. Deterministic: same records, same choices."""
+
+    def __init__(self, arms: Sequence[Strategy], *, max_running: int, exploration: float, window: int) -> None:
+        self._exploration, self._window = exploration, window
+        self._switch = ElasticSwitch(max_running)
+        self._cost = PlainCost()
+        self._max_nodes = max((arm.tokens_to_verify for arm in arms), default=0)
+        self._buckets = [self._bucket(number, arms) for number in range(len(BUCKET_NODES))]
+        self._of = [
+            self._buckets[min((max(b, 1) - 1).bit_length(), len(BUCKET_NODES) - 1)] for b in range(max_running + 1)
+        ]
+        self._step = 0
+        self._credit_s = 0.0
+        self._fresh, self._next_grant_step = True, 0  # much is unknown: exploration is worth a grant
+        self._left = 0  # steps for which the present decision stands
+        self._held = self._buckets[0]
+        self._arm = self._held.plain
+        self._exploring = False
+        self._gain_s = 0.0
+        self._times_s: list[float] = []  # of the hold's steps
+
+    def _bucket(self, number: int, arms: Sequence[Strategy]) -> _Bucket:
+        chosen = [arm for arm in arms if arm.tokens_to_verify <= BUCKET_NODES[number]]
+        return _Bucket(
+            number,
+            _Arm(PLAIN, deque(maxlen=self._window), value=1.0),
+            [_Arm(arm, deque(maxlen=self._window)) for arm in chosen],
+        )
+
+    @property
+    def max_nodes(self) -> int:
+        return self._max_nodes
+
+    def choose(self, running: int) -> Strategy:
+        if not self._switch.on(running):
+            self._left = 0
+            return PLAIN
+        if self._left > 0 and self._of[running] is self._held:
+            self._left -= 1
+            return self._arm.strategy
+        self._close()
+        self._decide(self._of[running], running)
+        return self._arm.strategy
+
+    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+        self._step += 1
+        self._credit_s += self._exploration * elapsed_s
+        if strategy.depth == 0:
+            self._cost.add(running, elapsed_s)
+        if strategy is self._arm.strategy:
+            plain_s = self._cost.at(running)
+            if plain_s is not None:
+                self._gain_s += (1 + accepted / running) * plain_s
+                self._times_s.append(elapsed_s)
+
+    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        self._step += 1
+        self._credit_s += self._exploration * elapsed_s
+
+    def unavailable(self, drafter: str) -> None:
+        for bucket in self._buckets:
+            bucket.arms = [arm for arm in bucket.arms if arm.strategy.drafter != drafter]
+        if self._arm.strategy.drafter == drafter:
+            self._left, self._times_s, self._arm = 0, [], self._held.plain
+
+    def plain_s(self, running: int) -> float | None:
+        return self._cost.at(running)
+
+    def beliefs(self) -> tuple[ArmBelief, ...]:
+        """Every arm in every bucket, for reports and tests."""
+        last = len(self._of) - 1
+        edges = [(1, 1), *(((1 << n) // 2 + 1, 1 << n) for n in range(1, len(BUCKET_NODES)))]
+        return tuple(
+            ArmBelief(arm.strategy, first, last if bucket is self._buckets[-1] else until, arm.tries, arm.value)
+            for bucket, (first, until) in zip(self._buckets, edges, strict=True)
+            for arm in (bucket.plain, *bucket.arms)
+            if first <= last
+        )
+
+    # Decisions.
+
+    def _close(self) -> None:
+        """Judge the hold that ends."""
+        times_s, self._times_s = self._times_s, []
+        gain_s, self._gain_s = self._gain_s, 0.0
+        if not times_s:
+            return
+        # A step that the machine interrupted says nothing about the arm.
+        longest_s = 2 * sorted(times_s)[len(times_s) // 2]
+        elapsed_s = sum(min(time_s, longest_s) for time_s in times_s)
+        arm, bucket = self._arm, self._held
+        rival = bucket.best()
+        if self._exploring:
+            self._credit_s -= max(0.0, elapsed_s - gain_s / (rival.value or 1.0))
+        if arm is bucket.plain:
+            arm.tries += 1
+            arm.due_step = self._step + arm.wait_steps
+            arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
+            return
+        arm.take(gain_s, elapsed_s)
+        if not self._exploring and arm.fell():
+            self._start_over(arm.strategy.drafter)
+            return
+        if bucket.best() is arm:
+            arm.wait_steps = FIRST_WAIT_STEPS
+        else:
+            arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
+        arm.due_step = self._step + arm.wait_steps
+
+    def _start_over(self, drafter: str) -> None:
+        """What was measured of `drafter` does not hold any more: it, and what lost against it, is worth a trial now."""
+        self._fresh = True
+        for bucket in self._buckets:
+            for arm in (bucket.plain, *bucket.arms):
+                arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, self._step
+                if arm.strategy.drafter == drafter:
+                    arm.forget()
+
+    def _decide(self, bucket: _Bucket, running: int) -> None:
+        plain_s = self._cost.at(running)
+        if plain_s is None:  # Nothing compares before plain decoding is known; it costs what 'off' costs.
+            self._hold(bucket, bucket.plain, TRIAL_STEPS, exploring=False)
+            return
+        if self._fresh and self._step >= self._next_grant_step:
+            self._fresh, self._next_grant_step = False, self._step + GRANT_EVERY_STEPS
+            self._credit_s = max(self._credit_s, 0.0) + GRANT_STEPS * plain_s
+        best = bucket.best()
+        candidate = self._candidate(bucket, best, running) if self._credit_s > 0 else None
+        if candidate is not None:
+            self._hold(bucket, candidate, TRIAL_STEPS, exploring=True)
+            return
+        steps = int(HOLD_S / plain_s)
+        self._hold(bucket, best, min(max(steps, 1), HOLD_STEPS), exploring=False)
+
+    def _hold(self, bucket: _Bucket, arm: _Arm, steps: int, *, exploring: bool) -> None:
+        self._held, self._arm, self._exploring = bucket, arm, exploring
+        self._left = steps - 1
+
+    def _candidate(self, bucket: _Bucket, best: _Arm, running: int) -> _Arm | None:
+        """The arm most worth a trial: one never tried, the most promising first; else one whose wait is over."""
+        if best is not bucket.plain and not self._cost.measured(running) and self._step >= bucket.plain.due_step:
+            return bucket.plain  # What plain decoding costs here was only inferred.
+        due = [arm for arm in bucket.arms if arm is not best and self._step >= arm.due_step]
+        if due:
+            return max(due, key=lambda arm: self._promise(bucket, arm))
+        if best is not bucket.plain and self._step >= bucket.plain.due_step:
+            return bucket.plain  # It may have become slower or faster: every reward is relative to it.
+        return None
+
+    def _promise(self, bucket: _Bucket, arm: _Arm) -> float:
+        """What to expect of an arm: its own value, else its value at the nearest batch sizes, else a little gain."""
+        if arm.value is not None:
+            return arm.value
+        for distance in range(1, len(self._buckets)):
+            for number in (bucket.number - distance, bucket.number + distance):
+                if 0 <= number < len(self._buckets):
+                    for other in self._buckets[number].arms:
+                        if other.strategy == arm.strategy and other.value is not None:
+                            return other.value
+        return 1.0 + 2 * MARGIN
