@@ -1,14 +1,11 @@
-"""Trees: one target pass over all nodes changes no token, whatever the tree; walk and cleaning by definition."""
+"""Trees: one target pass over all nodes changes no token, whatever the tree."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.verify import accept_tree, clean_drafts
 from actors.engine.types import Rollout
 from drafter.protocol import BatchView, Drafts
 from policies.speculation.policy import FixedPolicy
@@ -140,68 +137,3 @@ def test_trees_across_block_borders_with_requests_that_join(tmp_path: Path, bloc
         core.use(FixedPolicy(strategies[int(rng.integers(4))]))
         events += core.step()
     assert_same(rollouts(events), expected)
-
-
-NODES = st.lists(st.tuples(st.integers(-2, 5), st.integers(-3, 6)), max_size=7)  # (token, parent)
-
-
-@given(st.lists(NODES, min_size=1, max_size=3), st.integers(1, 4), st.integers(1, 7))
-@settings(max_examples=300, deadline=None)
-def test_clean_trees_are_what_is_usable_in_front(rows: list[list[tuple[int, int]]], depth: int, most: int) -> None:
-    width = max(len(row) for row in rows)
-    tokens, parents = np.zeros((len(rows), width), np.int64), np.full((len(rows), width), -1)
-    for r, row in enumerate(rows):
-        for i, (token, parent) in enumerate(row):
-            tokens[r, i], parents[r, i] = token, parent
-    cleaned = clean_drafts(tokens, np.array([len(row) for row in rows]), parents, len(rows), depth, most, 5)
-    for r, row in enumerate(rows):
-        kept: list[tuple[int, int]] = []
-        depths: list[int] = []
-        for i, (token, parent) in enumerate(row[:most]):
-            usable = 0 <= token < 5 and -1 <= parent < i and (token, parent) not in kept
-            level = 1 + (depths[parent] if usable and parent >= 0 else 0)
-            if not usable or level > depth:
-                break
-            kept.append((token, parent))
-            depths.append(level)
-        if cleaned is None:
-            assert not kept
-            continue
-        assert cleaned.parents is not None
-        assert cleaned.depths is not None
-        count = int(cleaned.counts[r])
-        found = zip(cleaned.tokens[r, :count].tolist(), cleaned.parents[r, :count].tolist(), strict=True)
-        assert list(found) == kept
-        assert cleaned.depths[r, :count].tolist() == depths
-        assert (cleaned.tokens[r, count:] == -1).all()
-
-
-@given(st.data())
-@settings(max_examples=300, deadline=None)
-def test_accept_tree_walks_like_token_by_token_decoding(data: st.DataObject) -> None:
-    nodes = data.draw(st.integers(1, 7))
-    raw = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 6)), min_size=nodes, max_size=nodes))
-    tokens = np.array([[token for token, _ in raw]])
-    parents = np.array([[min(parent, i - 1) for i, (_, parent) in enumerate(raw)]])
-    cleaned = clean_drafts(tokens, np.array([nodes]), parents, 1, nodes, nodes, 3)
-    if cleaned is None or cleaned.parents is None:
-        return
-    draws = np.array([data.draw(st.lists(st.integers(0, 2), min_size=nodes + 1, max_size=nodes + 1))])
-    stop = np.array([[data.draw(st.integers(-1, 2)), -1]])
-    remaining = np.array([data.draw(st.integers(1, 8))])
-    emitted, accepted, stopped, path = accept_tree(draws, cleaned.tokens, cleaned.parents, stop, remaining)
-    out: list[int] = []
-    stood, node = 0, -1
-    while True:
-        token = int(draws[0, node + 1])
-        out.append(token)
-        children = [
-            i for i in range(int(cleaned.counts[0])) if cleaned.parents[0, i] == node and cleaned.tokens[0, i] == token
-        ]
-        stood += bool(children)
-        if token in stop[0] or len(out) == remaining[0] or not children:
-            break
-        (node,) = children
-    assert draws[0, path[0, : emitted[0]]].tolist() == out
-    assert accepted[0] == stood
-    assert stopped[0] == (out[-1] in stop[0])

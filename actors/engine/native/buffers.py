@@ -20,6 +20,8 @@ class StepBuffers:
     def __init__(self, capacity: Mapping[str, int], device: torch.device, *, staged: bool | None = None) -> None:
         self._staged = device.type == "cuda" if staged is None else staged
         self._offsets: dict[str, int] = {}
+        self._last: Mapping[str, NDArray[np.generic]] | None = None
+        self._tensors: dict[str, Tensor] = {}
         if self._staged:
             size = 0
             for name, elements in capacity.items():
@@ -35,7 +37,9 @@ class StepBuffers:
         The previous step must have ended (its results were copied back): the pinned buffer is written again.
         """
         if not self._staged:
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}
+            if arrays is not self._last:  # The same arrays may come again, with other values.
+                self._last, self._tensors = arrays, {name: torch.from_numpy(array) for name, array in arrays.items()}
+            return self._tensors
         used = 0
         for name, array in arrays.items():
             start = self._offsets[name]

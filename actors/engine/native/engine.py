@@ -18,9 +18,9 @@ from actors.engine.native.intake import Limits, ended_by_prefix, reason_to_rejec
 from actors.engine.native.runner import Draws, ModelRunner
 from actors.engine.native.scheduler import Scheduler, StepPlan, Ticket
 from actors.engine.native.slots import SlotTable
-from actors.engine.native.speculation import Speculator, StepDrafts
+from actors.engine.native.speculation import Speculator
+from actors.engine.native.steps import Settled, StepDrafts, step_arrays
 from actors.engine.native.telemetry import StepRecord, WindowMeter
-from actors.engine.native.verify import accept, accept_tree
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     Capabilities,
@@ -91,8 +91,10 @@ class NativeEngine:
             block_tables = self._table.block_tables.view()
             block_tables.flags.writeable = False
             kv = KVPlaces(block_tables, block_tokens)
+        self._steps = step_arrays(self._table, block_tokens)
         self._speculator = Speculator(
             self._table,
+            self._steps,
             config.vocab_size,
             drafters,
             policy,
@@ -110,6 +112,7 @@ class NativeEngine:
             block_tokens,
             options.prefill_chunk_tokens,
             self._max_nodes,
+            steps=self._steps,
             rejection=verification == "rejection",
         )
         self._progress_every_tokens = options.progress_every_tokens
@@ -227,8 +230,8 @@ class NativeEngine:
             strategy = self._speculator.choose(running)
             drafts = self._speculator.draft(plan, strategy, self._scheduler)
             draws = self._runner.run(plan, drafts)
-            emitted, accepted = self._advance(plan, draws, drafts)
-            self._account(plan, strategy, running, drafts, accepted, emitted, now_s, start_s)
+            settled = self._advance(plan, draws, drafts)
+            self._account(plan, strategy, running, drafts, settled, now_s, start_s)
         events, self._events = self._events, []
         now_s = self._clock()
         idle = not self._scheduler.has_work
@@ -245,23 +248,20 @@ class NativeEngine:
         strategy: Strategy,
         decoding: int,
         drafts: StepDrafts | None,
-        accepted: NDArray[np.int64] | None,
-        emitted: int,
+        settled: Settled,
         now_s: float,
         start_s: float,
     ) -> None:
         """Tell the policy, the window and the listener what the step brought."""
         speculator, policy = self._speculator, self._speculator.policy
-        drafted = accepted_tokens = 0
-        if drafts is not None and accepted is not None:
-            drafted, accepted_tokens = drafts.drafted, int(accepted.sum())
+        drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
         elapsed_s = perf_counter() - start_s
         # Prompt chunks, copied blocks and the first step with new weights take time that is not the strategy's.
         typical = not (plan.prefill_tokens or plan.copies or self._fresh_weights)
         self._fresh_weights = False
         if policy is not None and decoding:
             if typical:
-                policy.record(strategy, decoding, drafted, accepted_tokens, elapsed_s)
+                policy.record(strategy, decoding, drafted, settled.accepted_tokens, elapsed_s)
             else:
                 policy.skip(strategy, decoding, elapsed_s)
         timed_s = elapsed_s if typical else 0.0
@@ -269,16 +269,18 @@ class NativeEngine:
         if strategy.depth and policy is not None:
             plain_s = policy.plain_s(decoding) if typical else None
             saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
-            self._meter.count_drafting(drafted, accepted_tokens, speculator.draft_s if typical else 0.0, saved_s)
-            if drafts is not None and accepted is not None:
-                self._meter.count_depths(drafts.reached, accepted)
+            self._meter.count_drafting(
+                drafted, settled.accepted_tokens, speculator.draft_s if typical else 0.0, saved_s
+            )
+            if drafts is not None and settled.accepted is not None:
+                self._meter.count_depths(drafts.reached, settled.accepted)
         if self._on_step is not None:
             record = StepRecord(
                 now_s,
                 decoding,
                 strategy,
                 drafted,
-                accepted_tokens,
+                settled.accepted_tokens,
                 emitted,
                 elapsed_s,
                 speculator.draft_s,
@@ -286,59 +288,29 @@ class NativeEngine:
             )
             self._on_step(record)
 
-    def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> tuple[int, NDArray[np.int64] | None]:
-        """Enter what was computed and drawn into the table. Returns the number of new tokens and, where there were
-        drafts, how many of each sampling request were accepted."""
-        table, hidden = self._table, self._hidden
-        first = None if hidden is None else table.computed[plan.slots]
-        table.computed[plan.slots] += plan.rows
-        self._scheduler.computed()
-        slots = plan.slots if len(draws.tokens) == len(plan.slots) else plan.slots[plan.samples]
-        accepted: NDArray[np.int64] | None = None
-        path: NDArray[np.int64] | None = None
-        length, known = table.length[slots], plan.rows
-        if drafts is None:
-            tokens = draws.tokens[:, 0]
-            table.tokens[slots, length] = tokens
-            table.logprobs[slots, length] = draws.logprobs[:, 0]
-            table.logprobs_t1[slots, length] = draws.logprobs_t1[:, 0]
-            stopped = (draws.tokens == table.stop[slots]).any(axis=1)
-            new_length = length + 1
-        else:
-            remaining, stop = table.limit[slots] - length, table.stop[slots]
-            if drafts.parents is None:
-                emitted, accepted, stopped = accept(draws.tokens, drafts.tokens, stop, remaining)
-            else:
-                emitted, accepted, stopped, path = accept_tree(
-                    draws.tokens, drafts.tokens, drafts.parents, stop, remaining
-                )
-                self._runner.compact(slots, length, path, emitted)
-                draws = draws.along(path)
-            new_length = length + emitted
-            kept = np.arange(draws.tokens.shape[1]) < emitted[:, None]  # [R, K+1]
-            rows = slots.repeat(emitted)
-            places = (length[:, None] + np.arange(draws.tokens.shape[1]))[kept]
-            table.tokens[rows, places] = draws.tokens[kept]
-            table.logprobs[rows, places] = draws.logprobs[kept]
-            table.logprobs_t1[rows, places] = draws.logprobs_t1[kept]
-            # K/V of accepted drafts stand; those behind are overwritten before they can be read.
-            table.computed[slots] = new_length - 1
-            table.spared_steps[slots] += emitted - 1
-            known = plan.rows.copy()
-            known[plan.samples] += emitted - 1
-        table.length[slots] = new_length
+    def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
+        """Enter what was computed and drawn into the table; end and report requests."""
+        hidden = self._hidden
+        first = None if hidden is None else self._table.computed[plan.slots]
+        settled = self._steps.settle(
+            plan, draws.tokens, draws.logprobs, draws.logprobs_t1, drafts, self._progress_every_tokens
+        )
+        if settled.moves is not None:
+            self._runner.compact(settled.moves)
         if hidden is not None and first is not None:
-            hidden.add(draws.hidden, plan.slots, first, known, draws.offsets, path)
-        ended = stopped | (new_length >= table.limit[slots])
-        if ended.any():
+            known = plan.rows
+            if settled.emitted is not None:
+                known = known.copy()
+                known[plan.samples] += settled.emitted - 1
+            hidden.add(draws.hidden, plan.slots, first, known, draws.offsets, settled.path)
+        self._scheduler.computed()
+        if settled.ended:
             now_s = self._clock()
-            for i in np.flatnonzero(ended):
-                self._finish(int(slots[i]), FinishReason.STOP if stopped[i] else FinishReason.LENGTH, now_s)
-        due = (new_length - table.reported[slots] >= self._progress_every_tokens) & ~ended
-        if due.any():
-            for slot in slots[due]:
-                self._report(int(slot))
-        return int((new_length - length).sum()), accepted
+            for slot, stopped in settled.ended:
+                self._finish(slot, FinishReason.STOP if stopped else FinishReason.LENGTH, now_s)
+        for slot in settled.due:
+            self._report(slot)
+        return settled
 
     def _finish(self, slot: int, reason: FinishReason, now_s: float) -> None:
         ticket = self._scheduler.ticket_in(slot)

@@ -65,13 +65,14 @@ class HiddenStore:
         offsets: NDArray[np.int32],
         path: Int64Array | None = None,
     ) -> None:
-        """A step's output, which nobody writes again; arguments as in `_Step`, counts without rejected drafts."""
+        """A step's output, which nobody writes again; arguments as in `_Step`, counts without rejected drafts.
+        `offsets` is copied."""
         steps, rows = self._steps, hidden.shape[0]
         self._rows += rows
         # The newest step always stays, however large: it is where speculation goes on.
         while steps and (len(steps) >= self._max_steps or self._rows > self._max_rows):
             self._rows -= steps.popleft().hidden.shape[0]
-        steps.append(_Step(self._number, hidden, slots, first, counts, offsets, path))
+        steps.append(_Step(self._number, hidden, slots, first, counts, offsets.copy(), path))
         self._number += 1
 
     def last(self, slots: Int64Array, first_positions: Int64Array) -> HiddenRows:

@@ -164,8 +164,7 @@ class Scheduler:
 
     def reserve_drafts(self, slots: Int64Array, counts: Int64Array) -> Int64Array:
         """`counts` cut to what fits: a draft never takes a block that costs another request its place."""
-        table = self._table
-        counts = np.minimum(counts, table.limit[slots] - table.length[slots] - 1)
+        table, counts = self._table, counts.copy()
         blocks = -(-(table.length[slots] + counts) // self._block_tokens)
         for i in np.flatnonzero(blocks > table.block_counts[slots]):
             slot = int(slots[i])

@@ -6,9 +6,10 @@ heard once in the log and never asked again. Tokens never depend on any of it (`
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,32 +18,36 @@ from torch import Tensor
 from actors.engine.native.hidden import HiddenStore
 from actors.engine.native.scheduler import Scheduler, StepPlan
 from actors.engine.native.slots import SlotTable
-from actors.engine.native.verify import CleanDrafts, clean_drafts
+from actors.engine.native.steps import Int64Array, StepArrays, StepDrafts
 from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces
 from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
-Int64Array = NDArray[np.int64]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StepDrafts:
-    """Drafts of one step, already behind the last known tokens in the token table."""
+class _Requests:
+    """What of a BatchView no step changes: kept while the scheduler keeps its array of slots."""
 
-    counts: Int64Array  # [R], per request of the plan
-    tokens: Int64Array  # [S, K], of the plan's sampling requests, padded with -1
-    parents: Int64Array | None  # [S, K]; None: chains. Trees only where every request of the plan decodes.
-    depths: Int64Array | None  # [S, K], with parents
-    distributions: Tensor | None = None  # [S, K, V]
-    drafted: int = 0
+    slots: Int64Array
+    fixed: dict[str, Any]
 
-    @property
-    def reached(self) -> Int64Array:
-        """How deep the draft of each sampling request is, [S]."""
-        kept = self.tokens >= 0
-        depths: Int64Array = kept.sum(axis=1) if self.depths is None else (kept * self.depths).max(axis=1)
-        return depths
+    @classmethod
+    def of(cls, table: SlotTable, slots: Int64Array) -> "_Requests":
+        fixed: dict[str, Any] = {
+            "request_ids": table.request_id[slots],
+            "prompt_ids": table.prompt_id[slots],
+            "slots": slots.copy(),
+            "prompt_lengths": table.prompt_length[slots],
+            "noise_keys": table.noise_key[slots],
+            "temperatures": table.temperature[slots],
+            "top_k": table.top_k[slots],
+            "top_p": table.top_p[slots],
+        }
+        for array in fixed.values():
+            array.flags.writeable = False
+        return cls(slots, fixed)
 
 
 class Speculator:
@@ -51,6 +56,7 @@ class Speculator:
     def __init__(
         self,
         table: SlotTable,
+        steps: StepArrays,
         vocab_size: int,
         drafters: Mapping[str, Drafter],
         policy: StrategyPolicy | None,
@@ -59,11 +65,12 @@ class Speculator:
         hidden: HiddenStore | None = None,
         kv: KVPlaces | None = None,
     ) -> None:
-        self._table, self._vocab_size, self._rejection = table, vocab_size, rejection
+        self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
         self._drafters = dict(drafters)
         self._hidden, self._kv = hidden, kv
         self._history = table.tokens.view()
         self._history.flags.writeable = False
+        self._requests = _Requests.of(table, np.zeros(0, np.int64))
         self.draft_s = 0.0  # of the last step
         self.use(policy)
 
@@ -145,46 +152,39 @@ class Speculator:
         return drafts
 
     def _draft(self, plan: StepPlan, strategy: Strategy, scheduler: Scheduler) -> StepDrafts | None:
-        table, drafter = self._table, self._drafters[strategy.drafter]
-        slots = plan.slots
+        drafter, slots = self._drafters[strategy.drafter], plan.slots
         if plan.prefill_tokens:  # A request still in its prompt has nothing to speculate on.
             decoding = (plan.rows == 1) & plan.samples  # [R]
             slots = slots[decoding]
         try:
             answer = drafter.propose(self._view(slots, drafter.needs_hidden), strategy)
-            clean = clean_drafts(
-                answer.tokens,
-                answer.counts,
-                answer.parents,
-                len(slots),
-                strategy.depth,
-                min(strategy.tokens_to_verify, self._max_nodes),
-                self._vocab_size,
+            nodes = min(strategy.tokens_to_verify, self._max_nodes)
+            cleaned = self._steps.clean(
+                slots, answer.tokens, answer.counts, answer.parents, strategy.depth, nodes, self._vocab_size
             )
         except Exception:
             self._give_up(strategy.drafter)
             return None
-        if clean is None or (plan.prefill_tokens and clean.parents is not None):
+        if cleaned is None:
             return None
-        counts = scheduler.reserve_drafts(slots, clean.counts)
-        if not counts.any():
+        drafts, short_of_blocks = cleaned
+        if short_of_blocks:
+            drafts = drafts.cut(scheduler.reserve_drafts(slots, drafts.counts))
+        if not drafts.drafted:
             return None
-        clean = clean.cut(counts)
-        width = clean.tokens.shape[1]
-        kept = clean.tokens >= 0
-        places = table.length[slots][:, None] + np.arange(width)
-        table.tokens[slots.repeat(counts), places[kept]] = clean.tokens[kept]
-        drafted = int(counts.sum())
-        if not plan.prefill_tokens:
-            distributions = self._distributions(answer, clean) if self._rejection else None
-            return StepDrafts(counts, clean.tokens, clean.parents, clean.depths, distributions, drafted)
-        all_counts = np.zeros(len(plan.slots), np.int64)
-        all_counts[decoding] = counts
-        tokens = np.full((len(plan.slots), width), -1, np.int64)
-        tokens[decoding] = clean.tokens
-        return StepDrafts(all_counts, tokens[plan.samples], None, None, None, drafted)
+        if plan.prefill_tokens:
+            if drafts.parents is not None:
+                return None
+            counts = np.zeros(len(plan.slots), np.int64)
+            counts[decoding] = drafts.counts
+            tokens = np.full((len(plan.slots), drafts.tokens.shape[1]), -1, np.int64)
+            tokens[decoding] = drafts.tokens
+            return StepDrafts(counts, tokens[plan.samples], drafted=drafts.drafted)
+        if self._rejection:
+            return replace(drafts, distributions=self._distributions(answer, drafts))
+        return drafts
 
-    def _distributions(self, answer: Drafts, clean: CleanDrafts) -> Tensor | None:
+    def _distributions(self, answer: Drafts, clean: StepDrafts) -> Tensor | None:
         """What the drafted tokens were drawn with, cut like the drafts."""
         given = answer.distributions
         requests, width = clean.tokens.shape
@@ -196,20 +196,15 @@ class Speculator:
 
     def _view(self, slots: Int64Array, needs_hidden: bool) -> BatchView:
         table = self._table
+        if self._requests.slots is not slots:
+            self._requests = _Requests.of(table, slots)
         lengths = table.length[slots]
         return BatchView(
-            request_ids=table.request_id[slots],
-            prompt_ids=table.prompt_id[slots],
-            slots=slots.copy(),
             history=self._history,
             lengths=lengths,
-            prompt_lengths=table.prompt_length[slots],
-            noise_keys=table.noise_key[slots],
-            temperatures=table.temperature[slots],
             vocab_size=self._vocab_size,
-            top_k=table.top_k[slots],
-            top_p=table.top_p[slots],
             room=table.limit[slots] - lengths - 1,
             hidden=self._hidden if needs_hidden else None,
             kv=self._kv if needs_hidden else None,
+            **self._requests.fixed,
         )

@@ -32,7 +32,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class _Use:
-    """StrategyUse in the making. reached[d], stood[d]: requests whose drafts were, or were accepted, d deep."""
+    """StrategyUse in the making. reached, stood: per step, how deep each request's draft was, and was accepted."""
 
     engine_steps: int = 0
     request_steps: int = 0
@@ -41,8 +41,8 @@ class _Use:
     seconds: float = 0.0
     draft_s: float = 0.0
     saved_s: float = 0.0
-    reached: Int64Array = field(default_factory=lambda: np.zeros(1, np.int64))
-    stood: Int64Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    reached: list[Int64Array] = field(default_factory=list)
+    stood: list[Int64Array] = field(default_factory=list)
 
     def closed(self, strategy: Strategy) -> StrategyUse:
         return StrategyUse(
@@ -54,13 +54,14 @@ class _Use:
             self.seconds,
             self.draft_s,
             self.saved_s,
-            _at_least(self.reached),
-            _at_least(self.stood),
+            _at_least(self.reached, strategy.depth),
+            _at_least(self.stood, strategy.depth),
         )
 
 
-def _at_least(counts: Int64Array) -> tuple[int, ...]:
-    """counts[d] of depth d -> how many reached depth 1, 2, ..."""
+def _at_least(depths: list[Int64Array], deepest: int) -> tuple[int, ...]:
+    """How many of the depths are at least 1, 2, ... deepest."""
+    counts = np.bincount(np.concatenate(depths), minlength=deepest + 1) if depths else np.zeros(deepest + 1, np.int64)
     return tuple(int(count) for count in counts[::-1].cumsum()[::-1][1:])
 
 
@@ -112,9 +113,8 @@ class WindowMeter:
 
     def count_depths(self, reached: Int64Array, stood: Int64Array) -> None:
         """Of the step just counted: how deep each request's [R] draft was, and how deep it was accepted."""
-        use, depths = self._use, self._strategy.depth + 1
-        use.reached = use.reached + np.bincount(reached, minlength=depths)
-        use.stood = use.stood + np.bincount(stood, minlength=depths)
+        self._use.reached.append(reached)
+        self._use.stood.append(stood)
 
     def due(self, now_s: float) -> bool:
         return self.engine_steps > 0 and now_s - self._start_s >= WINDOW_S

@@ -4,70 +4,11 @@ With drafts of length 0 this is plain decoding: one draw per request, always emi
 target's own draw at its position, tokens are the same with and without speculation, whatever was drafted.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class CleanDrafts:
-    """Drafts that are safe to verify: every node's parent comes before it, siblings differ, tokens are in range."""
-
-    tokens: Int64Array  # [R, K], -1 behind counts
-    counts: Int64Array  # [R]
-    parents: Int64Array | None = None  # [R, K], -1: the last known token; None: chains
-    depths: Int64Array | None = None  # [R, K], 1 for children of the last known token; with parents
-
-    def cut(self, counts: Int64Array) -> "CleanDrafts":
-        """The first counts[r] <= self.counts[r] nodes of each request."""
-        width = int(counts.max(initial=0))
-        tokens = np.where(np.arange(width) < counts[:, None], self.tokens[:, :width], -1)
-        if self.parents is None or self.depths is None:
-            return CleanDrafts(tokens, counts)
-        return CleanDrafts(tokens, counts, self.parents[:, :width], self.depths[:, :width])
-
-
-def clean_drafts(
-    tokens: object, counts: object, parents: object, requests: int, depth: int, nodes: int, vocab_size: int
-) -> CleanDrafts | None:
-    """Untrusted drafts, each cut at its first unusable node: outside the vocabulary, past `nodes`, a parent that does
-    not come before it, deeper than `depth`, or a twin of a sibling.
-
-    None if nothing usable is left or the arrays make no sense (wrong rank, wrong number of requests, not integers).
-    """
-    drafted, lengths = np.asarray(tokens), np.asarray(counts)
-    if drafted.ndim != 2 or len(drafted) != requests or lengths.shape != (requests,):
-        return None
-    if drafted.dtype.kind not in "iu" or lengths.dtype.kind not in "iu":
-        return None
-    width = min(drafted.shape[1], nodes if parents is not None else min(depth, nodes))
-    drafted = drafted[:, :width]
-    usable = (np.arange(width) < lengths[:, None]) & (drafted >= 0) & (drafted < vocab_size)
-    drafted = drafted.astype(np.int64)
-    if parents is None:
-        usable = np.logical_and.accumulate(usable, axis=1)
-        kept = usable.sum(axis=1)
-        return CleanDrafts(np.where(usable, drafted, -1), kept) if kept.any() else None
-    before = np.asarray(parents)
-    if before.ndim != 2 or before.shape[0] != requests or before.shape[1] < width or before.dtype.kind not in "iu":
-        return None
-    before = before[:, :width]
-    index = np.arange(width)
-    usable &= (before >= -1) & (before < index)
-    before = np.where(usable, before, -1).astype(np.int64)
-    depths = np.ones((requests, width), np.int64)
-    rows = np.arange(requests)
-    for i in range(width):
-        depths[:, i] = np.where(before[:, i] < 0, 1, depths[rows, before[:, i]] + 1)
-        twins = (drafted[:, :i] == drafted[:, i : i + 1]) & (before[:, :i] == before[:, i : i + 1])
-        usable[:, i] &= (depths[:, i] <= depth) & ~twins.any(axis=1)
-    usable = np.logical_and.accumulate(usable, axis=1)
-    kept = usable.sum(axis=1)
-    return CleanDrafts(np.where(usable, drafted, -1), kept, before, depths) if kept.any() else None
 
 
 def accept(
