@@ -14,21 +14,18 @@ from tests.engine.support import FAMILIES, engine, make_requests, run
 from tests.speculation.support import MAX_RUNNING, SAMPLINGS, Mixed, Served, Trees, model_of, real_drafters
 
 pytestmark = pytest.mark.skipif(kernels is None, reason="paceline_native is not installed: pip install -e .")
-FIXED = (
-    *("ngram:4", "ngram:3x2/6", "suffix:8", "suffix:4x3/10", "eagle:3", "eagle:4x2/8"),
-    *("right:6", "often:7", "often:4x3/12", "seldom:3x2/5"),
-)
+REAL = ("ngram:4", "ngram:3x2/6", "suffix:8", "suffix:4x3/10", "eagle:3", "eagle:4x2/8")
+FIXED = (*REAL, "right:6", "often:7", "often:4x3/12", "seldom:3x2/5")
 CHOSEN = ("adaptive", "paper", "mixed")
 TOKENS_PER_FAMILY = 40_000
 
 
 def policy_of(name: str, seed: int) -> StrategyPolicy:
-    real = ("plain", *FIXED[:6])
     if name == "mixed":
         return Mixed(("plain", *FIXED), seed)
     if name in CHOSEN:
         options = SpeculationOptions(
-            mode=name, strategies=real, exploration=0.5, epsilon=0.5, seed=seed, eagle={"path": "random"}
+            mode=name, strategies=REAL, exploration=0.5, epsilon=0.5, seed=seed, eagle={"path": "random"}
         )
         policy = build_policy(options, ("ngram", "suffix", "eagle"))
         assert policy is not None
