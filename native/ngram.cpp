@@ -100,8 +100,8 @@ void NgramIndex::begin(int64_t slot, const int32_t* prompt, int64_t prompt_token
   for (size_t i = 1; tokens && text < 0 && i < group.texts.size(); ++i) {
     Text& left = group.texts[i];
     int64_t known = static_cast<int64_t>(left.tokens.size()) - border;
-    if (!left.running && !left.finished && known <= tokens && std::equal(response, response + known, left.tokens.begin() + border))
-      text = static_cast<int32_t>(i);
+    if (left.running || left.finished || known > tokens) continue;
+    if (std::equal(response, response + known, left.tokens.begin() + border)) text = static_cast<int32_t>(i);
   }
   if (text < 0) {
     text = static_cast<int32_t>(group.texts.size());
@@ -187,7 +187,8 @@ void NgramIndex::age() {
 }
 
 void NgramIndex::account(Group& group) {
-  size_t bytes = sizeof(Group) + group.prompt.capacity() * sizeof(int32_t) + group.in_text.bytes() + group.in_responses.bytes();
+  size_t bytes = sizeof(Group) + group.in_text.bytes() + group.in_responses.bytes();
+  bytes += group.prompt.capacity() * sizeof(int32_t);
   for (const Text& text : group.texts) bytes += sizeof(Text) + text.tokens.capacity() * sizeof(int32_t);
   bytes_ += bytes - group.bytes;
   group.bytes = bytes;

@@ -23,7 +23,8 @@ void check(bool fits, const char* what) {
 class Ngrams {
  public:
   Ngrams(int64_t slots, int64_t max_n, int64_t min_n, int64_t max_bytes, int64_t kept_texts, int64_t kept_generations)
-      : slots_(slots), index_(checked({slots, max_n, min_n, static_cast<size_t>(max_bytes), kept_texts, kept_generations})) {}
+      : slots_(slots),
+        index_(checked({slots, max_n, min_n, static_cast<size_t>(max_bytes), kept_texts, kept_generations})) {}
 
   void begin(int64_t slot, In<int32_t, 1> prompt, In<int32_t, 1> response) {
     check(slot >= 0 && slot < slots_, "begin: slot out of range");
