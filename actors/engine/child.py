@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from actors.engine import wire
 from actors.engine.native.engine import NativeEngine
 from actors.engine.types import DraftersSaved, EngineFailed, WeightsLoaded
+from drafter.build import build_drafters
 from models.checkpoint import load_model
+from policies.speculation.build import build_policy
 
 Inbox = queue.SimpleQueue[tuple[wire.Command, NDArray[np.uint8] | None]]
 
@@ -84,10 +86,6 @@ def _build(start: wire.Start) -> NativeEngine:
     speculation = start.speculation
     drafters, policy = {}, None
     if speculation.mode != "off":
-        from policies.speculation.build import build_policy
-
-        from drafter.build import build_drafters
-
         drafters = build_drafters(speculation, model, options)
         policy = build_policy(speculation, list(drafters))
     return NativeEngine(

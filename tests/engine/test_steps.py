@@ -1,5 +1,6 @@
 """The array work of steps: by definition, and native and numpy alike; the engine is the same with either."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.native import engine as engine_module
+from actors.engine.native import runner as runner_module
+from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.scheduler import StepPlan
 from actors.engine.native.slots import SlotTable
 from actors.engine.native.steps import StepArrays, StepDrafts
@@ -227,6 +230,37 @@ def test_the_engine_without_the_native_steps_draws_the_same(
     trees = Counted(model, RandomTrees(expected, 0.7), "test:4x3/12", prefill_chunk_tokens=16)
     assert_same(trees.run(requests), expected)
     assert trees.accepted > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_torch_alone_tokens_are_the_same_too(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extension logits differ from batch to batch by rounding, which these sharp models bear."""
+    monkeypatch.setattr("models.ops.native.kernels", None)
+    monkeypatch.setattr("actors.engine.native.context.kernels", None)
+    monkeypatch.setattr(engine_module, "step_arrays", NumpySteps)
+    model = tiny_model(tmp_path, family)
+    requests = make_requests(10, prompts=4, seed=62, temperature=0.7, stop_token_ids=(3,))
+    expected = run(engine(model), requests)
+    for drafter, strategy in ((Oracle(expected, spoil=True), "test:5"), (RandomTrees(expected, 0.7), "test:4x3/12")):
+        counted = Counted(model, drafter, strategy)
+        results = counted.run(requests)
+        assert counted.accepted > 0
+        for request_id, rollout in expected.items():
+            assert results[request_id].tokens.tolist() == rollout.tokens.tolist()
+            np.testing.assert_allclose(results[request_id].logprobs, rollout.logprobs, atol=1e-3)
+
+
+def test_staged_buffers_carry_chains_and_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: every array of a step, the tree mask included, through one buffer."""
+    model = tiny_model(tmp_path)
+    requests = make_requests(14, prompts=5, seed=63, top_k=9)
+    expected = run(engine(model), requests)
+    monkeypatch.setattr(runner_module, "StepBuffers", partial(StepBuffers, staged=True))
+    assert_same(run(engine(model), requests), expected)
+    for strategy in ("test:5x2/9", "test:2x3/6"):
+        counted = Counted(model, RandomTrees(expected, 0.7), strategy, prefill_chunk_tokens=16)
+        assert_same(counted.run(requests), expected)
+        assert counted.accepted > 0
 
 
 @needs_native
