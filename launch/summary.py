@@ -157,9 +157,16 @@ def speculation_text(s: SpeculationSummary) -> str:
     if s.accept_length is None:
         return "never paid: plain decoding throughout"
     accepted = f", {100 * s.acceptance:.0f} % of drafts accepted" if s.acceptance is not None else ""
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in s.saved_by.items())
+    parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in s.saved_by.items())
     verb = "saved" if s.saved_s >= 0 else "lost"
-    return f"accept length {s.accept_length:.2f}{accepted}, {abs(s.saved_s):.1f} s of decoding {verb} ({parts})"
+    return (
+        f"accept length {s.accept_length:.2f}{accepted}, {seconds_text(abs(s.saved_s))} s of decoding {verb} ({parts})"
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """`4.1`, `0.025`: two digits at least."""
+    return f"{seconds:.1f}" if abs(seconds) >= 1 else f"{seconds:.2g}"
 
 
 def change(first: float | None, last: float | None) -> str:

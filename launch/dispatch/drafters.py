@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from actors.engine.types import IntArray
 from actors.shared_rollouts import SharedRollouts
-from launch.dispatch.seat import Seat, SeatState
+from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState
 
 SAVE_TIMEOUT_S = 60.0
 _MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
@@ -48,17 +48,17 @@ class DrafterMessages:
             with suppress(RayError):
                 self._sent[seat].append(seat.handle.load_drafters.remote(self._directory))
 
-    def save(self, seats: Iterable[Seat], directory: str, timeout_s: float = SAVE_TIMEOUT_S) -> str | None:
+    def save(self, seats: Iterable[Seat], directory: str) -> str | None:
         """One worker writes its drafters' state; all have seen all rollouts. Returns why nothing was written."""
         seat = next((seat for seat in seats if seat.state is SeatState.READY), None)
         if seat is None:
             return "no worker is up"
         try:
             answer = seat.handle.save_drafters.remote(directory)
-            ready, _ = ray.wait([answer], timeout=timeout_s)
+            ready, _ = ray.wait([answer], timeout=SAVE_TIMEOUT_S)
             if not ready:
-                return f"{seat.name} did not write them within {timeout_s:g} s"
-            ray.get(answer, timeout=timeout_s)
+                return f"{seat.name} did not write them within {SAVE_TIMEOUT_S:g} s"
+            ray.get(answer, timeout=FETCH_TIMEOUT_S)
         except RayError as error:
             return f"{seat.name}: {str(error).strip().splitlines()[-1]}"
         return None

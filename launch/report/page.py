@@ -15,7 +15,7 @@ from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.timeline import write_trace
 from launch.report.collect import chart_data
-from launch.summary import RunSummary, SpeculationSummary, summarise
+from launch.summary import RunSummary, SpeculationSummary, seconds_text, summarise
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "gantt.js", "page.js", "speculation.js")
@@ -120,7 +120,7 @@ def _cards(summary: RunSummary) -> str:
 def _speculation_card(s: SpeculationSummary) -> str:
     if s.accept_length is None:
         return _card("Saved by speculation", "0 s", "plain decoding was faster")
-    return _card("Saved by speculation", f"{s.saved_s:.1f} s", f"accept length {s.accept_length:.2f}")
+    return _card("Saved by speculation", f"{seconds_text(s.saved_s)} s", f"accept length {s.accept_length:.2f}")
 
 
 def _card(label: str, value: str, more: str) -> str:
@@ -196,7 +196,7 @@ def _strategies(rows: Sequence[Mapping[str, Any]]) -> str:
                 ("num", number(row["accept_length"], ".2f")),
                 ("num", number(row["acceptance"], ".0f", 100)),
                 ("num", number(row["draft_share"], ".0f", 100)),
-                ("num", number(row["saved_s"], ".2f")),
+                ("num", seconds_text(row["saved_s"])),
             )
             for row in rows
         ),
