@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.engine.native import rejection, sampler
+from actors.engine.native import rejection
 from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.context import CachedContext, KVCache
 from actors.engine.native.fused import FusedForward
@@ -136,7 +136,7 @@ class ModelRunner:
         logits = self.model.logits(drawn_from)
         least = self._no_cutoff[: rows.sampled]
         if rows.truncated:
-            least = sampler.cutoff(logits, step["temperature"], step["top_k"], step["top_p"])
+            least = ops.cutoff(logits, step["temperature"], step["top_k"], step["top_p"])
         drawn = ops.sample(logits, least, step["temperature"], step["noise_keys"], step["noise_positions"])
         if self._rejection and drafts is not None and drafts.parents is None:
             drawn = self._rejected(logits, least, step, drafts)
