@@ -145,6 +145,31 @@ def test_drafts_under_kv_pressure_and_at_the_models_limit(tmp_path: Path, drafte
     assert_same(Counted(model, drafter(), "test:8", **options).run(requests), expected)
 
 
+def test_drafts_cost_no_request_its_place(tmp_path: Path) -> None:
+    """Where every draft is wrong, who runs when and who is preempted is as without drafts, step by step."""
+    model = tiny_model(tmp_path)
+    requests = make_requests(24, prompts=5, seed=17, max_new_tokens=60)
+    expected = run(engine(model, kv_tokens=200), requests)
+
+    class Wrong(Oracle):
+        def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+            drafts = super().propose(batch, strategy)
+            return Drafts((drafts.tokens + 1) % VOCAB, drafts.counts)
+
+    who: dict[str, list[tuple[int, ...]]] = {}
+    for strategy in ("plain", "test:12"):
+        counted = Counted(model, Wrong(expected), strategy, kv_tokens=200)
+        counted.core.submit(requests)
+        who[strategy] = []
+        while counted.core.has_work:
+            counted.core.step()
+            who[strategy].append(tuple(counted.core._scheduler._running))
+        assert counted.core._scheduler.preempted > 0
+        assert counted.accepted == 0
+        assert (counted.drafted > 0) == (strategy != "plain")
+    assert who["plain"] == who["test:12"]
+
+
 def test_the_strategy_may_change_at_every_step(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     requests = make_requests(12, prompts=6, seed=14)

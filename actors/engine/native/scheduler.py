@@ -91,6 +91,7 @@ class Scheduler:
         self._order = itertools.count()
         self._admissions = itertools.count()
         self._active: Int64Array | None = None  # running and not held; None: must be rebuilt
+        self._lent = False  # some request may hold blocks for drafts
         self.preempted = 0
 
     @property
@@ -142,6 +143,8 @@ class Scheduler:
 
     def schedule(self, weights_version: int, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to do."""
+        if self._lent and ((self._waiting and self._free_slots) or self._pool.free < len(self._running)):
+            self._take_back_drafts()
         self._admit(weights_version, now_s)
         self._make_room()
         slots = self._active_slots()
@@ -170,6 +173,7 @@ class Scheduler:
             slot = int(slots[i])
             extra = min(int(blocks[i] - table.block_counts[slot]), self._pool.free)
             table.append_blocks(slot, self._pool.allocate(extra))
+            self._lent = True
             counts[i] = min(counts[i], table.block_counts[slot] * self._block_tokens - table.length[slot])
         return counts
 
@@ -255,6 +259,18 @@ class Scheduler:
             if not self._prompts.evict_one(keep):
                 return False
         return True
+
+    def _take_back_drafts(self) -> None:
+        """Free the blocks that decoding requests hold for drafts, down to what they held without."""
+        table = self._table
+        slots = np.fromiter(self._running, np.int64)
+        slots = slots[table.computed[slots] == table.length[slots] - 1]
+        needed = -(-table.computed[slots] // self._block_tokens)  # `_make_room` adds the last token's.
+        for i in np.flatnonzero(table.block_counts[slots] > needed):
+            slot, count = int(slots[i]), int(needed[i])
+            self._pool.release(table.blocks(slot)[count:])
+            table.block_counts[slot] = count
+        self._lent = False
 
     def _make_room(self) -> None:
         """A block for every known token of every active request, preempting the youngest while there is none."""
