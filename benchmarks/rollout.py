@@ -58,9 +58,9 @@ class Case:
         self._policies: dict[str, StrategyPolicy | None] = {}
 
     def unused_token(self) -> int:
-        """A token that no response of the case holds."""
+        """A token that no response of the case holds; one past the vocabulary if they hold all."""
         used = {int(token) for tokens in self.reference.responses.values() for token in tokens}
-        return next(token for token in range(self.target.model.config.vocab_size) if token not in used)
+        return next(token for token in range(self.target.model.config.vocab_size + 1) if token not in used)
 
     def run(self, contender: Contender, warmup: bool = False) -> Run:
         if contender.name not in self._policies or not contender.learns:
@@ -90,6 +90,8 @@ def measure(
     for contender in contenders:
         if contender.learns:
             case.run(contender, warmup=True)
+    if base is not None:
+        base_over_off(case, base)
     off = [case.off()]
     runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
     base_ratios: list[float] = []
@@ -173,7 +175,6 @@ def measure_target(
     """All cases of one target, each written as soon as it is complete."""
     target = load_target(demo, size, dtype)
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(size)
-    pass_cost = interpolated(pass_seconds(target))
     base = None
     with tempfile.TemporaryDirectory() as directory:
         if options.base is not None:
@@ -184,6 +185,8 @@ def measure_target(
             for batch in options.batches:
                 case = Case(target, task, history, batch, options)
                 contenders, left_out = contenders_for(case, eagle, options)
+                sizes = [2**i for i in range(batch.bit_length())]
+                pass_cost = interpolated({size: pass_seconds(target, size) for size in sizes})
                 row = measure(case, contenders, pass_cost, base, options.repeats)
                 row |= {"parameters": target.parameters, "eagle": eagle is not None, "left_out": left_out}
                 print(line(row), flush=True)

@@ -5,8 +5,8 @@
 Owns `results/strategy_grid.json` and `strategy_grid.md`: the tables beside TLT's Tables 1 and 4 and Figure 13. Requests
 are those of `benchmarks.rollout`, but the running batch is kept full: as one ends the next takes its place, and only
 steps with exactly that many running requests count. A cell's speed-up is over plain decoding at the same batch size,
-measured between the cells. The chooser then decodes with all cells of its batch size as arms, plain decoding among them;
-its regret is what the arm it used most, in the second half of that run, lacks to the best cell.
+measured between the cells. The chooser then decodes with all cells of its batch size as arms, plain decoding among
+them; its regret is what the arm it used most, in the second half of that run, lacks to the best cell.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def measure_cells(
 
 
 def measure_choice(bench: Bench, row: Sequence[dict[str, Any]], eagle: str | None, repeats: int) -> dict[str, Any]:
-    """What the default policy makes of the cells, in a run `repeats` times as long as a cell's, beside plain ones."""
+    """What the default policy makes of the cells in `repeats` runs like theirs, between plain ones."""
     names = [cell["strategy"] for cell in row]
     chooser = adaptive(bench.target, eagle=eagle, strategies=names, max_running=bench.batch)
     policy = chooser.policy()
@@ -162,11 +162,11 @@ def grid_of(target: Target, task: Task, history: History, options: argparse.Name
         bench = Bench(target, task, history, batch, options.seconds)
         for drafter in drafters:
             row = measure_cells(bench, cells(drafter, batch), eagle, options.repeats)
-            choice = measure_choice(bench, row, eagle, options.repeats + 1)
+            choice = measure_choice(bench, row, eagle, options.chooser_runs)
             print(
                 f"{target.name} batch {batch} {drafter}: best {choice['best']} {choice['best_speedup']:.2f}x, chosen "
-                f"{choice['chosen']} ({choice['chosen_share']:.0%} of late steps), regret {choice['choice_regret']:.1%}, "
-                f"reached {choice['reached_speedup']:.2f}x",
+                f"{choice['chosen']} ({choice['chosen_share']:.0%} of late steps), "
+                f"regret {choice['choice_regret']:.1%}, reached {choice['reached_speedup']:.2f}x",
                 flush=True,
             )
             yield {
@@ -186,9 +186,10 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["20m"])
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--drafters", nargs="+", default=["suffix", "eagle"])
+    parser.add_argument("--drafters", nargs="+", default=["suffix", "ngram", "eagle"])
     parser.add_argument("--eagle", action="append", default=[], metavar="SIZE=DIR", help="drafter weights of a size")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--chooser-runs", type=int, default=6, help="runs that the chooser learns in")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a plain run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "strategy_grid.json"))
@@ -199,7 +200,12 @@ def main() -> None:
     out = Path(options.out)
     record: dict[str, Any] = {
         "machine": describe_machine(("torch", "numpy")) | {"threads": options.threads},
-        "settings": {"repeats": options.repeats, "seconds": options.seconds, "temperature": 1.0},
+        "settings": {
+            "repeats": options.repeats,
+            "chooser_runs": options.chooser_runs,
+            "seconds": options.seconds,
+            "temperature": 1.0,
+        },
         "rows": [],
     }
     for dtype in options.dtypes:

@@ -132,7 +132,7 @@ def main() -> None:
                 print(
                     f"{size} {dtype} {strategy}: {row['switches']} switches, same {row['tokens']} tokens, "
                     f"{row['prefill_tokens']} prompt tokens prefilled in both; a switch on costs "
-                    f"{row.get('switch_on_us')} us, off {row.get('switch_off_us')} us; plain steps {row['plain_step_us']}",
+                    f"{row.get('switch_on_us')} us, off {row.get('switch_off_us')} us; a step {row['plain_step_us']}",
                     flush=True,
                 )
     out = Path(options.out)

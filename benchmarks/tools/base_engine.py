@@ -93,7 +93,9 @@ class BaseEngine:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
+        self._process.stdout.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from statistics import median
 from actors.engine.native.telemetry import StepRecord
 
 MIN_STEPS = 20  # fewer steps of a strategy say nothing about it
-PassCost = Callable[[float], float]  # rows -> seconds of a forward
+PassCost = Callable[[int, int], float]  # running requests, rows of all -> seconds of a forward
 
 
 def bucket(running: int) -> int:
@@ -21,16 +21,17 @@ def bucket(running: int) -> int:
     return 1 << (running.bit_length() - 1)
 
 
-def interpolated(seconds: Mapping[int, float]) -> PassCost:
-    """Pass cost from measured numbers of rows, linear between them and beyond the last."""
-    rows = sorted(seconds)
+def interpolated(seconds: Mapping[int, Mapping[int, float]]) -> PassCost:
+    """Pass cost from measured ones by `bucket` of running requests and rows: linear between rows and beyond."""
 
-    def cost(count: float) -> float:
-        if len(rows) == 1 or count <= rows[0]:
-            return seconds[rows[0]]
+    def cost(running: int, count: int) -> float:
+        known = seconds[bucket(running)]
+        rows = sorted(known)
+        if len(rows) == 1:
+            return known[rows[0]]
         upper = next((i for i, row in enumerate(rows) if row >= count), len(rows) - 1)
-        low, high = rows[upper - 1], rows[upper]
-        return seconds[low] + (seconds[high] - seconds[low]) * (count - low) / (high - low)
+        low, high = rows[max(upper, 1) - 1], rows[max(upper, 1)]
+        return known[low] + (known[high] - known[low]) * max(count - low, 0) / (high - low)
 
     return cost
 
@@ -51,11 +52,13 @@ def bound_s(off: Sequence[StepRecord], others: Sequence[StepRecord], pass_cost: 
     total = sum(step.elapsed_s for step in off if step.prefill_tokens)
     for size, steps in plain.items():
         tokens = sum(step.emitted for step in steps)
-        beside_s = median(step.elapsed_s - pass_cost(step.running) for step in steps)
+        beside_s = median(step.elapsed_s - pass_cost(step.running, step.running) for step in steps)
         per_token = [sum(step.elapsed_s for step in steps) / tokens]
-        for (at, _), tried in drafting.items():
-            if at == size and len(tried) >= MIN_STEPS:
-                ideal = sum(beside_s + pass_cost(step.running + step.drafted) + step.draft_s for step in tried)
-                per_token.append(ideal / sum(step.emitted for step in tried))
+        for (running, _), tried in drafting.items():
+            if running == size and len(tried) >= MIN_STEPS:
+                rows = [(step.running, step.running + step.drafted) for step in tried]
+                ideal = sum(beside_s + pass_cost(*at) + step.draft_s for at, step in zip(rows, tried, strict=True))
+                measured = sum(step.elapsed_s for step in tried)
+                per_token.append(min(ideal, measured) / sum(step.emitted for step in tried))
         total += tokens * min(per_token)
     return total

@@ -14,7 +14,7 @@ from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import Strategy
 
-FIXED = ("suffix:4", "suffix:8", "suffix:8x2/12", "ngram:4", "ngram:8")
+FIXED = ("suffix:4", "suffix:12", "ngram:12", "suffix:8", "suffix:8x2/12", "ngram:4")
 FIXED_EAGLE = ("eagle:3", "eagle:5", "eagle:4x2/8")
 
 
