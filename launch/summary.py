@@ -157,15 +157,15 @@ def speculation_text(s: SpeculationSummary) -> str:
     if s.accept_length is None:
         return "never paid: plain decoding throughout"
     accepted = f", {100 * s.acceptance:.0f} % of drafts accepted" if s.acceptance is not None else ""
+    text = f"accept length {s.accept_length:.2f}{accepted}"
+    if not any(s.saved_by.values()):  # mode fixed: plain decoding was not measured
+        return f"{text} ({', '.join(s.saved_by)})"
     parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in s.saved_by.items())
-    verb = "saved" if s.saved_s >= 0 else "lost"
-    return (
-        f"accept length {s.accept_length:.2f}{accepted}, {seconds_text(abs(s.saved_s))} s of decoding {verb} ({parts})"
-    )
+    return f"{text}, {seconds_text(abs(s.saved_s))} s of decoding {'saved' if s.saved_s >= 0 else 'lost'} ({parts})"
 
 
 def seconds_text(seconds: float) -> str:
-    """`4.1`, `0.025`: two digits at least."""
+    """`4.1`, `0.025`."""
     return f"{seconds:.1f}" if abs(seconds) >= 1 else f"{seconds:.2g}"
 
 

@@ -125,7 +125,8 @@ def _speculation(m: dict[str, float]) -> str:
     if m["speculation/share"] == 0 or not any(steps.values()):
         return "off: plain decoding is faster"
     accept, saved = m.get("speculation/accept_length", 1.0), m.get("speculation/saved_s", 0.0)
-    return f"{max(steps, key=lambda name: steps[name])}, accept length {accept:.2f}, {saved:.2f} s saved"
+    paid = f", {saved:.2f} s saved" if saved else ""  # 0: plain decoding was not measured
+    return f"{max(steps, key=lambda name: steps[name])}, accept length {accept:.2f}{paid}"
 
 
 def _phases(state: RunState) -> str:
