@@ -64,7 +64,8 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
         from drafter.eagle import EagleDrafter
 
         blocks = engine.kv_tokens // engine.block_tokens
-        drafters["eagle"] = EagleDrafter(model, options.eagle, slots, blocks, engine.block_tokens)
+        sampled = options.verification == "rejection"
+        drafters["eagle"] = EagleDrafter(model, options.eagle, slots, blocks, engine.block_tokens, sampled=sampled)
     return drafters
 
 

@@ -213,9 +213,7 @@ class EagleDrafter:
                 hidden = self._forward(drawn[-1], hidden, context)
         return np.stack(drawn, axis=1), torch.stack(soft, dim=1) if soft else None
 
-    def _tree(
-        self, batch: _Batch, hidden: Tensor, strategy: Strategy
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def _tree(self, batch: _Batch, hidden: Tensor, strategy: Strategy) -> tuple[Int64Array, Int64Array, Int64Array]:
         """`best_nodes` of a tree of strategy.depth levels. Every level feeds all rows again, with the tree's mask: a
         one-layer pass reads its weights once whatever the rows, and K/V need not follow the branches."""
         requests, k = len(batch.index), strategy.top_k

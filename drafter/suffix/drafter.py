@@ -24,10 +24,10 @@ _FILE = "suffix.index"
 class SuffixDrafter:
     """Drafts from occurrences of the request's last tokens, earlier in its own text or in its problem's window.
 
-    slots, max_tokens: the shape of the engine's history. A chain is never longer than the match it comes from, and
-    ends where its estimated probability falls below options.min_probability; so does every path of a tree. Costs a
-    few microseconds per step and per request, in one native call; requests cost nothing more while other strategies
-    run. Drafts are a pure function of the calls made, except while a background merge runs: `inline_tokens` beyond
+    slots, max_tokens: the shape of the engine's history. A chain is at most `match_factor` times as long as the
+    match it comes from (2: on the demo two thirds of what 2 drafts beyond 1 is accepted), and ends where its estimated
+    probability falls below options.min_probability; so does every path of a tree. Costs a few microseconds per step
+    and about one per request, in one native call; next to nothing while other strategies run. Drafts are a pure function of the calls made, except while a background merge runs: `inline_tokens` beyond
     any window excludes that (a merge of 500,000 tokens takes some 10 ms).
 
     Raises RuntimeError without the native extension.
@@ -36,11 +36,20 @@ class SuffixDrafter:
     name = "suffix"
     needs_hidden = False
 
-    def __init__(self, options: SuffixOptions, slots: int, max_tokens: int, *, inline_tokens: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        options: SuffixOptions,
+        slots: int,
+        max_tokens: int,
+        *,
+        match_factor: float = 2.0,
+        inline_tokens: int = 1 << 16,
+    ) -> None:
         if kernels is None:
             raise RuntimeError("the suffix drafter needs the native extension: `pip install -e .` builds it")
         self._history_shape = (slots, max_tokens)
         self._min_probability = options.min_probability
+        self._match_factor = match_factor
         self._version = 0
         self._index = kernels.Suffixes(
             slots, options.window_rollouts, options.max_bytes, options.epoch_decay, inline_tokens
@@ -86,6 +95,7 @@ class SuffixDrafter:
             strategy.depth,
             strategy.top_k,
             self._min_probability,
+            self._match_factor,
             tokens,
             parents,
             counts,
