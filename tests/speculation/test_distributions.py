@@ -7,7 +7,6 @@ from torch import Tensor
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.rejection import rejection_draws, target_probabilities
-from actors.engine.native.sampler import cutoff
 from actors.engine.native.telemetry import StepRecord
 from drafter.protocol import BatchView, Drafts
 from models import ops
@@ -45,7 +44,7 @@ def target(seed: int, sampling: tuple[float, int, float], columns: int) -> tuple
     temperature, top_k, top_p = sampling
     logits = 1.2 * torch.randn(columns, TOKENS, generator=torch.Generator().manual_seed(seed))
     each = torch.full((columns,), temperature)
-    least = cutoff(logits, each, torch.full((columns,), top_k), torch.full((columns,), top_p))
+    least = ops.cutoff(logits, each, torch.full((columns,), top_k), torch.full((columns,), top_p))
     kept = logits.double().masked_fill(logits < least[:, None], -torch.inf)
     return logits, least, (kept / temperature).softmax(1)
 
@@ -212,7 +211,7 @@ def test_pairs_of_tokens_through_the_engine(
 
     def distribution(context: list[int]) -> Tensor:
         logits = logits_of(model, context)[-1:]
-        least = cutoff(logits, torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p]))
+        least = ops.cutoff(logits, torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p]))
         return target_probabilities(logits, least, torch.tensor([temperature]))[0]
 
     second = distribution([*prompt, first])
