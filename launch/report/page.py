@@ -119,8 +119,8 @@ def _cards(summary: RunSummary) -> str:
 
 def _speculation_card(s: SpeculationSummary) -> str:
     if s.accept_length is None:
-        return _card("Saved by speculation", "0 s", "plain decoding was faster")
-    return _card("Saved by speculation", f"{seconds_text(s.saved_s)} s", f"accept length {s.accept_length:.2f}")
+        return _card("Speculation", "0 s", "never paid")
+    return _card("Speculation", f"{seconds_text(s.saved_s)} s", f"saved, accept length {s.accept_length:.2f}")
 
 
 def _card(label: str, value: str, more: str) -> str:
@@ -173,7 +173,7 @@ def _speculation(data: Mapping[str, Any]) -> tuple[str, str, str, str]:
     charts = _two(
         _sub("Share of drafted tokens that were accepted, by RL step", "chart-acceptance"),
         _sub("Accept length by RL step", "chart-accept-length"),
-        _sub("Share of drafts accepted to a position, whole run", "chart-positions"),
+        _sub("Share of drafts accepted to a position (of 20 drafts or more)", "chart-positions"),
         _sub("Seconds saved since the first step, by drafter", "chart-saved"),
         _sub("Share of engine steps, %", "chart-strategies"),
         f"<div><h3>Strategies, whole run</h3>{_strategies(data['strategies'])}</div>",
@@ -185,7 +185,7 @@ def _strategies(rows: Sequence[Mapping[str, Any]]) -> str:
     def number(value: float | None, form: str, scale: float = 1.0) -> str:
         return "-" if value is None else format(scale * value, form)
 
-    heads = ("Strategy", "Steps, %#", "Requests#", "Accept length#", "Accepted, %#", "Drafting, %#", "Saved, s#")
+    heads = ("Strategy", "Steps %#", "Running#", "Accept length#", "Accepted %#", "Draft %#", "Saved s#")
     return _table(
         heads,
         (

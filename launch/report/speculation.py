@@ -11,6 +11,7 @@ from typing import Any
 from launch.observe.speculation import PLAIN, Totals, by_drafter, over_run, strategies_of, traces_of
 
 BINS = 240  # of one chart of running requests
+MIN_DRAFTS = 20  # that reach a position, for its acceptance to be shown
 
 
 def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -28,10 +29,15 @@ def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
         "accept_length": {name: [_of(d, name).accept_length for d in per_step] for name in names},
         "engine_steps": {name: [_of(d, name).engine_steps for d in per_step] for name in [PLAIN, *names]},
         "saved_s": {name: _cumulative([_of(d, name).saved_s for d in per_step]) for name in names},
-        "positions": {name: by_drafter(whole)[name].by_position() for name in names},
+        "positions": {name: _positions(by_drafter(whole)[name]) for name in names},
         "strategies": [_row(name, totals, whole) for name, totals in _by_use(whole)],
         "running": [_running(record) for record in _first_middle_last(records)],
     }
+
+
+def _positions(totals: Totals) -> list[float | None]:
+    offered = totals.offered
+    return [share if n >= MIN_DRAFTS else None for share, n in zip(totals.by_position(), offered, strict=True)]
 
 
 def _running(record: Mapping[str, Any]) -> dict[str, Any]:
