@@ -120,7 +120,8 @@ def _cards(summary: RunSummary) -> str:
 def _speculation_card(s: SpeculationSummary) -> str:
     if s.accept_length is None:
         return _card("Speculation", "0 s", "never paid")
-    return _card("Speculation", f"{seconds_text(s.saved_s)} s", f"saved, accept length {s.accept_length:.2f}")
+    verb = "saved" if s.saved_s >= 0 else "lost"
+    return _card("Speculation", f"{seconds_text(abs(s.saved_s))} s", f"{verb}, accept length {s.accept_length:.2f}")
 
 
 def _card(label: str, value: str, more: str) -> str:
@@ -196,7 +197,7 @@ def _strategies(rows: Sequence[Mapping[str, Any]]) -> str:
                 ("num", number(row["accept_length"], ".2f")),
                 ("num", number(row["acceptance"], ".0f", 100)),
                 ("num", number(row["draft_share"], ".0f", 100)),
-                ("num", seconds_text(row["saved_s"])),
+                ("num", number(row["saved_s"], ".2f")),
             )
             for row in rows
         ),
