@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "suffix_store.h"
@@ -54,8 +55,10 @@ class Suffixes {
   }
 
   void draft_batch(Numbers handles, Numbers budgets, int64_t depth, int64_t top_k, float min_probability,
-                   Out<int64_t, 2> tokens, Out<int64_t, 2> parents, Out<float, 2> probs, Out<int64_t, 1> counts) {
-    DraftRows rows = this->rows(handles, budgets, depth, top_k, min_probability, tokens, parents, counts);
+                   float match_factor, Out<int64_t, 2> tokens, Out<int64_t, 2> parents, Out<float, 2> probs,
+                   Out<int64_t, 1> counts) {
+    DraftShape shape = shaped(depth, top_k, tokens.shape(1), min_probability, match_factor);
+    DraftRows rows = rows_of(handles, budgets, shape, tokens, parents, counts);
     check(probs.shape(0) == tokens.shape(0) && probs.shape(1) == tokens.shape(1), "draft_batch: arrays differ in size");
     rows.probs = probs.data();
     nb::gil_scoped_release release;
@@ -63,8 +66,10 @@ class Suffixes {
   }
 
   void propose(In<int32_t, 2> history, Numbers slots, Numbers lengths, Numbers room, int64_t depth, int64_t top_k,
-               float min_probability, Out<int64_t, 2> tokens, Out<int64_t, 2> parents, Out<int64_t, 1> counts) {
-    DraftRows rows = this->rows(slots, room, depth, top_k, min_probability, tokens, parents, counts);
+               float min_probability, float match_factor, Out<int64_t, 2> tokens, Out<int64_t, 2> parents,
+               Out<int64_t, 1> counts) {
+    DraftShape shape = shaped(depth, top_k, tokens.shape(1), min_probability, match_factor);
+    DraftRows rows = rows_of(slots, room, shape, tokens, parents, counts);
     check(size(lengths) == rows.requests && static_cast<int64_t>(history.shape(0)) >= handles_,
           "propose: arrays differ in size");
     for (int64_t r = 0; r < rows.requests; ++r)
@@ -77,16 +82,20 @@ class Suffixes {
   Store& store() { return store_; }
 
  private:
-  DraftRows rows(const Numbers& handles, const Numbers& budgets, int64_t depth, int64_t top_k, float min_probability,
-                 const Out<int64_t, 2>& tokens, const Out<int64_t, 2>& parents, const Out<int64_t, 1>& counts) {
-    int64_t requests = size(handles), nodes = tokens.shape(1);
-    check(size(budgets) == requests && static_cast<int64_t>(counts.size()) == requests &&
-              static_cast<int64_t>(tokens.shape(0)) == requests && static_cast<int64_t>(parents.shape(0)) == requests &&
-              static_cast<int64_t>(parents.shape(1)) == nodes,
+  static DraftShape shaped(int64_t depth, int64_t top_k, size_t nodes, float min_probability, float match_factor) {
+    check(depth >= 0 && top_k >= 1 && match_factor > 0, "draft: depth >= 0, top_k >= 1 and match_factor > 0");
+    return {static_cast<int>(std::min<int64_t>(depth, 1 << 20)), static_cast<int>(std::min<int64_t>(top_k, 1 << 20)),
+            static_cast<int>(nodes), min_probability, match_factor};
+  }
+
+  static DraftRows rows_of(const Numbers& handles, const Numbers& budgets, const DraftShape& shape,
+                        const Out<int64_t, 2>& tokens, const Out<int64_t, 2>& parents,
+                        const Out<int64_t, 1>& counts) {
+    size_t requests = handles.size(), nodes = static_cast<size_t>(shape.nodes);
+    check(budgets.size() == requests && counts.size() == requests && tokens.shape(0) == requests &&
+              parents.shape(0) == requests && parents.shape(1) == nodes,
           "draft: arrays differ in size");
-    check(depth >= 0 && top_k >= 1, "draft: depth >= 0 and top_k >= 1");
-    DraftShape shape{static_cast<int>(depth), static_cast<int>(top_k), static_cast<int>(nodes), min_probability};
-    return {requests, handles.data(), budgets.data(), shape, tokens.data(), parents.data(), nullptr, counts.data()};
+    return {size(handles), handles.data(), budgets.data(), shape, tokens.data(), parents.data(), nullptr, counts.data()};
   }
 
   int64_t handles_;

@@ -6,7 +6,7 @@
 namespace paceline::suffix {
 namespace {
 
-constexpr int64_t kBorder = 16;    // prompt tokens kept in front of a rollout, as context of its first tokens
+constexpr int64_t kBorder = 4;     // prompt tokens in front of a rollout, as context of its first ones
 constexpr size_t kOverhead = 256;  // bytes of a problem's bookkeeping, estimated
 constexpr int kAges = 64;          // older rollouts weigh as this old ones
 
@@ -28,7 +28,8 @@ size_t rollout_bytes(const Rollout& rollout) { return sizeof(Rollout) + rollout.
 Store::Store(const StoreOptions& options) : options_(options), lives_(options.handles) {
   if (options.handles < 1 || options.window_rollouts < 1 || options.window_rollouts > 4096)
     throw std::invalid_argument("suffix store: handles >= 1 and window_rollouts in 1 .. 4096");
-  for (int age = 0; age < kAges; ++age) weight_of_age_.push_back(static_cast<float>(std::pow(static_cast<double>(options.epoch_decay), age)));
+  for (int age = 0; age < kAges; ++age)
+    weight_of_age_.push_back(static_cast<float>(std::pow(static_cast<double>(options.epoch_decay), age)));
 }
 
 Store::~Store() {

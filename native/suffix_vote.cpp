@@ -23,6 +23,11 @@ inline Token proposal(const Candidate& c, int depth, const Token* before) {
   return c.own ? before[depth - c.left] : -1;
 }
 
+// How many tokens a match of `length` may draft.
+inline int reach(int length, const DraftShape& shape) {
+  return static_cast<int>(static_cast<float>(length) * shape.match_factor);
+}
+
 // The chain of the first `count` candidates. Returns its length.
 int vote(const Candidate* candidates, const float* weights, int count, int depth, float min_probability, Token* tokens,
          float* probs, float& score) {
@@ -66,7 +71,7 @@ int chain(const Candidate* candidates, int count, const DraftShape& shape, const
   float probs[2][kMaxDepth], best_score = 0;
   int best = 0, length = 0, end = 0;
   for (int levels = 0; levels < kLevels && end < count; ++levels) {
-    int match = candidates[end].length, depth = std::min({shape.depth, match, kMaxDepth});
+    int match = candidates[end].length, depth = std::min({shape.depth, reach(match, shape), kMaxDepth});
     if (depth <= best_score) break;  // no probability exceeds one
     while (end < count && candidates[end].length == match) ++end;
     float score;
@@ -108,7 +113,7 @@ int tree(const Candidate* candidates, int count, const DraftShape& shape, const 
       Node children[kCandidates];
       int kinds = 0;
       for (int i = 0; i < count; ++i) {
-        if (!(node.active >> i & 1) || candidates[i].length <= node.depth) continue;
+        if (!(node.active >> i & 1) || reach(candidates[i].length, shape) <= node.depth) continue;
         Token token = proposal(candidates[i], node.depth, path);
         if (token < 0) continue;
         int kind = 0;

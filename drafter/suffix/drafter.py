@@ -24,11 +24,12 @@ _FILE = "suffix.index"
 class SuffixDrafter:
     """Drafts from occurrences of the request's last tokens, earlier in its own text or in its problem's window.
 
-    slots, max_tokens: the shape of the engine's history. A chain is at most `match_factor` times as long as the
-    match it comes from (2: on the demo two thirds of what 2 drafts beyond 1 is accepted), and ends where its estimated
+    slots, max_tokens: the shape of the engine's history. A chain is at most `match_factor` times as long as the match
+    it comes from (on the demo two thirds of what 2 drafts beyond 1 is accepted), and ends where its estimated
     probability falls below options.min_probability; so does every path of a tree. Costs a few microseconds per step
-    and about one per request, in one native call; next to nothing while other strategies run. Drafts are a pure function of the calls made, except while a background merge runs: `inline_tokens` beyond
-    any window excludes that (a merge of 500,000 tokens takes some 10 ms).
+    and about one per request, in one native call; next to nothing while other strategies run. Drafts are a pure
+    function of the calls made, except while a background merge runs (500,000 tokens: some 10 ms); `inline_tokens`
+    beyond any window excludes that.
 
     Raises RuntimeError without the native extension.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-CONTEXT, BORDER = 64, 16
+CONTEXT, BORDER = 64, 4
 WINDOW_CANDIDATES, OWN_CANDIDATES, LEVELS = 16, 8, 8
 OWN_WEIGHT = np.float32(4)
 LEVEL = [np.float32(float(np.float32(1.3)) ** min(i, 12)) for i in range(CONTEXT + 1)]
@@ -103,10 +103,7 @@ class Oracle:
     def own(self, text: list[int], query: tuple[int, ...]) -> list[Candidate]:
         """The nearest contexts on either side of the query, as far out as each is newer than all nearer ones."""
         newest = {context(text, at): at for at in range(1, len(text))}
-        if len(query) == CONTEXT and query in newest:
-            oldest = newest[query]
-        else:
-            oldest = 0
+        oldest = newest[query] if len(query) == CONTEXT and query in newest else 0
         places = sorted(newest.items())
         right = bisect_left(places, query, key=lambda place: place[0])
         path = []
@@ -119,7 +116,9 @@ class Oracle:
         found = sorted(((length, at) for length, at in path if length), reverse=True)[:OWN_CANDIDATES]
         return [Candidate(text[at:], length, OWN_WEIGHT, True) for length, at in found]
 
-    def chain(self, handle: int, depth: int, min_probability: float) -> tuple[list[int], list[np.float32]]:
+    def chain(
+        self, handle: int, depth: int, min_probability: float, factor: float
+    ) -> tuple[list[int], list[np.float32]]:
         candidates = self.candidates(handle)
         best: tuple[np.float32, list[int], list[np.float32]] = (np.float32(0), [], [])
         for match in sorted({candidate.length for candidate in candidates}, reverse=True)[:LEVELS]:
@@ -128,7 +127,7 @@ class Oracle:
             scale = np.float32(1) / _sum(weights[id(c)] for c in active)
             tokens: list[int] = []
             probs: list[np.float32] = []
-            while len(tokens) < min(depth, match):
+            while len(tokens) < min(depth, int(match * factor)):
                 sums = _group(active, weights, tokens)
                 if not sums:
                     break
@@ -145,7 +144,7 @@ class Oracle:
         return best[1], best[2]
 
     def tree(
-        self, handle: int, depth: int, top_k: int, nodes: int, min_probability: float
+        self, handle: int, depth: int, top_k: int, nodes: int, min_probability: float, factor: float
     ) -> tuple[list[int], list[int]]:
         """Tokens and parents."""
         candidates = self.candidates(handle)
@@ -156,7 +155,7 @@ class Oracle:
         parents: list[int] = []
         active, path, index = candidates, list[int](), -1
         while True:
-            usable = [c for c in active if c.length > len(path)] if len(path) < depth else []
+            usable = [c for c in active if int(c.length * factor) > len(path)] if len(path) < depth else []
             sums = _group(usable, weights, path)
             for token in sorted(sums, key=lambda t: -sums[t])[:top_k]:
                 if sums[token] >= np.float32(min_probability) * total:
