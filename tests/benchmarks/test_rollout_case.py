@@ -101,7 +101,7 @@ def test_other_tokens_end_the_benchmark(target: Target, task: Task) -> None:
 def test_hostile_drafts_are_all_rejected(target: Target, task: Task) -> None:
     case = rollout.Case(target, task, ([], []), 2, argparse.Namespace(seconds=0.0, min_requests=8))
     token = case.unused_token()
-    assert token < CONFIG["vocab_size"]
+    assert token < target.model.config.vocab_size
     contender = hostile(token)
     policy = switching.SwitchingPolicy(Strategy("suffix", 4), every_steps=2)
     run = rollouts.decode(target, case.waves, policy=policy, drafters=contender.drafters(case.engine))
