@@ -8,8 +8,10 @@ from torch import Tensor
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.rejection import rejection_draws, target_probabilities
 from actors.engine.native.telemetry import StepRecord
-from drafter.protocol import BatchView, Drafts
+from drafter.build import build_drafters
+from drafter.protocol import BatchView, Drafter, Drafts
 from models import ops
+from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
 from tests.engine.support import VOCAB, DrafterBase, logits_of, make_requests, options_of, rollouts
@@ -164,22 +166,22 @@ def test_at_temperature_0_rejection_sampling_is_greedy() -> None:
 
 
 class Sampling(DrafterBase):
-    """Draws chains from one distribution per place, with randomness of its own; or drafts one token (one-hot)."""
+    """Draws chains from one distribution, with randomness of its own; or always drafts the same token (one-hot)."""
 
-    def __init__(self, rows: Tensor | None) -> None:
+    def __init__(self, rows: Tensor | int) -> None:
         self.rows, self.generator = rows, torch.Generator().manual_seed(3)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         count, depth = len(batch.slots), strategy.depth
         counts = np.minimum(depth, batch.room)
-        if self.rows is None:
-            return Drafts(np.full((count, depth), 7), counts)
+        if isinstance(self.rows, int):
+            return Drafts(np.full((count, depth), self.rows), counts)
         drawn = self.rows.multinomial(count * depth, replacement=True, generator=self.generator).view(count, depth)
         return Drafts(drawn.numpy(), counts, None, self.rows.expand(count, depth, -1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sampled", "one-hot"])
+@pytest.mark.parametrize("kind", ["sampled", "one-hot", "eagle"])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 9, 0.95)])
 def test_pairs_of_tokens_through_the_engine(
     tmp_path_factory: pytest.TempPathFactory, kind: str, temperature: float, top_k: int, top_p: float
@@ -190,13 +192,28 @@ def test_pairs_of_tokens_through_the_engine(
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     requests = make_requests(count, prompts=1, seed=8, max_new_tokens=4, **sampling)
     prompt = requests[0].prompt_tokens.tolist()
-    # The first token comes with the prompt and is never drafted: the pairs are those behind the most frequent one.
-    q = 1.2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))
+
+    def distribution(context: list[int]) -> Tensor:
+        logits = logits_of(model, context)[-1:]
+        least = ops.cutoff(logits, torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p]))
+        return target_probabilities(logits, least, torch.tensor([temperature]))[0]
+
+    # The first token comes with the prompt and is never drafted: the pairs are those behind the most probable one.
+    first = int(distribution(prompt).argmax())
+    second = distribution([*prompt, first])
+    q = (1.2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))).softmax(0)
     records: list[StepRecord] = []
+    shape = options_of(max_running=500, kv_tokens=65_536)
+    drafter: Drafter = Sampling(q if kind == "sampled" else int(second.argmax()))
+    if kind == "eagle":
+        options = SpeculationOptions(
+            verification="rejection", strategies=("eagle:2",), eagle=EagleOptions(path="random")
+        )
+        drafter = build_drafters(options, model, shape)["eagle"]
     core = NativeEngine(
         model,
-        options_of(max_running=500, kv_tokens=65_536),
-        drafters={"test": Sampling(q.softmax(0) if kind == "sampled" else None)},
+        shape,
+        drafters={"test": drafter},
         policy=FixedPolicy(Strategy.parse("test:2")),
         verification="rejection",
         on_step=records.append,
@@ -205,16 +222,8 @@ def test_pairs_of_tokens_through_the_engine(
     responses = np.stack([rollout.tokens for rollout in rollouts(drain_engine(core)).values()])
     assert sum(record.drafted for record in records) > count
     assert sum(record.accepted for record in records) > count / 50
-    first = int(np.bincount(responses[:, 0]).argmax())
     pairs = responses[responses[:, 0] == first, 1:3]
     assert len(pairs) > 2000
-
-    def distribution(context: list[int]) -> Tensor:
-        logits = logits_of(model, context)[-1:]
-        least = ops.cutoff(logits, torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p]))
-        return target_probabilities(logits, least, torch.tensor([temperature]))[0]
-
-    second = distribution([*prompt, first])
     joint = torch.cat([second[t] * distribution([*prompt, first, t]) for t in range(VOCAB)])
     observed = torch.from_numpy(pairs[:, 0].astype(np.int64) * VOCAB + pairs[:, 1]).bincount(minlength=VOCAB**2)
     assert p_value(observed, joint) > LEAST_P

@@ -1,5 +1,6 @@
 """The shipped drafters where it gets rough: preemption, re-issued prefixes, new weights, sleep, save and load."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,16 +83,27 @@ def test_what_was_saved_drafts_in_another_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix", "eagle"])
-def test_a_drafter_that_is_shown_nonsense_raises_or_drafts_but_does_not_crash(tmp_path: Path, name: str) -> None:
-    """Slots that hold nothing, and requests that end before they began: errors of the engine, not of the process."""
+def test_what_an_engine_never_does_is_refused_or_ignored_and_leaves_the_drafter_usable(
+    tmp_path: Path, name: str
+) -> None:
     model = model_of(tmp_path, "qwen3")
+    requests = make_requests(8, prompts=2, seed=91)
+    expected = run(engine(model), requests)
     drafter = build_drafters(OPTIONS, model, options_of())[name]
-    nothing = np.zeros(0, np.int32)
-    for slot in (0, 7):
-        drafter.end(slot, np.arange(5, dtype=np.int32), 3, True)
-        drafter.begin(slot, np.arange(3, dtype=np.int32), nothing)
-        drafter.begin(slot, np.arange(4, dtype=np.int32), np.arange(2, dtype=np.int32))
-        drafter.end(slot, np.arange(9, dtype=np.int32), 4, False)
-        drafter.end(slot, np.arange(9, dtype=np.int32), 4, True)
-    drafter.remember([np.arange(4, dtype=np.int32)], [nothing])
-    drafter.new_target(1)
+    nothing, some = np.zeros(0, np.int32), np.arange(9, dtype=np.int32)
+    calls = [
+        lambda slot: drafter.end(slot, some[:5], 3, True),
+        lambda slot: drafter.begin(slot, some[:3], nothing),
+        lambda slot: drafter.begin(slot, some[:4], some[:2]),  # without an end
+        lambda slot: drafter.end(slot, some, 4, False),
+        lambda slot: drafter.end(slot, some, 4, True),
+        lambda slot: drafter.remember([some[:4]], [nothing]),
+        lambda slot: drafter.remember([some], []),
+        lambda slot: drafter.new_target(-1),
+    ]
+    for slot in (0, 7, -1, 8, 10**6):
+        for call in calls:
+            with suppress(ValueError, IndexError):
+                call(slot)
+    core = NativeEngine(model, options_of(), drafters={name: drafter}, policy=FixedPolicy(Strategy.parse(f"{name}:4")))
+    assert_same(run(core, requests), expected)

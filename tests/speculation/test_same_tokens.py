@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from policies.speculation.build import build_policy
 
 from models.ops.native import kernels
+from policies.speculation.build import build_policy
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import Strategy
