@@ -11,7 +11,10 @@ from actors.engine.types import Prefix, Request
 
 
 class SlotTable:
-    """`slots` x state. Invariant of a used slot: 0 <= computed < length <= limit <= max_tokens."""
+    """`slots` x state. Invariant of a used slot: 0 <= computed < length <= limit <= max_tokens.
+
+    Arrays stay where they are (native kernels hold their addresses), except `stop`, which may grow.
+    """
 
     def __init__(self, slots: int, max_tokens: int, blocks_per_slot: int) -> None:
         def zeros() -> NDArray[np.int64]:
