@@ -16,6 +16,7 @@ namespace {
 
 constexpr char kMagic[8] = {'P', 'A', 'C', 'E', 'S', 'U', 'F', 'X'};
 constexpr uint32_t kFormat = 1;
+constexpr char kDamaged[] = "damaged; delete it (the index fills again by itself)";
 
 struct Header {
   char magic[8];
@@ -93,7 +94,7 @@ class File {
   }
   template <typename T>
   std::vector<T> array(uint64_t size) {
-    if (size > left_ / sizeof(T)) fail("damaged; delete it (the index fills again by itself)");
+    if (size > left_ / sizeof(T)) fail(kDamaged);
     std::vector<T> values(size);
     read(values.data(), size * sizeof(T));
     return values;
@@ -131,11 +132,13 @@ void Store::save(const std::string& path) {
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     file.put(header);
     file.restart();
+    file.put(header.slots);
     file.put(version);
     file.put(sequence);
     file.put<uint64_t>(windows.size());
     for (const auto& [key, window] : windows) {
       file.put(key);
+      file.put<uint64_t>(window->by_slot().size());
       for (const RolloutPtr& rollout : window->by_slot()) {
         file.put(rollout ? RolloutHead{rollout->tokens.size(), rollout->sequence, rollout->version, rollout->border}
                          : RolloutHead{});
@@ -170,15 +173,18 @@ void Store::load(const std::string& path) {
   Header header = file.get<Header>();
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) file.fail("not a suffix index");
   if (header.format != kFormat) file.fail("format " + std::to_string(header.format) + ", this build reads format 1");
-  if (header.slots < 1 || header.slots > 4096) file.fail("damaged; delete it (the index fills again by itself)");
+  if (header.slots < 1 || header.slots > 4096) file.fail(kDamaged);
   file.restart();
   file.expect(header.payload_bytes);
+  if (file.get<uint32_t>() != header.slots) file.fail(kDamaged);
   int64_t version = file.get<int64_t>();
   uint64_t sequence = file.get<uint64_t>(), count = file.get<uint64_t>();
   std::vector<Stored> stored;
   for (uint64_t i = 0; i < count; ++i) {
     Stored problem{file.get<uint64_t>(), {}, {}, {}};
-    for (uint32_t slot = 0; slot < header.slots; ++slot) {
+    uint64_t slots = file.get<uint64_t>();
+    if (slots > header.slots) file.fail(kDamaged);
+    for (uint64_t slot = 0; slot < slots; ++slot) {
       RolloutHead head = file.get<RolloutHead>();
       problem.by_slot.push_back(nullptr);
       if (head.tokens == 0) continue;

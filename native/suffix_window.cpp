@@ -49,9 +49,9 @@ std::shared_ptr<const Window> Window::merged(const Window* before, const std::ve
     for (int64_t at = std::max<int64_t>(rollout->border, 1); at < static_cast<int64_t>(rollout->tokens.size()); ++at)
       places.push_back({last_two({text + at, at}), base | static_cast<uint32_t>(at)});
   }
-  window->base_.resize(slots);
-  for (int64_t slot = 0; slot < slots; ++slot)
-    window->base_[slot] = window->by_slot_[slot] ? window->by_slot_[slot]->tokens.data() : nullptr;
+  while (!window->by_slot_.empty() && !window->by_slot_.back()) window->by_slot_.pop_back();
+  window->by_slot_.shrink_to_fit();
+  window->set_bases();
 
   const Window& w = *window;
   std::sort(places.begin(), places.end(), [&w](const NewPlace& a, const NewPlace& b) {
@@ -104,9 +104,9 @@ std::shared_ptr<const Window> Window::restored(std::vector<RolloutPtr> by_slot, 
   window->by_slot_ = std::move(by_slot);
   window->order_ = std::move(order);
   window->shared_ = std::move(shared);
-  if (static_cast<int64_t>(window->by_slot_.size()) != slots || window->order_.size() != window->shared_.size())
+  if (static_cast<int64_t>(window->by_slot_.size()) > slots || window->order_.size() != window->shared_.size())
     throw std::invalid_argument("arrays of different sizes");
-  for (const RolloutPtr& rollout : window->by_slot_) window->base_.push_back(rollout ? rollout->tokens.data() : nullptr);
+  window->set_bases();
   for (uint32_t place : window->order_) {
     size_t slot = static_cast<size_t>(static_cast<uint64_t>(place) >> window->bits_);
     if (slot >= window->by_slot_.size() || !window->by_slot_[slot] || (place & window->mask_) == 0 ||
@@ -115,6 +115,11 @@ std::shared_ptr<const Window> Window::restored(std::vector<RolloutPtr> by_slot, 
   }
   window->finish();
   return window;
+}
+
+void Window::set_bases() {
+  base_.reserve(by_slot_.size());
+  for (const RolloutPtr& rollout : by_slot_) base_.push_back(rollout ? rollout->tokens.data() : nullptr);
 }
 
 void Window::finish() {

@@ -40,11 +40,12 @@ class Window {
   // the entry before.
   size_t rank(Context query, int& before, int& after) const;
   size_t gallop(Context query, size_t low) const;
+  void set_bases();
   void finish();
 
   int bits_ = 32;
   uint32_t mask_ = ~0u;
-  std::vector<RolloutPtr> by_slot_;
+  std::vector<RolloutPtr> by_slot_;    // as far as they are used
   std::vector<const Token*> base_;     // by slot
   std::vector<uint32_t> order_;        // slot << bits | position of a continuation
   std::vector<uint8_t> shared_;        // common length of an entry and the one before

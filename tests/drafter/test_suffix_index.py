@@ -266,12 +266,12 @@ def test_a_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path):
     expected = all_drafts(index, held_out)
     content = good.read_bytes()
     rng = np.random.default_rng(7)
-    for _ in range(100):
+    anywhere = rng.integers(32, len(content), 60).tolist()
+    for at in [*range(32), *anywhere]:  # the header, byte by byte, and some of the rest
         bad = bytearray(content)
+        bad[at] ^= 1 << int(rng.integers(8))
         if rng.random() < 0.3:
-            bad = bad[: int(rng.integers(len(bad)))]
-        else:
-            bad[int(rng.integers(len(bad)))] ^= 1 << int(rng.integers(8))
+            bad = bytearray(content)[:at]
         (tmp_path / "bad").write_bytes(bad)
         with pytest.raises(RuntimeError, match="bad: "):
             index.load(str(tmp_path / "bad"))
