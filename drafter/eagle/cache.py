@@ -1,7 +1,9 @@
 """The drafter's K/V: one layer over the target's own blocks, and scratch blocks for what is only drafted.
 
-Owns the cache and, per slot, which positions in it are valid. A request's context begins at a block boundary `start`,
-as its first hidden states may be gone; within it positions are those of the target, so RoPE needs no shift.
+Owns the cache and, per slot, which positions in it are valid. A request's context begins at position `start`, as its
+first hidden states may be gone; position start + i has local index i and lies in the i // block_tokens-th block from
+that of `start` on. That block holds no prompt of others: whoever shares a prompt's blocks has no states of it to store.
+RoPE uses the target's positions.
 """
 
 from dataclasses import dataclass
@@ -97,7 +99,7 @@ class EagleCache:
         """Tables of requests whose `start` is set: the target's blocks up to the last known token's, then scratch."""
         size = self.block_tokens
         base = self.start[slots] // size
-        own = (lengths - 1) // size - base + 1  # [R] blocks of the target
+        own = (lengths - 1 - self.start[slots]) // size + 1  # [R] blocks of the target, all of them allocated
         column = np.arange(int(own.max()) + self._scratch)
         target = kv.block_tables[slots[:, None], np.minimum(base[:, None] + column, kv.block_tables.shape[1] - 1)]
         scratch = self._blocks + slots[:, None] * self._scratch + np.clip(column - own[:, None], 0, self._scratch - 1)

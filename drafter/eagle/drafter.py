@@ -148,28 +148,21 @@ class EagleDrafter:
         available = np.diff(kept.offsets)
         first = lengths - 1 - available  # position of the first kept state
         going_on = started & (first <= wanted)
-        size = cache.block_tokens
-        start = np.where(going_on, cache.start[slots], -(-first // size) * size)
-        fed_from = np.where(going_on, first, start)
-        usable = fed_from <= lengths - 2
-        cache.start[slots] = np.where(usable, start, IDLE)
+        usable = available > 0
+        cache.start[slots] = np.where(usable, np.where(going_on, cache.start[slots], first), IDLE)
         index = np.flatnonzero(usable)
         if not len(index):
             return None
         cache.known[slots[index]] = lengths[index] - 1
 
-        rows = (lengths - 1 - fed_from)[index]  # [R'] >= 1
+        rows = available[index]  # [R'] >= 1
         owner = np.repeat(np.arange(len(index)), rows)
-        position = np.arange(len(owner)) - (rows.cumsum() - rows)[owner] + fed_from[index][owner]
-        state_rows = kept.offsets[:-1][index][owner] + position - first[index][owner]
+        position = np.arange(len(owner)) - (rows.cumsum() - rows)[owner] + first[index][owner]
         places = cache.places(batch.kv, slots[index], lengths[index])
         local = position - places.start[owner]
         tokens = batch.history[slots[index][owner], position + 1].astype(np.int64)
-        hidden = kept.rows
-        if len(owner) != hidden.shape[0]:
-            hidden = hidden.index_select(0, torch.from_numpy(state_rows).to(self._device))
         context = cache.context(places, position, places.slots(owner, local), rows, places.committed)
-        out = self._forward(tokens, hidden, context)
+        out = self._forward(tokens, kept.rows, context)
         last = out if len(owner) == len(index) else out[torch.from_numpy(rows.cumsum() - 1).to(self._device)]
         return self._batch(batch, index, places), last
 

@@ -126,8 +126,7 @@ def test_starts_from_the_states_that_are_kept(tmp_path: Path) -> None:
     core.step()
     assert eagle.checked == 3
     starts = eagle._cache.start[eagle._cache.start >= 0]
-    assert (starts % BLOCK_TOKENS == 0).all()
-    assert (starts > 0).all()
+    assert (starts > 20).all()
 
 
 def test_follows_the_target_and_forgets_its_old_states(tmp_path: Path) -> None:
