@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
+from policies.speculation.profile import DrafterProfile
 from policies.speculation.strategy import PLAIN, Strategy
 
 HOLD_S = 3e-3  # a decision stands for about so long: choosing costs microseconds, a step of a small model 200
@@ -24,6 +25,8 @@ GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
 MARGIN = 0.01  # an arm must beat plain decoding by this
 FIRST_WAIT_STEPS = 64
 LONGEST_WAIT_STEPS = 1 << 14
+HOPELESS = 0.85  # arms that promise less than this share of the best are tried late
+HOPELESS_WAIT_STEPS = 1 << 11
 BUCKET_NODES = (64, 32, 16, 8, 6, 4)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
 
 
@@ -46,6 +49,7 @@ class _Arm:
     value: float | None = None
     wait_steps: int = FIRST_WAIT_STEPS
     due_step: int = 0
+    postponed: bool = False  # never tried, as it promised too little
 
     def take(self, gain_s: float, elapsed_s: float) -> None:
         self.tries += 1
@@ -88,6 +92,7 @@ class AdaptivePolicy:
         self._exploration, self._window = exploration, window
         self._switch = ElasticSwitch(max_running)
         self._cost = PlainCost()
+        self._profiles = {arm.drafter: DrafterProfile() for arm in arms}
         self._max_nodes = max((arm.tokens_to_verify for arm in arms), default=0)
         self._buckets = [self._bucket(number, arms) for number in range(len(BUCKET_NODES))]
         self._of = [
@@ -102,6 +107,7 @@ class AdaptivePolicy:
         self._exploring = False
         self._gain_s = 0.0
         self._times_s: list[float] = []  # of the hold's steps
+        self._accepted = self._requests = 0  # over the hold's steps
 
     def _bucket(self, number: int, arms: Sequence[Strategy]) -> _Bucket:
         chosen = [arm for arm in arms if arm.tokens_to_verify <= BUCKET_NODES[number]]
@@ -136,6 +142,8 @@ class AdaptivePolicy:
             if plain_s is not None:
                 self._gain_s += (1 + accepted / running) * plain_s
                 self._times_s.append(elapsed_s)
+                self._accepted += accepted
+                self._requests += running
 
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
         self._step += 1
@@ -167,6 +175,8 @@ class AdaptivePolicy:
         """Judge the hold that ends."""
         times_s, self._times_s = self._times_s, []
         gain_s, self._gain_s = self._gain_s, 0.0
+        accepted, requests = self._accepted, self._requests
+        self._accepted = self._requests = 0
         if not times_s:
             return
         # A step that the machine interrupted says nothing about the arm.
@@ -182,6 +192,9 @@ class AdaptivePolicy:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
             return
         arm.take(gain_s, elapsed_s)
+        steps, plain_s = len(times_s), self._cost.at(requests // len(times_s)) or 0.0
+        profile = self._profiles[arm.strategy.drafter]
+        profile.learn(arm.strategy, requests / steps, accepted / requests, elapsed_s / steps - plain_s)
         if not self._exploring and arm.fell():
             self._start_over(arm.strategy.drafter)
             return
@@ -193,10 +206,10 @@ class AdaptivePolicy:
 
     def _start_over(self, drafter: str) -> None:
         """What was measured of `drafter` does not hold any more: it, and what lost against it, is worth a trial now."""
-        self._fresh = True
+        self._fresh, self._profiles[drafter] = True, DrafterProfile()
         for bucket in self._buckets:
             for arm in (bucket.plain, *bucket.arms):
-                arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, self._step
+                arm.wait_steps, arm.due_step, arm.postponed = FIRST_WAIT_STEPS, self._step, False
                 if arm.strategy.drafter == drafter:
                     arm.forget()
 
@@ -221,24 +234,26 @@ class AdaptivePolicy:
         self._left = steps - 1
 
     def _candidate(self, bucket: _Bucket, best: _Arm, running: int) -> _Arm | None:
-        """The arm most worth a trial: one never tried, the most promising first; else one whose wait is over."""
-        if best is not bucket.plain and not self._cost.measured(running) and self._step >= bucket.plain.due_step:
-            return bucket.plain  # What plain decoding costs here was only inferred.
-        due = [arm for arm in bucket.arms if arm is not best and self._step >= arm.due_step]
-        if due:
-            return max(due, key=lambda arm: self._promise(bucket, arm))
-        if best is not bucket.plain and self._step >= bucket.plain.due_step:
-            return bucket.plain  # It may have become slower or faster: every reward is relative to it.
-        return None
+        """The arm most worth a trial now, if any."""
+        plain, step = bucket.plain, self._step
+        if best is not plain and step >= plain.due_step and not self._cost.measured_near(running):
+            return plain  # What plain decoding costs here was only inferred.
+        chosen, most = None, 0.0
+        for arm in bucket.arms:
+            if arm is best or step < arm.due_step:
+                continue
+            promise = self._promise(bucket, arm, running)
+            if arm.value is None and not arm.postponed and promise < HOPELESS * (best.value or 1.0):
+                arm.postponed, arm.due_step = True, step + HOPELESS_WAIT_STEPS
+            elif promise > most:
+                chosen, most = arm, promise
+        if chosen is None and best is not plain and step >= plain.due_step:
+            return plain  # It may have become slower or faster: every reward is relative to it.
+        return chosen
 
-    def _promise(self, bucket: _Bucket, arm: _Arm) -> float:
-        """What to expect of an arm: its own value, else its value at the nearest batch sizes, else a little gain."""
+    def _promise(self, bucket: _Bucket, arm: _Arm, running: int) -> float:
+        """What to expect of an arm: its own value, else by the profile of its drafter, else a little gain."""
         if arm.value is not None:
             return arm.value
-        for distance in range(1, len(self._buckets)):
-            for number in (bucket.number - distance, bucket.number + distance):
-                if 0 <= number < len(self._buckets):
-                    for other in self._buckets[number].arms:
-                        if other.strategy == arm.strategy and other.value is not None:
-                            return other.value
-        return 1.0 + 2 * MARGIN
+        predicted = self._profiles[arm.strategy.drafter].predict(arm.strategy, running, self._cost.at(running) or 0.0)
+        return 1.0 + 2 * MARGIN if predicted is None else predicted

@@ -4,6 +4,7 @@ from collections import deque
 
 _SAMPLES = 15  # steps remembered per batch size: recent enough to follow longer contexts and a busier machine
 _ENOUGH = 3
+_REFRESH = 8  # steps between two medians: a plain step must not pay for one
 
 
 class PlainCost:
@@ -11,6 +12,7 @@ class PlainCost:
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
+        self._added: dict[int, int] = {}
         self._known: dict[int, float] = {}  # medians, by measured size
         self._cache: dict[int, float | None] = {}
 
@@ -19,8 +21,10 @@ class PlainCost:
         samples = self._samples.get(running)
         if samples is None:
             samples = self._samples[running] = deque(maxlen=_SAMPLES)
+            self._added[running] = 0
         samples.append(elapsed_s)
-        if len(samples) >= _ENOUGH:
+        added = self._added[running] = self._added[running] + 1
+        if added >= _ENOUGH and (added < _REFRESH or added % _REFRESH == 0):
             self._known[running] = sorted(samples)[len(samples) // 2]
             self._cache.clear()
 
@@ -32,8 +36,9 @@ class PlainCost:
             value = self._cache[running] = self._estimate(running)
             return value
 
-    def measured(self, running: int) -> bool:
-        return running in self._known
+    def measured_near(self, running: int) -> bool:
+        """A size at most a quarter away was measured: more than an inference."""
+        return any(4 * abs(size - running) <= running for size in self._known)
 
     def _estimate(self, running: int) -> float | None:
         known = self._known

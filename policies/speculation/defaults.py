@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from policies.speculation.strategy import Strategy
 
 _ARMS = {
-    "suffix": ("suffix:6", "suffix:3", "suffix:12", "suffix:6x2/10"),
+    "suffix": ("suffix:8", "suffix:4", "suffix:16", "suffix:12x2/16"),
     "eagle": ("eagle:4", "eagle:2", "eagle:6", "eagle:4x3/12"),
-    "ngram": ("ngram:5", "ngram:2"),
+    "ngram": ("ngram:12", "ngram:6", "ngram:3"),
 }
 
 
