@@ -15,16 +15,16 @@ from policies.speculation.elastic import ElasticSwitch
 from policies.speculation.profile import DrafterProfile
 from policies.speculation.strategy import PLAIN, Strategy
 
-HOLD_S = 3e-3  # a decision stands for about so long: choosing costs microseconds, a step of a small model 200
-HOLD_STEPS = 32  # ... and for at most so many steps
-TRIAL_STEPS = 6
-GRANT_STEPS = (
-    64  # plain steps' worth of exploration beyond the share of decode time, at the start or after a change ...
-)
+HOLD_S = 8e-3  # a decision stands for about so long: reconsidering costs 40 us, a step of a small model 130 ...
+HOLD_STEPS = 64  # ... and for at most so many steps
+TRIAL_REQUESTS = 4  # decoded by a trial of an arm, at least ...
+TRIAL_STEPS = 2  # ... and steps
+GRANT_STEPS = 8  # plain steps' worth of exploration beyond the share of decode time, at the start or after a change ...
 GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
 MARGIN = 0.01  # an arm must beat plain decoding by this
 FIRST_WAIT_STEPS = 64
 LONGEST_WAIT_STEPS = 1 << 14
+CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
 HOPELESS = 0.85  # arms that promise less than this share of the best are tried late
 HOPELESS_WAIT_STEPS = 1 << 11
 BUCKET_NODES = (64, 32, 16, 8, 6, 4)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
@@ -49,7 +49,6 @@ class _Arm:
     value: float | None = None
     wait_steps: int = FIRST_WAIT_STEPS
     due_step: int = 0
-    postponed: bool = False  # never tried, as it promised too little
 
     def take(self, gain_s: float, elapsed_s: float) -> None:
         self.tries += 1
@@ -101,13 +100,16 @@ class AdaptivePolicy:
         self._step = 0
         self._credit_s = 0.0
         self._fresh, self._next_grant_step = True, 0  # much is unknown: exploration is worth a grant
-        self._left = 0  # steps for which the present decision stands
+        # The present decision, and what its steps brought: lists, so that a step costs an append.
+        self._left = 0  # steps for which it stands
         self._held = self._buckets[0]
         self._arm = self._held.plain
+        self._strategy = PLAIN
         self._exploring = False
-        self._gain_s = 0.0
-        self._times_s: list[float] = []  # of the hold's steps
-        self._accepted = self._requests = 0  # over the hold's steps
+        self._running = 0
+        self._times_s: list[float] = []
+        self._accepted = 0
+        self._segments: list[tuple[int, list[float], int]] = []  # (running, times, accepted) before `running` changed
 
     def _bucket(self, number: int, arms: Sequence[Strategy]) -> _Bucket:
         chosen = [arm for arm in arms if arm.tokens_to_verify <= BUCKET_NODES[number]]
@@ -121,39 +123,49 @@ class AdaptivePolicy:
     def max_nodes(self) -> int:
         return self._max_nodes
 
+    def arms_at(self, running: int) -> Sequence[Strategy]:
+        if running >= len(self._of):
+            return ()
+        return [arm.strategy for arm in self._of[running].arms]
+
     def choose(self, running: int) -> Strategy:
+        left = self._left
+        if left and running == self._running:
+            self._left = left - 1
+            return self._strategy
+        return self._choose(running)
+
+    def _choose(self, running: int) -> Strategy:
+        if self._times_s:
+            self._segments.append((self._running, self._times_s, self._accepted))
+            self._times_s, self._accepted = [], 0
+        self._running = running
         if not self._switch.on(running):
-            self._left = 0
+            self._left, self._strategy = 0, PLAIN
             return PLAIN
-        if self._left > 0 and self._of[running] is self._held:
+        bucket = self._of[running]
+        if self._left > 0 and bucket is self._held:
             self._left -= 1
-            return self._arm.strategy
+            return self._strategy
         self._close()
-        self._decide(self._of[running], running)
-        return self._arm.strategy
+        self._decide(bucket, running)
+        self._strategy = self._arm.strategy
+        return self._strategy
 
     def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
-        self._step += 1
-        self._credit_s += self._exploration * elapsed_s
-        if strategy.depth == 0:
-            self._cost.add(running, elapsed_s)
-        if strategy is self._arm.strategy:
-            plain_s = self._cost.at(running)
-            if plain_s is not None:
-                self._gain_s += (1 + accepted / running) * plain_s
-                self._times_s.append(elapsed_s)
-                self._accepted += accepted
-                self._requests += running
+        if strategy is self._strategy:
+            self._times_s.append(elapsed_s)
+            self._accepted += accepted
 
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
-        self._step += 1
-        self._credit_s += self._exploration * elapsed_s
+        pass
 
     def unavailable(self, drafter: str) -> None:
         for bucket in self._buckets:
             bucket.arms = [arm for arm in bucket.arms if arm.strategy.drafter != drafter]
         if self._arm.strategy.drafter == drafter:
-            self._left, self._times_s, self._arm = 0, [], self._held.plain
+            self._left, self._arm, self._strategy = 0, self._held.plain, PLAIN
+            self._times_s, self._accepted, self._segments = [], 0, []
 
     def plain_s(self, running: int) -> float | None:
         return self._cost.at(running)
@@ -173,32 +185,43 @@ class AdaptivePolicy:
 
     def _close(self) -> None:
         """Judge the hold that ends."""
-        times_s, self._times_s = self._times_s, []
-        gain_s, self._gain_s = self._gain_s, 0.0
-        accepted, requests = self._accepted, self._requests
-        self._accepted = self._requests = 0
-        if not times_s:
-            return
-        # A step that the machine interrupted says nothing about the arm.
-        longest_s = 2 * sorted(times_s)[len(times_s) // 2]
-        elapsed_s = sum(min(time_s, longest_s) for time_s in times_s)
+        segments, self._segments = self._segments, []
         arm, bucket = self._arm, self._held
+        steps = requests = accepted = 0
+        gain_s = elapsed_s = raw_s = extra_s = 0.0
+        for running, times_s, taken in segments:
+            middle_s = sorted(times_s)[len(times_s) // 2]
+            # A step that the machine interrupted says nothing about the arm.
+            kept_s = sum(min(time_s, 2 * middle_s) for time_s in times_s)
+            raw_s += sum(times_s)
+            self._step += len(times_s)
+            if arm is bucket.plain:
+                self._cost.add(running, middle_s)
+            plain_s = self._cost.at(running)
+            if plain_s is None:
+                continue
+            gain_s += (len(times_s) + taken / running) * plain_s
+            elapsed_s += kept_s
+            extra_s += kept_s - len(times_s) * plain_s
+            steps, requests, accepted = steps + len(times_s), requests + len(times_s) * running, accepted + taken
+        self._credit_s += self._exploration * raw_s
+        if not steps:
+            return
         rival = bucket.best()
         if self._exploring:
-            self._credit_s -= max(0.0, elapsed_s - gain_s / (rival.value or 1.0))
+            self._credit_s -= max(0.0, min(raw_s, 2 * elapsed_s) - gain_s / (rival.value or 1.0))
         if arm is bucket.plain:
             arm.tries += 1
             arm.due_step = self._step + arm.wait_steps
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
             return
         arm.take(gain_s, elapsed_s)
-        steps, plain_s = len(times_s), self._cost.at(requests // len(times_s)) or 0.0
-        profile = self._profiles[arm.strategy.drafter]
-        profile.learn(arm.strategy, requests / steps, accepted / requests, elapsed_s / steps - plain_s)
+        self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, extra_s)
         if not self._exploring and arm.fell():
             self._start_over(arm.strategy.drafter)
             return
-        if bucket.best() is arm:
+        best = bucket.best()
+        if (arm.value or 0.0) > CLOSE * (best.value or 1.0):
             arm.wait_steps = FIRST_WAIT_STEPS
         else:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
@@ -209,7 +232,7 @@ class AdaptivePolicy:
         self._fresh, self._profiles[drafter] = True, DrafterProfile()
         for bucket in self._buckets:
             for arm in (bucket.plain, *bucket.arms):
-                arm.wait_steps, arm.due_step, arm.postponed = FIRST_WAIT_STEPS, self._step, False
+                arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, self._step
                 if arm.strategy.drafter == drafter:
                     arm.forget()
 
@@ -218,13 +241,14 @@ class AdaptivePolicy:
         if plain_s is None:  # Nothing compares before plain decoding is known; it costs what 'off' costs.
             self._hold(bucket, bucket.plain, TRIAL_STEPS, exploring=False)
             return
+        trial_steps = max(TRIAL_STEPS, -(-TRIAL_REQUESTS // running))
         if self._fresh and self._step >= self._next_grant_step:
             self._fresh, self._next_grant_step = False, self._step + GRANT_EVERY_STEPS
             self._credit_s = max(self._credit_s, 0.0) + GRANT_STEPS * plain_s
         best = bucket.best()
         candidate = self._candidate(bucket, best, running) if self._credit_s > 0 else None
         if candidate is not None:
-            self._hold(bucket, candidate, TRIAL_STEPS, exploring=True)
+            self._hold(bucket, candidate, trial_steps, exploring=True)
             return
         steps = int(HOLD_S / plain_s)
         self._hold(bucket, best, min(max(steps, 1), HOLD_STEPS), exploring=False)
@@ -243,9 +267,9 @@ class AdaptivePolicy:
             if arm is best or step < arm.due_step:
                 continue
             promise = self._promise(bucket, arm, running)
-            if arm.value is None and not arm.postponed and promise < HOPELESS * (best.value or 1.0):
-                arm.postponed, arm.due_step = True, step + HOPELESS_WAIT_STEPS
-            elif promise > most:
+            if arm.value is None and promise < HOPELESS * (best.value or 1.0) and step < HOPELESS_WAIT_STEPS:
+                continue
+            if promise > most:
                 chosen, most = arm, promise
         if chosen is None and best is not plain and step >= plain.due_step:
             return plain  # It may have become slower or faster: every reward is relative to it.

@@ -2,31 +2,25 @@
 
 from collections import deque
 
-_SAMPLES = 15  # steps remembered per batch size: recent enough to follow longer contexts and a busier machine
-_ENOUGH = 3
-_REFRESH = 8  # steps between two medians: a plain step must not pay for one
+_SAMPLES = 9  # measurements remembered per batch size: recent enough to follow longer contexts and a busier machine
 
 
 class PlainCost:
-    """Median of recent plain steps per batch size; sizes between measured ones are interpolated."""
+    """Median of recent measurements per batch size; sizes between measured ones are interpolated."""
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
-        self._added: dict[int, int] = {}
         self._known: dict[int, float] = {}  # medians, by measured size
         self._cache: dict[int, float | None] = {}
 
-    def add(self, running: int, elapsed_s: float) -> None:
-        """A plain step of `running` requests took elapsed_s."""
+    def add(self, running: int, step_s: float) -> None:
+        """Plain steps of `running` requests took step_s (their median, where there were several)."""
         samples = self._samples.get(running)
         if samples is None:
             samples = self._samples[running] = deque(maxlen=_SAMPLES)
-            self._added[running] = 0
-        samples.append(elapsed_s)
-        added = self._added[running] = self._added[running] + 1
-        if added >= _ENOUGH and (added < _REFRESH or added % _REFRESH == 0):
-            self._known[running] = sorted(samples)[len(samples) // 2]
-            self._cache.clear()
+        samples.append(step_s)
+        self._known[running] = sorted(samples)[len(samples) // 2]
+        self._cache.clear()
 
     def at(self, running: int) -> float | None:
         """Seconds of a plain step; None before anything was measured."""

@@ -9,41 +9,38 @@ from dataclasses import dataclass
 
 from policies.speculation.strategy import Strategy
 
-_FOLLOW = 0.3  # weight of the newest hold
+_MEMORY = 256  # request-steps after which what was seen counts for half
 
 
 @dataclass(slots=True)
 class DrafterProfile:
-    """Estimates; None before the first hold."""
+    """Decaying counts. Without any the rate is unknown."""
 
-    rate: float | None = None  # p
+    requests: float = 0.0  # request-steps
+    accepted: float = 0.0
+    ended: float = 0.0  # drafts that a rejection ended
     row_s: float = 0.0  # seconds per drafted row, drafting included
 
-    def learn(self, strategy: Strategy, running: float, accepted: float, extra_s: float) -> None:
-        """A hold's means per step: accepted tokens per request, and seconds beyond a plain step."""
-        rate = acceptance_rate(accepted, strategy.depth)
-        row_s = max(extra_s, 0.0) / (running * strategy.tokens_to_verify)
-        if self.rate is None:
-            self.rate, self.row_s = rate, row_s
-        else:
-            self.rate += _FOLLOW * (rate - self.rate)
-            self.row_s += _FOLLOW * (row_s - self.row_s)
+    def learn(self, strategy: Strategy, requests: int, steps: int, accepted: int, extra_s: float) -> None:
+        """A hold: request-steps, engine steps, accepted tokens, seconds beyond plain steps."""
+        row_s = max(extra_s, 0.0) / (requests * strategy.tokens_to_verify)
+        keep = 0.5 ** (requests / _MEMORY)
+        weight = requests / (keep * self.requests + requests)
+        self.row_s += weight * (row_s - self.row_s)
+        self.requests = keep * self.requests + requests
+        self.accepted = keep * self.accepted + accepted
+        # A draft accepted whole was not ended by a rejection; with a tokens of d accepted on average, about a / d were.
+        self.ended = keep * self.ended + requests * (1 - accepted / requests / strategy.depth)
+
+    @property
+    def rate(self) -> float | None:
+        """p, with one success and one failure as prior."""
+        return (self.accepted + 1) / (self.accepted + self.ended + 2) if self.requests else None
 
     def predict(self, strategy: Strategy, running: int, plain_s: float) -> float | None:
         """Expected speed-up of a strategy against plain decoding."""
-        if self.rate is None:
+        rate = self.rate
+        if rate is None:
             return None
-        accepted = sum(self.rate**depth for depth in range(1, strategy.depth + 1))
+        accepted = rate * (1 - rate**strategy.depth) / (1 - rate)
         return (1 + accepted) * plain_s / (plain_s + self.row_s * running * strategy.tokens_to_verify)
-
-
-def acceptance_rate(accepted: float, depth: int) -> float:
-    """The p in [0, 1] with p + ... + p^depth = accepted."""
-    low, high = 0.0, 1.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        if sum(middle**i for i in range(1, depth + 1)) < accepted:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
