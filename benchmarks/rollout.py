@@ -114,6 +114,7 @@ def measure(
         "requests": case.batch,
         "waves": case.count,
         "tokens": case.reference.tokens,
+        "mean_response_tokens": round(fmean(map(len, case.reference.responses.values())), 1),
         "load_1min": describe_machine()["load_1min"],
         "off_tokens_per_s": round(case.reference.tokens / median(run.seconds for run in off), 1),
         "off_spread": round(max(r.seconds for r in off) / min(r.seconds for r in off), 3),
@@ -190,7 +191,7 @@ def measure_target(
                 row = measure(case, contenders, pass_cost, base, options.repeats)
                 row |= {"parameters": target.parameters, "eagle": eagle is not None, "left_out": left_out}
                 print(line(row), flush=True)
-                merge(Path(options.out), row, machine(options, demo, history))
+                merge(Path(options.out), row, machine(options, demo))
         finally:
             if base is not None:
                 base.close()
@@ -205,13 +206,12 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def machine(options: argparse.Namespace, demo: Path, history: History) -> dict[str, Any]:
+def machine(options: argparse.Namespace, demo: Path) -> dict[str, Any]:
     """What all cases of a record share."""
     found = describe_machine(("torch", "numpy"))
     del found["load_1min"]  # of each case instead
     trained = "warm start" if demo.parent.name == "warm_starts" else "after RL"
-    mean_tokens = fmean(map(len, history[1]))
-    return found | {"threads": options.threads, "demo": trained, "mean_response_tokens": round(mean_tokens, 1)}
+    return found | {"threads": options.threads, "demo": trained}
 
 
 def main() -> None:
