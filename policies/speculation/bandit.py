@@ -48,12 +48,18 @@ class BegMabPolicy:
         self._groups = [*groups[:last], [strategy for group in groups[last:] for strategy in group]]
         self._rewards: dict[Strategy, deque[float]] = {strategy: deque(maxlen=window) for strategy in strategies}
         self._epsilon, self._random = epsilon, random.Random(seed)
+        self._max_running = max_running
         self._switch, self._cost = ElasticSwitch(max_running), PlainCost()
         self._failed: set[str] = set()
 
     @property
     def max_nodes(self) -> int:
         return max((strategy.tokens_to_verify for strategy in self._rewards), default=0)
+
+    def arms_at(self, running: int) -> Sequence[Strategy]:
+        if running > self._max_running:
+            return ()
+        return self._groups[bisect_right(self._thresholds, running) - 1]
 
     def choose(self, running: int) -> Strategy:
         if not self._switch.on(running):
