@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.native.blocks import BlockPool
+from actors.engine.native.graphs import CudaRecorder, Recorder
 from actors.engine.native.hidden import HiddenStore
 from actors.engine.native.intake import Limits, ended_by_prefix, reason_to_reject
 from actors.engine.native.runner import Draws, ModelRunner
@@ -40,6 +41,7 @@ from models import weights
 from models.checkpoint import load_hf_state_dict
 from models.manifest import WeightsManifest
 from models.transformer import Transformer
+from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import Strategy
 
@@ -52,7 +54,7 @@ class NativeEngine:
 
     Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
     or no drafters: plain decoding. `hidden_tokens`: engine steps whose hidden states are kept for drafters that need
-    them. `on_step` hears of every step.
+    them. `on_step` hears of every step. `recorder` captures graphs; by default CUDA's where `options.cuda_graphs`.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class NativeEngine:
         hidden_tokens: int = 64,
         clock: Callable[[], float] = time.time,
         on_step: Callable[[StepRecord], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         config = model.config
         model_tokens = options.max_model_tokens or config.max_position_embeddings
@@ -105,6 +108,9 @@ class NativeEngine:
         watcher = self._speculator if self._speculator.has_drafters else None
         self._scheduler = Scheduler(self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watcher)
         self._max_nodes = 0 if policy is None else policy.max_nodes
+        if recorder is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
+            recorder = CudaRecorder()
+        self._batches = batch_buckets(options.max_running) if recorder is not None else ()
         self._runner = ModelRunner(
             model,
             self._table,
@@ -114,7 +120,9 @@ class NativeEngine:
             self._max_nodes,
             steps=self._steps,
             rejection=verification == "rejection",
+            recorder=recorder,
         )
+        self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
         self._model = model
         self._version = weights_version
@@ -146,6 +154,11 @@ class NativeEngine:
         if policy is not None and policy.max_nodes > self._max_nodes:
             self._max_nodes = policy.max_nodes
             self._runner.resize(self._max_nodes)
+        self._plan_graphs(policy)
+
+    def _plan_graphs(self, policy: StrategyPolicy | None) -> None:
+        if self._batches:
+            self._runner.plan_graphs(bucketed_plan((lambda _: ()) if policy is None else policy.arms_at, self._batches))
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""

@@ -16,12 +16,15 @@ from actors.engine.native import rejection
 from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.context import CachedContext, KVCache
 from actors.engine.native.fused import FusedForward
+from actors.engine.native.graph_rows import RESERVED_BLOCKS
+from actors.engine.native.graphs import GraphedForward, Recorder
 from actors.engine.native.packed_weights import pack_weights
 from actors.engine.native.scheduler import StepPlan
 from actors.engine.native.slots import SlotTable
-from actors.engine.native.steps import Float32Array, Int64Array, StepArrays, StepDrafts
+from actors.engine.native.steps import Float32Array, Int64Array, StepArrays, StepDrafts, StepRows
 from models import ops
 from models.transformer import Transformer
+from policies.speculation.graph_plan import CapturePlan, context_buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Draws:
 
 class ModelRunner:
     """Runs `model` over the slots of `table`: at most `chunk_tokens` rows of prompts beside a decoding row and
-    `max_nodes` drafted ones per slot."""
+    `max_nodes` drafted ones per slot. With a `recorder`, steps that fit a graph of the plan are replayed (`graphs`)."""
 
     def __init__(
         self,
@@ -50,8 +53,10 @@ class ModelRunner:
         *,
         steps: StepArrays,
         rejection: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self._steps, self._rejection = steps, rejection
+        self._graphs: GraphedForward | None = None
         parameter = next(model.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
         self.model, self._table = model, table
@@ -61,6 +66,9 @@ class ModelRunner:
         self.resize(max_nodes)
         pack_weights(model)
         self._fused = FusedForward(model) if FusedForward.supports(model) else None
+        if recorder is not None:
+            contexts = context_buckets(table.block_tables.shape[1] * block_tokens, block_tokens)
+            self._graphs = GraphedForward(model, blocks, CapturePlan(()), contexts, recorder)
         self.wake()
 
     def resize(self, max_nodes: int) -> None:
@@ -75,16 +83,26 @@ class ModelRunner:
         self._buffers = StepBuffers(capacity, self.device)
         self._no_cutoff = torch.full((max_rows,), -torch.inf, device=self.device)
         self._steps.resize(max_rows, mask_bytes)
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    def plan_graphs(self, plan: CapturePlan) -> None:
+        """Which graphs may be captured from now on. Does nothing without a recorder."""
+        if self._graphs is not None:
+            self._graphs.replace(plan)
 
     def wake(self) -> None:
         """(Re)allocate the KV cache."""
         if self._cache is None:
             config = self.model.config
-            self._cache = KVCache(config, self._blocks, self._block_tokens, self._dtype, str(self.device))
+            blocks = self._blocks + (0 if self._graphs is None else RESERVED_BLOCKS)
+            self._cache = KVCache(config, blocks, self._block_tokens, self._dtype, str(self.device))
 
     def sleep(self) -> None:
         """Release the KV cache's memory; what it held is lost."""
         self._cache = None
+        if self._graphs is not None:
+            self._graphs.forget()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -113,6 +131,11 @@ class ModelRunner:
             copies = torch.tensor(plan.copies, device=self.device)
             cache.copy_blocks(copies[:, 0], copies[:, 1])
         rows = self._steps.rows(plan, drafts)
+        graphed = None if self._graphs is None else self._graphs.run(rows, self._buffers, cache)
+        if graphed is not None:
+            offsets: Any = rows.arrays["query_offsets"]
+            drawn = self._draw(graphed.logits, graphed.step, rows, drafts)
+            return Draws(*self._to_host(*drawn), graphed.hidden, offsets)
         step = self._buffers.upload(rows.arrays)
         context = CachedContext(
             cache,
@@ -127,20 +150,26 @@ class ModelRunner:
         )
         forward = self.model if self._fused is None else self._fused
         hidden = drawn_from = forward(step["tokens"], context)
-        offsets: Any = rows.arrays["query_offsets"]
+        offsets = rows.arrays["query_offsets"]
         if not rows.sampled:
             nothing = np.zeros(0, np.float32)
             return Draws(np.zeros(0, np.int64), nothing, nothing, hidden, offsets)
         if "sample_rows" in step:
             drawn_from = hidden[step["sample_rows"]]
-        logits = self.model.logits(drawn_from)
+        drawn = self._draw(self.model.logits(drawn_from), step, rows, drafts)
+        return Draws(*self._to_host(*drawn), hidden, offsets)
+
+    def _draw(
+        self, logits: torch.Tensor, step: dict[str, torch.Tensor], rows: StepRows, drafts: StepDrafts | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens [N] and their two log-probabilities, from logits [N, V]."""
         least = self._no_cutoff[: rows.sampled]
         if rows.truncated:
             least = ops.cutoff(logits, step["temperature"], step["top_k"], step["top_p"])
         drawn = ops.sample(logits, least, step["temperature"], step["noise_keys"], step["noise_positions"])
         if self._rejection and drafts is not None and drafts.parents is None:
             drawn = self._rejected(logits, least, step, drafts)
-        return Draws(*self._to_host(*drawn), hidden, offsets)
+        return drawn
 
     def _rejected(
         self, logits: torch.Tensor, least: torch.Tensor, step: dict[str, torch.Tensor], drafts: StepDrafts
