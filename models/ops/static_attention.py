@@ -52,7 +52,7 @@ class StaticPages:
             start = (context_lens - query_lens)[:, None, None]  # position of each request's first row
             among = (column - start).expand(-1, rows, -1)  # [B, n, C]: which of the rows a column is
             allowed = tree_mask.view(requests, rows, rows).bool().gather(2, among.clamp(0, rows - 1))
-            seen = torch.where(among >= 0, allowed, True) & known[:, None]
+            seen = (allowed | (among < 0)) & known[:, None]
         bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
         bias = bias[:, None].expand(-1, groups, -1, -1).reshape(requests, 1, groups * rows, -1)
         return cls(slots, bias)

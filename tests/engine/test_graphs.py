@@ -14,22 +14,35 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from actors.engine.native import runner as runner_module
 from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.context import KVCache
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.graph_rows import RESERVED_BLOCKS, ZERO, padded_rows, reserved_block
-from actors.engine.native.graphs import _StaticContext
+from actors.engine.native.graphs import GraphedForward, _StaticContext
 from models import weights
 from models.checkpoint import hf_state_dict
+from models.config import ModelConfig
 from models.ops import reference
 from models.ops.static_attention import StaticPages
 from models.transformer import Transformer
-from policies.speculation.graph_plan import GraphShape
+from policies.speculation.graph_plan import CapturePlan, GraphShape
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
-from tests.engine.support import FAMILIES, drain, engine, make_requests, options_of, rollouts, run, tiny_model
+from tests.engine.support import (
+    FAMILIES,
+    drain,
+    engine,
+    hf_config,
+    make_requests,
+    options_of,
+    rollouts,
+    run,
+    tiny_model,
+)
 from tests.engine.test_speculation import Oracle
 from tests.engine.test_trees import RandomTrees
 
@@ -192,6 +205,62 @@ def test_padding_changes_no_bit_of_a_real_row(tmp_path: Path, family: str, tree:
                 assert torch.equal(found, value), (batch, width)
             else:  # BLAS inside torch's attention may pick another kernel for more rows of a request
                 torch.testing.assert_close(found, value, atol=1e-5, rtol=1e-5)
+
+
+class DeviceOnly(TorchDispatchMode):
+    """Every operation reads and makes tensors of the `meta` device, of shapes that do not depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, out)):
+            assert not isinstance(leaf, torch.Tensor) or leaf.is_meta, f"{func} touches the host"
+        self.operations += 1
+        return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_what_is_captured_never_touches_the_host(family: str, width: int, invariant: bool) -> None:
+    """On tensors without values: anything that must wait for the device, or copies between host and device, which a
+    capture forbids, raises."""
+    config, device, graph = ModelConfig.from_hf(hf_config(family)), "meta", GraphShape("target", 4, width)
+    guard = DeviceOnly()
+
+    class Guarded(FakeRecorder):
+        def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+            compute()  # the warm-up may do what happens once
+            with guard:
+                compute()
+            return compute
+
+    with torch.inference_mode():
+        model = Transformer(config, dtype=torch.bfloat16, device=device, batch_invariant=invariant)
+        cache = KVCache(config, BLOCKS + RESERVED_BLOCKS, SIZE, torch.bfloat16, device)
+        graphs = GraphedForward(model, BLOCKS, CapturePlan((graph,)), (48,), Guarded())
+        rows = graph.total_rows
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "tokens": ((rows,), torch.int64),
+            "positions": ((rows,), torch.int64),
+            "kv_slots": ((rows,), torch.int64),
+            "query_offsets": ((graph.batch + 1,), torch.int32),
+            "context_lens": ((graph.batch,), torch.int32),
+            "block_tables": ((graph.batch, 48 // SIZE), torch.int32),
+        }
+        if width > 1:
+            shapes["tree_mask"] = ((rows, width), torch.uint8)
+        step = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
+        assert graphs._capture(graph, 48, step, cache) is not None
+    assert guard.operations > 20 * config.num_layers
+    some = torch.empty(3, device=device)
+    with guard:  # which does see such things
+        for synchronising in (some.sum().item, some.nonzero, lambda: some + torch.ones(3)):
+            with pytest.raises((RuntimeError, NotImplementedError, AssertionError)):
+                synchronising()
 
 
 # The engine.
