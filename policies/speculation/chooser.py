@@ -6,6 +6,7 @@ Deviations from TLT Algorithm 1: plain decoding is an arm everywhere; a bucket o
 instead of naming them; exploration has an allowance of decode time, losing arms back off, and nothing is random.
 """
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ HOLD_S = 8e-3  # a decision stands for about so long: reconsidering costs 40 us,
 HOLD_STEPS = 64  # ... and for at most so many steps
 TRIAL_REQUESTS = 4  # decoded by a trial of an arm, at least ...
 TRIAL_STEPS = 2  # ... and steps
+PLAIN_STEPS = 8  # in which plain decoding is measured first
 GRANT_STEPS = 8  # plain steps' worth of exploration beyond the share of decode time, at the start or after a change ...
 GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
 MARGIN = 0.01  # an arm must beat plain decoding by this
@@ -41,33 +43,37 @@ class ArmBelief:
     reward: float | None  # speed-up against plain decoding; None: never tried
 
 
+Hold = tuple[tuple[tuple[int, float], ...], float]  # ((running requests, tokens per request), ...) and seconds
+
+
 @dataclass(slots=True)
 class _Arm:
     strategy: Strategy
-    holds: deque[tuple[float, float]]  # (gain in plain seconds, elapsed) of recent holds
+    holds: deque[Hold]
     tries: int = 0
     value: float | None = None
     wait_steps: int = FIRST_WAIT_STEPS
     due_step: int = 0
 
-    def take(self, gain_s: float, elapsed_s: float) -> None:
-        self.tries += 1
-        self.holds.append((gain_s, elapsed_s))
-        self.value = _speedup(self.holds)
+    def judge(self, cost: PlainCost) -> None:
+        """Holds keep tokens, not gains, so that a plain cost that was measured badly, or changed, spoils none."""
+        if self.holds:
+            self.value = _speedup(self.holds, cost)
 
-    def fell(self) -> bool:
+    def fell(self, cost: PlainCost) -> bool:
         """Its last holds are far below its window: the world has changed."""
         if len(self.holds) < 8 or self.value is None:
             return False
-        return _speedup(list(self.holds)[-3:]) < 0.7 * self.value
+        return _speedup(list(self.holds)[-3:], cost) < 0.7 * self.value
 
     def forget(self) -> None:
         self.holds.clear()
         self.value = None
 
 
-def _speedup(holds: Collection[tuple[float, float]]) -> float:
-    return sum(gain for gain, _ in holds) / sum(elapsed for _, elapsed in holds)
+def _speedup(holds: Collection[Hold], cost: PlainCost) -> float:
+    gain_s = sum(tokens * (cost.at(running) or 0.0) for parts, _ in holds for running, tokens in parts)
+    return gain_s / sum(elapsed_s for _, elapsed_s in holds)
 
 
 @dataclass(slots=True)
@@ -186,38 +192,41 @@ class AdaptivePolicy:
     def _close(self) -> None:
         """Judge the hold that ends."""
         segments, self._segments = self._segments, []
-        arm, bucket = self._arm, self._held
+        if not segments:
+            return
+        arm, bucket, plain = self._arm, self._held, self._held.plain
         steps = requests = accepted = 0
-        gain_s = elapsed_s = raw_s = extra_s = 0.0
+        elapsed_s = raw_s = plain_s = 0.0
+        parts = []
         for running, times_s, taken in segments:
             middle_s = sorted(times_s)[len(times_s) // 2]
+            count = len(times_s)
             # A step that the machine interrupted says nothing about the arm.
-            kept_s = sum(min(time_s, 2 * middle_s) for time_s in times_s)
+            elapsed_s += sum(min(time_s, 2 * middle_s) for time_s in times_s)
             raw_s += sum(times_s)
-            self._step += len(times_s)
-            if arm is bucket.plain:
+            if arm is plain:
                 self._cost.add(running, middle_s)
-            plain_s = self._cost.at(running)
-            if plain_s is None:
-                continue
-            gain_s += (len(times_s) + taken / running) * plain_s
-            elapsed_s += kept_s
-            extra_s += kept_s - len(times_s) * plain_s
-            steps, requests, accepted = steps + len(times_s), requests + len(times_s) * running, accepted + taken
+            parts.append((running, count + taken / running))
+            plain_s += count * (self._cost.at(running) or 0.0)
+            steps, requests, accepted = steps + count, requests + count * running, accepted + taken
+        self._step += steps
         self._credit_s += self._exploration * raw_s
-        if not steps:
-            return
         rival = bucket.best()
+        hold: Hold = (tuple(parts), max(elapsed_s, 1e-9))
         if self._exploring:
-            self._credit_s -= max(0.0, min(raw_s, 2 * elapsed_s) - gain_s / (rival.value or 1.0))
-        if arm is bucket.plain:
-            arm.tries += 1
+            spent_s = min(raw_s, 2 * elapsed_s)
+            self._credit_s -= max(0.0, spent_s - hold[1] * _speedup((hold,), self._cost) / (rival.value or 1.0))
+        arm.tries += 1
+        if arm is plain:
+            for other in bucket.arms:
+                other.judge(self._cost)
             arm.due_step = self._step + arm.wait_steps
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
             return
-        arm.take(gain_s, elapsed_s)
-        self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, extra_s)
-        if not self._exploring and arm.fell():
+        arm.holds.append(hold)
+        arm.judge(self._cost)
+        self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, elapsed_s - plain_s)
+        if not self._exploring and arm.fell(self._cost):
             self._start_over(arm.strategy.drafter)
             return
         best = bucket.best()
@@ -239,7 +248,7 @@ class AdaptivePolicy:
     def _decide(self, bucket: _Bucket, running: int) -> None:
         plain_s = self._cost.at(running)
         if plain_s is None:  # Nothing compares before plain decoding is known; it costs what 'off' costs.
-            self._hold(bucket, bucket.plain, TRIAL_STEPS, exploring=False)
+            self._hold(bucket, bucket.plain, PLAIN_STEPS, exploring=False)
             return
         trial_steps = max(TRIAL_STEPS, -(-TRIAL_REQUESTS // running))
         if self._fresh and self._step >= self._next_grant_step:
@@ -276,8 +285,8 @@ class AdaptivePolicy:
         return chosen
 
     def _promise(self, bucket: _Bucket, arm: _Arm, running: int) -> float:
-        """What to expect of an arm: its own value, else by the profile of its drafter, else a little gain."""
+        """What to expect of an arm: its own value, else by its drafter's profile; a drafter never tried comes first."""
         if arm.value is not None:
             return arm.value
         predicted = self._profiles[arm.strategy.drafter].predict(arm.strategy, running, self._cost.at(running) or 0.0)
-        return 1.0 + 2 * MARGIN if predicted is None else predicted
+        return math.inf if predicted is None else predicted
