@@ -378,3 +378,34 @@ def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
         records.append(seen)
     assert records[0] == records[1]
     assert sum(accepted for _, accepted in records[0]) > 0
+
+
+def test_steps_that_capture_say_nothing_about_a_strategy(tmp_path: Path) -> None:
+    """Capturing takes many times a step: the policy must not take it for the strategy's cost."""
+
+    class Listening(FixedPolicy):
+        recorded = skipped = 0
+
+        def record(self, *_: Any) -> None:
+            self.recorded += 1
+
+        def skip(self, *_: Any) -> None:
+            self.skipped += 1
+
+    requests = make_requests(6, seed=76, max_new_tokens=20)
+    seen = []
+    for recorder in (None, FakeRecorder()):
+        policy = Listening(Strategy.parse("test:3"))
+        core = NativeEngine(
+            tiny_model(tmp_path),
+            options_of(),
+            drafters={"test": Oracle({}, spoil=False)},
+            policy=policy,
+            recorder=recorder,
+        )
+        core._speculator.draft = lambda *_: None  # type: ignore[method-assign]
+        run(core, requests)
+        seen.append((policy.recorded, policy.skipped, 0 if recorder is None else recorder.records))
+    (eager, skipped, _), (timed, more, captures) = seen
+    assert captures > 0
+    assert (timed, more) == (eager - captures, skipped + captures)

@@ -244,7 +244,7 @@ class NativeEngine:
             drafts = self._speculator.draft(plan, strategy, self._scheduler)
             draws = self._runner.run(plan, drafts)
             settled = self._advance(plan, draws, drafts)
-            self._account(plan, strategy, running, drafts, settled, now_s, start_s)
+            self._account(plan, strategy, running, drafts, settled, draws.captured, now_s, start_s)
         events, self._events = self._events, []
         now_s = self._clock()
         idle = not self._scheduler.has_work
@@ -262,6 +262,7 @@ class NativeEngine:
         decoding: int,
         drafts: StepDrafts | None,
         settled: Settled,
+        captured: bool,
         now_s: float,
         start_s: float,
     ) -> None:
@@ -269,8 +270,8 @@ class NativeEngine:
         speculator, policy = self._speculator, self._speculator.policy
         drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
         elapsed_s = perf_counter() - start_s
-        # Prompt chunks, copied blocks and the first step with new weights take time that is not the strategy's.
-        typical = not (plan.prefill_tokens or plan.copies or self._fresh_weights)
+        # Prompt chunks, copied blocks, a captured graph and new weights take time that is not the strategy's.
+        typical = not (plan.prefill_tokens or plan.copies or captured or self._fresh_weights)
         self._fresh_weights = False
         if policy is not None and decoding:
             if typical:

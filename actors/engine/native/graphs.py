@@ -73,6 +73,7 @@ class GraphedStep:
     step: dict[str, Tensor]  # the arrays of the draws, on the device
     hidden: Tensor  # [T, H]; nobody writes it again
     logits: Tensor  # [T, V], valid until the next replay
+    captured: bool  # the graph was captured for this step, which takes many times a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class GraphedForward:
         arrays = padded_rows(rows.arrays, graph, context, cache.block_tokens, self._blocks)
         step = buffers.upload(arrays)
         replay = self._captured.get(found)
+        new = replay is None
         if replay is None:
             replay = self._capture(graph, context, step, cache)
             if replay is None:
@@ -147,8 +149,8 @@ class GraphedForward:
         real = step.get("sample_rows")
         hidden, logits = self._hidden[: graph.total_rows], self._logits[: graph.total_rows]
         if real is None:
-            return GraphedStep(step, hidden.clone(), logits)
-        return GraphedStep(step, hidden.index_select(0, real), logits.index_select(0, real))
+            return GraphedStep(step, hidden.clone(), logits, new)
+        return GraphedStep(step, hidden.index_select(0, real), logits.index_select(0, real), new)
 
     def _fit(self, rows: StepRows) -> tuple[GraphShape, int] | None:
         if not self._works or "sample_rows" in rows.arrays or not rows.sampled:

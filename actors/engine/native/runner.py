@@ -36,6 +36,7 @@ class Draws:
     logprobs_t1: Float32Array  # [N], at temperature 1 without truncation
     hidden: torch.Tensor  # [T, H], after the final norm, of all rows; nobody writes it again
     offsets: NDArray[np.int32]  # [R + 1], rows of the plan's requests; valid until the next step
+    captured: bool = False  # a graph was captured for this step: its time says nothing
 
 
 class ModelRunner:
@@ -135,7 +136,7 @@ class ModelRunner:
         if graphed is not None:
             offsets: Any = rows.arrays["query_offsets"]
             drawn = self._draw(graphed.logits, graphed.step, rows, drafts)
-            return Draws(*self._to_host(*drawn), graphed.hidden, offsets)
+            return Draws(*self._to_host(*drawn), graphed.hidden, offsets, graphed.captured)
         step = self._buffers.upload(rows.arrays)
         context = CachedContext(
             cache,
