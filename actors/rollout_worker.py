@@ -17,13 +17,14 @@ decodes. `stream()` yields events the moment they come; what it has yielded is o
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from actors.engine.types import (
     Capabilities,
+    DraftersSaved,
     EngineDiedError,
     EngineFailed,
     EngineWindow,
@@ -39,11 +41,13 @@ from actors.engine.types import (
     RolloutEngine,
     WeightsLoaded,
 )
+from actors.shared_rollouts import SharedRollouts
 from models.manifest import WeightsManifest
 
 EngineFactory = Callable[[], RolloutEngine]
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _CLOSE_S = 10.0
 
@@ -77,6 +81,7 @@ class _Incarnation:
         self.engine = engine
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
         self.loading: dict[int, asyncio.Future[WeightsLoaded]] = {}  # by version
+        self.saving: dict[str, asyncio.Future[DraftersSaved]] = {}  # by directory
         self.failure: EngineFailed | None = None
         self.window: EngineWindow | None = None
         self.streamed = False
@@ -110,6 +115,11 @@ class _Incarnation:
                 if waiter is not None and not waiter.done():
                     waiter.set_result(event)
                 continue
+            if isinstance(event, DraftersSaved):
+                saver = self.saving.pop(event.directory, None)
+                if saver is not None and not saver.done():
+                    saver.set_result(event)
+                continue
             if isinstance(event, EngineWindow):
                 self.window = event
             elif isinstance(event, EngineFailed) and self.failure is None:
@@ -120,10 +130,12 @@ class _Incarnation:
 
     def _fail_waiters(self) -> None:
         reason = self.failure.reason if self.failure else "the engine was closed"
-        for waiter in self.loading.values():
+        waiters: list[asyncio.Future[Any]] = [*self.loading.values(), *self.saving.values()]
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(EngineDiedError(reason))
         self.loading.clear()
+        self.saving.clear()
 
     def close(self) -> None:
         """Blocking; the engine's own close has a deadline."""
@@ -196,6 +208,29 @@ class RolloutWorker:
         return loaded
 
     @ray.method
+    async def remember(self, rollouts: SharedRollouts, own_index: int) -> None:
+        """Show the drafters what other workers finished; this one is `own_index`. Never raises: drafters only save
+        time. Pass an ObjectRef as `rollouts`: one object serves all workers."""
+        await self._tell("remember", *rollouts.not_from(own_index))
+
+    @ray.method
+    async def load_drafters(self, directory: str) -> None:
+        """Restore what `save_drafters` wrote, as far as it is there. Never raises."""
+        await self._tell("load_drafters", directory)
+
+    @ray.method
+    async def save_drafters(self, directory: str) -> None:
+        """Answers when everything that the drafters would lose with the engine is in `directory`. The deadline is the
+        caller's. Raises NoEngineError, EngineDiedError."""
+        incarnation = self._engine()
+        if incarnation.failure is not None:
+            raise EngineDiedError(incarnation.failure.reason)
+        saver: asyncio.Future[DraftersSaved] = asyncio.get_running_loop().create_future()
+        incarnation.saving[directory] = saver
+        await self._call(incarnation.engine.save_drafters, directory)
+        await saver
+
+    @ray.method
     async def sleep(self) -> None:
         """Release the KV cache's memory. Raises ValueError while requests run."""
         await self._call(self._engine().engine.sleep)
@@ -238,6 +273,12 @@ class RolloutWorker:
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
+
+    async def _tell(self, method: str, *args: object) -> None:
+        try:
+            await self._call(getattr(self._engine().engine, method), *args)
+        except Exception as error:
+            _log.warning("%s: %s was not done: %s", self._name, method, error)
 
     async def _close_engine(self) -> None:
         incarnation, self._current = self._current, None

@@ -36,8 +36,8 @@ PARTS = {  # first match of "file:function"
     "norms, RoPE, SwiGLU, embedding": ("tokenwise.py", "rope.py", "embedding"),
     "sampling": ("sampling.py",),
     "module calls": ("module.py", "transformer.py", "ops/native.py"),
-    "step inputs": ("runner.py", "buffers.py"),
-    "scheduling, verification, events": ("engine.py", "scheduler.py", "speculation.py", "telemetry.py", "slots.py"),
+    "step inputs, verification": ("runner.py", "buffers.py", "steps_native.py", "steps_numpy.py", "steps.py"),
+    "scheduling, events": ("engine.py", "scheduler.py", "speculation.py", "telemetry.py", "slots.py"),
 }
 
 

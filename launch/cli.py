@@ -117,6 +117,20 @@ def show_config(
             typer.secho(f"warning: {issue}", fg="yellow", err=True)
 
 
+@app.command("plan-graphs")
+def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Show which CUDA graphs an engine captures, and their predicted memory; needs no GPU."""
+    with _failures(debug, into_pipe=True):
+        from launch.config import load_config
+
+        loaded = load_config(config, overrides or [])
+        from rich.console import Console
+
+        from launch.plan_graphs import graph_report, rendered
+
+        Console(width=None if sys.stdout.isatty() else 120).print(rendered(graph_report(loaded.config)))
+
+
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],

@@ -80,9 +80,13 @@ class Collector:
         tokenizer: Tokenizer,
         observer: Observer,
         interrupt: Interrupt,
+        *,
+        share: bool = False,
     ) -> None:
+        """share: show every worker's drafters what the others sampled."""
         self._dispatcher, self._rewards, self._tokenizer = dispatcher, rewards, tokenizer
         self._observer, self._interrupt = observer, interrupt
+        self._share = share
 
     def run(self, picks: Sequence[Pick], samples: int, requests: Sequence[Request], phase: str) -> Round:
         """Sample and grade; `requests` are `samples` per pick in canonical order (launch.requests).
@@ -107,6 +111,11 @@ class Collector:
         sampled_s = time.monotonic()
         if stats.interrupted:
             self._interrupt.check()
+        if self._share:  # while the grades come in: nobody waits for it
+            made_by = stats.sampled_by
+            self._dispatcher.share(
+                [(picks[i // samples].prompt.tokens, arrived[i][0].tokens, made_by[i]) for i in sorted(arrived)]
+            )
         grades = self._rewards.drain()
         groups = [
             Group(pick, [Graded(arrived[i][0], grades[i], arrived[i][1]) for i in ids if i in arrived])

@@ -23,7 +23,7 @@ from launch.collect import Collector
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher, spawner
 from launch.interrupt import Interrupt
-from launch.observe import Observer, Span
+from launch.observe import Observer, Span, SpeculationMeter
 from launch.requests import sampling_params
 from models.directory import read_config
 from policies.lengths import LengthModel
@@ -46,6 +46,7 @@ class Job:
     learner: LearnerGroup
     dispatcher: RolloutDispatcher
     collector: Collector
+    speculation: SpeculationMeter | None = None  # None: it is off
     steps_done: int = 0
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
     boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner changes it
@@ -121,16 +122,16 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
                 start_timeout_s=config.cluster.start_timeout_s,
             )
         )
+        speculation = config.rollout.speculation
+        meter = SpeculationMeter() if speculation.mode != "off" else None
+        spawn = partial(spawn_engine, model, engine, seed=config.run.seed, speculation=speculation)
         dispatcher = RolloutDispatcher(
-            spawner(
-                lambda name: partial(spawn_engine, model, engine, seed=config.run.seed, name=name),
-                placement.worker_options,
-            ),
+            spawner(lambda name: partial(spawn, name=name), placement.worker_options),
             config.rollout,
             start_timeout_s=config.cluster.start_timeout_s,
             on_event=observer.event,
             on_span=partial(_record_span, observer),
-            on_window=partial(_show_worker, observer),
+            on_window=partial(_window, observer, meter),
         )
         stack.callback(dispatcher.close)
         dispatcher.start()
@@ -148,7 +149,8 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
             lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),
             learner=learner,
             dispatcher=dispatcher,
-            collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt),
+            collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt, share=meter is not None),
+            speculation=meter,
         )
 
 
@@ -168,6 +170,10 @@ def _record_span(observer: Observer, actor: str, kind: str, start_s: float, end_
     observer.span(Span(actor, kind, start_s, end_s, observer.current_step))
 
 
-def _show_worker(observer: Observer, worker: str, window: EngineWindow) -> None:
-    state = "decode" if window.running else "idle"
-    observer.worker(worker, state, f"{window.running} running, {window.waiting} waiting")
+def _window(observer: Observer, meter: SpeculationMeter | None, worker: str, window: EngineWindow) -> None:
+    detail = f"{window.running} running, {window.waiting} waiting"
+    if meter is not None:
+        meter.window(worker, window)
+        if window.running and window.strategies:
+            detail += f", {max(window.strategies, key=lambda use: use.engine_steps).strategy}"
+    observer.worker(worker, "decode" if window.running else "idle", detail)

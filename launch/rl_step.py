@@ -33,6 +33,9 @@ def rl_step(job: Job) -> None:
     requests = build_requests(
         picks, rollout.rollouts_per_prompt, job.sampling, seed=config.run.seed, expected_tokens=expected
     )
+    if job.speculation is not None:
+        job.dispatcher.settle()
+        job.speculation.begin()
     collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout")
     require_some(collected, job.steps_done + 1)
     for group in collected.groups:
@@ -68,8 +71,16 @@ def rl_step(job: Job) -> None:
                     "step": end_s - start_s,
                 },
                 lengths=[member.rollout.tokens.size for member in collected.members],
+                speculation=job.speculation.take(verified(collected)) if job.speculation is not None else None,
             )
         )
+
+
+def verified(collected: Round) -> list[tuple[int, int]]:
+    """(tokens, verifications) of the rollouts that one worker sampled from end to end."""
+    reissued = collected.stats.reissued_ids
+    rollouts = [member.rollout for member in collected.members if member.rollout.request_id not in reissued]
+    return [(rollout.tokens.size, rollout.verifications) for rollout in rollouts]
 
 
 def require_some(collected: Round, step: int) -> None:

@@ -1,5 +1,6 @@
 """The training loop, on a page: warm start, RL steps, evaluations, checkpoints, export, report."""
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from launch.summary import print_summary
 from launch.warmup import warm_start
 
 EXIT_INTERRUPTED = 130
+DRAFTERS_DIR = "drafters"  # beside the learner's, in a checkpoint; may be missing
 
 
 def train(config: Config, *, config_source: str, resume: bool) -> int:
@@ -75,6 +77,8 @@ def run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path,
         if checkpoint is not None:
             job.learner.load(checkpoint / LEARNER_DIR)
             job.load_state_dict(read_state(checkpoint))
+            if (drafters := checkpoint / DRAFTERS_DIR).is_dir():
+                job.dispatcher.load_drafters(str(drafters.resolve()))
         job.boundary = job.state_dict()
         job.publish()
         saved = job.steps_done
@@ -111,9 +115,24 @@ def save(job: Job, run_dir: Path) -> int:
     assert state is not None, "the learner is between two states"
     job.observer.progress("checkpoint")
     state = {**state, "evaluations": job.evaluations}
+
+    def write(learner_dir: Path) -> None:
+        job.learner.save(learner_dir)
+        save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
+
     with job.span("checkpoint"):
-        path = write_checkpoint(
-            run_dir / "checkpoints", state["steps_done"], job.learner.save, state, job.config.checkpoint.keep
-        )
+        path = write_checkpoint(run_dir / "checkpoints", state["steps_done"], write, state, job.config.checkpoint.keep)
+    if (drafters := path / DRAFTERS_DIR).is_dir():
+        job.dispatcher.drafters_are_in(str(drafters.resolve()))
     job.observer.event("checkpoint", str(path))
     return int(state["steps_done"])
+
+
+def save_drafters(job: Job, directory: Path) -> None:
+    """The drafters' state for a checkpoint. They only save time: without it the checkpoint is complete."""
+    if job.speculation is None:
+        return
+    failure = job.dispatcher.save_drafters(str(directory.resolve()))
+    if failure is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        job.observer.event("drafters_not_saved", f"the checkpoint goes without the drafters' state: {failure}")

@@ -81,6 +81,13 @@ void sample(const T* logits, int64_t stride, const float* cutoff, const float* t
             const int64_t* positions, int64_t rows, int64_t vocab, int threads, int64_t* tokens, float* logprobs,
             float* logprobs_t1);
 
+// The k <= vocab largest of logits / T + G (noise; without it logits / T; at temperature 0 the logits) in falling order,
+// the smaller token first among equals, and log-softmax of those values divided by `scale`. tokens, logprobs [rows, k].
+template <typename T>
+void sample_topk(const T* logits, int64_t stride, const float* cutoff, const float* temperature, const int64_t* keys,
+                 const int64_t* positions, int64_t rows, int64_t vocab, int64_t k, float scale, bool noise, int threads,
+                 int64_t* tokens, float* logprobs);
+
 void random_words(const int64_t* keys, const int64_t* positions, int64_t rows, int64_t vocab, int64_t* out);
 
 // Elements of the panel format of a [columns, depth] weight (columns rounded up to whole panels).

@@ -45,6 +45,10 @@ void map(Address x, Address out, int64_t n) {
 
 }  // namespace
 
+void bind_ngram(nb::module_& m);
+void bind_steps(nb::module_& m);
+void bind_suffix(nb::module_& m);
+
 #define STORAGE(tag) std::remove_pointer_t<decltype(tag)>
 
 NB_MODULE(paceline_native, m) {
@@ -159,6 +163,16 @@ NB_MODULE(paceline_native, m) {
                        at<int64_t>(tokens), at<float>(logprobs), at<float>(logprobs_t1));
     });
   });
+  m.def("sample_topk", [](bool half, Address logits, int64_t stride, Address cutoff, Address temperature, Address keys,
+                          Address positions, int64_t rows, int64_t vocab, int64_t k, float scale, bool noise,
+                          int threads, Address tokens, Address logprobs) {
+    by_dtype(half, [&](auto* tag) {
+      using T = STORAGE(tag);
+      paceline::sample_topk(at<const T>(logits), stride, at<const float>(cutoff), at<const float>(temperature),
+                            at<const int64_t>(keys), at<const int64_t>(positions), rows, vocab, k, scale, noise,
+                            threads, at<int64_t>(tokens), at<float>(logprobs));
+    });
+  });
   m.def("random_words", [](Address keys, Address positions, int64_t rows, int64_t vocab, Address out) {
     paceline::random_words(at<const int64_t>(keys), at<const int64_t>(positions), rows, vocab, at<int64_t>(out));
   });
@@ -205,4 +219,7 @@ NB_MODULE(paceline_native, m) {
   m.def("exp_array", &map<paceline::exp_array>);
   m.def("log_array", &map<paceline::log_array>);
   m.def("log1m_array", &map<paceline::log1m_array>);
+  bind_ngram(m);
+  bind_steps(m);
+  bind_suffix(m);
 }

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from actors.engine import wire
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineFailed, WeightsLoaded
+from actors.engine.types import DraftersSaved, EngineFailed, WeightsLoaded
+from drafter.build import build_drafters
 from models.checkpoint import load_model
+from policies.speculation.build import build_policy
 
 Inbox = queue.SimpleQueue[tuple[wire.Command, NDArray[np.uint8] | None]]
 
@@ -81,7 +83,20 @@ def _build(start: wire.Start) -> NativeEngine:
         device=device,
         batch_invariant=device == "cpu" if invariant is None else invariant,
     )
-    return NativeEngine(model, options, weights_version=start.weights_version)
+    speculation = start.speculation
+    drafters, policy = {}, None
+    if speculation.mode != "off":
+        drafters = build_drafters(speculation, model, options)
+        policy = build_policy(speculation, list(drafters))
+    return NativeEngine(
+        model,
+        options,
+        weights_version=start.weights_version,
+        drafters=drafters,
+        policy=policy,
+        verification=speculation.verification,
+        hidden_tokens=speculation.eagle.context_tokens,
+    )
 
 
 def _read_commands(connection: Connection, inbox: Inbox) -> None:
@@ -96,7 +111,9 @@ def _read_commands(connection: Connection, inbox: Inbox) -> None:
         os._exit(0)  # The parent is gone; nobody is left to tell.
 
 
-def _apply(engine: NativeEngine, command: wire.Command, memory: NDArray[np.uint8] | None) -> WeightsLoaded | None:
+def _apply(
+    engine: NativeEngine, command: wire.Command, memory: NDArray[np.uint8] | None
+) -> WeightsLoaded | DraftersSaved | None:
     match command:
         case wire.Submit(requests):
             engine.submit(requests)
@@ -109,6 +126,13 @@ def _apply(engine: NativeEngine, command: wire.Command, memory: NDArray[np.uint8
             engine.sleep()
         case wire.Wake():
             engine.wake()
+        case wire.Remember(prompts, responses):
+            engine.remember(list(prompts), list(responses))
+        case wire.SaveDrafters(directory):
+            engine.save_drafters(directory)
+            return DraftersSaved(directory)
+        case wire.LoadDrafters(directory):
+            engine.load_drafters(directory)
         case wire.Start() | wire.Close():
             raise ValueError(f"unexpected command {command}")
     return None

@@ -32,6 +32,9 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     block_tokens: Annotated[int, Field(ge=1, le=256, description="KV block size, tokens")] = 16
     prefill_chunk_tokens: Annotated[int, Field(ge=16, description="prompt tokens per engine step at most")] = 1024
     max_model_tokens: Annotated[int | None, Field(ge=2, description="prompt + response limit; default: model's")] = None
+    cuda_graphs: Annotated[
+        bool, Field(description="on CUDA: decoding and verification as captured graphs (`paceline plan-graphs`)")
+    ] = True
     progress_every_tokens: Annotated[int, Field(ge=1, description="a prefix is reported every N new tokens")] = 64
 
 

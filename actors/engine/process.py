@@ -23,11 +23,22 @@ from numpy.typing import NDArray
 
 from actors.engine import wire
 from actors.engine.options import EngineOptions
-from actors.engine.types import Capabilities, EngineDiedError, Event, Finished, Rejected, Request, RolloutEngine
+from actors.engine.types import (
+    Capabilities,
+    EngineDiedError,
+    Event,
+    Finished,
+    IntArray,
+    Rejected,
+    Request,
+    RolloutEngine,
+)
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
+from policies.speculation.options import SpeculationOptions
 
 STDERR_LINES = 50
+NO_SPECULATION = SpeculationOptions(mode="off")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -44,6 +55,7 @@ def spawn_engine(
     weights_version: int = 0,
     start_timeout_s: float = 120.0,
     niceness: int = 5,
+    speculation: SpeculationOptions = NO_SPECULATION,
 ) -> RolloutEngine:
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
@@ -56,7 +68,7 @@ def spawn_engine(
             f"rollout.engine.backend={options.backend} is not part of this version: only 'native' is "
             "(Llama, Qwen2 and Qwen3 on CPU or one CUDA device); set rollout.engine.backend=native"
         )
-    engine = ProcessEngine(wire.Start(model_options, options, seed, weights_version, niceness), name)
+    engine = ProcessEngine(wire.Start(model_options, options, seed, weights_version, niceness, speculation), name)
     try:
         engine.wait_until_ready(start_timeout_s)
     except BaseException:
@@ -147,6 +159,18 @@ class ProcessEngine:
 
     def wake(self) -> None:
         self._send(wire.Wake())
+
+    def remember(self, prompts: Sequence[IntArray], responses: Sequence[IntArray]) -> None:
+        """Show the drafters rollouts that other engines finished."""
+        self._send(wire.Remember(tuple(prompts), tuple(responses)))
+
+    def save_drafters(self, directory: str) -> None:
+        """Write what the drafters would lose with the process. Answer: DraftersSaved."""
+        self._send(wire.SaveDrafters(directory))
+
+    def load_drafters(self, directory: str) -> None:
+        """Restore what `save_drafters` wrote."""
+        self._send(wire.LoadDrafters(directory))
 
     def poll(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []

@@ -137,6 +137,13 @@ class WeightsLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftersSaved:
+    """Answer to save_drafters: everything is in the directory."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineIdle:
     """Nothing left to do. Sent once per transition to idle."""
 
@@ -151,7 +158,7 @@ class EngineFailed:
     traceback: str = ""
 
 
-Event = Finished | Progress | Rejected | EngineWindow | WeightsLoaded | EngineIdle | EngineFailed
+Event = Finished | Progress | Rejected | EngineWindow | WeightsLoaded | DraftersSaved | EngineIdle | EngineFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +191,15 @@ class RolloutEngine(Protocol):
         """Release the KV cache's memory; refused (EngineFailed is not sent, ValueError is raised) while running."""
 
     def wake(self) -> None: ...
+
+    def remember(self, prompts: Sequence[IntArray], responses: Sequence[IntArray]) -> None:
+        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
+
+    def save_drafters(self, directory: str) -> None:
+        """Write what the drafters would lose with the process. Answer: DraftersSaved."""
+
+    def load_drafters(self, directory: str) -> None:
+        """Restore what `save_drafters` wrote; what is missing stays as it is."""
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.options import EngineOptions
-from actors.engine.types import Capabilities, Request
+from actors.engine.types import Capabilities, IntArray, Request
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
+from policies.speculation.options import SpeculationOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Start:
     seed: int
     weights_version: int
     niceness: int
+    speculation: SpeculationOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,29 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class Remember:
+    """Rollouts that other engines finished, for the drafters."""
+
+    prompts: tuple[IntArray, ...]
+    responses: tuple[IntArray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDrafters:
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDrafters:
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     pass
 
 
-Command = Start | Submit | Abort | UpdateWeights | Sleep | Wake | Close
+Command = Start | Submit | Abort | UpdateWeights | Sleep | Wake | Remember | SaveDrafters | LoadDrafters | Close
 
 
 @dataclass(frozen=True, slots=True)

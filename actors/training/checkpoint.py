@@ -1,8 +1,9 @@
 """Whole-run checkpoints as directories that either exist completely or not at all. Owns names, atomicity and pruning;
 what is in them belongs to the callers (the learner's tensors, the driver's state).
 
-Layout: `<root>/step_000010/{state.json, learner/...}`. Everything is written to a hidden directory first, synced, and
-renamed; a crash or a full disk at any moment leaves the previous checkpoints as they were. Single writer.
+Layout: `<root>/step_000010/{state.json, learner/...}` and what `save_fn` puts beside learner/. Everything is written to
+a hidden directory first, synced, and renamed; a crash or a full disk at any moment leaves the previous checkpoints as
+they were. Single writer.
 """
 
 import json

@@ -11,12 +11,16 @@ from pathlib import Path
 
 from actors.training.options import OptimizerOptions
 from launch.config.issues import Issue
+from launch.config.paths import FRESH_WEIGHTS
 from launch.config.tree import Config
+from policies.speculation.strategy import PLAIN, Strategy
+
+DRAFTERS = ("ngram", "suffix", "eagle")
 
 
 def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
-    rules = (_objective, _rollout, _reward, _data, _learner, _layout)
+    rules = (_objective, _rollout, _speculation, _reward, _data, _learner, _layout)
     return [issue for rule in rules for issue in rule(config)]
 
 
@@ -53,6 +57,42 @@ def _rollout(c: Config) -> Iterator[Issue]:
         yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
     if e.backend == "vllm" and c.model.batch_invariant:
         yield Issue("model.batch_invariant", "the vllm backend has no batch-invariant mode", remedy="leave it unset")
+
+
+def _speculation(c: Config) -> Iterator[Issue]:
+    s, key = c.rollout.speculation, "rollout.speculation"
+    if s.mode == "off":
+        return
+    if c.rollout.engine.backend != "native" and s != type(s)():
+        yield Issue(key, "is set, but only the native engine speculates", remedy=f"leave it out, or set {key}.mode=off")
+    strategies = [Strategy.parse(text) for text in s.strategies or ()]
+    for drafter in dict.fromkeys(strategy.drafter for strategy in strategies if strategy != PLAIN):
+        if drafter not in DRAFTERS:
+            known = ", ".join(DRAFTERS)
+            yield Issue(f"{key}.strategies", f"unknown drafter {drafter!r}", remedy=f"there are {known}, and 'plain'")
+        elif drafter == "eagle" and s.eagle.path is None:
+            yield Issue(
+                f"{key}.eagle.path",
+                "is not set, but rollout.speculation.strategies names the drafter eagle",
+                remedy=f"set {key}.eagle.path to a directory of drafter weights, or to random",
+            )
+    if s.mode == "fixed" and len(strategies) != 1:
+        yield Issue(
+            f"{key}.strategies",
+            f"mode fixed needs exactly one strategy, got {len(strategies)}",
+            remedy=f"for example {key}.strategies=[suffix:8], or {key}.mode=adaptive",
+        )
+    if s.mode != "paper" and s.batch_thresholds is not None:
+        yield Issue(f"{key}.batch_thresholds", "is only used with mode paper", remedy=f"set {key}.mode=paper")
+    thresholds = s.batch_thresholds
+    if thresholds and (thresholds[0] != 1 or list(thresholds) != sorted(set(thresholds))):
+        yield Issue(f"{key}.batch_thresholds", f"must ascend from 1, got {list(thresholds)}")
+    if s.verification == "rejection" and c.model.batch_invariant:
+        yield Issue(
+            f"{key}.verification",
+            "rejection keeps the tokens' distribution, not the tokens, which model.batch_invariant asks for",
+            remedy=f"set {key}.verification=coupled, or model.batch_invariant=null",
+        )
 
 
 def _reward(c: Config) -> Iterator[Issue]:
@@ -173,6 +213,10 @@ def validate_paths(config: Config) -> list[Issue]:
         issues.append(Issue("model.path", f"no weights (*.safetensors) in {model}", remedy=remedy))
     if config.model.tokenizer is not None and not Path(config.model.tokenizer).is_dir():
         issues.append(_missing("model.tokenizer", config.model.tokenizer, "no such directory"))
+    eagle = config.rollout.speculation.eagle.path
+    used = config.rollout.speculation.mode != "off" and eagle != FRESH_WEIGHTS
+    if eagle is not None and used and not Path(eagle).is_dir():
+        issues.append(_missing("rollout.speculation.eagle.path", eagle, "no directory of drafter weights"))
     inputs = [("data.train", config.data.train), ("data.eval", config.data.eval)]
     if config.warmup is not None:
         inputs.append(("warmup.data", config.warmup.data))

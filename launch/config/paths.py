@@ -1,11 +1,22 @@
 """Which keys are paths, and what a relative one is relative to. Looks at the file system, writes nothing."""
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from launch.config.tree import Config
 
-INPUT_PATHS = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "eval"), ("warmup", "data"))
+INPUT_PATHS = (
+    "model.path",
+    "model.tokenizer",
+    "data.train",
+    "data.eval",
+    "warmup.data",
+    "rollout.speculation.eagle.path",
+)
+FRESH_WEIGHTS = "random"  # not a path: rollout.speculation.eagle.path takes it
+M = TypeVar("M", bound=BaseModel)
 
 
 def resolve_paths(config: Config, *, config_dir: Path, cwd: Path | None = None) -> Config:
@@ -15,12 +26,11 @@ def resolve_paths(config: Config, *, config_dir: Path, cwd: Path | None = None) 
     `run.dir` is an output: always relative to the current directory.
     """
     cwd = Path.cwd() if cwd is None else cwd
-    for section, name in INPUT_PATHS:
-        options = getattr(config, section)
-        value = getattr(options, name) if options is not None else None
-        if value is not None:
-            config = _with(config, section, name, str(locate(value, cwd, config_dir)))
-    return _with(config, "run", "dir", str(cwd / Path(config.run.dir).expanduser()))
+    for key in INPUT_PATHS:
+        value = _value(config, key)
+        if value is not None and value != FRESH_WEIGHTS:
+            config = _with(config, key, str(locate(value, cwd, config_dir)))
+    return _with(config, "run.dir", str(cwd / Path(config.run.dir).expanduser()))
 
 
 def locate(value: str, cwd: Path, config_dir: Path) -> Path:
@@ -31,6 +41,12 @@ def locate(value: str, cwd: Path, config_dir: Path) -> Path:
     return path
 
 
-def _with(config: Config, section: str, name: str, value: Any) -> Config:
-    options = getattr(config, section).model_copy(update={name: value})
-    return config.model_copy(update={section: options})
+def _value(options: BaseModel, key: str) -> str | None:
+    name, _, rest = key.partition(".")
+    value = getattr(options, name)
+    return _value(value, rest) if rest and value is not None else value
+
+
+def _with(options: M, key: str, value: str) -> M:
+    name, _, rest = key.partition(".")
+    return options.model_copy(update={name: _with(getattr(options, name), rest, value) if rest else value})

@@ -48,11 +48,16 @@ def _scalar(value: Any) -> str:
 def schema_markdown() -> str:
     """Every key with type, default and description, as Markdown: the body of docs/configuration.md."""
     lines: list[str] = []
-    for key in keys():
-        if key.section is not None:
-            lines += ["", f"### `{key.name}`", "", key.description, ""]
-            lines += ["| key | expected | default | description |", "|---|---|---|---|"]
-        else:
+    sections = [key for key in keys() if key.section is not None]
+    for section in sections:
+        lines += ["", f"### `{section.name}`", "", section.description, ""]
+        lines += ["| key | expected | default | description |", "|---|---|---|---|"]
+        for key in (key for key in keys() if key.section is None and _parent(key.name) == section.name):
             cells = (f"`{key.name}`", key.expected, f"`{key.default_text}`", key.description)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines).strip() + "\n"
+
+
+def _parent(name: str) -> str:
+    """`reward.terms.*.kind` -> `reward.terms`."""
+    return name.rpartition(".")[0].removesuffix(".*")

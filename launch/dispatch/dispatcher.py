@@ -17,6 +17,7 @@ from actors.engine.types import (
     EngineWindow,
     Event,
     Finished,
+    IntArray,
     Progress,
     Rejected,
     Request,
@@ -24,6 +25,7 @@ from actors.engine.types import (
     WeightsLoaded,
 )
 from actors.rollout_worker import EngineFactory, RolloutWorker, WorkerStatus
+from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle
@@ -50,6 +52,7 @@ class DispatchStats:
     seconds: float
     sampled_by: Mapping[int, int]  # request id -> index of the worker that finished it
     interrupted: bool = False
+    reissued_ids: frozenset[int] = frozenset()  # requests that more than one worker sampled
 
 
 def spawner(
@@ -96,6 +99,8 @@ class RolloutDispatcher:
         self._started = self._aborting = False
         self._lost = self._tokens = self._preempted = 0
         self._sampled_by: dict[int, int] = {}
+        self._reissued_ids: set[int] = set()
+        self._drafters = DrafterMessages()
 
     def start(self) -> None:
         """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again."""
@@ -143,6 +148,7 @@ class RolloutDispatcher:
         self._ledger = Ledger(requests, max_retries=self._options.max_retries)
         self._on_finished = on_finished
         self._sampled_by = {}
+        self._reissued_ids = set()
         self._lost = self._tokens = self._preempted = 0
         for spans in self._spans:
             spans.begin(self._wall())
@@ -175,7 +181,30 @@ class RolloutDispatcher:
             seconds=self._clock() - begin_s,
             sampled_by=self._sampled_by,
             interrupted=interrupted,
+            reissued_ids=frozenset(self._reissued_ids),
         )
+
+    def settle(self) -> None:
+        """Handle what has arrived, such as the last window of the run before; does not wait."""
+        self._pump(timeout_s=0.0)
+
+    def share(self, rollouts: Sequence[tuple[IntArray, IntArray, int]]) -> None:
+        """Show each worker's drafters the rollouts, as (prompt, response, worker), that others made. Never waits,
+        never fails."""
+        self._drafters.share(self._seats, rollouts)
+
+    def save_drafters(self, directory: str) -> str | None:
+        """The drafters' state into `directory`, which the workers can write. Returns why it was not written, if so:
+        within a deadline, whatever happens."""
+        return self._drafters.save(self._seats, directory)
+
+    def drafters_are_in(self, directory: str) -> None:
+        """Where engines that start from now on find the drafters' state."""
+        self._drafters.saved_as(directory)
+
+    def load_drafters(self, directory: str) -> None:
+        """All drafters take the saved state, those of engines restarted later too. Never waits, never fails."""
+        self._drafters.load(self._seats, directory)
 
     def abort_all(self) -> None:
         """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""
@@ -231,8 +260,8 @@ class RolloutDispatcher:
                 seat.progress_s = self._clock()  # it was idle: its silence counts from now
             seat.submit(requests)
 
-    def _pump(self) -> None:
-        """Wait for anything, at most one tick, and handle all that is there; then look at the deadlines."""
+    def _pump(self, timeout_s: float = _TICK_S) -> None:
+        """Wait for anything, at most `timeout_s`, and handle all that is there; then look at the deadlines."""
         owner: dict[Waitable, Seat] = {w: seat for seat in self._seats for w in seat.waitables()}
         if not owner:
             reasons = "; ".join(f"{s.name}: {s.reason}" for s in self._seats) or "none was started"
@@ -241,7 +270,7 @@ class RolloutDispatcher:
                 remedy="see the workers' reasons; raise rollout.max_worker_restarts if the losses are not their fault",
             )
         waitables: list[Any] = list(owner)
-        ready, _ = ray.wait(waitables, num_returns=1, timeout=_TICK_S)
+        ready, _ = ray.wait(waitables, num_returns=1, timeout=timeout_s)
         if ready and len(waitables) > 1:
             ready, _ = ray.wait(waitables, num_returns=len(waitables), timeout=0)
         for waitable in ready:
@@ -339,6 +368,7 @@ class RolloutDispatcher:
         seat.down_since_wall_s = seat.down_since_wall_s or wall_s
         version = self._weights.manifest.version if self._weights else 0
         loss = self._ledger.lose(seat.index, reason, now_s=wall_s, weights_version=version)
+        self._reissued_ids.update(loss.reissued)
         self._on_event(
             "worker_lost",
             f"{seat.name}: {reason}; {len(loss.reissued)} requests are re-issued with {loss.prefix_tokens} tokens",
@@ -367,6 +397,7 @@ class RolloutDispatcher:
             self._loaded(seat, answer)
             return
         seat.open_stream()
+        self._drafters.started(seat)
         if self._weights is not None:
             self._load(seat)
         else:

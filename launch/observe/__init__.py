@@ -2,6 +2,7 @@
 
 from launch.observe.observer import Observer
 from launch.observe.records import PHASES, SPAN_KINDS, Sample, Span, StepRecord, length_metrics
+from launch.observe.speculation import SpeculationMeter, StepSpeculation
 from launch.observe.timeline import write_trace
 
 __all__ = [
@@ -10,7 +11,9 @@ __all__ = [
     "Observer",
     "Sample",
     "Span",
+    "SpeculationMeter",
     "StepRecord",
+    "StepSpeculation",
     "length_metrics",
     "write_trace",
 ]

@@ -48,6 +48,8 @@ def step_line(state: RunState) -> str:
         parts.append(f"{m['tokens_per_s']:,.0f} tok/s")
     if "length/p50" in m:
         parts.append(f"len {_lengths(m)}")
+    if "speculation/accept_length" in m:
+        parts.append(f"accept {m['speculation/accept_length']:.1f}")
     parts.append(_phases(state))
     if "logprob_gap/mean" in m:
         parts.append(f"gap {m['logprob_gap/mean']:.1e}")
@@ -90,6 +92,8 @@ def _numbers(state: RunState) -> Table:
         table.add_row("speed", f"{m['tokens_per_s']:,.0f} tokens/s")
     if "length/p50" in m:
         table.add_row("length", f"{_lengths(m)} tokens (p50/p90/max)")
+    if "speculation/share" in m:
+        table.add_row("speculation", _speculation(m))
     if state.seconds:
         table.add_row("time", _phases(state))
     return table
@@ -113,6 +117,16 @@ def _worker(worker: WorkerState) -> Text:
 
 def _lengths(m: dict[str, float]) -> str:
     return "/".join(f"{m[key]:.0f}" for key in ("length/p50", "length/p90", "length/max") if key in m)
+
+
+def _speculation(m: dict[str, float]) -> str:
+    """What the last RL step's speculation did: the drafter of most steps, accept length, seconds saved."""
+    steps = {name.split("/")[1]: value for name, value in m.items() if name.endswith("/steps") and name.count("/") == 2}
+    if m["speculation/share"] == 0 or not any(steps.values()):
+        return "off: plain decoding is faster"
+    accept, saved = m.get("speculation/accept_length", 1.0), m.get("speculation/saved_s", 0.0)
+    paid = f", {saved:.2f} s saved" if saved else ""  # 0: plain decoding was not measured
+    return f"{max(steps, key=lambda name: steps[name])}, accept length {accept:.2f}{paid}"
 
 
 def _phases(state: RunState) -> str:

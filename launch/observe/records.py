@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from launch.observe.speculation import StepSpeculation
+
 PHASES = ("rollout", "reward_wait", "learn", "publish", "sync")  # parts of seconds["step"]
 SPAN_KINDS = (
     "decode",
@@ -27,6 +29,7 @@ class StepRecord:
     metrics: Mapping[str, float]  # "reward/mean", "tokens_per_s", ...; see docs/observing.md
     seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
     lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
+    speculation: StepSpeculation | None = None  # gives speculation/* and speculation.jsonl; None: it is off
 
 
 @dataclass(frozen=True, slots=True)

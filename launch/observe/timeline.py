@@ -1,7 +1,7 @@
 """Spans: joined while they arrive, exported as a Chrome trace (Perfetto, chrome://tracing). No clock of its own."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from launch.observe.journal import read
 from launch.observe.journal import replace as write_file
 from launch.observe.records import Span
+from launch.observe.speculation import Point, traces_of
 
 JOIN_GAP_S = 0.05
 
@@ -66,8 +67,9 @@ def read_spans(path: Path) -> list[Span]:
     return sorted(spans, key=lambda span: span.start_s)
 
 
-def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
-    """Trace Event Format: complete events ("X", microseconds since the first span), one named track per actor."""
+def chrome_trace(spans: Iterable[Span], traces: Iterable[Mapping[str, list[Point]]] = ()) -> dict[str, Any]:
+    """Trace Event Format: complete events ("X", microseconds since the first span), one named track per actor, and
+    from speculation's traces a counter per worker and drafter: the requests that run with it."""
     spans = list(spans)
     origin_s = min((span.start_s for span in spans), default=0.0)
     tracks = {actor: index for index, actor in enumerate(sorted({span.actor for span in spans}))}
@@ -88,11 +90,29 @@ def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
         }
         for span in spans
     ]
+    events += [event for trace in traces for event in _counters(trace, origin_s)]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"origin_s": origin_s}}
 
 
+def _counters(trace: Mapping[str, list[Point]], origin_s: float) -> list[dict[str, Any]]:
+    drafters = sorted({drafter for points in trace.values() for _, _, drafter in points})
+    return [
+        {
+            "name": f"{worker} running",
+            "ph": "C",
+            "pid": 1,
+            "ts": round((at_s - origin_s) * 1e6, 1),
+            "args": {name: running if name == drafter else 0 for name in drafters},
+        }
+        for worker, points in trace.items()
+        for at_s, running, drafter in points
+    ]
+
+
 def write_trace(run_dir: Path) -> Path:
-    """Export run_dir/timeline.jsonl as run_dir/trace.json."""
+    """Export run_dir's timeline.jsonl and the traces of its speculation.jsonl as run_dir/trace.json."""
     path = run_dir / "trace.json"
-    write_file(path, json.dumps(chrome_trace(read_spans(run_dir / "timeline.jsonl")), separators=(",", ":")))
+    traces = [traces_of(record) for record in read(run_dir / "speculation.jsonl")]
+    trace = chrome_trace(read_spans(run_dir / "timeline.jsonl"), traces)
+    write_file(path, json.dumps(trace, separators=(",", ":")))
     return path

@@ -8,6 +8,7 @@ from typing import Any
 from launch.observe.journal import read
 from launch.observe.records import PHASES, SPAN_KINDS, Span
 from launch.observe.timeline import read_spans
+from launch.report.speculation import speculation_data
 from launch.summary import eval_points, step_rows
 
 MAX_SPANS = 60_000  # more make the page slow; the shortest are left out, and the page says so
@@ -27,6 +28,7 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
         "phases": _phases(steps),
         "lengths": _lengths(read(run_dir / "lengths.jsonl")),
         "timeline": _timeline(read_spans(run_dir / "timeline.jsonl")),
+        "speculation": speculation_data(read(run_dir / "speculation.jsonl")),
     }
 
 

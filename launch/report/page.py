@@ -15,19 +15,25 @@ from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.timeline import write_trace
 from launch.report.collect import chart_data
-from launch.summary import RunSummary, summarise
+from launch.summary import RunSummary, SpeculationSummary, seconds_text, summarise
 
 ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("charts.js", "gantt.js", "page.js", "speculation.js")
 MAX_EVENTS = 200
 SAMPLE_STEPS = 6  # RL steps whose responses are shown, from the first to the last
 BAD_EVENTS = ("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died", "dead", "replaced")
 REWARD_NOTE = "Mean reward of the sampled responses by RL step; dots are evaluations on held-out prompts."
 GANTT_NOTE = "One row per worker. 'busy' is the share of the visible time in which it was not idle."
+SPECULATION_NOTE = (
+    "Accept length: tokens per verification of a request while it was speculated on, 1 being plain decoding. "
+    "Seconds saved: engine seconds against measured plain decoding of the same tokens, summed over workers."
+)
 NAV = (
     ("reward", "Reward"),
     ("lengths", "Response lengths"),
     ("time", "Step time"),
     ("gantt", "Workers"),
+    ("speculation", "Speculation"),
     ("learning", "Learning"),
     ("groups", "Groups"),
     ("events", "Events"),
@@ -54,13 +60,13 @@ def render(run_dir: Path) -> str:
     summary, data = summarise(run_dir), chart_data(run_dir)
     events, samples = read(run_dir / "events.jsonl"), read(run_dir / "samples.jsonl")
     config = run_dir / "config.yaml"
-    scripts = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("charts.js", "gantt.js", "page.js"))
+    scripts = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Paceline: {escape(summary.name)}</title>",
         f"<style>\n{(ASSETS / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>",
-        _header(summary, events),
+        _header(summary, events, [item for item in NAV if data["speculation"] or item[0] != "speculation"]),
         _cards(summary),
         _charts(data),
         _section("events", "Events", _events(events), "Failures and recoveries are red."),
@@ -80,10 +86,10 @@ def _embed(data: Mapping[str, Any]) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]]) -> str:
+def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]], nav: Sequence[tuple[str, str]]) -> str:
     started = f"started {_clock(events[0].get('at_s'))} UTC, " if events else ""
     planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in NAV)
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in nav)
     return (
         f'<header id="summary"><h1>{escape(summary.name)}</h1>'
         f'<span class="badge {summary.status}">{summary.status}</span></header>\n'
@@ -97,7 +103,7 @@ def _cards(summary: RunSummary) -> str:
     gap_max = f"largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
     per_step = f"{summary.wall_s / summary.steps_done:.2f} s a step" if summary.steps_done else ""
     lost = f"{summary.rollouts_failed} failed, {summary.rollouts_reissued} reissued"
-    cards = (
+    cards = [
         _change_card("Held-out reward", summary.eval_first, summary.eval_last),
         _change_card("Train reward", summary.reward_first, summary.reward_last),
         _card("Time in RL steps", duration(summary.wall_s), per_step),
@@ -105,8 +111,17 @@ def _cards(summary: RunSummary) -> str:
         _card("Tokens per second", speed, "median step"),
         _card("Log-prob gap", gap, gap_max or "sampler to learner"),
         _card("Mishaps", str(summary.rollouts_failed + summary.rollouts_reissued), lost),
-    )
+    ]
+    if summary.speculation is not None:
+        cards.insert(5, _speculation_card(summary.speculation))
     return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _speculation_card(s: SpeculationSummary) -> str:
+    if s.accept_length is None:
+        return _card("Speculation", "0 s", "never paid")
+    verb = "saved" if s.saved_s >= 0 else "lost"
+    return _card("Speculation", f"{seconds_text(abs(s.saved_s))} s", f"{verb}, accept length {s.accept_length:.2f}")
 
 
 def _card(label: str, value: str, more: str) -> str:
@@ -148,10 +163,45 @@ def _charts(data: Mapping[str, Any]) -> str:
         ("lengths", "Response lengths", lengths, ""),
         ("time", "Where a step's time goes", times, ""),
         ("gantt", "What every worker did", '<div id="chart-gantt"></div>', GANTT_NOTE + left_out),
+        *([_speculation(data["speculation"])] if data["speculation"] else []),
         ("learning", "Learning", f'<div class="two">{learning}</div>', ""),
         ("groups", "Groups and mishaps", groups, ""),
     )
     return "\n".join(_section(*section) for section in sections)
+
+
+def _speculation(data: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    charts = _two(
+        _sub("Share of drafted tokens that were accepted, by RL step", "chart-acceptance"),
+        _sub("Accept length by RL step", "chart-accept-length"),
+        _sub("Share of drafts accepted to a position (of 20 drafts or more)", "chart-positions"),
+        _sub("Seconds saved since the first step, by drafter", "chart-saved"),
+        _sub("Share of engine steps, %", "chart-strategies"),
+        f"<div><h3>Strategies, whole run</h3>{_strategies(data['strategies'])}</div>",
+    )
+    return "speculation", "Speculative decoding", f'<div id="chart-running"></div>{charts}', SPECULATION_NOTE
+
+
+def _strategies(rows: Sequence[Mapping[str, Any]]) -> str:
+    def number(value: float | None, form: str, scale: float = 1.0) -> str:
+        return "-" if value is None else format(scale * value, form)
+
+    heads = ("Strategy", "Steps %#", "Running#", "Accept length#", "Accepted %#", "Draft %#", "Saved s#")
+    return _table(
+        heads,
+        (
+            _row(
+                ("keep", row["strategy"]),
+                ("num", number(row["share"], ".1f", 100)),
+                ("num", number(row["requests"], ".1f")),
+                ("num", number(row["accept_length"], ".2f")),
+                ("num", number(row["acceptance"], ".0f", 100)),
+                ("num", number(row["draft_share"], ".0f", 100)),
+                ("num", number(row["saved_s"], ".2f")),
+            )
+            for row in rows
+        ),
+    )
 
 
 def _section(name: str, title: str, body: str, note: str = "") -> str:

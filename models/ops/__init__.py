@@ -6,7 +6,7 @@ operation; whether a kernel or torch computes it is decided here, per call, from
 
 from models.ops.attention import packed_attention, paged_attention
 from models.ops.matmul import linear, prepack
-from models.ops.sampling import sample
+from models.ops.sampling import cutoff, sample, sample_topk
 from models.ops.stack import DecoderStack, StackLayer
 from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, split_qkv, swiglu, write_kv
 
@@ -15,12 +15,14 @@ __all__ = [
     "StackLayer",
     "add_rms_norm",
     "apply_rope",
+    "cutoff",
     "linear",
     "packed_attention",
     "paged_attention",
     "prepack",
     "rms_norm",
     "sample",
+    "sample_topk",
     "split_qkv",
     "swiglu",
     "write_kv",

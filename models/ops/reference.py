@@ -129,3 +129,23 @@ def sample(
     logprobs = scaled.log_softmax(-1).gather(1, chosen)[:, 0].masked_fill(greedy, 0.0)
     logprobs_t1 = logits.log_softmax(-1).gather(1, chosen)[:, 0]
     return tokens, logprobs, logprobs_t1
+
+
+def sample_topk(
+    logits: Tensor,
+    cutoff: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    k: int,
+    *,
+    scale: float,
+    noise: bool,
+) -> tuple[Tensor, Tensor]:
+    wide = logits.float()
+    greedy = temperature == 0
+    values = (wide / torch.where(greedy, 1.0, temperature)[:, None]).masked_fill(wide < cutoff[:, None], -torch.inf)
+    if noise:
+        values = values + gumbel(keys, positions, wide.shape[1]).masked_fill(greedy[:, None], 0.0)
+    tokens = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return tokens, (values / scale).log_softmax(-1).gather(1, tokens)

@@ -1,7 +1,6 @@
 """Drafter-invariant sampling: Gumbel-max with the noise of `models.noise`, and both log-probs of the drawn token.
 
-A draw depends on the row's logits, cutoff, temperature, key and position only. Top-k and top-p are the caller's: they
-arrive as a cutoff.
+A draw depends on the row's logits, cutoff, temperature, key and position only. Top-k and top-p become a cutoff first.
 """
 
 import torch
@@ -49,3 +48,69 @@ def sample(
         logprobs_t1.data_ptr(),
     )
     return tokens, logprobs, logprobs_t1
+
+
+def sample_topk(
+    logits: Tensor,
+    cutoff: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    k: int,
+    *,
+    scale: float = 1.0,
+    noise: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The k tokens with the largest logits / T + G, best first, and log-softmax((logits / T + G) / scale) of them.
+
+    Arguments as in `sample`; 1 <= k <= V; without `noise` G is 0; at T = 0 the values are the logits. The first token is
+    the one `sample` draws. Returns tokens int64 [R, k] and log-probabilities float32 [R, k] (-inf below the cutoff).
+    """
+    rows, vocab = logits.shape
+    if not 1 <= k <= vocab:
+        raise ValueError(f"k={k} of a vocabulary of {vocab}")
+    if not takes(logits):
+        return reference.sample_topk(logits, cutoff, temperature, keys, positions, k, scale=scale, noise=noise)
+    if not cutoff.shape == temperature.shape == keys.shape == positions.shape == (rows,):
+        raise ValueError(f"cutoff, temperature, keys and positions must be [{rows}], one entry per row of logits")
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    cutoff, temperature = as_float32(cutoff), as_float32(temperature)
+    keys, positions = as_int64(keys), as_int64(positions)
+    tokens, logprobs = torch.empty((rows, k), dtype=torch.int64), torch.empty((rows, k))
+    kernels.sample_topk(  # type: ignore[union-attr]
+        logits.dtype is torch.bfloat16,
+        logits.data_ptr(),
+        logits.stride(0),
+        cutoff.data_ptr(),
+        temperature.data_ptr(),
+        keys.data_ptr(),
+        positions.data_ptr(),
+        rows,
+        vocab,
+        k,
+        scale,
+        noise,
+        torch.get_num_threads(),
+        tokens.data_ptr(),
+        logprobs.data_ptr(),
+    )
+    return tokens, logprobs
+
+
+def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest logit that each row may draw, float32 [R].
+
+    logits [R, V]; temperature, top_p float32 [R]; top_k int64 [R] (0 is off). Top-k keeps the k largest logits, then
+    top-p the smallest set of them whose probability at this temperature reaches p; ties with the last kept are kept.
+    """
+    vocab = logits.shape[1]
+    ordered = logits.float().sort(dim=-1, descending=True).values
+    rank = torch.arange(vocab, device=logits.device)
+    keep = rank < torch.where(top_k > 0, top_k, vocab)[:, None]
+    scaled = ordered / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    probability = scaled.masked_fill(~keep, -torch.inf).softmax(dim=-1)
+    # Kept while the probability before a token is below p; the most probable one is always kept.
+    before = probability.cumsum(dim=-1) - probability
+    keep &= (before < top_p[:, None]) | (rank == 0) | (top_p[:, None] >= 1)
+    last = keep.sum(dim=-1, keepdim=True) - 1
+    return ordered.gather(1, last)[:, 0]

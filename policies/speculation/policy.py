@@ -1,5 +1,6 @@
 """The seam between an engine and what chooses its strategies: called in its loop, before and after each step."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from policies.speculation.strategy import PLAIN, Strategy
@@ -14,6 +15,9 @@ class StrategyPolicy(Protocol):
     @property
     def max_nodes(self) -> int:
         """The most drafted tokens per request of any strategy it may choose."""
+
+    def arms_at(self, running: int) -> Sequence[Strategy]:
+        """Every strategy that it may choose for `running` >= 1 requests; plain decoding may be missing."""
 
     def choose(self, running: int) -> Strategy:
         """The strategy of a step that decodes `running` >= 1 requests."""
@@ -42,6 +46,9 @@ class FixedPolicy:
     @property
     def max_nodes(self) -> int:
         return self._strategy.tokens_to_verify
+
+    def arms_at(self, running: int) -> Sequence[Strategy]:
+        return () if running > self._max_running else (self._strategy,)
 
     def choose(self, running: int) -> Strategy:
         return PLAIN if self._failed or running > self._max_running else self._strategy

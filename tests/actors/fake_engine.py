@@ -3,6 +3,7 @@
 So tokens depend on nothing but the noise key, as with the native engine, and any loss, re-issue or double count shows.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from numpy.typing import NDArray
 
 from actors.engine.types import (
     Capabilities,
+    DraftersSaved,
     EngineDiedError,
     EngineIdle,
     EngineWindow,
     Event,
     Finished,
     FinishReason,
+    IntArray,
     Prefix,
     Progress,
     Rejected,
@@ -50,6 +53,8 @@ class FakeOptions:
     wrong_checksum: bool = False
     hang_on: int = -1  # request id whose submission makes the engine silent for ever
     poison: int = -1  # request id that kills the engine
+    notes: str = ""  # file to which what the drafters are told is appended; empty: nowhere
+    mute_drafters: bool = False  # saving is never answered
 
 
 def token(noise_key: int, position: int) -> int:
@@ -117,6 +122,16 @@ class FakeEngine:
 
     def wake(self) -> None:
         self._send(("wake", None))
+
+    def remember(self, prompts: Sequence[IntArray], responses: Sequence[IntArray]) -> None:
+        shown = [[prompt.tolist(), response.tolist()] for prompt, response in zip(prompts, responses, strict=True)]
+        self._send(("note", {"remember": shown}))
+
+    def save_drafters(self, directory: str) -> None:
+        self._send(("save", directory))
+
+    def load_drafters(self, directory: str) -> None:
+        self._send(("note", {"load": directory}))
 
     def poll(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
@@ -200,6 +215,12 @@ def _child(pipe: Connection) -> None:
                 for request in [r for r in waiting if r.request_id in value]:
                     waiting.remove(request)
                     events.append(finished(_Running(request, [0], 0), FinishReason.ABORT))
+            elif kind == "note" and options.notes:
+                with Path(options.notes).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(value) + "\n")
+            elif kind == "save" and not options.mute_drafters:
+                (Path(value) / "index").write_text("drafts", encoding="utf-8")
+                events.append(DraftersSaved(value))
             elif kind == "weights":
                 manifest, buffer = value
                 version = manifest.version

@@ -12,13 +12,14 @@ import pytest
 import ray
 
 from actors.engine.options import EngineOptions, RolloutOptions
-from actors.engine.process import spawn_engine
+from actors.engine.process import NO_SPECULATION, spawn_engine
 from actors.engine.types import Request, Rollout
 from actors.rollout_worker import WorkerStatus
 from launch.dispatch import DispatchStats, RolloutDispatcher, spawner
 from models.checkpoint import hf_state_dict, save_model
 from models.options import ModelOptions
 from models.weights import pack
+from policies.speculation.options import SpeculationOptions
 from tests.engine.support import make_requests, tiny_model
 
 pytestmark = pytest.mark.ray
@@ -34,10 +35,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def workers(n: int, model_dir: Path) -> Iterator[RolloutDispatcher]:
-    model = ModelOptions(path=str(model_dir))
+def workers(n: int, model_dir: Path, speculation: SpeculationOptions = NO_SPECULATION) -> Iterator[RolloutDispatcher]:
+    spawn = partial(spawn_engine, ModelOptions(path=str(model_dir)), ENGINE, speculation=speculation)
     dispatcher = RolloutDispatcher(
-        spawner(lambda name: partial(spawn_engine, model, ENGINE, name=name)), RolloutOptions(workers=n, engine=ENGINE)
+        spawner(lambda name: partial(spawn, name=name)), RolloutOptions(workers=n, engine=ENGINE)
     )
     try:
         dispatcher.start()
@@ -104,6 +105,33 @@ def test_sigkill_of_an_engine_and_of_an_actor_changes_no_token(model_dir: Path, 
             assert answers(done) == undisturbed
             assert (stats.lost_workers, stats.failed) == (1, ())
             assert stats.reissued >= 1
+
+
+def test_suffix_drafters_that_know_everything_change_no_token(
+    tmp_path: Path, model_dir: Path, undisturbed: Answer
+) -> None:
+    """The same requests again, once every worker knows what all sampled: nearly every draft is right. An engine that
+    is restarted knows it too, from the saved state."""
+    requests = {request.request_id: request for request in asked()}
+    options = SpeculationOptions(mode="fixed", strategies=("suffix:6",))
+    with workers(2, model_dir, options) as dispatcher:
+        rounds: list[list[Rollout]] = []
+        for _ in range(3):
+            done: list[Rollout] = []
+            stats = dispatcher.run(asked(), done.append)
+            assert answers(done) == undisturbed
+            made = [(requests[r.request_id].prompt_tokens, r.tokens, stats.sampled_by[r.request_id]) for r in done]
+            dispatcher.share(made)
+            rounds.append(done)
+            if len(rounds) == 2:
+                assert dispatcher.save_drafters(str(tmp_path)) is None
+                dispatcher.drafters_are_in(str(tmp_path))
+                for status in dispatcher.status().values():
+                    assert isinstance(status, WorkerStatus)
+                    os.kill(child_pids(status.pid)[0], signal.SIGKILL)
+        lengths = [sum(len(r.tokens) for r in done) / sum(r.verifications for r in done) for done in rounds]
+        assert lengths[1] > max(1.5, lengths[0])
+        assert lengths[2] > max(1.5, lengths[0])
 
 
 def child_pids(pid: int) -> list[int]:

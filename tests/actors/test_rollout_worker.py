@@ -1,15 +1,18 @@
 """The supervisor by itself, without Ray: its methods are plain coroutines."""
 
 import asyncio
+import json
 import zlib
 from collections.abc import AsyncGenerator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from actors.engine.types import EngineDiedError, EngineFailed, Event, Finished, Progress
+from actors.engine.types import EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
 from actors.rollout_worker import NoEngineError, RolloutWorker
+from actors.shared_rollouts import SharedRollouts
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response
 
@@ -18,6 +21,10 @@ DEADLINE_S = 30.0
 
 def worker(**options: object) -> RolloutWorker:
     return RolloutWorker("w", partial(FakeEngine, FakeOptions(**options)))  # type: ignore[arg-type]
+
+
+def array(*tokens: int) -> IntArray:
+    return np.array(tokens, np.int32)
 
 
 async def read(stream: AsyncGenerator[list[Event], None], until: int) -> list[Event]:
@@ -89,6 +96,38 @@ async def test_weights_are_answered_while_requests_run_and_fail_with_the_engine(
     fresh = w.stream()
     await w.submit([make_request(3)])
     assert any(isinstance(e, Finished) for e in await read(fresh, 1))
+    await w.shutdown()
+
+
+@pytest.mark.asyncio
+async def test_drafters_hear_of_other_workers_and_are_saved(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    w = worker(notes=str(notes))
+    shared = SharedRollouts.pack([(array(1), array(2, 3), 0), (array(4, 5), array(6), 1), (array(7), array(8), 2)])
+    await w.remember(shared, 1)  # no engine yet: nothing is raised, nothing is kept
+    with pytest.raises(NoEngineError):
+        await w.save_drafters(str(tmp_path))
+    await w.restart_engine()
+    await w.remember(shared, 1)
+    await w.load_drafters("earlier")
+    await asyncio.wait_for(w.save_drafters(str(tmp_path)), DEADLINE_S)
+    assert (tmp_path / "index").read_text() == "drafts"
+    told = [json.loads(line) for line in notes.read_text().splitlines()]  # before the save, and so written by now
+    assert told == [{"remember": [[[1], [2, 3]], [[7], [8]]]}, {"load": "earlier"}]
+    await w.shutdown()
+
+
+@pytest.mark.asyncio
+async def test_a_save_ends_with_its_engine(tmp_path: Path) -> None:
+    w = worker(mute_drafters=True, poison=9)
+    await w.restart_engine()
+    saving = asyncio.create_task(w.save_drafters(str(tmp_path)))
+    await w.submit([make_request(9)])
+    with pytest.raises(EngineDiedError, match="exit code 3"):
+        await asyncio.wait_for(saving, DEADLINE_S)
+    await w.load_drafters("x")  # of a dead engine: said in the log
+    with pytest.raises(EngineDiedError, match="exit code 3"):
+        await w.save_drafters(str(tmp_path))
     await w.shutdown()
 
 

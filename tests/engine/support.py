@@ -9,12 +9,16 @@ import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.telemetry import StepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Event, Finished, FinishReason, Prefix, Request, Rollout, SamplingParams
+from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.noise import gumbel, noise_key
 from models.packed import PackedContext
 from models.transformer import Transformer
+from policies.speculation.policy import FixedPolicy
+from policies.speculation.strategy import Strategy
 
 VOCAB = 61
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -75,8 +79,67 @@ def make_requests(
     ]
 
 
+def options_of(**changes: Any) -> EngineOptions:
+    return EngineOptions(**{"max_running": 8, "kv_tokens": 4096, "block_tokens": 8} | changes)
+
+
 def engine(model: Transformer, **options: Any) -> NativeEngine:
-    return NativeEngine(model, EngineOptions(**{"max_running": 8, "kv_tokens": 4096, "block_tokens": 8} | options))
+    return NativeEngine(model, options_of(**options))
+
+
+class DrafterBase:
+    """A drafter that is told everything, remembers nothing and proposes nothing."""
+
+    name = "test"
+    needs_hidden = False
+
+    def begin(self, slot: int, prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> None:
+        pass
+
+    def end(self, slot: int, tokens: np.ndarray, prompt_length: int, finished: bool) -> None:
+        pass
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        return Drafts(np.zeros((len(batch.slots), 0), np.int64), np.zeros(len(batch.slots), np.int64))
+
+    def new_target(self, version: int) -> None:
+        pass
+
+    def remember(self, prompts: list[np.ndarray], responses: list[np.ndarray]) -> None:
+        pass
+
+    def save(self, directory: str) -> None:
+        pass
+
+    def load(self, directory: str) -> None:
+        pass
+
+
+class Counted:
+    """An engine with one drafter, and what its steps drafted and accepted."""
+
+    def __init__(self, model: Transformer, drafter: Drafter, strategy: str, **options: Any) -> None:
+        self.records: list[StepRecord] = []
+        keywords = {k: options.pop(k) for k in ("verification",) if k in options}
+        self.core = NativeEngine(
+            model,
+            options_of(**options),
+            drafters={"test": drafter},
+            policy=FixedPolicy(Strategy.parse(strategy)),
+            on_step=self.records.append,
+            **keywords,
+        )
+
+    def run(self, requests: Sequence[Request]) -> dict[int, Rollout]:
+        return run(self.core, requests)
+
+    @property
+    def drafted(self) -> int:
+        return sum(record.drafted for record in self.records)
+
+    @property
+    def accepted(self) -> int:
+        return sum(record.accepted for record in self.records)
 
 
 def drain(core: NativeEngine, max_steps: int = 20_000) -> list[Event]:

@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,6 +22,7 @@ from actors.engine.types import (
     EngineDiedError,
     EngineFailed,
     EngineIdle,
+    EngineWindow,
     Event,
     Progress,
     RolloutEngine,
@@ -27,7 +30,9 @@ from actors.engine.types import (
 )
 from models import weights
 from models.checkpoint import hf_state_dict, init_model, save_model
+from models.ops.native import kernels
 from models.options import ModelOptions
+from policies.speculation.options import SpeculationOptions
 from tests.engine.support import assert_same, engine, make_requests, rollouts, run, tiny_model, write_config
 
 OPTIONS = EngineOptions(max_running=8, kv_tokens=4096, block_tokens=8, threads=1, progress_every_tokens=5)
@@ -39,6 +44,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     save_model(init_model(write_config(directory / "config"), 0), directory / "hf")
     return directory / "hf"
+
+
+def speculative(model_dir: Path, strategies: tuple[str, ...], **changes: Any) -> RolloutEngine:
+    speculation = SpeculationOptions(mode="adaptive", strategies=strategies, **changes)
+    return spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, speculation=speculation)
 
 
 @pytest.fixture
@@ -207,3 +217,49 @@ def test_shared_bytes_round_trip() -> None:
 def test_the_parent_does_not_import_torch() -> None:
     code = "import sys, actors.engine.process; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def uses(events: list[Event]) -> Counter[str]:
+    """Accepted tokens by strategy."""
+    counts: Counter[str] = Counter()
+    for event in events:
+        if isinstance(event, EngineWindow):
+            for use in event.strategies:
+                counts[use.strategy] += use.accepted
+    return counts
+
+
+@pytest.mark.skipif(not hasattr(kernels, "Ngrams"), reason="paceline_native is not installed: pip install -e .")
+def test_a_child_speculates_remembers_and_keeps_what_its_drafters_know(model_dir: Path, tmp_path: Path) -> None:
+    """Rollouts that another engine finished make drafts right; a saved state does so in the next process."""
+    requests = make_requests(6, seed=3, max_new_tokens=40, temperature=0.0)
+    plain = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
+    plain.submit(requests)
+    events = collect(plain, EngineIdle)
+    plain.close()
+    expected = rollouts(events)
+    assert all(rollout.verifications == len(rollout.tokens) for rollout in expected.values())
+    assert set(uses(events)) == {"plain"}
+
+    first = speculative(model_dir, ("suffix:6",))
+    first.remember([r.prompt_tokens for r in requests], [expected[r.request_id].tokens for r in requests])
+    first.save_drafters(str(tmp_path / "kept"))
+    first.submit(requests)
+    events = collect(first, EngineIdle)
+    assert_same(rollouts(events), expected)
+    first.close()
+    second = speculative(model_dir, ("suffix:6",))
+    second.load_drafters(str(tmp_path / "kept"))
+    second.load_drafters(str(tmp_path / "nothing"))
+    second.submit(requests)
+    again = collect(second, EngineIdle)
+    assert_same(rollouts(again), expected)
+    second.close()
+    for told in (events, again):
+        assert uses(told)["suffix:6"] > 20
+        assert sum(r.verifications for r in rollouts(told).values()) < 6 * 40 - 20
+
+
+def test_a_child_that_cannot_speculate_as_asked_says_why(model_dir: Path) -> None:
+    with pytest.raises(EngineStartError, match=r"rollout\.speculation"):
+        speculative(model_dir, ("eagle:4",))

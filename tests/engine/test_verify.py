@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.native.blocks import BlockPool
-from actors.engine.native.verify import accept, clean_drafts
+from actors.engine.native.verify import accept, accept_tree
 
 TOKENS = st.integers(0, 3)
 
@@ -44,21 +44,34 @@ def test_accept_is_token_by_token_decoding(batch: tuple[np.ndarray, np.ndarray, 
         assert stopped[i] == (tokens[-1] in stop[i])
 
 
-@given(
-    st.lists(st.lists(st.integers(-5, 12), min_size=3, max_size=3), min_size=1, max_size=4),
-    st.lists(st.integers(-3, 9), min_size=4, max_size=4),
-    st.integers(1, 5),
-)
-def test_clean_drafts_are_prefixes_inside_the_vocabulary(rows: list[list[int]], counts: list[int], depth: int) -> None:
-    cleaned = clean_drafts(np.array(rows), np.array(counts[: len(rows)]), len(rows), depth, 10)
-    for i, row in enumerate(rows):
-        wanted: list[int] = []
-        for token in row[: min(depth, max(counts[i], 0))]:
-            if not 0 <= token < 10:
-                break
-            wanted.append(token)
-        found = [] if cleaned is None else [int(t) for t in cleaned[i] if t >= 0]
-        assert found == wanted
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_accept_tree_walks_like_token_by_token_decoding(data: st.DataObject) -> None:
+    nodes, grown = data.draw(st.integers(1, 7)), list[tuple[int, int]]()
+    for token, parent in data.draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 6)), min_size=nodes, max_size=nodes)
+    ):
+        if (token, parent) not in grown and parent < len(grown):
+            grown.append((token, parent))
+    nodes = len(grown)
+    tokens, parents = np.array([[t for t, _ in grown]], np.int64), np.array([[p for _, p in grown]], np.int64)
+    draws = np.array([data.draw(st.lists(st.integers(0, 2), min_size=nodes + 1, max_size=nodes + 1))])
+    stop = np.array([[data.draw(st.integers(-1, 2)), -1]])
+    remaining = np.array([data.draw(st.integers(1, 8))])
+    emitted, accepted, stopped, path = accept_tree(draws, tokens, parents, stop, remaining)
+    out: list[int] = []
+    stood, node = 0, -1
+    while True:
+        token = int(draws[0, node + 1])
+        out.append(token)
+        children = [i for i, known in enumerate(grown) if known == (token, node)]
+        stood += bool(children)
+        if token in stop[0] or len(out) == remaining[0] or not children:
+            break
+        (node,) = children
+    assert draws[0, path[0, : emitted[0]]].tolist() == out
+    assert accepted[0] == stood
+    assert stopped[0] == (out[-1] in stop[0])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 30)), max_size=60))

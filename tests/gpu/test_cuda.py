@@ -1,16 +1,24 @@
 """The first things to run on a GPU machine: `pytest -m gpu`. CUDA against the CPU, which the other tests hold to the
 oracles; skipped where there is no CUDA device."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from actors.engine.native.engine import NativeEngine
+from actors.engine.native.graphs import CudaRecorder, Replay
 from models.checkpoint import hf_state_dict, load_hf_state_dict
 from models.noise import gumbel
 from models.packed import PackedContext
 from models.transformer import Transformer
-from tests.engine.support import FAMILIES, engine, logits_of, make_requests, run, tiny_model
+from policies.speculation.policy import FixedPolicy
+from policies.speculation.strategy import Strategy
+from tests.engine.support import FAMILIES, engine, logits_of, make_requests, options_of, run, tiny_model
+from tests.engine.test_speculation import Oracle
+from tests.engine.test_trees import RandomTrees
 
 DEVICE = "cuda"
 TOLERANCE = 1e-3  # float32 without TF32, torch's default for matrix products
@@ -59,3 +67,91 @@ def test_the_engine_draws_from_the_models_distribution(family: str, temperature:
         scores = logits + (noise if temperature else 0.0)
         behind = scores.max(-1).values - scores.gather(1, drawn[:, None])[:, 0]
         assert behind.max() < TOLERANCE
+
+
+class Counting(CudaRecorder):
+    """Graphs of CUDA, counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captures = self.replays = 0
+
+    def record(self, compute: Callable[[], None]) -> Replay:
+        replay = super().record(compute)
+        self.captures += 1
+
+        def counted() -> None:
+            self.replays += 1
+            replay()
+
+        return counted
+
+
+def assert_tokens_of(
+    model: Transformer, requests: list[Any], expected: dict[int, Any], finished: dict[int, Any]
+) -> None:
+    """The same tokens, up to the first place where the reference's best two draws are a tie within the tolerance."""
+    assert finished.keys() == expected.keys()
+    for request in requests:
+        ours, theirs = (x[request.request_id].tokens.tolist() for x in (finished, expected))
+        if ours == theirs:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+        logits = logits_of(model, request.prompt_tokens.tolist() + theirs[:at])[-1]
+        noise = gumbel(torch.tensor([request.noise_key]), torch.tensor([at]), len(logits))[0]
+        best = (logits + (noise if request.sampling.temperature else 0.0)).topk(2).values
+        assert best[0] - best[1] < TOLERANCE, (request.request_id, at)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("strategy", ["plain", "test:5", "test:4x3/12"])
+def test_graphs_change_no_token(family: str, temperature: float, strategy: str, tmp_path: Path) -> None:
+    """Captured and replayed steps against eager ones: plain decoding, chains and trees; before and after a sleep, and
+    with new weights in place."""
+    reference = tiny_model(tmp_path, family, invariant=False)
+    model = on_device(reference)
+    requests = make_requests(20, prompts=6, temperature=temperature)
+    expected = run(engine(model, cuda_graphs=False), requests)
+    drafters: dict[str, Any] = {
+        "test:5": {"test": Oracle(expected, spoil=True)},
+        "test:4x3/12": {"test": RandomTrees(expected, 0.7)},
+    }
+    recorder = Counting()
+    core = NativeEngine(
+        model,
+        options_of(prefill_chunk_tokens=16),
+        drafters=drafters.get(strategy, {}),
+        policy=None if strategy == "plain" else FixedPolicy(Strategy.parse(strategy)),
+        recorder=recorder,
+    )
+    assert_tokens_of(reference, requests, expected, run(core, requests))
+    assert recorder.replays > recorder.captures > 0
+    captured = recorder.captures
+    core.sleep()
+    core.wake()
+    assert_tokens_of(reference, requests, expected, run(core, requests))
+    assert recorder.captures > captured, "a new cache needs new graphs"
+    captured = recorder.captures
+    with torch.no_grad():
+        for changed in (model, reference):
+            changed.norm.weight.mul_(0.5)
+    anew = run(engine(model, cuda_graphs=False), requests)
+    assert_tokens_of(reference, requests, anew, run(core, requests))
+    assert temperature == 0 or any(anew[i].tokens.tolist() != expected[i].tokens.tolist() for i in anew)
+    if strategy == "plain":
+        assert recorder.captures == captured, "weights are read in place"
+
+
+def test_graphs_of_one_pool_take_less_memory(tmp_path: Path) -> None:
+    """The bucketed plan against a graph with a pool and outputs of its own for each strategy and batch size."""
+    from benchmarks.graph_pool import SHAPES, memory, random_model
+    from models.config import ModelConfig
+
+    sizes = SHAPES["0.5b"] | {"num_layers": 2}
+    model = random_model(
+        ModelConfig("qwen2", max_position_embeddings=1024, qkv_bias=True, **sizes), DEVICE, torch.bfloat16
+    )
+    found = {row["plan"]: row["bytes"] for row in memory(model, 256)}
+    assert 0 < found["bucketed"] < found["naive"] / 4
+    assert found["naive"] <= found["naive, own pools"]

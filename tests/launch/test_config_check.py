@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.config import ConfigError, check_environment, load_config
+from launch.config.check import DRAFTERS
 from launch.config.schema import by_name, keys, nearest
 from launch.config.show import schema_markdown
 
@@ -41,6 +42,23 @@ Write = Callable[..., Path]
         (["cluster.layout=colocated", "cluster.gpus_per_worker=0.5"], "cluster.gpus_per_worker"),
         (["cluster.layout=colocated", "cluster.gpus_per_learner=0.5"], "cluster.gpus_per_learner"),
         (["cluster.layout=colocated", "learner.ranks=2"], "learner.ranks"),
+        (["rollout.speculation.strategies=[oracle:4, plain]"], "rollout.speculation.strategies"),
+        (["rollout.speculation.strategies=[eagle:4]"], "rollout.speculation.eagle.path"),
+        (["rollout.speculation.mode=fixed"], "rollout.speculation.strategies"),
+        (
+            ["rollout.speculation.mode=fixed", "rollout.speculation.strategies=[plain, suffix:8]"],
+            "rollout.speculation.strategies",
+        ),
+        (["rollout.speculation.batch_thresholds=[1, 8]"], "rollout.speculation.batch_thresholds"),
+        (
+            ["rollout.speculation={mode: paper, batch_thresholds: [2, 8]}"],
+            "rollout.speculation.batch_thresholds",
+        ),
+        (
+            ["rollout.speculation.verification=rejection", "model.batch_invariant=true"],
+            "rollout.speculation.verification",
+        ),
+        (["rollout.engine.backend=vllm", "rollout.speculation.mode=paper"], "rollout.speculation"),
     ],
 )
 def test_contradictions(write_config: Write, overrides: list[str], key: str) -> None:
@@ -58,6 +76,9 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["eval.every=5", "data.eval=e.jsonl"],
         ["cluster.layout=disaggregated", "cluster.rollout_resource=spot", "learner.device=cuda"],
         ["reward.terms.0={kind: python, function: 'pkg.mod:grade'}"],
+        ["rollout.speculation={mode: fixed, strategies: ['eagle:4x2/8'], eagle: {path: random}}"],
+        ["rollout.speculation={mode: paper, batch_thresholds: [1, 8, 32]}"],
+        ["rollout.speculation={mode: off, strategies: ['eagle:4']}"],
     ],
 )
 def test_no_false_alarms(write_config: Write, overrides: list[str]) -> None:
@@ -82,6 +103,31 @@ def test_environment(write_config: Write, tmp_path: Path, monkeypatch: pytest.Mo
     assert found["rollout.engine.backend"].message == "vllm is not part of this version: only native is"
     assert found["observe.wandb_project"].remedy == "pip install -e '.[wandb]'"
     assert "looked in" in found["data.train"].message
+
+
+def test_drafter_weights_must_exist(write_config: Write, tmp_path: Path) -> None:
+    """Found beside the configuration file, like every input; `random` is not a path."""
+
+    def found(path: str, *more: str) -> list[str]:
+        loaded = load_config(write_config(), [f"rollout.speculation.eagle.path={path}", *more])
+        return [issue.key for issue in check_environment(loaded.config) if "eagle" in issue.key]
+
+    assert found("heads/eagle") == ["rollout.speculation.eagle.path"]
+    assert found("heads/eagle", "rollout.speculation.mode=off") == []
+    assert found("random") == []
+    (tmp_path / "heads/eagle").mkdir(parents=True)
+    (tmp_path / "random").mkdir()
+    assert found("heads/eagle") == []
+    resolved = load_config(write_config(), ["rollout.speculation.eagle.path=heads/eagle"]).config
+    assert resolved.rollout.speculation.eagle.path == str(tmp_path / "heads/eagle")
+    fresh = load_config(write_config(), ["rollout.speculation.eagle.path=random"]).config
+    assert fresh.rollout.speculation.eagle.path == "random"
+
+
+def test_known_drafters_are_those_that_can_be_built() -> None:
+    from drafter.build import NAMES
+
+    assert NAMES == DRAFTERS
 
 
 def test_a_complete_environment_is_silent(write_config: Write, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.observe import Observer, StepRecord
+from actors.engine.types import EngineWindow, StrategyUse
+from launch.observe import Observer, SpeculationMeter, StepRecord
 from launch.summary import print_summary, summarise
 from tests.launch.test_observer import make_config
 
@@ -93,3 +94,35 @@ def test_table_and_file(tmp_path: Path) -> None:
     assert "1 rollouts re-issued" in text
     stored = json.loads((tmp_path / "summary.json").read_text())
     assert (stored["eval_last"], stored["model"]) == (0.75, str(tmp_path / "model"))
+
+
+def speculate(run_dir: Path, *uses: StrategyUse) -> str:
+    """Two equal RL steps with these strategies; returns the table."""
+    meter = SpeculationMeter()
+    with Observer(run_dir, make_config()) as observer:
+        for step in (1, 2):
+            meter.window("rollout-0", EngineWindow(0.0, 0.2, 1, 0, 1, 0, 0, 0, strategies=uses))
+            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=meter.take()))
+    out = StringIO()
+    print_summary(run_dir, console=Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_what_speculation_gave(tmp_path: Path) -> None:
+    plain = StrategyUse("plain", 60, 600, 0, 0, 1.0, 0.0, 0.0)
+    suffix = StrategyUse("suffix:4", 30, 100, 200, 150, 1.0, 0.1, 1.6)
+    ngram = StrategyUse("ngram:2", 10, 20, 40, 18, 1.0, 0.1, 0.45)
+    text = speculate(tmp_path, plain, suffix, ngram)
+    line = "accept length 2.40, 70 % of drafts accepted, 4.1 s of decoding saved (suffix 3.2, ngram 0.9)"
+    assert line in text
+    stored = json.loads((tmp_path / "summary.json").read_text())["speculation"]
+    assert stored["share"] == 0.4
+    assert stored["accept_length"] == pytest.approx(1 + 168 / 120)
+    assert stored["saved_by"] == pytest.approx({"suffix": 3.2, "ngram": 0.9})
+    assert list(stored["saved_by"]) == ["suffix", "ngram"]
+
+
+def test_speculation_that_never_paid_and_that_was_off(tmp_path: Path) -> None:
+    assert "never paid" in speculate(tmp_path / "on", StrategyUse("plain", 60, 600, 0, 0, 1.0, 0.0, 0.0))
+    write(tmp_path / "off")
+    assert summarise(tmp_path / "off").speculation is None

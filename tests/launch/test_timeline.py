@@ -74,3 +74,13 @@ def test_reading_skips_foreign_records(tmp_path: Path) -> None:
     journal.write(to_json(Span("a", "decode", 1.0, 2.0, 1)))
     journal.close()
     assert [span.kind for span in read_spans(path)] == ["decode", "idle"]
+
+
+def test_running_requests_are_a_counter_by_drafter() -> None:
+    traces = [{"rollout-0": [(10.0, 8, "plain"), (11.0, 3, "suffix"), (12.0, 0, "suffix")]}]
+    events = chrome_trace([Span("rollout-0", "decode", 10.0, 12.0, 1)], traces)["traceEvents"]
+    assert [(e["ts"], e["args"]) for e in events if e["ph"] == "C"] == [
+        (0.0, {"plain": 8, "suffix": 0}),
+        (1e6, {"plain": 0, "suffix": 3}),
+        (2e6, {"plain": 0, "suffix": 0}),
+    ]

@@ -1,7 +1,7 @@
 """The order of steps, evaluations and checkpoints, with everything that works replaced: no Ray, no network."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,3 +131,32 @@ def test_a_learner_in_between_or_lost_is_not_saved(stage: Stage) -> None:
 
 def test_a_failed_checkpoint_is_not_tried_again(stage: Stage) -> None:
     assert stage.fails("save 2", CheckpointError("disk full"))[-1] == "save 2"
+
+
+@pytest.mark.parametrize("failure", [None, "rollout-0: disk full"])
+def test_a_checkpoint_needs_no_drafters(tmp_path: Path, failure: str | None) -> None:
+    """Where their state cannot be written, nothing half-written stays, and an event says so."""
+    events: list[tuple[str, str]] = []
+    places: list[str] = []
+
+    def write(directory: str) -> str | None:
+        (Path(directory) / "half").mkdir(parents=True)
+        return failure
+
+    job: Any = SimpleNamespace(
+        config=SimpleNamespace(checkpoint=SimpleNamespace(keep=1)),
+        boundary={"steps_done": 4},
+        evaluations={},
+        speculation=object(),
+        dispatcher=SimpleNamespace(save_drafters=write, drafters_are_in=places.append),
+        learner=SimpleNamespace(save=lambda directory: (directory / "tensors").touch()),
+        observer=SimpleNamespace(event=lambda *event: events.append(event), progress=lambda *_: None),
+        span=lambda _: nullcontext(),
+    )
+    assert train.save(job, tmp_path) == 4
+    checkpoint = tmp_path / "checkpoints/step_000004"
+    assert (checkpoint / "learner/tensors").is_file()
+    assert (checkpoint / train.DRAFTERS_DIR).is_dir() == (failure is None)
+    assert places == ([str(checkpoint / train.DRAFTERS_DIR)] if failure is None else [])
+    assert [kind for kind, _ in events] == (["drafters_not_saved"] if failure else []) + ["checkpoint"]
+    assert failure is None or failure in events[0][1]

@@ -1,11 +1,14 @@
-"""A realistic run folder, written through the Observer: rising reward, long-tailed lengths, one lost worker."""
+"""A realistic run folder, written through the Observer: rising reward, long-tailed lengths, one lost worker, and
+speculation in the tail of each rollout."""
 
 from pathlib import Path
 
 import numpy as np
 
+from actors.engine.types import EngineWindow, StrategyUse
 from launch.config.tree import Config
-from launch.observe import Observer, Sample, Span, StepRecord
+from launch.observe import Observer, Sample, Span, SpeculationMeter, StepRecord
+from launch.observe.speculation import StepSpeculation
 
 START_S = 1_800_000_000.0
 
@@ -21,14 +24,16 @@ def config(run_dir: Path, *, steps: int, name: str = "synthetic") -> Config:
     )
 
 
-def write_run(run_dir: Path, *, steps: int = 60, planned: int = 60, workers: int = 2, seed: int = 0) -> Path:
+def write_run(
+    run_dir: Path, *, steps: int = 60, planned: int = 60, workers: int = 2, seed: int = 0, speculation: bool = True
+) -> Path:
     """Write `steps` of `planned` RL steps with `workers` rollout workers; returns run_dir."""
     rng = np.random.default_rng(seed)
     clock = [START_S]
     with Observer(run_dir, config(run_dir, steps=planned), clock=lambda: clock[0]) as observer:
         observer.evaluation(0, {"eval/reward": 0.21}, seconds=1.1)
         for step in range(1, steps + 1):
-            clock[0] += _step(observer, rng, step, clock[0], workers, planned)
+            clock[0] += _step(observer, rng, step, clock[0], workers, planned, speculation)
             if step % 10 == 0:
                 observer.evaluation(step, {"eval/reward": _skill(step, planned) + 0.01 * float(rng.normal())}, 1.2)
                 observer.event("checkpoint", f"checkpoints/step_{step:06}")
@@ -44,7 +49,15 @@ def _skill(step: int, planned: int) -> float:
     return 0.2 + 0.45 / (1 + np.exp(-8 * (step / planned - 0.4)))
 
 
-def _step(observer: Observer, rng: np.random.Generator, step: int, now: float, workers: int, planned: int) -> float:
+def _step(
+    observer: Observer,
+    rng: np.random.Generator,
+    step: int,
+    now: float,
+    workers: int,
+    planned: int,
+    speculation: bool,
+) -> float:
     lengths = np.clip(rng.lognormal(3.6 + 0.5 * step / planned, 0.75, size=128), 4, 200).astype(int)
     mean = float(np.clip(_skill(step, planned) + rng.normal(0, 0.035), 0, 1))
     rollout = _decode(observer, rng, step, now, workers)
@@ -75,9 +88,34 @@ def _step(observer: Observer, rng: np.random.Generator, step: int, now: float, w
         "loss/mean": float(rng.normal(0.0, 0.02)), "grad_norm/mean": float(rng.lognormal(-0.7, 0.25)),
         "clip_fraction": float(0.01 * rng.random()), "entropy": 1.1 - 0.5 * step / planned, "kl": 0.0, "lr": 1e-3,
     }  # fmt: skip
-    observer.step(StepRecord(step, metrics, seconds, lengths=lengths.tolist()))
+    speculated = _speculate(rng, step / planned, now, rollout, workers) if speculation else None
+    observer.step(StepRecord(step, metrics, seconds, lengths=lengths.tolist(), speculation=speculated))
     observer.samples(step, [_sample(rng, i, int(n)) for i, n in enumerate(lengths[:12])])
     return at - now + 0.02
+
+
+def _speculate(rng: np.random.Generator, done: float, now: float, rollout: float, workers: int) -> StepSpeculation:
+    """Plain decoding while many requests run, then n-grams, then the suffix index, which gets better over the run."""
+    meter = SpeculationMeter()
+    for worker in range(workers):
+        ends = np.sort(rng.gamma(2.0, 0.2 * rollout, size=64).clip(0.01, rollout))
+        trace = [(now, 64, "none")]
+        for i, end in enumerate(ends):
+            left = 63 - i
+            trace.append(
+                (now + float(end), left, "none" if left > 32 or left == 0 else "ngram" if left > 12 else "suffix")
+            )
+        rate = 0.2 + 0.4 * done
+        offered = tuple(int(900 * 0.9**d) for d in range(8))
+        taken = tuple(int(n * rate ** (0.3 * (d + 1))) for d, n in enumerate(offered))
+        uses = (
+            StrategyUse("plain", 80, 4000, 0, 0, 0.08, 0.0, 0.0),
+            StrategyUse("ngram:3", 20, 400, 700, 180, 0.02, 0.001, 0.004, (300, 250, 150), (110, 50, 20)),
+            StrategyUse("suffix:8", 90, 950, sum(offered), sum(taken), 0.06, 0.004, 0.12 * rate, offered, taken),
+        )
+        window = EngineWindow(now, now + rollout, 190, 0, 0, 0, 0, 0, 0, uses, tuple(trace))
+        meter.window(f"rollout-{worker}", window)
+    return meter.take()
 
 
 def _decode(observer: Observer, rng: np.random.Generator, step: int, now: float, workers: int) -> float:

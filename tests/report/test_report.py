@@ -10,19 +10,21 @@ from typing import Any
 
 import pytest
 
+from actors.engine.types import EngineWindow, StrategyUse
 from launch.errors import UsageError
-from launch.observe import Observer, Sample, Span, StepRecord
+from launch.observe import Observer, Sample, Span, SpeculationMeter, StepRecord
 from launch.observe.journal import Journal, read
 from launch.observe.timeline import to_json
 from launch.report import render, write_report
 from launch.report.collect import chart_data
 from launch.report.page import NAV
+from launch.report.speculation import BINS
 from tests.report.synthetic import config, write_run
 
 VOID = frozenset({"meta", "br", "input", "link", "img"})
 CHARTS = (
     "reward", "lengths", "histogram", "time", "speed", "gantt", "gap", "loss", "grad", "clip", "entropy", "kl",
-    "groups", "failures",
+    "groups", "failures", "running", "acceptance", "accept-length", "positions", "saved", "strategies",
 )  # fmt: skip
 
 
@@ -116,13 +118,64 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path: Path) -> None:
         observer.samples(1, [Sample(evil, evil, 1.0, 3, evil, answer=evil)])
         observer.event(evil, evil)
         observer.span(Span(evil, evil, 0.0, 1.0, 1))
-        observer.step(StepRecord(1, {"reward/mean": 0.5, f"reward/{evil}": 1.0}, {"step": 1.0}))
+        meter = SpeculationMeter()
+        meter.window(evil, window(StrategyUse(evil, 1, 1, 1, 1, 1.0, 0.0, 0.0, (1,), (1,)), (0.0, 1, evil)))
+        record = StepRecord(1, {"reward/mean": 0.5, f"reward/{evil}": 1.0}, {"step": 1.0}, speculation=meter.take())
+        observer.step(record)
     text = render(tmp_path)
     page = Page(text)
     assert len(page.scripts) == 2
     assert "alert(1)</script>" not in text
     assert page.data["timeline"]["actors"] == [evil]
-    assert "".join(page.text).count(evil) == 6
+    assert evil in page.data["speculation"]["drafters"]
+    assert "".join(page.text).count(evil) == 7
+
+
+def window(use: StrategyUse, *trace: tuple[float, int, str]) -> EngineWindow:
+    return EngineWindow(0.0, 1.0, use.engine_steps, 0, 0, 0, 0, 0, 0, (use,), trace)
+
+
+def test_running_requests_keep_their_area_by_drafter(tmp_path: Path) -> None:
+    """Request-seconds of each drafter, whatever the bins; first, middle and last RL step."""
+    with Observer(tmp_path, config(tmp_path, steps=9)) as observer:
+        for step in range(1, 6):
+            meter = SpeculationMeter()
+            use = StrategyUse("suffix:2", 1, 1, 1, 1, 1.0, 0.0, 0.5)
+            meter.window("a", window(use, (10.0, 4, "none"), (10.5, 2, "suffix"), (11.3, 1, "none"), (12.0, 0, "none")))
+            meter.window("b", window(use, (10.1, 7, "suffix"), (13.0, 0, "none")))
+            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=meter.take()))
+    data = chart_data(tmp_path)["speculation"]
+    assert [chart["step"] for chart in data["running"]] == [1, 3, 5]
+    for chart in data["running"]:
+        assert chart["width_s"] == pytest.approx(3.0 / BINS)
+        areas = {name: sum(means) * chart["width_s"] for name, means in chart["running"].items()}
+        assert areas == pytest.approx({"plain": 4 * 0.5 + 0.7, "suffix": 2 * 0.8 + 7 * 2.9}, rel=1e-2)
+        assert max(chart["running"]["suffix"]) == 9.0
+    assert data["saved_s"] == {"suffix": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    assert data["positions"] == {"suffix": []}
+
+
+def test_speculation_is_shown_as_it_was_recorded(run_dir: Path) -> None:
+    data = Page(render(run_dir)).data["speculation"]
+    records = read(run_dir / "speculation.jsonl")
+    assert data["steps"] == [record["step"] for record in records]
+    for index, record in enumerate(records):
+        suffix = record["strategies"]["suffix:8"]
+        assert data["acceptance"]["suffix"][index] == suffix["accepted"] / suffix["drafted"]
+    shares = {row["strategy"]: row["share"] for row in data["strategies"]}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert list(shares) == ["suffix:8", "plain", "ngram:3"]
+    assert len(data["positions"]["suffix"]) == 8
+    assert data["running"][1]["step"] == 11
+
+
+def test_without_speculation_nothing_is_said_about_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "off", steps=3, planned=3, speculation=False)
+    page = Page(render(run))
+    assert "speculation" not in page.ids
+    assert "#speculation" not in page.links
+    assert "Speculati" not in "".join(page.text)
+    assert page.data["speculation"] is None
 
 
 def test_a_partial_run(tmp_path: Path) -> None:
@@ -139,7 +192,7 @@ def test_a_partial_run(tmp_path: Path) -> None:
 def test_any_one_file_is_enough(run_dir: Path, tmp_path: Path, kept: str) -> None:
     shutil.copy(run_dir / kept, tmp_path / kept)
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert {name for name, _ in NAV} <= set(page.ids)
+    assert {name for name, _ in NAV} - {"speculation"} <= set(page.ids)
 
 
 def test_no_run(tmp_path: Path) -> None:
@@ -205,10 +258,8 @@ def test_a_browser_draws_every_chart_without_an_error(tmp_path: Path, steps: int
     drawn = len(re.findall(r"<svg[^>]*role=\"img\"", dom))
     empty = dom.count('class="empty"')
     if steps:
-        assert (drawn, empty) == (
-            len(CHARTS),
-            0,
-        )  # the timeline is a canvas; the reward has a second chart, of its terms
+        # The timeline is a canvas; the reward has a second chart, of its terms; running requests have up to three.
+        assert (drawn, empty) == (len(CHARTS) - 1 + min(steps, 3), 0)
         assert "<canvas" in dom
         assert dom.count('class="tip" style="display: block') >= 10
     else:

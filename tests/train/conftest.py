@@ -37,6 +37,11 @@ class Runs:
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [row for row in rows if row["kind"] == "step"]
 
+    def evaluations(self, name: str) -> list[dict[str, float]]:
+        """The metrics of every evaluation of the run."""
+        rows = [json.loads(line) for line in (self.root / name / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows if row["kind"] == "eval"]
+
     def texts(self, name: str) -> list[str]:
         """Every response of the run, in canonical order per step."""
         rows = [json.loads(line) for line in (self.root / name / "samples.jsonl").read_text().splitlines()]

@@ -33,6 +33,40 @@ def test_number_of_workers_changes_nothing(runs: Runs, base: list[dict[str, Any]
     assert runs.texts(name) == runs.texts("base")
 
 
+ALWAYS = "rollout.speculation={mode: fixed, strategies: ['suffix:6']}"
+
+
+SHARP = "rollout.sampling.temperature=0.3"  # an untrained network repeats itself then, and drafts are accepted
+
+
+@pytest.fixture(scope="module")
+def without_speculation(runs: Runs) -> list[dict[str, Any]]:
+    return runs.run("speculation-off", SHARP, "rollout.speculation.mode=off")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("adaptive", ["rollout.workers=2"]),
+        ("chain", ["rollout.speculation={mode: fixed, strategies: ['suffix:6']}"]),
+        ("tree", ["rollout.speculation={mode: fixed, strategies: ['suffix:4x2/8']}", "rollout.workers=2"]),
+    ],
+)
+def test_speculation_changes_nothing_that_is_learned(
+    runs: Runs, without_speculation: list[dict[str, Any]], name: str, overrides: list[str]
+) -> None:
+    rows = runs.run(f"speculation-{name}", SHARP, *overrides)
+    assert learning(rows) == learning(without_speculation)
+    assert runs.texts(f"speculation-{name}") == runs.texts("speculation-off")
+    assert runs.evaluations(f"speculation-{name}") == runs.evaluations("speculation-off")
+    assert not any(key.startswith("speculation/") for row in without_speculation for key in row)
+    assert all("speculation/share" in row for row in rows)
+    if name != "adaptive":  # which decides by the clock; these must have drafted, and some drafts were right
+        assert all(row["speculation/share"] > 0 for row in rows)
+        assert max(row["speculation/accept_length"] for row in rows) > 1
+    assert all(row["groups/used"] > 0 for row in rows)
+
+
 def test_another_seed_is_another_run(runs: Runs, base: list[dict[str, Any]]) -> None:
     assert learning(runs.run("seed1", "run.seed=1", "run.steps=1")) != learning(base[:1])
 

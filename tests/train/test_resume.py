@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from actors.training.checkpoint import latest_checkpoint
 from launch.config import load_config
-from launch.train import EXIT_INTERRUPTED
+from launch.train import DRAFTERS_DIR, EXIT_INTERRUPTED
 from tests.train.conftest import STEPS, Runs
 from tests.train.test_determinism import learning
 
@@ -49,6 +50,9 @@ def test_sigkill_at_a_random_moment(runs: Runs, ray_head: str) -> None:
     time.sleep(moment.uniform(0, 1.0))
     process.send_signal(signal.SIGKILL)
     process.wait(30)
+    saved = latest_checkpoint(runs.root / "killed/checkpoints")
+    assert saved is not None
+    assert any((saved / DRAFTERS_DIR).iterdir())
     resumed = runs.run("killed", "checkpoint.every=1", resume=True)
     assert learning(resumed) == learning(undisturbed), f"moment {seed}"
     assert runs.texts("killed") == runs.texts("undisturbed")

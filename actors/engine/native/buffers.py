@@ -20,6 +20,8 @@ class StepBuffers:
     def __init__(self, capacity: Mapping[str, int], device: torch.device, *, staged: bool | None = None) -> None:
         self._staged = device.type == "cuda" if staged is None else staged
         self._offsets: dict[str, int] = {}
+        self._last: Mapping[str, NDArray[np.generic]] | None = None
+        self._tensors: dict[str, Tensor] = {}
         if self._staged:
             size = 0
             for name, elements in capacity.items():
@@ -28,14 +30,19 @@ class StepBuffers:
             self._host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
             self._host_bytes = self._host.numpy()
             self._device = torch.empty(size, dtype=torch.uint8, device=device)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     def upload(self, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
         """The arrays as tensors on the device, valid until the next upload.
 
-        The previous step must have ended (its results were copied back): the pinned buffer is written again.
+        Waits for the previous copy: the pinned buffer is written again, and nobody waited for a step without draws.
         """
         if not self._staged:
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}
+            if arrays is not self._last:  # The same arrays may come again, with other values.
+                self._last, self._tensors = arrays, {name: torch.from_numpy(array) for name, array in arrays.items()}
+            return self._tensors
+        if self._copied is not None:
+            self._copied.synchronize()
         used = 0
         for name, array in arrays.items():
             start = self._offsets[name]
@@ -43,6 +50,8 @@ class StepBuffers:
             self._host_bytes[start : start + raw.size] = raw
             used = max(used, start + raw.size)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
         tensors = {}
         for name, array in arrays.items():
             start = self._offsets[name]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models import ops
 from models.config import ModelConfig
+from models.ops.native import kernels
 
 
 class KVCache:
@@ -32,6 +34,20 @@ class KVCache:
         for cache in (self.all_keys, self.all_values):
             blocks = cache.view(cache.shape[0], -1, self.block_tokens, *cache.shape[2:])
             blocks[:, target] = blocks[:, source]
+
+    def move(self, moves: NDArray[np.int64]) -> None:
+        """Copy K/V between slots, every layer: [2, N], (from, to), without a slot that is written before it is read."""
+        caches = (self.all_keys, self.all_values)
+        layers, slots = self.all_keys.shape[:2]
+        if self.all_keys.device.type == "cpu" and hasattr(kernels, "move_rows"):
+            row_bytes = self.all_keys[0, 0].nbytes
+            for cache in caches:
+                kernels.move_rows(cache.data_ptr(), layers, slots, row_bytes, moves, moves.shape[1])  # type: ignore[union-attr]
+            return
+        source, target = torch.from_numpy(moves).to(self.all_keys.device)
+        with torch.inference_mode():
+            for cache in caches:
+                cache[:, target] = cache[:, source]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
@@ -53,6 +69,7 @@ class CachedContext:
     context_lens: Tensor  # int32 [R], this step's rows included
     max_query: int
     max_context: int
+    tree_mask: Tensor | None = None  # uint8 [T, W], see ops.paged_attention
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]; k and v enter the cache first."""
@@ -67,6 +84,7 @@ class CachedContext:
             self.context_lens,
             self.cache.block_tokens,
             q.shape[-1] ** -0.5,
+            tree_mask=self.tree_mask,
             max_query=self.max_query,
             max_context=self.max_context,
         )

@@ -5,19 +5,23 @@ It never waits, never starts a thread or a process (`actors.engine.process` does
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.native.blocks import BlockPool
+from actors.engine.native.graphs import CudaRecorder, Recorder
+from actors.engine.native.hidden import HiddenStore
 from actors.engine.native.intake import Limits, ended_by_prefix, reason_to_reject
 from actors.engine.native.runner import Draws, ModelRunner
 from actors.engine.native.scheduler import Scheduler, StepPlan, Ticket
 from actors.engine.native.slots import SlotTable
 from actors.engine.native.speculation import Speculator
-from actors.engine.native.telemetry import WindowMeter
-from actors.engine.native.verify import accept
+from actors.engine.native.steps import Settled, StepDrafts, step_arrays
+from actors.engine.native.telemetry import StepRecord, WindowMeter
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     Capabilities,
@@ -32,17 +36,26 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
-from drafter.protocol import Drafter
+from drafter.protocol import Drafter, KVPlaces
 from models import weights
 from models.checkpoint import load_hf_state_dict
 from models.manifest import WeightsManifest
 from models.transformer import Transformer
+from policies.speculation.graph_plan import batch_buckets, bucketed_plan
+from policies.speculation.policy import StrategyPolicy
+from policies.speculation.strategy import Strategy
 
+NO_DRAFTERS: Mapping[str, Drafter] = {}
 EMPTY_PREFIX = Prefix(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
 class NativeEngine:
-    """Continuous batching over one model. `weights_version` is the version of the weights that `model` holds."""
+    """Continuous batching over one model. `weights_version` is the version of the weights that `model` holds.
+
+    Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
+    or no drafters: plain decoding. `hidden_tokens`: engine steps whose hidden states are kept for drafters that need
+    them. `on_step` hears of every step. `recorder` captures graphs; by default CUDA's where `options.cuda_graphs`.
+    """
 
     def __init__(
         self,
@@ -50,8 +63,13 @@ class NativeEngine:
         options: EngineOptions,
         *,
         weights_version: int = 0,
-        max_draft_tokens: int = 16,
+        drafters: Mapping[str, Drafter] = NO_DRAFTERS,
+        policy: StrategyPolicy | None = None,
+        verification: Literal["coupled", "rejection"] = "coupled",
+        hidden_tokens: int = 64,
         clock: Callable[[], float] = time.time,
+        on_step: Callable[[StepRecord], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         config = model.config
         model_tokens = options.max_model_tokens or config.max_position_embeddings
@@ -68,10 +86,43 @@ class NativeEngine:
         # No sequence can be longer than the cache plus the last token, whose K/V are not stored.
         max_tokens = min(model_tokens, blocks * block_tokens + 1)
         self._table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
-        self._scheduler = Scheduler(self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens)
-        max_rows = options.max_running * (1 + max_draft_tokens) + options.prefill_chunk_tokens
-        self._runner = ModelRunner(model, self._table, blocks, block_tokens, max_rows)
-        self._speculator = Speculator(self._table, config.vocab_size, max_draft_tokens)
+        self._hidden: HiddenStore | None = None
+        kv: KVPlaces | None = None
+        if any(drafter.needs_hidden for drafter in drafters.values()):
+            empty = next(model.parameters()).detach().new_empty(0, config.hidden_size)
+            self._hidden = HiddenStore(self._table, hidden_tokens, empty)
+            block_tables = self._table.block_tables.view()
+            block_tables.flags.writeable = False
+            kv = KVPlaces(block_tables, block_tokens)
+        self._steps = step_arrays(self._table, block_tokens)
+        self._speculator = Speculator(
+            self._table,
+            self._steps,
+            config.vocab_size,
+            drafters,
+            policy,
+            rejection=verification == "rejection",
+            hidden=self._hidden,
+            kv=kv,
+        )
+        watcher = self._speculator if self._speculator.has_drafters else None
+        self._scheduler = Scheduler(self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watcher)
+        self._max_nodes = 0 if policy is None else policy.max_nodes
+        if recorder is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
+            recorder = CudaRecorder()
+        self._batches = batch_buckets(options.max_running) if recorder is not None else ()
+        self._runner = ModelRunner(
+            model,
+            self._table,
+            blocks,
+            block_tokens,
+            options.prefill_chunk_tokens,
+            self._max_nodes,
+            steps=self._steps,
+            rejection=verification == "rejection",
+            recorder=recorder,
+        )
+        self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
         self._model = model
         self._version = weights_version
@@ -79,24 +130,47 @@ class NativeEngine:
         self._meter = WindowMeter()
         self._events: list[Event] = []
         self._idle = True
+        self._on_step = on_step
+        self._fresh_weights = False
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("native", drafter_switch=True, invariant_tokens=self._model.batch_invariant)
+        return Capabilities(
+            "native",
+            trees=True,
+            drafter_switch=True,
+            invariant_tokens=self._model.batch_invariant,
+            hidden_states=True,
+        )
 
     @property
     def has_work(self) -> bool:
         """True while `step` has something to do or to tell."""
         return self._scheduler.has_work or bool(self._events) or not self._idle
 
-    @property
-    def speculator(self) -> Speculator:
-        """Counts of drafted and accepted tokens."""
-        return self._speculator
+    def use(self, policy: StrategyPolicy | None) -> None:
+        """Let `policy` choose from the next step on. None: plain decoding."""
+        self._speculator.use(policy)
+        if policy is not None and policy.max_nodes > self._max_nodes:
+            self._max_nodes = policy.max_nodes
+            self._runner.resize(self._max_nodes)
+        self._plan_graphs(policy)
 
-    def set_drafter(self, drafter: Drafter | None, depth: int = 0) -> None:
-        """Speculate with `drafter`, up to `depth` tokens per request and step, from the next step on; None: do not."""
-        self._speculator.use(drafter, depth)
+    def _plan_graphs(self, policy: StrategyPolicy | None) -> None:
+        if self._batches:
+            self._runner.plan_graphs(bucketed_plan((lambda _: ()) if policy is None else policy.arms_at, self._batches))
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
+        self._speculator.remember(prompts, responses)
+
+    def save_drafters(self, directory: str) -> None:
+        """Write what the drafters would lose with this process."""
+        self._speculator.save(directory)
+
+    def load_drafters(self, directory: str) -> None:
+        """Restore what `save_drafters` wrote; what is missing stays as it is."""
+        self._speculator.load(directory)
 
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -124,8 +198,11 @@ class NativeEngine:
             tokens = ticket.prefix or EMPTY_PREFIX if ticket.slot < 0 else self._table.response(ticket.slot)
             version = self._version if ticket.weights_version < 0 else ticket.weights_version
             started_s = ticket.started_s or now_s
-            self._scheduler.remove(request_id)
-            self._events.append(_finished(ticket.request, tokens, FinishReason.ABORT, version, started_s, now_s))
+            self._scheduler.remove(request_id, finished=False)
+            event = _finished(
+                ticket.request, tokens, FinishReason.ABORT, version, started_s, now_s, _steps(ticket, tokens)
+            )
+            self._events.append(event)
             self._idle = False
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
@@ -139,6 +216,8 @@ class NativeEngine:
         self._runner.weights_changed()
         self._scheduler.restart_unstarted()
         self._version = manifest.version
+        self._fresh_weights = True
+        self._speculator.new_target(manifest.version)
         return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
 
     def sleep(self) -> None:
@@ -146,6 +225,8 @@ class NativeEngine:
         if self._scheduler.has_work:
             raise ValueError("the engine has requests: wait for them or abort them before sleep")
         self._scheduler.restart_unstarted()
+        if self._hidden is not None:
+            self._hidden.clear()
         self._runner.sleep()
 
     def wake(self) -> None:
@@ -153,13 +234,17 @@ class NativeEngine:
 
     def step(self) -> list[Event]:
         """One forward of the running batch; returns what happened since the last call."""
-        now_s = self._clock()
+        now_s, start_s = self._clock(), perf_counter()
         plan = self._scheduler.schedule(self._version, now_s)
         if plan is not None:
-            drafts = self._speculator.draft(plan, self._scheduler)
-            draws = self._runner.run(plan, None if drafts is None else drafts.counts)
-            decode_tokens = self._advance(plan, draws, None if drafts is None else drafts.tokens)
-            self._meter.count(now_s, plan.prefill_tokens, decode_tokens)
+            running = len(plan.slots)
+            if plan.prefill_tokens:
+                running = int(((plan.rows == 1) & plan.samples).sum())
+            strategy = self._speculator.choose(running)
+            drafts = self._speculator.draft(plan, strategy, self._scheduler)
+            draws = self._runner.run(plan, drafts)
+            settled = self._advance(plan, draws, drafts)
+            self._account(plan, strategy, running, drafts, settled, draws.captured, now_s, start_s)
         events, self._events = self._events, []
         now_s = self._clock()
         idle = not self._scheduler.has_work
@@ -170,52 +255,90 @@ class NativeEngine:
         self._idle = idle
         return events
 
-    def _advance(self, plan: StepPlan, draws: Draws, drafts: NDArray[np.int64] | None) -> int:
-        """Enter what was computed and drawn into the table; returns the number of new tokens."""
-        table = self._table
-        table.computed[plan.slots] += plan.rows
+    def _account(
+        self,
+        plan: StepPlan,
+        strategy: Strategy,
+        decoding: int,
+        drafts: StepDrafts | None,
+        settled: Settled,
+        captured: bool,
+        now_s: float,
+        start_s: float,
+    ) -> None:
+        """Tell the policy, the window and the listener what the step brought."""
+        speculator, policy = self._speculator, self._speculator.policy
+        drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
+        elapsed_s = perf_counter() - start_s
+        # Prompt chunks, copied blocks, a captured graph and new weights take time that is not the strategy's.
+        typical = not (plan.prefill_tokens or plan.copies or captured or self._fresh_weights)
+        self._fresh_weights = False
+        if policy is not None and decoding:
+            if typical:
+                policy.record(strategy, decoding, drafted, settled.accepted_tokens, elapsed_s)
+            else:
+                policy.skip(strategy, decoding, elapsed_s)
+        timed_s = elapsed_s if typical else 0.0
+        self._meter.count(now_s, plan.prefill_tokens, emitted, decoding, self._scheduler.running, strategy, timed_s)
+        if strategy.depth and policy is not None:
+            plain_s = policy.plain_s(decoding) if typical else None
+            saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
+            self._meter.count_drafting(
+                drafted, settled.accepted_tokens, speculator.draft_s if typical else 0.0, saved_s
+            )
+            if drafts is not None and settled.accepted is not None:
+                self._meter.count_depths(drafts.reached, settled.accepted)
+        if self._on_step is not None:
+            record = StepRecord(
+                now_s,
+                decoding,
+                strategy,
+                drafted,
+                settled.accepted_tokens,
+                emitted,
+                elapsed_s,
+                speculator.draft_s,
+                plan.prefill_tokens,
+            )
+            self._on_step(record)
+
+    def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
+        """Enter what was computed and drawn into the table; end and report requests."""
+        hidden = self._hidden
+        first = None if hidden is None else self._table.computed[plan.slots]
+        settled = self._steps.settle(
+            plan, draws.tokens, draws.logprobs, draws.logprobs_t1, drafts, self._progress_every_tokens
+        )
+        if settled.moves is not None:
+            self._runner.compact(settled.moves)
+        if hidden is not None and first is not None:
+            known = plan.rows
+            if settled.emitted is not None:
+                known = known.copy()
+                known[plan.samples] += settled.emitted - 1
+            hidden.add(draws.hidden, plan.slots, first, known, draws.offsets, settled.path)
         self._scheduler.computed()
-        slots = plan.slots if len(draws.tokens) == len(plan.slots) else plan.slots[plan.samples]
-        if not len(slots):
-            return 0
-        length = table.length[slots]
-        if drafts is None:
-            tokens = draws.tokens[:, 0]
-            table.tokens[slots, length] = tokens
-            table.logprobs[slots, length] = draws.logprobs[:, 0]
-            table.logprobs_t1[slots, length] = draws.logprobs_t1[:, 0]
-            stopped = (draws.tokens == table.stop[slots]).any(axis=1)
-            new_length = length + 1
-        else:
-            remaining = table.limit[slots] - length
-            emitted, accepted, stopped = accept(draws.tokens, drafts, table.stop[slots], remaining)
-            self._speculator.count_accepted(int(accepted.sum()))
-            new_length = length + emitted
-            kept = np.arange(draws.tokens.shape[1]) < emitted[:, None]  # [R, K+1]
-            rows = slots.repeat(emitted)
-            places = (length[:, None] + np.arange(draws.tokens.shape[1]))[kept]
-            table.tokens[rows, places] = draws.tokens[kept]
-            table.logprobs[rows, places] = draws.logprobs[kept]
-            table.logprobs_t1[rows, places] = draws.logprobs_t1[kept]
-            # K/V of accepted drafts stand; those behind are overwritten before they can be read.
-            table.computed[slots] = new_length - 1
-        table.length[slots] = new_length
-        ended = stopped | (new_length >= table.limit[slots])
-        if ended.any():
+        if settled.ended:
             now_s = self._clock()
-            for i in np.flatnonzero(ended):
-                self._finish(int(slots[i]), FinishReason.STOP if stopped[i] else FinishReason.LENGTH, now_s)
-        due = (new_length - table.reported[slots] >= self._progress_every_tokens) & ~ended
-        if due.any():
-            for slot in slots[due]:
-                self._report(int(slot))
-        return int((new_length - length).sum())
+            for slot, stopped in settled.ended:
+                self._finish(slot, FinishReason.STOP if stopped else FinishReason.LENGTH, now_s)
+        for slot in settled.due:
+            self._report(slot)
+        return settled
 
     def _finish(self, slot: int, reason: FinishReason, now_s: float) -> None:
         ticket = self._scheduler.ticket_in(slot)
         response = self._table.response(slot)
-        self._scheduler.remove(ticket.request.request_id)
-        event = _finished(ticket.request, response, reason, ticket.weights_version, ticket.started_s, now_s)
+        self._scheduler.remove(ticket.request.request_id, finished=True)
+        event = _finished(
+            ticket.request,
+            response,
+            reason,
+            ticket.weights_version,
+            ticket.started_s,
+            now_s,
+            _steps(ticket, response),
+        )
         self._events.append(event)
 
     def _report(self, slot: int) -> None:
@@ -224,8 +347,20 @@ class NativeEngine:
         self._events.append(Progress(int(self._table.request_id[slot]), delta))
 
 
+def _steps(ticket: Ticket, response: Prefix) -> int:
+    """Engine steps that drew tokens of the request since it was submitted."""
+    drawn = len(ticket.request.prompt_tokens) + len(response.tokens) - ticket.submitted_tokens
+    return drawn - ticket.spared_steps
+
+
 def _finished(
-    request: Request, response: Prefix, reason: FinishReason, version: int, started_s: float, finished_s: float
+    request: Request,
+    response: Prefix,
+    reason: FinishReason,
+    version: int,
+    started_s: float,
+    finished_s: float,
+    verifications: int = 0,
 ) -> Finished:
     return Finished(
         Rollout(
@@ -237,5 +372,6 @@ def _finished(
             version,
             started_s,
             finished_s,
+            verifications,
         )
     )

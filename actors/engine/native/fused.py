@@ -51,6 +51,7 @@ class FusedForward:
             context.query_offsets,
             context.context_lens,
             cache.block_tokens,
+            tree_mask=context.tree_mask,
         )
 
 

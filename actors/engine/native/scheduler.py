@@ -9,6 +9,7 @@ blocks: that one waits and is recomputed. So a request that fits the empty cache
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ class Ticket:
     reported_tokens: int  # of them, how many the driver knows
     limit: int  # sequence length at which it ends
     submitted_tokens: int  # tokens known when it was submitted
+    spared_steps: int = 0  # tokens that came in one engine step with another, before its last preemption
     slot: int = -1  # -1: waiting
     admission: int = -1  # the larger, the younger
     weights_version: int = -1
@@ -56,10 +58,26 @@ class StepPlan:
     prefill_tokens: int = 0
 
 
+class SlotWatcher(Protocol):
+    """Told of every request that takes or leaves a slot, while the slot holds its tokens."""
+
+    def begin(self, slot: int) -> None: ...
+
+    def end(self, slot: int, finished: bool) -> None: ...
+
+
 class Scheduler:
     """Continuous batching over a SlotTable and a BlockPool."""
 
-    def __init__(self, table: SlotTable, pool: BlockPool, block_tokens: int, prefill_chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        pool: BlockPool,
+        block_tokens: int,
+        prefill_chunk_tokens: int,
+        watcher: SlotWatcher | None = None,
+    ) -> None:
+        self._watcher = watcher
         self._table, self._pool, self._block_tokens = table, pool, block_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._prompts = PromptCache(pool)
@@ -73,6 +91,7 @@ class Scheduler:
         self._order = itertools.count()
         self._admissions = itertools.count()
         self._active: Int64Array | None = None  # running and not held; None: must be rebuilt
+        self._lent = False  # some request may hold blocks for drafts
         self.preempted = 0
 
     @property
@@ -107,11 +126,11 @@ class Scheduler:
         self._tickets[ticket.request.request_id] = ticket
         self._enqueue(ticket, first=False)
 
-    def remove(self, request_id: int) -> Ticket | None:
+    def remove(self, request_id: int, *, finished: bool) -> Ticket | None:
         """Forget a request (finished or aborted); its slot and blocks become free. None if unknown."""
         ticket = self._tickets.pop(request_id, None)
         if ticket is not None and ticket.slot >= 0:
-            self._vacate(ticket)
+            self._vacate(ticket, finished=finished)
         return ticket
 
     def restart_unstarted(self) -> None:
@@ -124,6 +143,8 @@ class Scheduler:
 
     def schedule(self, weights_version: int, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to do."""
+        if self._lent and ((self._waiting and self._free_slots) or self._pool.free < len(self._running)):
+            self._take_back_drafts()
         self._admit(weights_version, now_s)
         self._make_room()
         slots = self._active_slots()
@@ -146,13 +167,13 @@ class Scheduler:
 
     def reserve_drafts(self, slots: Int64Array, counts: Int64Array) -> Int64Array:
         """`counts` cut to what fits: a draft never takes a block that costs another request its place."""
-        table = self._table
-        counts = np.minimum(counts, table.limit[slots] - table.length[slots] - 1)
+        table, counts = self._table, counts.copy()
         blocks = -(-(table.length[slots] + counts) // self._block_tokens)
         for i in np.flatnonzero(blocks > table.block_counts[slots]):
             slot = int(slots[i])
             extra = min(int(blocks[i] - table.block_counts[slot]), self._pool.free)
             table.append_blocks(slot, self._pool.allocate(extra))
+            self._lent = True
             counts[i] = min(counts[i], table.block_counts[slot] * self._block_tokens - table.length[slot])
         return counts
 
@@ -206,6 +227,8 @@ class Scheduler:
         ticket.slot, ticket.admission = slot, next(self._admissions)
         self._running[slot] = ticket
         self._active = None
+        if self._watcher is not None:
+            self._watcher.begin(slot)
         reusable = len(ticket.request.prompt_tokens) - 1
         if entry is None:
             if reusable > 0:
@@ -237,6 +260,18 @@ class Scheduler:
                 return False
         return True
 
+    def _take_back_drafts(self) -> None:
+        """Free the blocks that decoding requests hold for drafts, down to what they held without."""
+        table = self._table
+        slots = np.fromiter(self._running, np.int64)
+        slots = slots[table.computed[slots] == table.length[slots] - 1]
+        needed = -(-table.computed[slots] // self._block_tokens)  # `_make_room` adds the last token's.
+        for i in np.flatnonzero(table.block_counts[slots] > needed):
+            slot, count = int(slots[i]), int(needed[i])
+            self._pool.release(table.blocks(slot)[count:])
+            table.block_counts[slot] = count
+        self._lent = False
+
     def _make_room(self) -> None:
         """A block for every known token of every active request, preempting the youngest while there is none."""
         table = self._table
@@ -267,11 +302,14 @@ class Scheduler:
         ticket.reported_tokens = int(self._table.reported[slot] - self._table.prompt_length[slot])
         if self._table.length[slot] == ticket.submitted_tokens:
             ticket.weights_version = -1  # Nothing was drawn with those weights.
-        self._vacate(ticket)
+        self._vacate(ticket, finished=False)
         self._enqueue(ticket, first=True)
 
-    def _vacate(self, ticket: Ticket) -> None:
+    def _vacate(self, ticket: Ticket, *, finished: bool) -> None:
         slot, ticket.slot = ticket.slot, -1
+        ticket.spared_steps += int(self._table.spared_steps[slot])
+        if self._watcher is not None:
+            self._watcher.end(slot, finished)
         del self._running[slot]
         self._active = None
         self._copies = [copy for copy in self._copies if copy[1] not in self._table.blocks(slot)]

@@ -11,7 +11,10 @@ from actors.engine.types import Prefix, Request
 
 
 class SlotTable:
-    """`slots` x state. Invariant of a used slot: 0 <= computed < length <= limit <= max_tokens."""
+    """`slots` x state. Invariant of a used slot: 0 <= computed < length <= limit <= max_tokens.
+
+    Arrays stay where they are (native kernels hold their addresses), except `stop`, which may grow.
+    """
 
     def __init__(self, slots: int, max_tokens: int, blocks_per_slot: int) -> None:
         def zeros() -> NDArray[np.int64]:
@@ -29,6 +32,7 @@ class SlotTable:
         self.limit = zeros()  # length at which the request ends
         self.prompt_length = zeros()
         self.reported = zeros()  # length at the last Progress
+        self.spared_steps = zeros()  # tokens that came in one engine step with another
         self.request_id = zeros()
         self.prompt_id = zeros()
         self.noise_key = zeros()
@@ -49,6 +53,7 @@ class SlotTable:
             self.logprobs_t1[slot, prompt:length] = prefix.logprobs_t1
         self.length[slot], self.computed[slot], self.limit[slot] = length, 0, limit
         self.prompt_length[slot], self.reported[slot] = prompt, prompt + reported_tokens
+        self.spared_steps[slot] = 0
         self.request_id[slot], self.prompt_id[slot] = request.request_id, request.prompt_id
         self.noise_key[slot] = np.uint64(request.noise_key & (2**64 - 1)).astype(np.int64)
         sampling = request.sampling

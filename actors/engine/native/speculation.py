@@ -1,96 +1,210 @@
-"""Asks the drafter, and makes what it answers safe to verify. Owns the active drafter and its counts.
+"""Asks the policy, then the drafter, and makes what it answers safe to verify. Owns the drafters and the policy.
 
-A draft may be anything: what is malformed, too long or outside the vocabulary is cut off here, and a drafter that
-raises is heard once in the log and not asked again until `use` is called. Tokens never depend on any of it (`verify`).
+A draft may be anything: what is malformed, too long or outside the vocabulary is cut off here. A drafter that raises is
+heard once in the log and never asked again. Tokens never depend on any of it (`verify`).
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from actors.engine.native.hidden import HiddenStore
 from actors.engine.native.scheduler import Scheduler, StepPlan
 from actors.engine.native.slots import SlotTable
-from actors.engine.native.verify import clean_drafts
-from drafter.protocol import BatchView, Drafter
+from actors.engine.native.steps import Int64Array, StepArrays, StepDrafts
+from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces
+from policies.speculation.policy import StrategyPolicy
+from policies.speculation.strategy import PLAIN, Strategy
 
-Int64Array = NDArray[np.int64]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StepDrafts:
-    """Drafts of one step, already behind the last known tokens in the token table."""
+class _Requests:
+    """What of a BatchView no step changes: kept while the scheduler keeps its array of slots."""
 
-    counts: Int64Array  # [R], per request of the plan
-    tokens: Int64Array  # [R', K], of the plan's sampling requests, padded with -1
+    slots: Int64Array
+    fixed: dict[str, Any]
+
+    @classmethod
+    def of(cls, table: SlotTable, slots: Int64Array) -> "_Requests":
+        fixed: dict[str, Any] = {
+            "request_ids": table.request_id[slots],
+            "prompt_ids": table.prompt_id[slots],
+            "slots": slots.copy(),
+            "prompt_lengths": table.prompt_length[slots],
+            "noise_keys": table.noise_key[slots],
+            "temperatures": table.temperature[slots],
+            "top_k": table.top_k[slots],
+            "top_p": table.top_p[slots],
+        }
+        for array in fixed.values():
+            array.flags.writeable = False
+        return cls(slots, fixed)
 
 
 class Speculator:
-    """Turns a plan into drafts, or into None: then the step is plain decoding."""
+    """Turns a plan into a strategy and drafts, or None: then the step is plain decoding."""
 
-    def __init__(self, table: SlotTable, vocab_size: int, max_depth: int) -> None:
-        self._table, self._vocab_size, self._max_depth = table, vocab_size, max_depth
-        self._drafter: Drafter | None = None
-        self._depth = 0
-        self.drafted = 0
-        self.accepted = 0
-        self.faults = 0  # answers that were unusable as a whole
+    def __init__(
+        self,
+        table: SlotTable,
+        steps: StepArrays,
+        vocab_size: int,
+        drafters: Mapping[str, Drafter],
+        policy: StrategyPolicy | None,
+        *,
+        rejection: bool = False,
+        hidden: HiddenStore | None = None,
+        kv: KVPlaces | None = None,
+    ) -> None:
+        self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
+        self._drafters = dict(drafters)
+        self._hidden, self._kv = hidden, kv
+        self._history = table.tokens.view()
+        self._history.flags.writeable = False
+        self._requests = _Requests.of(table, np.zeros(0, np.int64))
+        self.draft_s = 0.0  # of the last step
+        self.use(policy)
 
-    def use(self, drafter: Drafter | None, depth: int) -> None:
-        if not 0 <= depth <= self._max_depth:
-            raise ValueError(f"draft depth {depth} is outside 0..{self._max_depth}")
-        self._drafter, self._depth = drafter, depth
+    def use(self, policy: StrategyPolicy | None) -> None:
+        self.policy = policy
+        self._max_nodes = 0 if policy is None else policy.max_nodes
 
-    def count_accepted(self, accepted: int) -> None:
-        self.accepted += accepted
+    # What drafters are told. Costs nothing where there are none.
 
-    def draft(self, plan: StepPlan, scheduler: Scheduler) -> StepDrafts | None:
-        drafter, table = self._drafter, self._table
-        if drafter is None or self._depth == 0:
+    @property
+    def has_drafters(self) -> bool:
+        return bool(self._drafters)
+
+    def begin(self, slot: int) -> None:
+        """A request was loaded into `slot`."""
+        prompt, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
+        history = self._history[slot]
+        if self._hidden is not None:
+            self._hidden.begin(slot)
+        self._tell(lambda drafter: drafter.begin(slot, history[:prompt], history[prompt:length]))
+
+    def end(self, slot: int, finished: bool) -> None:
+        """The request in `slot` leaves it."""
+        prompt, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
+        history = self._history[slot]
+        self._tell(lambda drafter: drafter.end(slot, history[:length], prompt, finished))
+
+    def new_target(self, version: int) -> None:
+        if self._hidden is not None:
+            self._hidden.clear()
+        self._tell(lambda drafter: drafter.new_target(version))
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        self._tell(lambda drafter: drafter.remember(prompts, responses))
+
+    def save(self, directory: str) -> None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._tell(lambda drafter: drafter.save(directory))
+
+    def load(self, directory: str) -> None:
+        self._tell(lambda drafter: drafter.load(directory))
+
+    def _tell(self, call: Callable[[Drafter], None]) -> None:
+        for name, drafter in list(self._drafters.items()):
+            try:
+                call(drafter)
+            except Exception:
+                self._give_up(name)
+
+    def _give_up(self, name: str) -> None:
+        _log.exception("drafter %s failed and is not used again; decoding goes on", name)
+        self._drafters.pop(name, None)
+        if self.policy is not None:
+            self.policy.unavailable(name)
+
+    # A step.
+
+    def choose(self, running: int) -> Strategy:
+        """The strategy of a step in which `running` requests decode."""
+        if self.policy is None or not running:
+            return PLAIN
+        strategy = self.policy.choose(running)
+        if strategy.depth and strategy.drafter not in self._drafters:
+            self.policy.unavailable(strategy.drafter)
+            return PLAIN
+        return strategy
+
+    def draft(self, plan: StepPlan, strategy: Strategy, scheduler: Scheduler) -> StepDrafts | None:
+        """Drafts by the strategy, at most what fits the KV cache; None where there is nothing to verify.
+
+        Beside prompt chunks there are no trees and no drafts with probabilities.
+        """
+        self.draft_s = 0.0
+        if strategy.depth == 0 or (plan.prefill_tokens and (strategy.is_tree or self._rejection)):
             return None
-        decoding = (plan.rows == 1) & plan.samples  # [R]; a request still in its prompt has nothing to speculate on
-        if not decoding.any():
-            return None
-        slots = plan.slots[decoding]
+        start_s = perf_counter()
+        drafts = self._draft(plan, strategy, scheduler)
+        self.draft_s = perf_counter() - start_s
+        return drafts
+
+    def _draft(self, plan: StepPlan, strategy: Strategy, scheduler: Scheduler) -> StepDrafts | None:
+        drafter, slots = self._drafters[strategy.drafter], plan.slots
+        if plan.prefill_tokens:  # A request still in its prompt has nothing to speculate on.
+            decoding = (plan.rows == 1) & plan.samples  # [R]
+            slots = slots[decoding]
         try:
-            answer = drafter.propose(self._view(slots), self._depth)
-            cleaned = clean_drafts(answer.tokens, answer.counts, len(slots), self._depth, self._vocab_size)
+            answer = drafter.propose(self._view(slots, drafter.needs_hidden), strategy)
+            nodes = min(strategy.tokens_to_verify, self._max_nodes)
+            cleaned = self._steps.clean(
+                slots, answer.tokens, answer.counts, answer.parents, strategy.depth, nodes, self._vocab_size
+            )
         except Exception:
-            _log.exception("drafter %s failed and is switched off; decoding goes on", type(drafter).__name__)
-            self._drafter = None
-            self.faults += 1
+            self._give_up(strategy.drafter)
             return None
         if cleaned is None:
             return None
-        counts = scheduler.reserve_drafts(slots, (cleaned >= 0).sum(axis=1))
-        width = int(counts.max())
-        if width == 0:
+        drafts, short_of_blocks = cleaned
+        if short_of_blocks:
+            drafts = drafts.cut(scheduler.reserve_drafts(slots, drafts.counts))
+        if not drafts.drafted:
             return None
-        kept = np.arange(width) < counts[:, None]
-        cleaned = np.where(kept, cleaned[:, :width], -1)
-        places = table.length[slots][:, None] + np.arange(width)
-        table.tokens[slots.repeat(counts), places[kept]] = cleaned[kept]
-        self.drafted += int(counts.sum())
-        all_counts = np.zeros(len(plan.slots), np.int64)
-        all_counts[decoding] = counts
-        tokens = np.full((len(plan.slots), width), -1, np.int64)
-        tokens[decoding] = cleaned
-        return StepDrafts(all_counts, tokens[plan.samples])
+        if plan.prefill_tokens:
+            if drafts.parents is not None:
+                return None
+            counts = np.zeros(len(plan.slots), np.int64)
+            counts[decoding] = drafts.counts
+            tokens = np.full((len(plan.slots), drafts.tokens.shape[1]), -1, np.int64)
+            tokens[decoding] = drafts.tokens
+            return StepDrafts(counts, tokens[plan.samples], drafted=drafts.drafted)
+        if self._rejection:
+            return replace(drafts, distributions=self._distributions(answer, drafts))
+        return drafts
 
-    def _view(self, slots: Int64Array) -> BatchView:
+    def _distributions(self, answer: Drafts, clean: StepDrafts) -> Tensor | None:
+        """What the drafted tokens were drawn with, cut like the drafts."""
+        given = answer.distributions
+        requests, width = clean.tokens.shape
+        if given is None or clean.parents is not None:
+            return None
+        if given.ndim != 3 or len(given) != requests or given.shape[1] < width or given.shape[2] != self._vocab_size:
+            return None
+        return given[:, :width]
+
+    def _view(self, slots: Int64Array, needs_hidden: bool) -> BatchView:
         table = self._table
-        history = table.tokens.view()
-        history.flags.writeable = False
+        if self._requests.slots is not slots:
+            self._requests = _Requests.of(table, slots)
+        lengths = table.length[slots]
         return BatchView(
-            request_ids=table.request_id[slots],
-            prompt_ids=table.prompt_id[slots],
-            slots=slots.copy(),
-            history=history,
-            lengths=table.length[slots],
-            prompt_lengths=table.prompt_length[slots],
-            noise_keys=table.noise_key[slots],
-            temperatures=table.temperature[slots],
+            history=self._history,
+            lengths=lengths,
             vocab_size=self._vocab_size,
+            room=table.limit[slots] - lengths - 1,
+            hidden=self._hidden if needs_hidden else None,
+            kv=self._kv if needs_hidden else None,
+            **self._requests.fixed,
         )

@@ -1,45 +1,147 @@
-"""Counts of engine steps, cut into windows. Owns the running window; reads no clock."""
+"""What engine steps did: one record each for who listens, and windows of them for the run. Reads no clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.engine.native.scheduler import Scheduler
-from actors.engine.types import EngineWindow
+from actors.engine.types import EngineWindow, StrategyUse
+from policies.speculation.strategy import PLAIN, Strategy
 
 WINDOW_S = 0.2
+TRACE_S = 0.005  # between two points of a window's trace
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One engine step."""
+
+    at_s: float  # its start
+    running: int  # requests that decoded
+    strategy: Strategy
+    drafted: int
+    accepted: int
+    emitted: int  # new tokens, also of requests whose prompt ended in this step
+    elapsed_s: float  # of the whole step
+    draft_s: float  # of it, drafting
+    prefill_tokens: int
 
 
 @dataclass(slots=True)
+class _Use:
+    """StrategyUse in the making. reached, stood: per step, how deep each request's draft was, and was accepted."""
+
+    engine_steps: int = 0
+    request_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    draft_s: float = 0.0
+    saved_s: float = 0.0
+    reached: list[Int64Array] = field(default_factory=list)
+    stood: list[Int64Array] = field(default_factory=list)
+
+    def closed(self, strategy: Strategy) -> StrategyUse:
+        return StrategyUse(
+            str(strategy),
+            self.engine_steps,
+            self.request_steps,
+            self.drafted,
+            self.accepted,
+            self.seconds,
+            self.draft_s,
+            self.saved_s,
+            _at_least(self.reached, strategy.depth),
+            _at_least(self.stood, strategy.depth),
+        )
+
+
+def _at_least(depths: list[Int64Array], deepest: int) -> tuple[int, ...]:
+    """How many of the depths are at least 1, 2, ... deepest."""
+    counts = np.bincount(np.concatenate(depths), minlength=deepest + 1) if depths else np.zeros(deepest + 1, np.int64)
+    return tuple(int(count) for count in counts[::-1].cumsum()[::-1][1:])
+
+
 class WindowMeter:
     """Adds up steps; `cut` turns them into an EngineWindow. A window starts with its first step."""
 
-    start_s: float = 0.0
-    engine_steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    preempted_before: int = 0
+    def __init__(self) -> None:
+        self.engine_steps = 0
+        self._start_s = 0.0
+        self._prefill_tokens = self._decode_tokens = self._preempted_before = 0
+        self._uses: dict[Strategy, _Use] = {}
+        self._strategy, self._use = PLAIN, _Use()  # of the last step
+        self._trace: list[tuple[float, int, str]] = []
+        self._traced: tuple[float, int, str] = (-TRACE_S, 0, PLAIN.drafter)
 
-    def count(self, now_s: float, prefill_tokens: int, decode_tokens: int) -> None:
+    def count(
+        self,
+        now_s: float,
+        prefill_tokens: int,
+        emitted: int,
+        decoding: int,
+        running: int,
+        strategy: Strategy,
+        timed_s: float,
+    ) -> None:
+        """A step that began at now_s; timed_s: its seconds, 0 where they say nothing about the strategy."""
         if self.engine_steps == 0:
-            self.start_s = now_s
+            self._start_s = now_s
         self.engine_steps += 1
-        self.prefill_tokens += prefill_tokens
-        self.decode_tokens += decode_tokens
+        self._prefill_tokens += prefill_tokens
+        self._decode_tokens += emitted
+        if strategy is not self._strategy or not self._uses:
+            self._strategy, self._use = strategy, self._uses.setdefault(strategy, _Use())
+        use = self._use
+        use.engine_steps += 1
+        use.request_steps += decoding
+        use.seconds += timed_s
+        before_s, running_before, drafter_before = self._traced
+        if (running != running_before or strategy.drafter != drafter_before) and now_s - before_s >= TRACE_S:
+            self._note(now_s, running, strategy.drafter)
+
+    def count_drafting(self, drafted: int, accepted: int, draft_s: float, saved_s: float) -> None:
+        """Of the step just counted, whose strategy is to draft."""
+        use = self._use
+        use.drafted += drafted
+        use.accepted += accepted
+        use.draft_s += draft_s
+        use.saved_s += saved_s
+
+    def count_depths(self, reached: Int64Array, stood: Int64Array) -> None:
+        """Of the step just counted: how deep each request's [R] draft was, and how deep it was accepted."""
+        self._use.reached.append(reached)
+        self._use.stood.append(stood)
 
     def due(self, now_s: float) -> bool:
-        return self.engine_steps > 0 and now_s - self.start_s >= WINDOW_S
+        return self.engine_steps > 0 and now_s - self._start_s >= WINDOW_S
 
     def cut(self, now_s: float, scheduler: Scheduler) -> EngineWindow:
+        _, running, drafter = self._traced
+        current = self._strategy.drafter if scheduler.running else PLAIN.drafter
+        if (scheduler.running, current) != (running, drafter):
+            self._note(now_s, scheduler.running, current)
         window = EngineWindow(
-            start_s=self.start_s,
+            start_s=self._start_s,
             end_s=now_s,
             engine_steps=self.engine_steps,
-            prefill_tokens=self.prefill_tokens,
-            decode_tokens=self.decode_tokens,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
             running=scheduler.running,
             waiting=scheduler.waiting,
             kv_tokens_used=scheduler.kv_tokens_used,
-            preempted=scheduler.preempted - self.preempted_before,
+            preempted=scheduler.preempted - self._preempted_before,
+            strategies=tuple(use.closed(strategy) for strategy, use in self._uses.items()),
+            trace=tuple(self._trace),
         )
-        self.engine_steps = self.prefill_tokens = self.decode_tokens = 0
-        self.preempted_before = scheduler.preempted
+        self.engine_steps = self._prefill_tokens = self._decode_tokens = 0
+        self._preempted_before = scheduler.preempted
+        self._uses, self._trace = {}, []
         return window
+
+    def _note(self, now_s: float, running: int, drafter: str) -> None:
+        self._traced = (now_s, running, drafter)
+        self._trace.append(self._traced)

@@ -132,7 +132,7 @@ function range(values, options) {
   return [options.zero && low === 0 ? 0 : low - air, high + air];
 }
 
-// series: [{name, color, x, y, dots, faint, dash, quiet}]; options: {height, log, zero, unit}
+// series: [{name, color, x, y, dots, faint, dash, quiet}]; options: {height, log, zero, unit, title}
 function lineChart(host, series, options = {}) {
   series = series.filter((s) => s.y.some(finite));
   const ys = range(series.flatMap((s) => s.y), options);
@@ -154,7 +154,7 @@ function lineChart(host, series, options = {}) {
       const items = shown
         .map((s) => ({ name: s.name, color: s.color, value: short(s.y[s.x.indexOf(x)]) + (options.unit || "") }))
         .filter((row) => !row.value.startsWith("-") || row.value.length > 1 + (options.unit || "").length);
-      return { title: `step ${x}`, items };
+      return { title: `${options.title || "step"} ${x}`, items };
     };
   });
 }

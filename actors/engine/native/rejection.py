@@ -1,0 +1,113 @@
+"""Classical speculative sampling: the target's distribution, not its very draws. Pure tensor functions.
+
+Y. Leviathan et al., "Fast inference from transformers via speculative decoding", ICML 2023, algorithm 1. Its draws are
+arranged so that a draw equals its draft exactly where the draft is accepted: the accept rule stays that of `verify`.
+Two streams of the request's own noise decide, and neither is the one that coupled draws (and drafters) use.
+"""
+
+import torch
+from torch import Tensor
+
+from models import ops
+from models.noise import philox4x32
+
+_MASK32 = 0xFFFFFFFF
+_ACCEPT, _RESIDUAL = 1, 2  # third word of the Philox counter; coupled sampling has 0 there
+_SUM_TOLERANCE = 1e-2  # a drafter's probabilities may be bfloat16
+
+
+def rejection_draws(
+    logits: Tensor,
+    cutoff: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    drafts: Tensor,
+    distributions: Tensor | None,
+) -> Tensor:
+    """The target's draw after each drafted prefix, int64 [R, K+1].
+
+    logits [R, K+1, V] of the target; cutoff float32 [R, K+1], as in `ops.sample`; temperature float32 [R]; keys and
+    positions int64 [R], positions[r] of the first draw; drafts int64 [R, K], padded with -1; distributions [R, K, V]:
+    probabilities q that each draft was drawn with, None for drafts that were chosen (one-hot).
+
+    Draft d stands with probability min(1, p[d] / q[d]); otherwise the draw is from (p - q)+ normalised, which never is
+    d. Without a draft (after the last one) the draw is from p. p has temperature, top-k and top-p; T = 0 is greedy.
+    A row of `distributions` that is none (NaN, negative, sum off 1, q[d] = 0) counts as one-hot.
+    """
+    requests, columns, vocab = logits.shape
+    draws = _coupled(logits, cutoff, temperature, keys, positions)
+    if columns == 1:
+        return draws
+    p = target_probabilities(logits[:, :-1].flatten(0, 1), cutoff[:, :-1].flatten(), _each(temperature, columns - 1))
+    drafted = drafts.flatten()
+    token = drafted.clamp(min=0)[:, None]
+    q = torch.zeros_like(p).scatter_(1, token, 1.0)
+    if distributions is not None:
+        given = distributions.flatten(0, 1).float()
+        sound = torch.isfinite(given).all(1) & (given >= 0).all(1) & ((given.sum(1) - 1).abs() < _SUM_TOLERANCE)
+        sound &= given.gather(1, token)[:, 0] > 0
+        q = torch.where(sound[:, None], given, q)
+    places = _places(positions, columns - 1)
+    keys = _each(keys, columns - 1)
+    uniform = (_words(keys, places, 1, _ACCEPT)[:, 0].double() + 0.5) * 2.0**-32
+    stands = uniform * q.gather(1, token)[:, 0] < p.gather(1, token)[:, 0]
+    residual = (p - q).clamp(min=0).scatter(1, token, 0.0)
+    # Rounding may leave nothing of p - q where p and q are all but equal.
+    spent = residual.sum(1, keepdim=True) <= 0
+    residual = torch.where(spent, p.scatter(1, token, 0.0), residual)
+    uniforms = (_words(keys, places, vocab, _RESIDUAL).double() + 0.5) * 2.0**-32
+    other = (residual.double().log() - (-uniforms.log()).log()).argmax(1)
+    chosen = torch.where(stands, drafted, other).view(requests, columns - 1)
+    draws[:, :-1] = torch.where(drafts >= 0, chosen, draws[:, :-1])
+    return draws
+
+
+def target_probabilities(logits: Tensor, cutoff: Tensor, temperature: Tensor) -> Tensor:
+    """What the target draws from: logits [N, V], cutoff and temperature float32 [N] -> float64 [N, V]."""
+    greedy = (temperature == 0)[:, None]
+    wide = logits.float()
+    scaled = (wide / torch.where(temperature == 0, 1.0, temperature)[:, None]).double()
+    soft = scaled.masked_fill(wide < cutoff[:, None], -torch.inf).softmax(1)
+    best = torch.zeros_like(soft).scatter_(1, wide.argmax(1, keepdim=True), 1.0)
+    return torch.where(greedy, best, soft)
+
+
+def target_logprobs(logits: Tensor, cutoff: Tensor, temperature: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """As `ops.sample` reports them, of given tokens [N]: (under the sampling distribution, at temperature 1)."""
+    token = tokens[:, None]
+    drawn = target_probabilities(logits, cutoff, temperature).gather(1, token)[:, 0].log()
+    logprobs = torch.where(temperature == 0, 0.0, drawn).float()
+    return logprobs, logits.float().log_softmax(1).gather(1, token)[:, 0]
+
+
+def _coupled(logits: Tensor, cutoff: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+    requests, columns, _ = logits.shape
+    tokens, _, _ = ops.sample(
+        logits.flatten(0, 1),
+        cutoff.flatten(),
+        _each(temperature, columns),
+        _each(keys, columns),
+        _places(positions, columns),
+    )
+    return tokens.view(requests, columns)
+
+
+def _each(x: Tensor, columns: int) -> Tensor:
+    """[R] -> [R * columns]"""
+    return x[:, None].expand(-1, columns).flatten()
+
+
+def _places(positions: Tensor, columns: int) -> Tensor:
+    """Positions of the draws: first ones [R] -> [R * columns]"""
+    return (positions[:, None] + torch.arange(columns, device=positions.device)).flatten()
+
+
+def _words(keys: Tensor, positions: Tensor, vocab: int, stream: int) -> Tensor:
+    """As `models.noise.random_words`, of another stream: int64 [N, vocab] in [0, 2**32)."""
+    blocks = torch.arange((vocab + 3) // 4, device=keys.device)[None, :]
+    zero = torch.zeros((), dtype=torch.int64, device=keys.device)
+    keys, positions = keys[:, None], positions[:, None]
+    counter = (positions & _MASK32, blocks, zero + stream, zero)
+    words = philox4x32(counter, (keys & _MASK32, (keys >> 32) & _MASK32))
+    return torch.stack(words, dim=-1).flatten(1)[:, :vocab]

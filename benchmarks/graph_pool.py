@@ -1,0 +1,219 @@
+"""CUDA graphs of the native engine: `python -m benchmarks.graph_pool [--sizes 0.5b 1.5b 7b]`. Needs a CUDA device.
+
+Owns `results/graph_pool.json`. Speed: median time of decoding and verifying steps with graphs on and off, interleaved
+in one run, over models of Qwen2.5's shapes with random weights (what a step costs does not depend on them). Drafts are
+wrong on purpose: steps are compared, not rollouts. Memory: what the device has less after all target
+graphs of a plan were captured, for the bucketed plan (one pool, one output buffer) and for the naive one (a graph per
+strategy and batch size with outputs of its own), beside what `policies.speculation.graph_memory` predicts.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.engine.native.buffers import StepBuffers
+from actors.engine.native.context import KVCache
+from actors.engine.native.engine import NativeEngine
+from actors.engine.native.graph_rows import RESERVED_BLOCKS
+from actors.engine.native.graphs import CudaRecorder, GraphedForward, Recorder
+from actors.engine.native.steps import StepRows
+from actors.engine.native.telemetry import StepRecord
+from actors.engine.options import EngineOptions
+from actors.engine.types import Request, SamplingParams
+from benchmarks.machine import describe_machine
+from benchmarks.tools.contenders import WrongDrafter
+from models.config import ModelConfig
+from models.transformer import Transformer
+from policies.speculation.chooser import AdaptivePolicy
+from policies.speculation.graph_memory import ModelShape, predict
+from policies.speculation.graph_plan import CapturePlan, GraphShape, batch_buckets, bucketed_plan, naive_plan
+from policies.speculation.policy import FixedPolicy
+from policies.speculation.strategy import PLAIN, Strategy
+
+OUT = Path(__file__).parent / "results" / "graph_pool.json"
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_layers": 24, "num_heads": 14}
+    | {"num_kv_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
+    "1.5b": {"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_layers": 28, "num_heads": 12}
+    | {"num_kv_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
+    "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
+    | {"num_kv_heads": 4, "head_dim": 128},
+}
+# Four strategies, as in Table 5 of TLT.
+STRATEGIES = tuple(Strategy.parse(text) for text in ("suffix:4", "suffix:8", "suffix:6x2/12", "suffix:8x2/16"))
+BLOCK_TOKENS, PROMPT_TOKENS, NEW_TOKENS, MAX_RUNNING = 16, 64, 96, 32
+
+
+class OnePool(CudaRecorder):
+    """Keeps its pool whoever forgets graphs: for graphs of several owners that are all kept."""
+
+    _has_pool = False
+
+    def reset(self) -> None:
+        if not self._has_pool:
+            super().reset()
+            self._has_pool = True
+
+
+def random_model(config: ModelConfig, device: str, dtype: torch.dtype) -> Transformer:
+    """N(0, 0.02) matrices, made where they stay."""
+    model = Transformer(config, dtype=dtype, device=device, batch_invariant=False)
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.02, generator=generator)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    return model
+
+
+def steps_of(model: Transformer, strategy: Strategy, running: int, recorder: Recorder | None) -> list[StepRecord]:
+    """The decoding steps of one wave of `running` requests, after one for warming up (and capturing)."""
+    options = EngineOptions(
+        max_running=running,
+        kv_tokens=running * 2 * (PROMPT_TOKENS + NEW_TOKENS),
+        block_tokens=BLOCK_TOKENS,
+        max_model_tokens=PROMPT_TOKENS + NEW_TOKENS,
+        cuda_graphs=False,  # `recorder` says
+    )
+    records: list[StepRecord] = []
+    drafters = {} if strategy == PLAIN else {strategy.drafter: WrongDrafter(strategy.drafter, 1)}
+    policy = None if strategy == PLAIN else FixedPolicy(strategy)
+    engine = NativeEngine(model, options, drafters=drafters, policy=policy, recorder=recorder, on_step=records.append)
+    rng = np.random.default_rng(0)
+    for wave in range(2):
+        records.clear()
+        prompts = rng.integers(0, model.config.vocab_size, (running, PROMPT_TOKENS)).astype(np.int32)
+        sampling = SamplingParams(NEW_TOKENS)
+        engine.submit([Request(wave * running + i, i, prompt, i, sampling) for i, prompt in enumerate(prompts)])
+        while engine.has_work:
+            engine.step()
+    return [record for record in records if not record.prefill_tokens and record.running == running]
+
+
+def speed(model: Transformer, batches: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Off and on interleaved; the best round of each counts, as everything else only adds time."""
+    rows = []
+    for strategy in (PLAIN, Strategy("suffix", 4), Strategy("suffix", 8)):
+        for running in batches:
+            times: dict[str, list[float]] = {"off": [], "on": []}
+            for _ in range(rounds):
+                for name in times:
+                    steps = steps_of(model, strategy, running, CudaRecorder() if name == "on" else None)
+                    times[name].append(median(step.elapsed_s - step.draft_s for step in steps))
+            off_s, on_s = min(times["off"]), min(times["on"])
+            row = {"strategy": str(strategy), "running": running, "off_ms": round(off_s * 1e3, 3)}
+            rows.append(row | {"on_ms": round(on_s * 1e3, 3), "speedup": round(off_s / on_s, 2)})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def memory(model: Transformer, context: int) -> list[dict[str, Any]]:
+    """Device memory of all target graphs at one context length: bucketed, and naive with one pool or many."""
+    policy = AdaptivePolicy(STRATEGIES, max_running=MAX_RUNNING, exploration=0.01, window=8)
+    bucketed = CapturePlan(bucketed_plan(policy.arms_at, batch_buckets(MAX_RUNNING)).of("target"))
+    naive = CapturePlan(naive_plan((PLAIN, *STRATEGIES), range(1, MAX_RUNNING + 1)).of("target"))
+    each = [CapturePlan((graph,)) for graph in naive.graphs]
+    shape = _model_shape(model)
+    rows = []
+    for name, plans, one_pool in (
+        ("bucketed", [bucketed], True),
+        ("naive", each, True),
+        ("naive, own pools", each, False),
+    ):
+        found = _captured_bytes(model, plans, context, one_pool)
+        whole = bucketed if name == "bucketed" else naive
+        predicted = predict(whole, shape, one_output=name == "bucketed", contexts=(context,), shared_pool=one_pool)
+        row = {"plan": name, "graphs": len(whole.graphs), "bytes": found, "predicted_bytes": predicted.total_bytes}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def _captured_bytes(model: Transformer, plans: Sequence[CapturePlan], context: int, one_pool: bool) -> int:
+    device = next(model.parameters()).device
+    blocks = MAX_RUNNING * 2
+    cache = KVCache(model.config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, next(model.parameters()).dtype, str(device))
+    rows = max(graph.total_rows for plan in plans for graph in plan.graphs)
+    names = ("tokens", "positions", "kv_slots", "query_offsets", "context_lens", "sample_rows")
+    tables = MAX_RUNNING * (context // BLOCK_TOKENS)
+    capacity = dict.fromkeys(names, rows + 1) | {"block_tables": tables, "tree_mask": rows * 32}
+    buffers = StepBuffers(capacity, device)
+    shared = OnePool() if one_pool else None
+    kept = []
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    with torch.inference_mode():
+        for plan in plans:
+            graphs = GraphedForward(model, blocks, plan, (context,), CudaRecorder() if shared is None else shared)
+            kept.append(graphs)
+            for graph in plan.graphs:
+                if graphs.run(_step(graph, context), buffers, cache) is None:
+                    raise SystemExit(f"{graph} was not captured: see the log above")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return before - torch.cuda.mem_get_info()[0]
+
+
+def _step(graph: GraphShape, context: int) -> StepRows:
+    """A step that fills the graph: requests of `graph.rows` new tokens in two blocks of their own."""
+    batch, width = graph.batch, graph.rows
+    places = np.tile(np.arange(width), batch)
+    owner = np.arange(batch).repeat(width)
+    arrays: dict[str, Any] = {
+        "tokens": np.zeros(batch * width, np.int64),
+        "positions": places,
+        "kv_slots": owner * 2 * BLOCK_TOKENS + places,
+        "query_offsets": np.arange(batch + 1, dtype=np.int32) * np.int32(width),
+        "context_lens": np.full(batch, width, np.int32),
+        "block_tables": np.arange(2 * batch, dtype=np.int32).reshape(batch, 2),
+    }
+    return StepRows(arrays, width, context, batch * width, False)
+
+
+def _model_shape(model: Transformer) -> ModelShape:
+    c = model.config
+    size = next(model.parameters()).element_size()
+    sizes = (c.vocab_size, c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim)
+    return ModelShape(*sizes, dtype_bytes=size, logit_bytes=size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--context", type=int, default=512, help="tokens, for the memory part")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.graph_pool measures CUDA graphs, and this machine has no CUDA device")
+    result: dict[str, Any] = {"machine": describe_machine(), "device": torch.cuda.get_device_name(), "models": {}}
+    for size in options.sizes:
+        config = ModelConfig("qwen2", max_position_embeddings=4096, qkv_bias=True, **SHAPES[size])
+        model = random_model(config, "cuda", torch.bfloat16)
+        result["models"][size] = {
+            "speed": speed(model, options.batches, options.rounds),
+            "memory_context_tokens": options.context,
+            "memory": memory(model, options.context),
+        }
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()

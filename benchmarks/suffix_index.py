@@ -1,0 +1,293 @@
+"""The suffix index beside arctic-inference's SuffixDecodingCache: `python -m benchmarks.suffix_index --arctic FOLDER`.
+
+Owns `results/suffix_index.json` and the targets it is compared with. FOLDER is what to put on the path for
+`arctic_inference.suffix_decoding` (0.3.0) with its C++ extension, which builds alone (csrc/suffix_decoding: CMake and
+nanobind, no torch). Data: `../shared/data` rollouts, and with `--demo MODEL` responses sampled from the demo's model.
+Both sides run in one process, taking turns step by step; memory is measured in processes of their own.
+
+"Like for like" leaves out what the peer does not have: the prompt in front of a finished rollout, which lets drafts
+start with the response. With it more is accepted and more proposed, at about the same accepted per proposed.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import describe_machine
+from benchmarks.tools.suffix_data import Problem, long_rollouts, read_rollouts, sample_demo
+from benchmarks.tools.suffix_replay import Arctic, Counts, Ours, replay
+from models.ops.native import kernels
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT.parent / "shared" / "data"
+SETS = {"math": "rollouts_qwen25math_100x8.jsonl.gz", "gsm8k": "rollouts_gsm8k_gpt3_4each.jsonl.gz"}
+PEERS = (24, 64)  # tree depths
+LENGTHS = (8, 16)  # drafted tokens at most
+BATCH = 100  # requests that run together
+LONG, LONG_COUNT = 16_384, 32
+
+
+def load_set(name: str, demo: str | None) -> list[Problem]:
+    return sample_demo(Path(demo)) if name == "demo" and demo else read_rollouts(DATA / SETS[name])
+
+
+def compare(problems: list[Problem], tokens: int, folds: int) -> dict[str, Any]:
+    """All contenders on one data set with chains of at most `tokens`."""
+    names = {
+        "paceline": partial(Ours, tokens=tokens),
+        "paceline, no prompt context": partial(Ours, tokens=tokens, prompt_context=False),
+    }
+    names |= {f"arctic-{depth}": partial(Arctic, depth, tokens=tokens) for depth in PEERS}
+    counts = {name: Counts() for name in names}
+    for held_out in range(min(folds, min(len(problem.samples) for problem in problems))):
+        for start in range(0, len(problems), BATCH):
+            replay(problems[start : start + BATCH], held_out, names, counts)
+    rows: dict[str, Any] = {name: summary(found) for name, found in counts.items()}
+    for depth in PEERS:
+        rows[f"over arctic-{depth}"] = ratio(counts["paceline"], counts[f"arctic-{depth}"])
+    rows["no prompt context over arctic-64"] = ratio(counts["paceline, no prompt context"], counts["arctic-64"])
+    return rows
+
+
+def summary(counts: Counts) -> dict[str, float]:
+    steps = sum(counts.steps)
+    return {
+        "accepted_per_step": round(sum(counts.accepted) / steps, 4),
+        "proposed_per_step": round(sum(counts.proposed) / steps, 4),
+        "draft_p50_us": round(float(np.percentile(counts.draft_us, 50)), 2),
+        "draft_p99_us": round(float(np.percentile(counts.draft_us, 99)), 2),
+        "append_p50_us": round(float(np.percentile(counts.append_us, 50)), 3),
+        "steps": steps,
+    }
+
+
+def ratio(ours: Counts, theirs: Counts) -> dict[str, Any]:
+    """Accepted per step, with a bootstrap interval over requests; and the other figures as ours over theirs."""
+
+    def per_step(counts: Counts, values: list[int], rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.array(values)[rows].sum(-1) / np.array(counts.steps)[rows].sum(-1)
+
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, len(ours.steps), (1000, len(ours.steps)))
+    everyone = np.arange(len(ours.steps))
+    samples = per_step(ours, ours.accepted, rows) / per_step(theirs, theirs.accepted, rows)
+    return {
+        "accepted": round(
+            float(per_step(ours, ours.accepted, everyone) / per_step(theirs, theirs.accepted, everyone)), 4
+        ),
+        "accepted_95": [round(float(value), 4) for value in np.percentile(samples, [2.5, 97.5])],
+        "proposed": round(
+            float(per_step(ours, ours.proposed, everyone) / per_step(theirs, theirs.proposed, everyone)), 4
+        ),
+        "draft_speedup": round(median(theirs.draft_us) / median(ours.draft_us), 2),
+        "append_speedup": round(median(theirs.append_us) / median(ours.append_us), 2),
+    }
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    fields = Path("/proc/self/statm").read_text(encoding="utf-8").split()
+    return int(fields[1]) * 4096
+
+
+def measure_memory(name: str, problems: list[Problem]) -> float:
+    """Resident bytes per token that this process gains by holding what `name` says."""
+    tokens = sum(len(sample) for problem in problems for sample in problem.samples)
+    if name.startswith("arctic"):
+        Arctic(int(name.split("-")[1]), problems[:1], -1, 8)  # load the extension
+    before = resident_bytes()
+    kept: Any
+    if name == "paceline-live":
+        samples = [(problem.prompt, sample) for problem in problems for sample in problem.samples]
+        tokens += sum(len(prompt) for prompt, _ in samples)
+        kept = kernels.Suffixes(len(samples), 32, 1 << 40, 1.0, 1 << 40)
+        for handle, (prompt, sample) in enumerate(samples):
+            kept.begin(handle, prompt)
+            for at in range(0, len(sample), 4):
+                part = sample[at : at + 4]
+                kept.append_batch(np.array([handle]), part, np.array([0, len(part)]))
+    elif name == "paceline":
+        kept = kernels.Suffixes(1, 32, 1 << 40, 1.0, 1 << 40)
+        for problem in problems:
+            for sample in problem.samples:
+                kept.publish(problem.prompt, sample, 0)
+        kept.flush()
+    else:
+        kept = Arctic(int(name.split("-")[1]), problems, -1, 8)
+    used = resident_bytes() - before
+    del kept
+    return used / tokens
+
+
+def memory(data: str, arctic: str, demo: str | None) -> dict[str, float]:
+    found = {}
+    for name in ("paceline", "paceline-live", *(f"arctic-{depth}" for depth in PEERS)):
+        command = [sys.executable, "-m", "benchmarks.suffix_index", "--arctic", arctic, "--memory-of", name]
+        command += ["--data", data, *(["--demo", demo] if demo else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        found[name] = round(float(done.stdout.split()[-1]), 1)
+    return found
+
+
+def upkeep(problems: list[Problem]) -> dict[str, Any]:
+    """A full window of 32 x 16k tokens gains a rollout and loses one; drafts while that happens in the background."""
+    texts = long_rollouts(problems, LONG_COUNT + 7, LONG)
+    prompt = problems[0].prompt
+    index = kernels.Suffixes(2, LONG_COUNT, 1 << 40, 1.0, 1 << 40)
+    for text in texts[:LONG_COUNT]:
+        index.publish(prompt, text, 0)
+    index.flush()
+    merge_ms = []
+    for text in texts[LONG_COUNT : LONG_COUNT + 5]:
+        index.publish(prompt, text, 0)
+        start = time.thread_time_ns()
+        index.flush()
+        merge_ms.append((time.thread_time_ns() - start) / 1e6)
+    return {
+        "window_tokens": index.window_tokens,
+        "bytes_per_token": round(index.bytes / index.window_tokens, 2),
+        "merge_and_evict_ms": round(median(merge_ms), 2),
+        "draft_wall_us": during_merges(texts, prompt),
+        "arctic-64": arctic_upkeep(texts),
+    }
+
+
+def during_merges(texts: list[Any], prompt: Any) -> dict[str, float]:
+    """Wall time of one request's draft, quiet and while the background thread merges without a pause."""
+    index = kernels.Suffixes(1, LONG_COUNT, 1 << 40, 1.0, 0)
+    for text in texts[:LONG_COUNT]:
+        index.publish(prompt, text, 0)
+    index.flush()
+    index.begin(0, prompt)
+    stop = threading.Event()
+
+    def publish() -> None:
+        while not stop.is_set():
+            index.publish(prompt, texts[-1], 0)
+            index.flush()
+
+    def drafts(count: int) -> list[float]:
+        shape = (1, 8)
+        tokens, parents, probs = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.float32)
+        counts, handles, budgets = np.empty(1, np.int64), np.zeros(1, np.int64), np.full(1, 8)
+        found = []
+        for at in range(count):
+            index.append_batch(handles, texts[-2][at : at + 1], np.array([0, 1]))
+            start = time.perf_counter_ns()
+            index.draft_batch(handles, budgets, 8, 1, 0.1, 1.0, tokens, parents, probs, counts)
+            found.append((time.perf_counter_ns() - start) / 1e3)
+        return found
+
+    quiet = drafts(5000)
+    thread = threading.Thread(target=publish)
+    thread.start()
+    busy = drafts(5000)
+    stop.set()
+    thread.join()
+    return {
+        f"{name}_{label}": round(float(np.percentile(values, at)), 2)
+        for name, values in (("quiet", quiet), ("merging", busy))
+        for label, at in (("p50", 50), ("p99", 99))
+    }
+
+
+def arctic_upkeep(texts: list[Any]) -> dict[str, float]:
+    from arctic_inference.suffix_decoding.cache import SuffixTree  # type: ignore[import-not-found]
+
+    tree = SuffixTree(64)
+    for number, text in enumerate(texts[:LONG_COUNT]):
+        tree.extend_ndarray(number, text)
+    add_ms, remove_ms = [], []
+    for number in range(LONG_COUNT, LONG_COUNT + 5):
+        start = time.thread_time_ns()
+        tree.extend_ndarray(number, texts[number])
+        middle = time.thread_time_ns()
+        tree.remove(number - LONG_COUNT)
+        add_ms.append((middle - start) / 1e6)
+        remove_ms.append((time.thread_time_ns() - middle) / 1e6)
+    return {"add_ms": round(median(add_ms), 2), "remove_ms": round(median(remove_ms), 2)}
+
+
+def judged(record: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    """The targets of the design, what was measured, and whether they are met."""
+    rows = []
+    for depth, typical, worst in ((24, 5, 4), (64, 6, 6)):
+        speeds = [row[f"over arctic-{depth}"]["draft_speedup"] for of in record["sets"].values() for row in of.values()]
+        text = ", ".join(f"{speed:.1f}" for speed in speeds)
+        rows.append((f"draft >= {typical}x faster than arctic-{depth} (median)", text, median(speeds) >= typical))
+        rows.append((f"draft >= {worst}x faster than arctic-{depth} (worst)", text, min(speeds) >= worst))
+    for name, of in record["sets"].items():
+        for tokens, row in of.items():
+            for kind, found in (
+                ("", row["over arctic-64"]),
+                (" like for like", row["no prompt context over arctic-64"]),
+            ):
+                low, high = found["accepted_95"]
+                text = f"{found['accepted']:.4f} [{low:.4f}, {high:.4f}]"
+                rows.append((f"accepted >= 1.00x arctic-64, {name} K={tokens}{kind}", text, found["accepted"] >= 1))
+                text = f"{found['proposed']:.4f}"
+                rows.append((f"proposed <= 1.01x arctic-64, {name} K={tokens}{kind}", text, found["proposed"] <= 1.01))
+    appends = [
+        row[f"over arctic-{d}"]["append_speedup"]
+        for of in record["sets"].values()
+        for row in of.values()
+        for d in PEERS
+    ]
+    rows.append(("append >= 3x faster", ", ".join(f"{speed:.1f}" for speed in appends), min(appends) >= 3))
+    for name, found in record["memory_bytes_per_token"].items():
+        rows.append((f"window <= 12 B/token, {name}", str(found["paceline"]), found["paceline"] <= 12))
+        least = found["arctic-24"] / found["paceline"]
+        rows.append((f"window <= 1/25 of arctic-24, {name}", f"1/{least:.0f}", least >= 25))
+        rows.append((f"live <= 20 B/token, {name}", str(found["paceline-live"]), found["paceline-live"] <= 20))
+    merge = record["upkeep"]["merge_and_evict_ms"]
+    rows.append(("merge and evict 16k in 524k <= 15 ms", f"{merge}", merge <= 15))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--arctic", required=True, help="folder that holds the package arctic_inference")
+    parser.add_argument("--demo", help="directory of the demo's model: adds a data set sampled from it")
+    parser.add_argument("--folds", type=int, default=4, help="held-out samples per problem, at most")
+    parser.add_argument("--data", choices=[*SETS, "demo"], help="only this data set")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "suffix_index.json"))
+    options = parser.parse_args()
+    sys.path.insert(0, options.arctic)
+    if options.memory_of:
+        print(measure_memory(options.memory_of, load_set(options.data, options.demo)))
+        return
+    names = [options.data] if options.data else [*SETS, *(["demo"] if options.demo else [])]
+    sets = {name: load_set(name, options.demo) for name in names}
+    record: dict[str, Any] = {
+        "machine": describe_machine(("numpy", "nanobind")) | {"arctic-inference": "0.3.0"},
+        "batch": BATCH,
+        "tokens": {name: sum(len(s) for p in problems for s in p.samples) for name, problems in sets.items()},
+        "sets": {
+            name: {str(tokens): compare(problems, tokens, options.folds) for tokens in LENGTHS}
+            for name, problems in sets.items()
+        },
+        "memory_bytes_per_token": {name: memory(name, options.arctic, options.demo) for name in names},
+        "upkeep": upkeep(next(iter(sets.values()))),
+    }
+    rows = judged(record)
+    record["targets"] = [{"target": target, "measured": text, "met": met} for target, text, met in rows]
+    Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for target, text, met in rows:
+        print(f"{'met   ' if met else 'MISSED'}  {target:60} {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Who takes part in the speculation benchmarks: a policy and the drafters it may name. Owns how each is built."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.engine.options import EngineOptions
+from benchmarks.tools.targets import Target
+from drafter.build import build_drafters
+from drafter.protocol import BatchView, Drafter, Drafts, Int64Array
+from policies.speculation.build import build_policy
+from policies.speculation.options import EagleOptions, SpeculationOptions
+from policies.speculation.policy import FixedPolicy, StrategyPolicy
+from policies.speculation.strategy import Strategy
+
+FIXED = ("suffix:4", "suffix:12", "ngram:12", "suffix:8", "suffix:8x2/12", "ngram:4")
+FIXED_EAGLE = ("eagle:3", "eagle:5", "eagle:4x2/8")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Drafters are made anew for every run, so that none has seen the tokens it is to draft."""
+
+    name: str
+    policy: Callable[[], StrategyPolicy | None]
+    drafters: Callable[[EngineOptions], Mapping[str, Drafter]]
+    knows_history: bool = True  # drafters are taught the epoch before
+    learns: bool = False  # the policy is kept from run to run, after one that is not counted
+
+
+class WrongDrafter:
+    """Drafts as much as the strategy allows, all of it wrong: a token that no response of the case holds."""
+
+    needs_hidden = False
+
+    def __init__(self, name: str, token: int) -> None:
+        self.name, self._token = name, token
+
+    def begin(self, slot: int, prompt_tokens: object, response_tokens: object) -> None:
+        pass
+
+    def end(self, slot: int, tokens: object, prompt_length: int, finished: bool) -> None:
+        pass
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        """Chains of exactly strategy.depth tokens, as far as there is room."""
+        requests = len(batch.slots)
+        tokens: Int64Array = np.full((requests, strategy.depth), self._token, np.int64)
+        return Drafts(tokens, np.minimum(batch.room, strategy.depth))
+
+    def new_target(self, version: int) -> None:
+        pass
+
+    def remember(self, prompts: object, responses: object) -> None:
+        pass
+
+    def save(self, directory: str) -> None:
+        pass
+
+    def load(self, directory: str) -> None:
+        pass
+
+
+def fixed(target: Target, text: str, eagle: str | None = None) -> Contender:
+    """One strategy at every step."""
+    strategy = Strategy.parse(text)
+    options = SpeculationOptions(mode="fixed", strategies=(text,), eagle=EagleOptions(path=eagle))
+    return Contender(text, lambda: FixedPolicy(strategy), lambda engine: build_drafters(options, target.model, engine))
+
+
+def adaptive(
+    target: Target,
+    name: str = "adaptive",
+    *,
+    eagle: str | None = None,
+    strategies: Sequence[str] | None = None,
+    max_running: int | None = None,
+    cold: bool = False,
+) -> Contender:
+    """The default policy. cold: as in the first RL step, with a chooser and drafters that have seen nothing."""
+    options = SpeculationOptions(
+        eagle=EagleOptions(path=eagle), strategies=None if strategies is None else tuple(strategies)
+    )
+    if max_running is not None:
+        options = options.model_copy(update={"max_running": max_running})
+    names = sorted(build_drafters(options, target.model, EngineOptions(max_running=1, kv_tokens=64)))
+    return Contender(
+        name,
+        lambda: build_policy(options, names),
+        lambda engine: build_drafters(options, target.model, engine),
+        knows_history=not cold,
+        learns=not cold,
+    )
+
+
+def hostile(token: int, names: Sequence[str] = ("ngram", "suffix"), *, cold: bool = False) -> Contender:
+    """The default policy over drafters that are always wrong."""
+    return Contender(
+        "hostile, cold" if cold else "hostile",
+        lambda: build_policy(SpeculationOptions(), names),
+        lambda engine: {name: WrongDrafter(name, token) for name in names},
+        knows_history=False,
+        learns=not cold,
+    )

@@ -1,0 +1,190 @@
+"""Rollouts of the demo in this process, as a rollout worker's engine makes them, with a record of every step.
+
+Owns which requests a case has and how one timed run goes; never decides what a figure means. A *wave* is a number of
+requests submitted together and decoded until the last has ended, so that a wave has the long tail of an RL step; a run
+is some waves in one engine.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.native.engine import NativeEngine
+from actors.engine.native.telemetry import StepRecord
+from actors.engine.options import EngineOptions
+from actors.engine.types import Finished, Request, SamplingParams
+from benchmarks.tools.targets import Target, Task
+from drafter.protocol import Drafter
+from models.noise import noise_key
+from policies.speculation.policy import StrategyPolicy
+from policies.speculation.strategy import PLAIN, Strategy
+
+GROUP = 8  # responses per prompt, as in the demo's RL steps
+MAX_NEW_TOKENS = 200  # the demo's limit
+HISTORY_EPOCH, WARMUP_EPOCH, MEASURED_EPOCH = 0, 1, 2  # each with noise of its own
+SEED = 0
+
+Tokens = NDArray[np.int32]
+History = tuple[list[Tokens], list[Tokens]]  # prompts and responses, in step
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one timed run brought."""
+
+    seconds: float
+    responses: dict[int, Tokens]  # by request id
+    steps: list[StepRecord]  # empty unless they were asked for
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.responses.values()))
+
+
+def wave(task: Task, number: int, count: int, epoch: int, temperature: float = 1.0) -> list[Request]:
+    """`count` requests: groups of 8 for successive prompts; fewer than 8 are samples of one prompt.
+
+    Waves with different numbers take different prompts until all were used, then other samples of them.
+    """
+    groups = -(-count // GROUP)
+    requests = []
+    for i in range(count):
+        turn, index = divmod(number * groups + i // GROUP, len(task.prompts))
+        sample = turn * GROUP + i % GROUP
+        sampling = SamplingParams(MAX_NEW_TOKENS, temperature, stop_token_ids=task.stop_token_ids)
+        key = noise_key(SEED, epoch, index, sample)
+        requests.append(Request(number * count + i, index, task.prompts[index], key, sampling))
+    return requests
+
+
+def waves(task: Task, number: int, count: int, epoch: int, temperature: float = 1.0) -> list[list[Request]]:
+    return [wave(task, i, count, epoch, temperature) for i in range(number)]
+
+
+def engine_options(running: int) -> EngineOptions:
+    """Room for `running` requests, so that nothing waits for the cache."""
+    return EngineOptions(max_running=running, kv_tokens=max(4096, 320 * running))
+
+
+def decode(
+    target: Target,
+    waves: Sequence[Sequence[Request]],
+    *,
+    policy: StrategyPolicy | None = None,
+    drafters: Mapping[str, Drafter] | None = None,
+    history: History | None = None,
+    running: int | None = None,
+    record: bool = True,
+) -> Run:
+    """Decode the waves one after the other in a fresh engine that has seen `history`. Only decoding is timed.
+
+    running: requests decoded together at most; default: a whole wave.
+    """
+    steps: list[StepRecord] = []
+    options = engine_options(running or max(map(len, waves)))
+    engine = NativeEngine(
+        target.model, options, drafters=drafters or {}, policy=policy, on_step=steps.append if record else None
+    )
+    if history is not None:
+        teach((drafters or {}).values(), history)
+    responses: dict[int, Tokens] = {}
+    gc.collect()
+    start_s = perf_counter()
+    for requests in waves:
+        engine.submit(requests)
+        while engine.has_work:
+            for event in engine.step():
+                if isinstance(event, Finished):
+                    responses[event.rollout.request_id] = event.rollout.tokens
+    return Run(perf_counter() - start_s, responses, steps)
+
+
+def teach(drafters: Iterable[Drafter], history: History) -> None:
+    """Let the drafters see rollouts as if their own engine had decoded them."""
+    for drafter in drafters:
+        for prompt, response in zip(*history, strict=True):
+            drafter.begin(0, prompt, response[:0])
+            drafter.end(0, np.concatenate((prompt, response)), len(prompt), finished=True)
+
+
+def record_history(target: Target, task: Task, temperature: float = 1.0) -> History:
+    """One earlier epoch: a group of responses to every prompt."""
+    requests = [
+        request for i in range(len(task.prompts)) for request in wave(task, i, GROUP, HISTORY_EPOCH, temperature)
+    ]
+    responses = decode(target, [requests], running=64, record=False).responses
+    return [request.prompt_tokens for request in requests], [responses[request.request_id] for request in requests]
+
+
+def first_difference(expected: Mapping[int, Tokens], found: Mapping[int, Tokens]) -> str | None:
+    """Where two runs of the same requests part; None: nowhere."""
+    for request_id, tokens in expected.items():
+        other = found.get(request_id)
+        if other is None:
+            return f"request {request_id} has no response"
+        if not np.array_equal(tokens, other):
+            common = min(len(tokens), len(other))
+            at = next((i for i in range(common) if tokens[i] != other[i]), common)
+            return f"request {request_id} differs from token {at} on"
+    return None
+
+
+def require_same(expected: Run, found: Run, name: str) -> None:
+    """SystemExit if a contender drew other tokens: then its time means nothing."""
+    difference = first_difference(expected.responses, found.responses)
+    if difference is not None:
+        raise SystemExit(f"{name} is not lossless: {difference}")
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Sums over steps that held no prompt chunks."""
+
+    steps: int
+    request_steps: int
+    drafted: int
+    emitted: int
+    elapsed_s: float
+    draft_s: float
+
+    @classmethod
+    def of(cls, steps: Sequence[StepRecord]) -> "Speed":
+        return cls(
+            len(steps),
+            sum(step.running for step in steps),
+            sum(step.drafted for step in steps),
+            sum(step.emitted for step in steps),
+            sum(step.elapsed_s for step in steps),
+            sum(step.draft_s for step in steps),
+        )
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens per verification of a request; 1 for plain decoding."""
+        return self.emitted / max(self.request_steps, 1)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per token."""
+        return self.elapsed_s / max(self.emitted, 1)
+
+
+def speed_of(
+    steps: Sequence[StepRecord], keep: Callable[[Strategy], bool] = lambda _: True, running: int | None = None
+) -> Speed:
+    """Of the decoding steps whose strategy is to be kept, with exactly `running` requests if that is given."""
+    return Speed.of(
+        [
+            step
+            for step in steps
+            if not step.prefill_tokens and keep(step.strategy) and (running is None or step.running == running)
+        ]
+    )
+
+
+def is_speculative(strategy: Strategy) -> bool:
+    return strategy != PLAIN

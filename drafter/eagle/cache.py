@@ -1,0 +1,138 @@
+"""The drafter's K/V: one layer over the target's own blocks, and scratch blocks for what is only drafted.
+
+Owns the cache and, per slot, which positions in it are valid. A request's context begins at position `start`, as its
+first hidden states may be gone; position start + i has local index i and lies in the i // block_tokens-th block from
+that of `start` on. That block holds no prompt of others: whoever shares a prompt's blocks has no states of it to store.
+RoPE uses the target's positions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drafter.protocol import KVPlaces
+from models import ops
+from models.config import ModelConfig
+
+Int64Array = NDArray[np.int64]
+IDLE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EagleContext:
+    """The rows of one drafter pass (`models.transformer.AttentionContext`)."""
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor  # int64 [T]
+    kv_slots: Tensor  # int64 [T]
+    block_tables: Tensor  # int32 [R, M]
+    query_offsets: Tensor  # int32 [R + 1]
+    context_lens: Tensor  # int32 [R]
+    block_tokens: int
+    max_query: int
+    max_context: int
+    tree_mask: Tensor | None = None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ops.write_kv(k, v, self.keys, self.values, self.kv_slots)
+        return ops.paged_attention(
+            q,
+            self.keys,
+            self.values,
+            self.block_tables,
+            self.query_offsets,
+            self.context_lens,
+            self.block_tokens,
+            q.shape[-1] ** -0.5,
+            tree_mask=self.tree_mask,
+            max_query=self.max_query,
+            max_context=self.max_context,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the R requests of one `propose` lie; `start` is the position of local index 0."""
+
+    tables: NDArray[np.int32]  # [R, M]
+    start: Int64Array  # [R]
+    committed: Int64Array  # [R], local index of the first drafted row
+    block_tokens: int
+
+    def slots(self, request: Int64Array, local: Int64Array) -> Int64Array:
+        """Cache slots of local indices; both [T]."""
+        size = self.block_tokens
+        return self.tables[request, local // size].astype(np.int64) * size + local % size
+
+
+class EagleCache:
+    """K/V for `blocks` blocks of the target and `scratch_tokens` drafted rows of each slot."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        slots: int,
+        blocks: int,
+        block_tokens: int,
+        scratch_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_tokens, self._blocks = block_tokens, blocks
+        self._scratch = -(-scratch_tokens // block_tokens) + 1
+        total = (blocks + slots * self._scratch) * block_tokens
+        shape = (total, config.num_kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.start = np.full(slots, IDLE, np.int64)  # IDLE: nothing is valid
+        self.known = np.zeros(slots, np.int64)  # positions [start, known) are valid
+
+    def reset(self, slot: int | None = None) -> None:
+        """Forget one slot, or all."""
+        self.start[slice(None) if slot is None else slot] = IDLE
+
+    def places(self, kv: KVPlaces, slots: Int64Array, lengths: Int64Array) -> Places:
+        """Tables of requests whose `start` is set: the target's blocks up to the last known token's, then scratch."""
+        size = self.block_tokens
+        base = self.start[slots] // size
+        own = (lengths - 1 - self.start[slots]) // size + 1  # [R] blocks of the target, all of them allocated
+        column = np.arange(int(own.max()) + self._scratch)
+        target = kv.block_tables[slots[:, None], np.minimum(base[:, None] + column, kv.block_tables.shape[1] - 1)]
+        scratch = self._blocks + slots[:, None] * self._scratch + np.clip(column - own[:, None], 0, self._scratch - 1)
+        tables = np.where(column < own[:, None], target, scratch).astype(np.int32)
+        return Places(tables, self.start[slots], lengths - 1 - self.start[slots], size)
+
+    def context(
+        self,
+        places: Places,
+        positions: Int64Array,
+        kv_slots: Int64Array,
+        rows: Int64Array,
+        context_lens: Int64Array,
+        tree_mask: NDArray[np.uint8] | None = None,
+    ) -> EagleContext:
+        """The context of a pass of rows[r] rows per request, the last of its context_lens[r] local tokens."""
+        device = self.keys.device
+        offsets = np.zeros(len(rows) + 1, np.int32)
+        offsets[1:] = rows.cumsum()
+
+        def there(array: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        return EagleContext(
+            self.keys,
+            self.values,
+            there(positions),
+            there(kv_slots),
+            there(places.tables),
+            there(offsets),
+            there(context_lens.astype(np.int32)),
+            self.block_tokens,
+            int(rows.max()),
+            int(context_lens.max()),
+            None if tree_mask is None else there(tree_mask),
+        )

@@ -1,0 +1,313 @@
+"""EAGLE as a Drafter: catches up with the target's hidden states, then drafts chains or trees, batched over requests.
+
+Owns its network, its K/V and which positions it has seen. It starts a request from whatever hidden states the engine
+still keeps: one drafter-only pass, never a prefill of the target. Coupled drafts (design.md section 3) add the very
+noise of the target's draws, so an accurate drafter is accepted nearly as often as rejection sampling allows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drafter.eagle.cache import IDLE, EagleCache, Places
+from drafter.eagle.model import EagleModel, init_eagle, load_eagle, save_eagle
+from drafter.eagle.tree import Nodes, best_nodes, best_of_level, grown_mask
+from drafter.protocol import BatchView, Drafts
+from models import ops
+from models.transformer import Projection, Transformer
+from policies.speculation.options import EagleOptions
+from policies.speculation.strategy import Strategy
+
+Int64Array = NDArray[np.int64]
+MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for
+_OWN_STREAM = 0x5DEECE66D  # sampled drafts must not see the target's noise
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The requests that can be drafted for, R' of R."""
+
+    index: Int64Array  # [R'], their places in the batch
+    lengths: Int64Array
+    places: Places
+    keys: Tensor  # int64 [R']
+    noise_positions: Int64Array  # [R'], of the next token
+    temperatures: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    truncated: bool
+
+
+class EagleDrafter:
+    """Drafts for `target`, whose embedding and head it uses in place.
+
+    coupled: drafts follow the target's own noise; without it they follow the drafter's confidence, as in the paper.
+    sampled: chains are drawn from the drafter's distribution, which is returned (for rejection sampling).
+    tree_scale: s of the node ranking softmax((logits/T + G)/s).
+    Raises EagleWeightsError if `options.path` holds no drafter for this target.
+    """
+
+    name = "eagle"
+    needs_hidden = True
+
+    def __init__(
+        self,
+        target: Transformer,
+        options: EagleOptions,
+        slots: int,
+        blocks: int,
+        block_tokens: int,
+        *,
+        seed: int = 0,
+        coupled: bool = True,
+        sampled: bool = False,
+        tree_scale: float = 1.0,
+    ) -> None:
+        parameter = target.embed_tokens.weight
+        self._target, self._device = target, parameter.device
+        self._coupled, self._sampled, self._tree_scale = coupled, sampled, tree_scale
+        invariant = target.batch_invariant
+        if options.path in (None, "random"):
+            model = init_eagle(
+                target.config, seed, dtype=parameter.dtype, device=self._device, batch_invariant=invariant
+            )
+        else:
+            model = load_eagle(
+                options.path, target.config, dtype=parameter.dtype, device=self._device, batch_invariant=invariant
+            )
+        self.model: EagleModel = model.requires_grad_(False)
+        self.version = 0
+        self._cache = EagleCache(
+            target.config, slots, blocks, block_tokens, MAX_FED_ROWS, parameter.dtype, self._device
+        )
+        self._last_position = target.config.max_position_embeddings - 1
+        self._pack()
+
+    def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Other weights, in place, between two steps. Raises what `load_state_dict` raises, before anything changed."""
+        self.model.load_state_dict(state)
+        self.version = version
+        self._pack()
+        self._cache.reset()
+
+    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
+        self._cache.reset(slot)
+
+    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        self._cache.reset(slot)
+
+    def new_target(self, version: int) -> None:
+        """Its K/V came from hidden states of the old target."""
+        self._cache.reset()
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        pass
+
+    def save(self, directory: str) -> None:
+        save_eagle(self.model, f"{directory}/eagle")
+
+    def load(self, directory: str) -> None:
+        """The weights come with the options or by `load_weights`: an older copy must not replace them."""
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        """See `Drafter.propose`. Requests without enough kept states get no draft."""
+        shape = (len(batch.slots), strategy.tokens_to_verify)
+        tokens, counts = np.zeros(shape, np.int64), np.zeros(shape[0], np.int64)
+        parents = np.full(shape, -1, np.int64) if strategy.is_tree else None
+        distributions: Tensor | None = None
+        with torch.inference_mode():
+            started = self._catch_up(batch)
+            if started is not None:
+                ready, hidden = started
+                if parents is not None:
+                    grown, before, known = self._tree(ready, hidden, strategy)
+                    tokens[ready.index, : grown.shape[1]], counts[ready.index] = grown, known
+                    parents[ready.index, : before.shape[1]] = before
+                else:
+                    drawn, soft = self._chain(ready, hidden, strategy.depth)
+                    tokens[ready.index], counts[ready.index] = drawn, strategy.depth
+                    if soft is not None:
+                        distributions = soft.new_zeros((*shape, soft.shape[2]))
+                        distributions[torch.from_numpy(ready.index)] = soft
+        return Drafts(tokens, counts, parents, distributions)
+
+    # Catching up.
+
+    def _catch_up(self, batch: BatchView) -> tuple[_Batch, Tensor] | None:
+        """Feed the positions that the target has computed since; the output of each request's last one, [R', H]."""
+        cache, slots, lengths = self._cache, batch.slots, batch.lengths
+        if batch.hidden is None or batch.kv is None:
+            raise RuntimeError("the engine keeps no hidden states: an EAGLE drafter must be there from its start")
+        started = cache.start[slots] != IDLE
+        wanted = np.where(started, np.minimum(cache.known[slots], lengths - 2), 0)
+        kept = batch.hidden.last(slots, wanted)
+        available = np.diff(kept.offsets)
+        first = lengths - 1 - available  # position of the first kept state
+        going_on = started & (first <= wanted)
+        usable = available > 0
+        cache.start[slots] = np.where(usable, np.where(going_on, cache.start[slots], first), IDLE)
+        index = np.flatnonzero(usable)
+        if not len(index):
+            return None
+        cache.known[slots[index]] = lengths[index] - 1
+
+        rows = available[index]  # [R'] >= 1
+        owner = np.repeat(np.arange(len(index)), rows)
+        position = np.arange(len(owner)) - (rows.cumsum() - rows)[owner] + first[index][owner]
+        places = cache.places(batch.kv, slots[index], lengths[index])
+        local = position - places.start[owner]
+        tokens = batch.history[slots[index][owner], position + 1].astype(np.int64)
+        context = cache.context(places, position, places.slots(owner, local), rows, places.committed)
+        out = self._forward(tokens, kept.rows, context)
+        last = out if len(owner) == len(index) else out[torch.from_numpy(rows.cumsum() - 1).to(self._device)]
+        return self._batch(batch, index, places), last
+
+    def _batch(self, batch: BatchView, index: Int64Array, places: Places) -> _Batch:
+        top_k, top_p = batch.top_k[index], batch.top_p[index]
+        lengths = batch.lengths[index]
+        keys = batch.noise_keys[index]
+        return _Batch(
+            index,
+            lengths,
+            places,
+            self._there(keys ^ _OWN_STREAM if self._sampled else keys),
+            lengths - batch.prompt_lengths[index],
+            self._there(batch.temperatures[index]),
+            self._there(top_k),
+            self._there(top_p),
+            bool(((top_k > 0) | (top_p < 1)).any()),
+        )
+
+    # Drafting.
+
+    def _chain(self, batch: _Batch, hidden: Tensor, depth: int) -> tuple[Int64Array, Tensor | None]:
+        """Tokens [R', depth], and their distributions [R', depth, V] where they are sampled."""
+        drawn, soft = [], []
+        requests = np.arange(len(batch.index))
+        ones = np.ones(len(batch.index), np.int64)
+        for step in range(depth):
+            logits = self._target.logits(hidden)
+            cutoff = self._cutoff(logits, batch, 1)
+            noise_positions = self._there(batch.noise_positions + step)
+            tokens, _, _ = ops.sample(logits, cutoff, self._temperatures(batch), batch.keys, noise_positions)
+            drawn.append(tokens.cpu().numpy())
+            if self._sampled:
+                soft.append(_distribution(logits, cutoff, batch.temperatures))
+            if step + 1 < depth:
+                local = batch.places.committed + step
+                position = np.minimum(batch.lengths - 1 + step, self._last_position)
+                context = self._cache.context(
+                    batch.places, position, batch.places.slots(requests, local), ones, local + 1
+                )
+                hidden = self._forward(drawn[-1], hidden, context)
+        return np.stack(drawn, axis=1), torch.stack(soft, dim=1) if soft else None
+
+    def _tree(self, batch: _Batch, hidden: Tensor, strategy: Strategy) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """`best_nodes` of a tree of strategy.depth levels. Every level feeds all rows again, with the tree's mask: a
+        one-layer pass reads its weights once whatever the rows, and K/V need not follow the branches."""
+        requests, k = len(batch.index), strategy.top_k
+        tokens, scores = self._top(batch, hidden, k, batch.noise_positions)
+        k = tokens.shape[1]
+        nodes = Nodes(tokens, np.full_like(tokens, -1), scores)
+        mask = np.zeros((requests, 0, 0), np.bool_)
+        fed_tokens = np.zeros((requests, 0), np.int64)
+        fed_hidden = hidden[:, None][:, :0]
+        fed_depths = np.zeros(0, np.int64)
+        outputs = hidden[:, None]  # [R', rows, H], of the rows fed so far
+        every = np.arange(requests)[:, None]
+        first = 0
+        for level in range(1, strategy.depth):
+            if mask.shape[1] + k > MAX_FED_ROWS:
+                break
+            frontier = best_of_level(nodes, first, k, mask.shape[1])
+            mask = grown_mask(mask, frontier.parent_rows)
+            fed_tokens = np.concatenate((fed_tokens, nodes.tokens[every, frontier.nodes]), axis=1)
+            parents = self._there(np.maximum(frontier.parent_rows, 0))
+            fed_hidden = torch.cat((fed_hidden, outputs[self._there(every), parents]), dim=1)
+            fed_depths = np.concatenate((fed_depths, np.full(k, level)))
+            outputs = self._feed_tree(batch, fed_tokens, fed_hidden, fed_depths, mask)
+            newest = outputs[:, -k:].reshape(requests * k, -1)
+            tokens, scores = self._top(batch, newest, k, np.repeat(batch.noise_positions + level, k))
+            first = nodes.tokens.shape[1]
+            scores = scores.reshape(requests, k, k) + nodes.scores[every, frontier.nodes][:, :, None]
+            nodes = nodes.extended(
+                tokens.reshape(requests, k * k),
+                np.repeat(frontier.nodes, k, axis=1),
+                scores.reshape(requests, k * k).astype(np.float32),
+            )
+        return best_nodes(nodes, strategy.tokens_to_verify)
+
+    def _feed_tree(
+        self, batch: _Batch, tokens: Int64Array, hidden: Tensor, depths: Int64Array, mask: NDArray[np.bool_]
+    ) -> Tensor:
+        """Rows [R', F] of the tree, each seeing its ancestors -> their outputs [R', F, H]."""
+        requests, fed = tokens.shape
+        owner = np.repeat(np.arange(requests), fed)
+        local = (batch.places.committed[:, None] + np.arange(fed)).reshape(-1)
+        position = np.minimum(batch.lengths[:, None] - 2 + depths, self._last_position).reshape(-1)
+        context = self._cache.context(
+            batch.places,
+            position,
+            batch.places.slots(owner, local),
+            np.full(requests, fed, np.int64),
+            batch.places.committed + fed,
+            mask.reshape(requests * fed, fed).astype(np.uint8),
+        )
+        return self._forward(tokens.reshape(-1), hidden.flatten(0, 1), context).view(requests, fed, -1)
+
+    def _top(
+        self, batch: _Batch, hidden: Tensor, k: int, noise_positions: Int64Array
+    ) -> tuple[Int64Array, NDArray[np.float32]]:
+        """The k best next tokens of each row and their log-probabilities, [rows, k]."""
+        logits = self._target.logits(hidden)
+        each = len(noise_positions) // len(batch.index)
+        tokens, scores = ops.sample_topk(
+            logits,
+            self._cutoff(logits, batch, each),
+            self._temperatures(batch).repeat_interleave(each),
+            batch.keys.repeat_interleave(each),
+            self._there(noise_positions),
+            min(k, logits.shape[1]),
+            scale=self._tree_scale if self._coupled else 1.0,
+            noise=self._coupled,
+        )
+        return tokens.cpu().numpy(), scores.cpu().numpy()
+
+    # Pieces.
+
+    def _forward(self, tokens: Int64Array, hidden: Tensor, context: object) -> Tensor:
+        rotation = self._target.rope.at(context.positions)  # type: ignore[attr-defined]
+        embedded = self._target.embed_tokens(self._there(tokens))
+        out: Tensor = self.model(embedded, hidden, rotation, context)
+        return out
+
+    def _temperatures(self, batch: _Batch) -> Tensor:
+        """Without coupling a chain is the most probable one: that is the draw at temperature 0."""
+        return batch.temperatures if self._coupled or self._sampled else torch.zeros_like(batch.temperatures)
+
+    def _cutoff(self, logits: Tensor, batch: _Batch, each: int) -> Tensor:
+        if not batch.truncated:
+            return torch.full((logits.shape[0],), -torch.inf, device=self._device)
+        settings = (x.repeat_interleave(each) for x in (batch.temperatures, batch.top_k, batch.top_p))
+        return ops.cutoff(logits, *settings)
+
+    def _there(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def _pack(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, Projection):
+                ops.prepack(module.weight)
+
+
+def _distribution(logits: Tensor, cutoff: Tensor, temperatures: Tensor) -> Tensor:
+    """What a sampled token was drawn from, float32 [R, V]; at temperature 0 all of it is on the best token."""
+    wide = logits.float()
+    greedy = temperatures == 0
+    scaled = (wide / torch.where(greedy, 1.0, temperatures)[:, None]).masked_fill(wide < cutoff[:, None], -torch.inf)
+    one_hot = torch.nn.functional.one_hot(wide.argmax(1), wide.shape[1]).float()
+    return torch.where(greedy[:, None], one_hot, scaled.softmax(1))

@@ -1,0 +1,101 @@
+"""The model-free drafter of TLT 5.3: what followed the last few tokens before, in the responses to the same prompt.
+
+Owns a retrieval database per prompt (native/ngram.h) over the prompt, its running responses as far as they are known,
+and those that have ended. Never looks across prompts, and keeps nothing over a restart: a group's texts return by
+themselves as its requests run.
+
+The longest match of max_n .. min_n last tokens wins; at equal length the request's own response before its siblings'
+before the prompt, and the most recent occurrence in each. A match of a single token is followed for two tokens only.
+A strategy with top_k > 1 merges the continuations of all matches, in that order, into a tree with at most top_k
+children per node.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafter.protocol import BatchView, Drafts
+from models.ops.native import kernels
+from policies.speculation.strategy import Strategy
+
+
+class NgramDrafter:
+    """Drafts from n-gram matches. Costs a few microseconds per step and about 1 us per request (one native call).
+
+    slots, max_tokens: the shape of the engine's history. max_bytes bounds the database (about 150 bytes per token of
+    response): prompts that nobody samples leave first, least recently used; beyond it new text is not entered. They
+    also leave when `kept_versions` target versions passed without a request. Of each prompt, the last `kept_texts`
+    (up to twice as many) ended responses count.
+
+    Raises RuntimeError without the native extension, ValueError for n outside 1 <= min_n <= max_n <= 16.
+    """
+
+    name = "ngram"
+    needs_hidden = False
+
+    def __init__(
+        self,
+        slots: int,
+        max_tokens: int,
+        *,
+        max_n: int = 4,
+        min_n: int = 1,
+        max_bytes: int = 256 << 20,
+        kept_texts: int = 32,
+        kept_versions: int = 8,
+    ) -> None:
+        if kernels is None:
+            raise RuntimeError("the n-gram drafter needs the native extension: `pip install -e .` builds it")
+        self._history_shape = (slots, max_tokens)
+        self._index = kernels.Ngrams(slots, max_n, min_n, max_bytes, kept_texts, kept_versions)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the database."""
+        return int(self._index.bytes)
+
+    @property
+    def groups(self) -> int:
+        """Prompts in the database."""
+        return int(self._index.groups)
+
+    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
+        self._index.begin(slot, prompt_tokens, response_tokens)
+
+    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        self._index.end(slot, tokens, finished)
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        """Chains of at most strategy.depth tokens, or trees of at most strategy.tokens_to_verify nodes.
+
+        Raises ValueError if the batch names a slot without a request."""
+        if batch.history.shape != self._history_shape:
+            raise ValueError(f"history is {batch.history.shape}, this drafter was made for {self._history_shape}")
+        shape = (len(batch.slots), strategy.tokens_to_verify)
+        tokens, counts = np.empty(shape, np.int64), np.empty(shape[0], np.int64)
+        parents = np.empty(shape, np.int64)
+        self._index.propose(
+            batch.history,
+            batch.slots,
+            batch.lengths,
+            batch.room,
+            strategy.depth,
+            strategy.top_k,
+            tokens,
+            parents,
+            counts,
+        )
+        return Drafts(tokens, counts, parents if strategy.is_tree else None)
+
+    def new_target(self, version: int) -> None:
+        self._index.age()
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        """Rollouts that other workers finished, of prompts that are sampled here too."""
+        for prompt, response in zip(prompts, responses, strict=True):
+            self._index.remember(prompt, response)
+
+    def save(self, directory: str) -> None:
+        pass
+
+    def load(self, directory: str) -> None:
+        pass

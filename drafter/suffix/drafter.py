@@ -1,0 +1,127 @@
+"""The suffix drafter (DAS 4.1) behind the engine's drafter interface. Owns the calls; the index is native/suffix_*.
+
+Never looks across problems: requests with the same prompt share one, over RL steps and workers. Two levels: a frozen
+window of the problem's recent finished rollouts, and the request's own text (with its prompt) as it grows. A finished
+rollout joins the window before the problem's next draft, so that siblings that still run draft from it; windows above
+`inline_tokens` are rebuilt in a background thread instead, while drafts go on from the old one.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafter.protocol import BatchView, Drafts
+from models.ops.native import kernels
+from policies.speculation.options import SuffixOptions
+from policies.speculation.strategy import Strategy
+
+_LOG = logging.getLogger(__name__)
+_FILE = "suffix.index"
+
+
+class SuffixDrafter:
+    """Drafts from occurrences of the request's last tokens, earlier in its own text or in its problem's window.
+
+    slots, max_tokens: the shape of the engine's history. A chain is at most `match_factor` times as long as the match
+    it comes from (on the demo two thirds of what 2 drafts beyond 1 is accepted), and ends where its estimated
+    probability falls below options.min_probability; so does every path of a tree. Costs a few microseconds per step
+    and about one per request, in one native call; next to nothing while other strategies run. Drafts are a pure
+    function of the calls made, except while a background merge runs (500,000 tokens: some 10 ms); `inline_tokens`
+    beyond any window excludes that.
+
+    Raises RuntimeError without the native extension.
+    """
+
+    name = "suffix"
+    needs_hidden = False
+
+    def __init__(
+        self,
+        options: SuffixOptions,
+        slots: int,
+        max_tokens: int,
+        *,
+        match_factor: float = 2.0,
+        inline_tokens: int = 1 << 16,
+    ) -> None:
+        if kernels is None:
+            raise RuntimeError("the suffix drafter needs the native extension: `pip install -e .` builds it")
+        self._history_shape = (slots, max_tokens)
+        self._min_probability = options.min_probability
+        self._match_factor = match_factor
+        self._version = 0
+        self._index = kernels.Suffixes(
+            slots, options.window_rollouts, options.max_bytes, options.epoch_decay, inline_tokens
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all windows, which `max_bytes` limits."""
+        return int(self._index.bytes)
+
+    @property
+    def live_bytes(self) -> int:
+        """Memory of the running requests' own texts."""
+        return int(self._index.live_bytes)
+
+    @property
+    def problems(self) -> int:
+        """Problems with a window or a running request."""
+        return int(self._index.problems)
+
+    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
+        self._index.begin(slot, prompt_tokens)  # `propose` catches up with the response
+
+    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        self._index.finish(slot, False, self._version)
+        if finished:
+            self._index.publish(tokens[:prompt_length], tokens[prompt_length:], self._version)
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        """Chains of at most strategy.depth tokens, or trees of at most strategy.tokens_to_verify nodes.
+
+        Raises ValueError if the batch names a slot without a request."""
+        if batch.history.shape != self._history_shape:
+            raise ValueError(f"history is {batch.history.shape}, this drafter was made for {self._history_shape}")
+        shape = (len(batch.slots), strategy.tokens_to_verify)
+        tokens, parents = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        counts = np.empty(shape[0], np.int64)
+        self._index.propose(
+            batch.history,
+            batch.slots,
+            batch.lengths,
+            batch.room,
+            strategy.depth,
+            strategy.top_k,
+            self._min_probability,
+            self._match_factor,
+            tokens,
+            parents,
+            counts,
+        )
+        return Drafts(tokens, counts, parents if strategy.is_tree else None)
+
+    def new_target(self, version: int) -> None:
+        self._version = version
+        self._index.set_version(version)
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        """Rollouts that other workers finished, with about the present weights."""
+        for prompt, response in zip(prompts, responses, strict=True):
+            self._index.publish(prompt, response, self._version)
+
+    def save(self, directory: str) -> None:
+        """Write the windows to `directory`, atomically. Raises RuntimeError naming the file."""
+        self._index.save(str(Path(directory) / _FILE))
+
+    def load(self, directory: str) -> None:
+        path = Path(directory) / _FILE
+        if not path.exists():
+            _LOG.warning("no suffix index in %s: the suffix drafter starts empty", directory)
+            return
+        try:
+            self._index.load(str(path))
+        except RuntimeError as error:
+            _LOG.warning("the suffix drafter goes on without its saved index: %s", error)

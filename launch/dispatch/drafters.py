@@ -1,0 +1,82 @@
+"""What the driver tells the workers' drafters: rollouts of other workers, and the state that a checkpoint keeps.
+
+Drafters only save time: nothing here is waited for but a save, which has a deadline, and no failure reaches the run.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.engine.types import IntArray
+from actors.shared_rollouts import SharedRollouts
+from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState
+
+SAVE_TIMEOUT_S = 60.0
+_MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
+
+
+class DrafterMessages:
+    """Messages to the drafters of all workers."""
+
+    def __init__(self) -> None:
+        self._directory: str | None = None  # what an engine that starts anew begins with
+        self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
+
+    def share(self, seats: Iterable[Seat], rollouts: Sequence[tuple[IntArray, IntArray, int]]) -> None:
+        """Show every worker the rollouts, as (prompt, response, worker), that it did not make."""
+        listening = [seat for seat in seats if _up(seat) and self._listens(seat)]
+        if not rollouts or all(made_by == seat.index for seat in listening for _, _, made_by in rollouts):
+            return
+        with suppress(RayError):
+            shared = ray.put(SharedRollouts.pack(rollouts))
+            for seat in listening:
+                self._sent[seat].append(seat.handle.remember.remote(shared, seat.index))
+
+    def load(self, seats: Iterable[Seat], directory: str) -> None:
+        """All workers take what `save` wrote there, and engines that are restarted later do."""
+        self._directory = directory
+        for seat in seats:
+            if _up(seat):
+                self.started(seat)
+
+    def started(self, seat: Seat) -> None:
+        """The worker's engine is up."""
+        if self._directory is not None and self._listens(seat):
+            with suppress(RayError):
+                self._sent[seat].append(seat.handle.load_drafters.remote(self._directory))
+
+    def save(self, seats: Iterable[Seat], directory: str) -> str | None:
+        """One worker writes its drafters' state; all have seen all rollouts. Returns why nothing was written."""
+        seat = next((seat for seat in seats if seat.state is SeatState.READY), None)
+        if seat is None:
+            return "no worker is up"
+        try:
+            answer = seat.handle.save_drafters.remote(directory)
+            ready, _ = ray.wait([answer], timeout=SAVE_TIMEOUT_S)
+            if not ready:
+                return f"{seat.name} did not write them within {SAVE_TIMEOUT_S:g} s"
+            ray.get(answer, timeout=FETCH_TIMEOUT_S)
+        except RayError as error:
+            return f"{seat.name}: {str(error).strip().splitlines()[-1]}"
+        return None
+
+    def saved_as(self, directory: str) -> None:
+        """The state is kept there from now on."""
+        self._directory = directory
+
+    def _listens(self, seat: Seat) -> bool:
+        sent = self._sent.setdefault(seat, [])
+        if sent:
+            ready, waiting = ray.wait(sent, num_returns=len(sent), timeout=0)
+            for answer in ready:
+                with suppress(RayError):  # seen, so that Ray does not report it at the end of the run
+                    ray.get(answer, timeout=1.0)
+            sent[:] = waiting
+        return len(sent) < _MAX_UNANSWERED
+
+
+def _up(seat: Seat) -> bool:
+    return seat.state in (SeatState.READY, SeatState.LOADING)

@@ -1,0 +1,230 @@
+"""What speculation brought, from engine windows to numbers for people: per RL step and over a run.
+
+Owns the record of speculation.jsonl and the metrics `speculation/*`. Pure: no files, no clock.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from actors.engine.types import EngineWindow, StrategyUse
+
+PLAIN = "plain"  # plain decoding, as a strategy and in the place of a drafter
+MAX_POINTS = 4000  # of the traces of one RL step, all workers together
+
+Point = tuple[float, int, str]  # (time, requests running from then on, drafter)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over engine steps, of one strategy or of several. Seconds are engine seconds: workers add up."""
+
+    engine_steps: int = 0
+    request_steps: int = 0  # verifications: decoding requests, summed over the steps
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0  # of the timed steps (without prompt chunks), drafting included
+    draft_s: float = 0.0
+    saved_s: float = 0.0  # against measured plain decoding; negative: lost
+    offered: list[int] = field(default_factory=list)  # [depth]: requests whose draft was so deep
+    taken: list[int] = field(default_factory=list)  # [depth]: of them, accepted so deep
+
+    def add(self, other: "Totals | StrategyUse") -> None:
+        self.engine_steps += other.engine_steps
+        self.request_steps += other.request_steps
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.seconds += other.seconds
+        self.draft_s += other.draft_s
+        self.saved_s += other.saved_s
+        _add_each(self.offered, other.offered)
+        _add_each(self.taken, other.taken)
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens per verification: the accepted ones and the one that every verification draws. 1 is plain decoding."""
+        return 1 + self.accepted / self.request_steps if self.request_steps else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted of drafted tokens. Of a tree at most one path can be accepted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    def by_position(self) -> list[float | None]:
+        """[depth]: share of the drafts of at least this depth that were accepted to it."""
+        return [taken / offered if offered else None for offered, taken in zip(self.offered, self.taken, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        seconds = {name: round(getattr(self, name), 6) for name in ("seconds", "draft_s", "saved_s")}
+        return {
+            "engine_steps": self.engine_steps,
+            "request_steps": self.request_steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            **seconds,
+            "offered": self.offered,
+            "taken": self.taken,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpeculation:
+    """One RL step, all workers."""
+
+    strategies: Mapping[str, Totals]
+    traces: Mapping[str, Sequence[Point]]  # by worker, by time; the last point ends the trace with 0 running
+    requests: Sequence[tuple[int, int]] = ()  # (tokens, verifications) of each response made by one worker
+
+    def to_json(self) -> dict[str, Any]:
+        """Trace points as [ms since origin_s, running, index in `drafters`]."""
+        drafters = sorted({drafter for points in self.traces.values() for _, _, drafter in points})
+        origin_s = min((points[0][0] for points in self.traces.values() if points), default=0.0)
+        index = {drafter: i for i, drafter in enumerate(drafters)}
+        return {
+            "strategies": {name: totals.to_json() for name, totals in sorted(self.strategies.items())},
+            "origin_s": round(origin_s, 4),
+            "drafters": drafters,
+            "traces": {
+                worker: [
+                    [round((at_s - origin_s) * 1000, 1), running, index[drafter]] for at_s, running, drafter in points
+                ]
+                for worker, points in sorted(self.traces.items())
+            },
+            "requests": [list(pair) for pair in self.requests],
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars `speculation/*` and `engine/steps`; what has no value (nothing was drafted) is left out."""
+        engine_steps = sum(totals.engine_steps for totals in self.strategies.values())
+        drafters = by_drafter(self.strategies)
+        speculated = speculating(self.strategies)
+        values: dict[str, float | None] = {
+            "engine/steps": float(engine_steps),
+            "speculation/share": speculated.engine_steps / engine_steps if engine_steps else None,
+            "speculation/accept_length": speculated.accept_length,
+            "speculation/acceptance": speculated.acceptance,
+            "speculation/saved_s": speculated.saved_s,
+            "speculation/draft_s": speculated.draft_s,
+        }
+        for name, totals in drafters.items():
+            if name != PLAIN:
+                values[f"speculation/{name}/accept_length"] = totals.accept_length
+                values[f"speculation/{name}/acceptance"] = totals.acceptance
+                values[f"speculation/{name}/saved_s"] = totals.saved_s
+                values[f"speculation/{name}/steps"] = float(totals.engine_steps)
+        per_request = [tokens / verifications for tokens, verifications in self.requests if verifications]
+        if per_request:
+            for name, value in zip(("p10", "p50", "p90"), np.quantile(per_request, (0.1, 0.5, 0.9)), strict=True):
+                values[f"speculation/request_accept_length/{name}"] = float(value)
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class SpeculationMeter:
+    """Adds up the windows of all workers between `begin` and `take`."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._strategies: defaultdict[str, Totals] = defaultdict(Totals)
+        self._traces: dict[str, list[Point]] = {}
+        self._end_s: dict[str, float] = {}
+
+    def window(self, worker: str, window: EngineWindow) -> None:
+        for use in window.strategies:
+            self._strategies[use.strategy].add(use)
+        if window.trace or worker in self._traces:
+            self._traces.setdefault(worker, []).extend((t, n, _named(drafter)) for t, n, drafter in window.trace)
+            self._end_s[worker] = window.end_s
+
+    def take(self, requests: Sequence[tuple[int, int]] = ()) -> StepSpeculation:
+        """Everything since `begin`; begins anew."""
+        share = MAX_POINTS // max(len(self._traces), 1)
+        traces = {worker: _thin(_closed(points, self._end_s[worker]), share) for worker, points in self._traces.items()}
+        taken = StepSpeculation(dict(self._strategies), {w: p for w, p in traces.items() if p}, requests)
+        self.begin()
+        return taken
+
+
+def drafter_of(strategy: str) -> str:
+    """`suffix:8` -> `suffix`; `plain` is `plain`."""
+    return strategy.partition(":")[0]
+
+
+def by_drafter(strategies: Mapping[str, Totals]) -> dict[str, Totals]:
+    """Summed over each drafter's strategies; PLAIN among them."""
+    found: defaultdict[str, Totals] = defaultdict(Totals)
+    for strategy, totals in strategies.items():
+        found[drafter_of(strategy)].add(totals)
+    return dict(sorted(found.items()))
+
+
+def speculating(strategies: Mapping[str, Totals]) -> Totals:
+    """Summed over all strategies that draft."""
+    total = Totals()
+    for strategy, totals in strategies.items():
+        if strategy != PLAIN:
+            total.add(totals)
+    return total
+
+
+def over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, Totals]:
+    """By strategy, summed over records of speculation.jsonl; what is not one is left out."""
+    total: defaultdict[str, Totals] = defaultdict(Totals)
+    for record in records:
+        for strategy, totals in strategies_of(record).items():
+            total[strategy].add(totals)
+    return dict(total)
+
+
+def strategies_of(record: Mapping[str, Any]) -> dict[str, Totals]:
+    """The strategies of one record of speculation.jsonl."""
+    strategies = record.get("strategies")
+    found = {}
+    for name, values in (strategies if isinstance(strategies, dict) else {}).items():
+        try:
+            found[str(name)] = Totals(**values)
+        except TypeError:
+            continue
+    return found
+
+
+def traces_of(record: Mapping[str, Any]) -> dict[str, list[Point]]:
+    """The traces of one record of speculation.jsonl, times in seconds since the epoch."""
+    try:
+        origin_s, drafters = float(record["origin_s"]), record["drafters"]
+        return {
+            str(worker): [(origin_s + ms / 1000, int(running), str(drafters[i])) for ms, running, i in points]
+            for worker, points in record["traces"].items()
+        }
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return {}
+
+
+def _named(drafter: str) -> str:
+    return PLAIN if drafter == "none" else drafter
+
+
+def _closed(points: list[Point], end_s: float) -> list[Point]:
+    """With an end: a worker that was lost leaves its last point open."""
+    if not points or points[-1][1] == 0:
+        return points
+    return [*points, (max(end_s, points[-1][0]), 0, points[-1][2])]
+
+
+def _thin(points: list[Point], most: int) -> list[Point]:
+    """At most `most` of the points, evenly picked, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    step = (len(points) - 1) / (max(most, 2) - 1)
+    return [points[math.floor(i * step + 0.5)] for i in range(max(most, 2))]
+
+
+def _add_each(sums: list[int], values: Sequence[int]) -> None:
+    sums.extend([0] * (len(values) - len(sums)))
+    for i, value in enumerate(values):
+        sums[i] += value

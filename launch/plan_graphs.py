@@ -1,0 +1,151 @@
+"""`paceline plan-graphs`: which CUDA graphs an engine of this configuration captures, and what they cost.
+
+Owns the table. Computes from the configuration and the model's config.json alone, so it works on any machine; the plan
+is the engine's own (`policies.speculation.graph_plan`), and so is what it is compared with.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from launch.config import Config
+from launch.errors import UsageError
+from models.config import ModelConfig
+from models.directory import read_config
+from policies.speculation.build import build_policy
+from policies.speculation.graph_memory import Footprint, ModelShape, predict
+from policies.speculation.graph_plan import CapturePlan, Kind, batch_buckets, bucketed_plan, context_buckets, naive_plan
+from policies.speculation.options import SpeculationOptions
+from policies.speculation.strategy import PLAIN, Strategy
+
+_MODEL_FREE = ("ngram", "suffix")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """Both plans of one engine, and their predicted footprints."""
+
+    batches: tuple[int, ...]  # bucket i serves batches[i - 1] + 1 .. batches[i] running requests
+    contexts: tuple[int, ...]  # every shape is captured for each of these context lengths, tokens
+    strategies: tuple[Strategy, ...]
+    bucketed: CapturePlan
+    naive: CapturePlan  # every strategy at every number of requests at which it may run
+    bucketed_bytes: Footprint
+    naive_bytes: Footprint  # with graphs of the longest context only
+
+
+def graph_report(config: Config) -> GraphReport:
+    """The plans of one engine, with every drafter that the configuration allows at hand.
+
+    Raises ConfigError for a model directory without a usable config.json, and UsageError for another backend.
+    """
+    engine, speculation = config.rollout.engine, config.rollout.speculation
+    if engine.backend != "native":
+        raise UsageError(
+            f"rollout.engine.backend is {engine.backend}, which captures its graphs itself",
+            remedy="set rollout.engine.backend=native",
+        )
+    model = ModelConfig.from_hf(read_config(config.model.path))
+    # As in NativeEngine: no sequence is longer than the cache and one token more.
+    model_tokens = engine.max_model_tokens or model.max_position_embeddings
+    max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
+    batches = batch_buckets(engine.max_running)
+    contexts = context_buckets(max_tokens, engine.block_tokens)
+    policy = build_policy(speculation, drafters_at_hand(speculation))
+    reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
+    strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
+    speculating = range(1, min(engine.max_running, speculation.max_running) + 1)
+    bucketed = bucketed_plan(reached.__getitem__, batches)
+    naive = CapturePlan(
+        (
+            *naive_plan([PLAIN], range(1, engine.max_running + 1)).graphs,
+            *naive_plan([arm for arm in strategies if arm != PLAIN], speculating).graphs,
+        )
+    )
+    item_bytes = 4 if config.model.dtype == "float32" else 2
+    shape = ModelShape(
+        model.vocab_size,
+        model.hidden_size,
+        model.intermediate_size,
+        model.num_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        dtype_bytes=item_bytes,
+        logit_bytes=item_bytes,
+    )
+    return GraphReport(
+        batches,
+        contexts,
+        strategies,
+        bucketed,
+        naive,
+        predict(bucketed, shape, one_output=True, contexts=contexts),
+        predict(naive, shape, one_output=False, contexts=contexts[-1:]),
+    )
+
+
+def drafters_at_hand(options: SpeculationOptions) -> tuple[str, ...]:
+    """What an engine of this configuration drafts with, where the native extension is installed."""
+    return _MODEL_FREE if options.eagle.path is None else (*_MODEL_FREE, "eagle")
+
+
+def rendered(report: GraphReport) -> RenderableType:
+    """The plan by batch bucket, and bucketed beside naive."""
+    arms = ", ".join(str(arm) for arm in report.strategies) or "none: plain decoding only"
+    contexts = ", ".join(f"{length:,}" for length in report.contexts)
+    shapes = len(report.bucketed.graphs)
+    return Group(
+        Text(f"strategies: {arms}"),
+        _plan_table(report),
+        Text(f"{shapes} shapes, each captured when it first comes up, at context lengths of {contexts} tokens\n"),
+        _memory_table(report),
+        Text(
+            "naive: every strategy at every number of requests, outputs kept per graph, longest context only\n"
+            "predicted from shapes (docs/speculation.md); used on CUDA only, with rollout.engine.cuda_graphs",
+            style="dim",
+        ),
+    )
+
+
+def _plan_table(report: GraphReport) -> Table:
+    table = Table(title="Captured graphs, by running requests", title_justify="left")
+    table.add_column("requests", justify="right")
+    table.add_column("graph of", justify="right")
+    table.add_column("target: rows per request")
+    table.add_column("drafter: rows per request")
+    first = 1
+    for batch in report.batches:
+        served = str(batch) if first == batch else f"{first}-{batch}"
+        table.add_row(
+            served, str(batch), _rows(report.bucketed, "target", batch), _rows(report.bucketed, "drafter", batch)
+        )
+        first = batch + 1
+    return table
+
+
+def _rows(plan: CapturePlan, kind: Kind, batch: int) -> str:
+    found = sorted(graph.rows for graph in plan.of(kind) if graph.batch == batch)
+    return " ".join(str(rows) for rows in found) or "-"
+
+
+def _memory_table(report: GraphReport) -> Table:
+    table = Table(title="Predicted memory", title_justify="left")
+    table.add_column("plan")
+    for name in ("graphs", "outputs", "workspace", "graphs themselves", "total"):
+        table.add_column(name, justify="right")
+    for name, footprint in (("bucketed", report.bucketed_bytes), ("naive", report.naive_bytes)):
+        table.add_row(name, f"{footprint.graphs:,}", *_sizes(footprint))
+    return table
+
+
+def _sizes(footprint: Footprint) -> Iterable[str]:
+    parts = footprint.output_bytes, footprint.workspace_bytes, footprint.fixed_bytes, footprint.total_bytes
+    return [_size(part) for part in parts]
+
+
+def _size(count: int) -> str:
+    """`512 MiB`, `7.8 GiB`."""
+    return f"{count / 2**30:,.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,124 @@
+// The suffix index of DAS 4.1: per problem a window over its recent rollouts, per running request its own text.
+//
+// Owns what is kept and for how long: sliding window, memory limit, weights by version, files. Handles are numbers in
+// [0, handles) that the caller gives to its running requests. Safe for several threads; a handle belongs to one.
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "suffix_live.h"
+#include "suffix_vote.h"
+#include "suffix_window.h"
+
+namespace paceline::suffix {
+
+struct StoreOptions {
+  int64_t handles;
+  int64_t window_rollouts;  // per problem
+  size_t max_bytes;         // of all windows; whole problems leave, least recently used first
+  float epoch_decay;        // weight of a rollout per version of age
+  float own_weight;         // of an own occurrence, against one in a rollout of the current version
+  int64_t inline_tokens;    // windows up to this size are merged by the next draft, larger ones in the background
+};
+
+// Drafts of R requests: row r of the outputs holds `nodes` places. `counts` [R].
+struct DraftRows {
+  int64_t requests;
+  const int64_t* handles;
+  const int64_t* room;  // [R]: nodes and depth are limited by it
+  DraftShape shape;
+  int64_t* tokens;
+  int64_t* parents;
+  float* probs;  // may be null
+  int64_t* counts;
+};
+
+class Store {
+ public:
+  explicit Store(const StoreOptions& options);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // Requests of the same prompt are of the same problem. The prompt is the start of the request's own text.
+  // Throws std::out_of_range for a handle outside of [0, handles).
+  void begin(int64_t handle, const Token* prompt, int64_t tokens);
+  // The request leaves; with `keep` its response joins the problem's window as a rollout of `version`.
+  void finish(int64_t handle, bool keep, int64_t version);
+  // A finished rollout from elsewhere.
+  void publish(const Token* prompt, int64_t prompt_tokens, const Token* response, int64_t tokens, int64_t version);
+
+  // offsets [R + 1]: request r gains tokens[offsets[r]:offsets[r + 1]].
+  void append(int64_t requests, const int64_t* handles, const Token* tokens, const int64_t* offsets);
+  // Handle h's text so far is a prefix of history[h * stride:][:length]: it gains the rest.
+  void catch_up(int64_t requests, const int64_t* handles, const Token* history, int64_t stride, const int64_t* lengths);
+  // Throws std::invalid_argument for a handle without a request, as all of the above do.
+  void draft(const DraftRows& rows);
+
+  void set_version(int64_t version);
+  // Returns when every published rollout is in its window.
+  void flush();
+
+  // Replaces `path` at once, or throws std::runtime_error and leaves it. Flushes first.
+  void save(const std::string& path);
+  // Replaces the windows by those of a file. Throws std::runtime_error naming the file, and then changes nothing.
+  void load(const std::string& path);
+
+  size_t bytes() const;       // windows and rollouts that wait for their merge
+  size_t live_bytes() const;  // texts of running requests
+  size_t problems() const;
+  size_t window_tokens() const;
+
+ private:
+  struct Problem {
+    uint64_t key;
+    std::shared_ptr<const Window> window;
+    std::vector<RolloutPtr> pending;  // oldest first
+    int64_t tokens = 0;               // of window and pending
+    int64_t running = 0;
+    size_t bytes = 0;
+    bool merging = false;
+    uint64_t generation = 0;  // counts evictions
+    std::list<uint64_t>::iterator recency;
+  };
+  using ProblemPtr = std::shared_ptr<Problem>;
+  struct Live {
+    ProblemPtr problem;  // null: no request
+    LiveText text;
+    int64_t prompt_tokens = 0;
+  };
+
+  Live& live(int64_t handle);
+  ProblemPtr& touch(uint64_t key);
+  void forget_if_unused(const ProblemPtr& problem);
+  void publish(const ProblemPtr& problem, const Token* text, int64_t prompt_tokens, int64_t tokens, int64_t version);
+  std::vector<RolloutPtr> kept(const Window* window, const std::vector<RolloutPtr>& pending) const;
+  void merge_now(Problem& problem);
+  void merge_later(const ProblemPtr& problem);
+  void account(Problem& problem);
+  void make_room();
+  void evict(const ProblemPtr& problem);
+  void work();
+  void merge_all(std::unique_lock<std::mutex>& lock);
+
+  StoreOptions options_;
+  std::vector<float> weight_of_age_;
+  mutable std::mutex mutex_;  // of everything below; never held while a large window is merged or a file written
+  std::vector<Live> lives_;
+  std::unordered_map<uint64_t, ProblemPtr> problems_;
+  std::list<uint64_t> recent_;  // keys, last used first
+  std::list<ProblemPtr> jobs_;
+  std::condition_variable wake_, idle_;
+  std::thread worker_;
+  bool stop_ = false, busy_ = false;
+  size_t bytes_ = 0;
+  int64_t version_ = 0;
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace paceline::suffix

@@ -1,0 +1,64 @@
+// What the two levels of the suffix index share: texts, contexts (a text read backwards from a place) and candidates.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace paceline::suffix {
+
+using Token = int32_t;  // >= 0
+
+constexpr int kContext = 64;  // tokens of context that are compared; a longer match counts as this long
+
+// A finished response, immutable. The first `border` tokens are the end of its prompt: context, never a continuation.
+struct Rollout {
+  std::vector<Token> tokens;
+  uint32_t border;
+  int64_t version;    // of the target model's weights
+  uint64_t sequence;  // order of arrival, unique in a store
+};
+using RolloutPtr = std::shared_ptr<const Rollout>;
+
+// The tokens end[-1], end[-2], ... end[-size].
+struct Context {
+  const Token* end;
+  int64_t size;
+};
+
+// How many last tokens a and b share, at most kContext; the first `from` are known to be equal.
+inline int common(Context a, Context b, int from = 0) {
+  int limit = static_cast<int>(std::min<int64_t>(std::min(a.size, b.size), kContext));
+  int length = from;
+  while (length < limit && a.end[-1 - length] == b.end[-1 - length]) ++length;
+  return length;
+}
+
+// Sign of a - b in the order of reversed contexts, where a shorter one comes first; `length` is common(a, b).
+inline int compare(Context a, Context b, int length) {
+  if (length == kContext) return 0;
+  Token x = length < a.size ? a.end[-1 - length] : -1, y = length < b.size ? b.end[-1 - length] : -1;
+  return x < y ? -1 : x > y;
+}
+
+// The last two tokens of a context, ordered as contexts are.
+inline uint64_t last_two(Context context) {
+  uint64_t first = context.size > 0 ? static_cast<uint32_t>(context.end[-1]) + 1u : 0;
+  uint64_t second = context.size > 1 ? static_cast<uint32_t>(context.end[-2]) + 1u : 0;
+  return first << 32 | second;
+}
+
+// An earlier place with a similar context: what followed there is a proposal.
+struct Candidate {
+  const Token* next;
+  int32_t left;    // tokens known from `next` on, >= 1
+  int16_t length;  // tokens of context in common, 1 .. kContext
+  bool own;        // of the request's own text: its end is followed by the draft itself
+  float weight;
+};
+
+constexpr int kWindowCandidates = 16, kOwnCandidates = 8;
+constexpr int kCandidates = kWindowCandidates + kOwnCandidates;
+
+}  // namespace paceline::suffix

@@ -1,0 +1,94 @@
+"""Mode paper: the Bucketed-Epsilon-Greedy selector of TLT, Algorithm 1, to the letter. Owns its windows and its random
+stream.
+
+Where the paper is silent: buckets without a threshold of their own start at powers of two; with fewer thresholds than
+groups the last groups share the last bucket; an arm without a measurement counts as infinitely good, so it is tried.
+"""
+
+import random
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import median
+
+from policies.speculation.costs import PlainCost
+from policies.speculation.elastic import ElasticSwitch
+from policies.speculation.strategy import PLAIN, Strategy
+
+
+class BegMabPolicy:
+    """Strategies grouped by tokens to verify, descending, onto ascending batch buckets [t_i, t_(i+1) - 1].
+
+    thresholds: t_1 = 1 < t_2 < ...; None: 1, 2, 4, 8, ... one per group. Raises ValueError for others.
+    """
+
+    def __init__(
+        self,
+        strategies: Sequence[Strategy],
+        *,
+        thresholds: Sequence[int] | None,
+        epsilon: float,
+        window: int,
+        max_running: int,
+        seed: int,
+    ) -> None:
+        ordered = sorted(strategies, key=lambda strategy: -strategy.tokens_to_verify)
+        groups = [list(group) for _, group in groupby(ordered, key=lambda strategy: strategy.tokens_to_verify)]
+        self._thresholds = [1 << i for i in range(len(groups))] if thresholds is None else list(thresholds)
+        ascending = all(a < b for a, b in zip(self._thresholds, self._thresholds[1:], strict=False))
+        if not self._thresholds or self._thresholds[0] != 1 or not ascending:
+            raise ValueError("rollout.speculation.batch_thresholds must ascend from 1")
+        if len(self._thresholds) > len(groups):
+            raise ValueError(
+                f"rollout.speculation.batch_thresholds names {len(self._thresholds)} buckets for {len(groups)} groups "
+                "of strategies with equal tokens to verify: one threshold per group at most"
+            )
+        last = len(self._thresholds) - 1
+        self._groups = [*groups[:last], [strategy for group in groups[last:] for strategy in group]]
+        self._rewards: dict[Strategy, deque[float]] = {strategy: deque(maxlen=window) for strategy in strategies}
+        self._epsilon, self._random = epsilon, random.Random(seed)
+        self._max_running = max_running
+        self._switch, self._cost = ElasticSwitch(max_running), PlainCost()
+        self._failed: set[str] = set()
+
+    @property
+    def max_nodes(self) -> int:
+        return max((strategy.tokens_to_verify for strategy in self._rewards), default=0)
+
+    def arms_at(self, running: int) -> Sequence[Strategy]:
+        if running > self._max_running:
+            return ()
+        return self._groups[bisect_right(self._thresholds, running) - 1]
+
+    def choose(self, running: int) -> Strategy:
+        if not self._switch.on(running):
+            return PLAIN
+        valid = self._groups[bisect_right(self._thresholds, running) - 1]
+        if self._failed:
+            valid = [strategy for strategy in valid if strategy.drafter not in self._failed]
+        if len(valid) <= 1:
+            return valid[0] if valid else PLAIN
+        if self._random.random() < self._epsilon:
+            return self._random.choice(valid)
+        return max(valid, key=self._median)
+
+    def _median(self, strategy: Strategy) -> float:
+        rewards = self._rewards[strategy]
+        return median(rewards) if rewards else float("inf")
+
+    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+        if strategy.depth == 0:
+            self._cost.add(running, elapsed_s)
+        if strategy in self._rewards and elapsed_s > 0:
+            accept_length = accepted / running + 1
+            self._rewards[strategy].append(accept_length * running / elapsed_s)
+
+    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        pass
+
+    def unavailable(self, drafter: str) -> None:
+        self._failed.add(drafter)
+
+    def plain_s(self, running: int) -> float | None:
+        return self._cost.at(running)

@@ -1,0 +1,48 @@
+"""From the configuration to a policy."""
+
+from collections.abc import Sequence
+
+from policies.speculation.bandit import BegMabPolicy
+from policies.speculation.chooser import AdaptivePolicy
+from policies.speculation.defaults import default_arms
+from policies.speculation.options import SpeculationOptions
+from policies.speculation.policy import FixedPolicy, StrategyPolicy
+from policies.speculation.strategy import PLAIN, Strategy
+
+
+def build_policy(options: SpeculationOptions, drafters: Sequence[str]) -> StrategyPolicy | None:
+    """The policy of an engine that has `drafters`; None: no speculation (mode off, or nothing to draft with).
+
+    Raises ValueError for strategies that name a drafter which is not there, and for mode fixed without exactly one.
+    """
+    if options.mode == "off":
+        return None
+    if options.strategies is None:
+        arms = default_arms(drafters)
+    else:
+        arms = tuple(Strategy.parse(text) for text in options.strategies)
+        for arm in arms:
+            if arm != PLAIN and arm.drafter not in drafters:
+                at_hand = ", ".join(drafters) or "none"
+                raise ValueError(f"rollout.speculation.strategies: {arm} has no drafter here; at hand: {at_hand}")
+    if options.mode == "fixed":
+        if options.strategies is None or len(arms) != 1:
+            raise ValueError(
+                "rollout.speculation.mode: fixed needs exactly one entry in rollout.speculation.strategies"
+            )
+        return FixedPolicy(arms[0], options.max_running)
+    if not arms:
+        return None
+    if options.mode == "paper":
+        return BegMabPolicy(
+            arms,
+            thresholds=options.batch_thresholds,
+            epsilon=options.epsilon,
+            window=options.window,
+            max_running=options.max_running,
+            seed=options.seed,
+        )
+    drafting = [arm for arm in arms if arm != PLAIN]  # plain decoding is an arm anyway
+    return AdaptivePolicy(
+        drafting, max_running=options.max_running, exploration=options.exploration, window=options.window
+    )

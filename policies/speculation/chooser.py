@@ -1,0 +1,292 @@
+"""The default choice of strategies: measured gain over plain decoding, per batch bucket, explored within an allowance.
+
+Reward of a hold (a few consecutive steps of one arm): sum of A * t_plain(B) over sum of elapsed, with A the tokens per
+request and step. It is the speed-up against plain decoding, so it compares across batch sizes; plain decoding is 1.
+Deviations from TLT Algorithm 1: plain decoding is an arm everywhere; a bucket of batch sizes caps the tokens to verify
+instead of naming them; exploration has an allowance of decode time, losing arms back off, and nothing is random.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from policies.speculation.costs import PlainCost
+from policies.speculation.elastic import ElasticSwitch
+from policies.speculation.profile import DrafterProfile
+from policies.speculation.strategy import PLAIN, Strategy
+
+HOLD_S = 8e-3  # a decision stands for about so long: reconsidering costs 40 us, a step of a small model 130 ...
+HOLD_STEPS = 64  # ... and for at most so many steps
+TRIAL_REQUESTS = 4  # decoded by a trial of an arm, at least ...
+TRIAL_STEPS = 2  # ... and steps
+PLAIN_STEPS = 8  # in which plain decoding is measured first
+GRANT_STEPS = 8  # plain steps' worth of exploration beyond the share of decode time, at the start or after a change ...
+GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
+MARGIN = 0.01  # an arm must beat plain decoding by this
+FIRST_WAIT_STEPS = 64
+LONGEST_WAIT_STEPS = 1 << 14
+CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
+HOPELESS = 0.85  # arms that promise less than this share of the best are tried late
+HOPELESS_WAIT_STEPS = 1 << 11
+BUCKET_NODES = (64, 32, 16, 8, 6, 4)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
+
+
+@dataclass(frozen=True, slots=True)
+class ArmBelief:
+    """What is known of an arm in a bucket of batch sizes [first, last]."""
+
+    strategy: Strategy
+    first: int
+    last: int
+    holds: int
+    reward: float | None  # speed-up against plain decoding; None: never tried
+
+
+Hold = tuple[tuple[tuple[int, float], ...], float]  # ((running requests, tokens per request), ...) and seconds
+
+
+@dataclass(slots=True)
+class _Arm:
+    strategy: Strategy
+    holds: deque[Hold]
+    tries: int = 0
+    value: float | None = None
+    wait_steps: int = FIRST_WAIT_STEPS
+    due_step: int = 0
+
+    def judge(self, cost: PlainCost) -> None:
+        """Holds keep tokens, not gains, so that a plain cost that was measured badly, or changed, spoils none."""
+        if self.holds:
+            self.value = _speedup(self.holds, cost)
+
+    def fell(self, cost: PlainCost) -> bool:
+        """Its last holds are far below its window: the world has changed."""
+        if len(self.holds) < 8 or self.value is None:
+            return False
+        return _speedup(list(self.holds)[-3:], cost) < 0.7 * self.value
+
+    def forget(self) -> None:
+        self.holds.clear()
+        self.value = None
+
+
+def _speedup(holds: Collection[Hold], cost: PlainCost) -> float:
+    gain_s = sum(tokens * (cost.at(running) or 0.0) for parts, _ in holds for running, tokens in parts)
+    return gain_s / sum(elapsed_s for _, elapsed_s in holds)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    number: int
+    plain: _Arm
+    arms: list[_Arm] = field(default_factory=list)  # most promising first, plain decoding not among them
+
+    def best(self) -> _Arm:
+        best, value = self.plain, 1.0 + MARGIN
+        for arm in self.arms:
+            if arm.value is not None and arm.value > value:
+                best, value = arm, arm.value
+        return best
+
+
+class AdaptivePolicy:
+    """See the module docstring; implements StrategyPolicy. Deterministic: same records, same choices."""
+
+    def __init__(self, arms: Sequence[Strategy], *, max_running: int, exploration: float, window: int) -> None:
+        self._exploration, self._window = exploration, window
+        self._switch = ElasticSwitch(max_running)
+        self._cost = PlainCost()
+        self._profiles = {arm.drafter: DrafterProfile() for arm in arms}
+        self._max_nodes = max((arm.tokens_to_verify for arm in arms), default=0)
+        self._buckets = [self._bucket(number, arms) for number in range(len(BUCKET_NODES))]
+        self._of = [
+            self._buckets[min((max(b, 1) - 1).bit_length(), len(BUCKET_NODES) - 1)] for b in range(max_running + 1)
+        ]
+        self._step = 0
+        self._credit_s = 0.0
+        self._fresh, self._next_grant_step = True, 0  # much is unknown: exploration is worth a grant
+        # The present decision, and what its steps brought: lists, so that a step costs an append.
+        self._left = 0  # steps for which it stands
+        self._held = self._buckets[0]
+        self._arm = self._held.plain
+        self._strategy = PLAIN
+        self._exploring = False
+        self._running = 0
+        self._times_s: list[float] = []
+        self._accepted = 0
+        self._segments: list[tuple[int, list[float], int]] = []  # (running, times, accepted) before `running` changed
+
+    def _bucket(self, number: int, arms: Sequence[Strategy]) -> _Bucket:
+        chosen = [arm for arm in arms if arm.tokens_to_verify <= BUCKET_NODES[number]]
+        return _Bucket(
+            number,
+            _Arm(PLAIN, deque(maxlen=self._window), value=1.0),
+            [_Arm(arm, deque(maxlen=self._window)) for arm in chosen],
+        )
+
+    @property
+    def max_nodes(self) -> int:
+        return self._max_nodes
+
+    def arms_at(self, running: int) -> Sequence[Strategy]:
+        if running >= len(self._of):
+            return ()
+        return [arm.strategy for arm in self._of[running].arms]
+
+    def choose(self, running: int) -> Strategy:
+        left = self._left
+        if left and running == self._running:
+            self._left = left - 1
+            return self._strategy
+        return self._choose(running)
+
+    def _choose(self, running: int) -> Strategy:
+        if self._times_s:
+            self._segments.append((self._running, self._times_s, self._accepted))
+            self._times_s, self._accepted = [], 0
+        self._running = running
+        if not self._switch.on(running):
+            self._left, self._strategy = 0, PLAIN
+            return PLAIN
+        bucket = self._of[running]
+        if self._left > 0 and bucket is self._held:
+            self._left -= 1
+            return self._strategy
+        self._close()
+        self._decide(bucket, running)
+        self._strategy = self._arm.strategy
+        return self._strategy
+
+    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+        if strategy is self._strategy:
+            self._times_s.append(elapsed_s)
+            self._accepted += accepted
+
+    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        pass
+
+    def unavailable(self, drafter: str) -> None:
+        for bucket in self._buckets:
+            bucket.arms = [arm for arm in bucket.arms if arm.strategy.drafter != drafter]
+        if self._arm.strategy.drafter == drafter:
+            self._left, self._arm, self._strategy = 0, self._held.plain, PLAIN
+            self._times_s, self._accepted, self._segments = [], 0, []
+
+    def plain_s(self, running: int) -> float | None:
+        return self._cost.at(running)
+
+    def beliefs(self) -> tuple[ArmBelief, ...]:
+        """Every arm in every bucket, for reports and tests."""
+        last = len(self._of) - 1
+        edges = [(1, 1), *(((1 << n) // 2 + 1, 1 << n) for n in range(1, len(BUCKET_NODES)))]
+        return tuple(
+            ArmBelief(arm.strategy, first, last if bucket is self._buckets[-1] else until, arm.tries, arm.value)
+            for bucket, (first, until) in zip(self._buckets, edges, strict=True)
+            for arm in (bucket.plain, *bucket.arms)
+            if first <= last
+        )
+
+    # Decisions.
+
+    def _close(self) -> None:
+        """Judge the hold that ends."""
+        segments, self._segments = self._segments, []
+        if not segments:
+            return
+        arm, bucket, plain = self._arm, self._held, self._held.plain
+        steps = requests = accepted = 0
+        elapsed_s = raw_s = plain_s = 0.0
+        parts = []
+        for running, times_s, taken in segments:
+            middle_s = sorted(times_s)[len(times_s) // 2]
+            count = len(times_s)
+            # A step that the machine interrupted says nothing about the arm.
+            elapsed_s += sum(min(time_s, 2 * middle_s) for time_s in times_s)
+            raw_s += sum(times_s)
+            if arm is plain:
+                self._cost.add(running, middle_s)
+            parts.append((running, count + taken / running))
+            plain_s += count * (self._cost.at(running) or 0.0)
+            steps, requests, accepted = steps + count, requests + count * running, accepted + taken
+        self._step += steps
+        self._credit_s += self._exploration * raw_s
+        rival = bucket.best()
+        hold: Hold = (tuple(parts), max(elapsed_s, 1e-9))
+        if self._exploring:
+            spent_s = min(raw_s, 2 * elapsed_s)
+            self._credit_s -= max(0.0, spent_s - hold[1] * _speedup((hold,), self._cost) / (rival.value or 1.0))
+        arm.tries += 1
+        if arm is plain:
+            for other in bucket.arms:
+                other.judge(self._cost)
+            arm.due_step = self._step + arm.wait_steps
+            arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
+            return
+        arm.holds.append(hold)
+        arm.judge(self._cost)
+        self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, elapsed_s - plain_s)
+        if not self._exploring and arm.fell(self._cost):
+            self._start_over(arm.strategy.drafter)
+            return
+        best = bucket.best()
+        if (arm.value or 0.0) > CLOSE * (best.value or 1.0):
+            arm.wait_steps = FIRST_WAIT_STEPS
+        else:
+            arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
+        arm.due_step = self._step + arm.wait_steps
+
+    def _start_over(self, drafter: str) -> None:
+        """What was measured of `drafter` does not hold any more: it, and what lost against it, is worth a trial now."""
+        self._fresh, self._profiles[drafter] = True, DrafterProfile()
+        for bucket in self._buckets:
+            for arm in (bucket.plain, *bucket.arms):
+                arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, self._step
+                if arm.strategy.drafter == drafter:
+                    arm.forget()
+
+    def _decide(self, bucket: _Bucket, running: int) -> None:
+        plain_s = self._cost.at(running)
+        if plain_s is None:  # Nothing compares before plain decoding is known; it costs what 'off' costs.
+            self._hold(bucket, bucket.plain, PLAIN_STEPS, exploring=False)
+            return
+        trial_steps = max(TRIAL_STEPS, -(-TRIAL_REQUESTS // running))
+        if self._fresh and self._step >= self._next_grant_step:
+            self._fresh, self._next_grant_step = False, self._step + GRANT_EVERY_STEPS
+            self._credit_s = max(self._credit_s, 0.0) + GRANT_STEPS * plain_s
+        best = bucket.best()
+        candidate = self._candidate(bucket, best, running) if self._credit_s > 0 else None
+        if candidate is not None:
+            self._hold(bucket, candidate, trial_steps, exploring=True)
+            return
+        steps = int(HOLD_S / plain_s)
+        self._hold(bucket, best, min(max(steps, 1), HOLD_STEPS), exploring=False)
+
+    def _hold(self, bucket: _Bucket, arm: _Arm, steps: int, *, exploring: bool) -> None:
+        self._held, self._arm, self._exploring = bucket, arm, exploring
+        self._left = steps - 1
+
+    def _candidate(self, bucket: _Bucket, best: _Arm, running: int) -> _Arm | None:
+        """The arm most worth a trial now, if any."""
+        plain, step = bucket.plain, self._step
+        if best is not plain and step >= plain.due_step and not self._cost.measured_near(running):
+            return plain  # What plain decoding costs here was only inferred.
+        chosen, most = None, 0.0
+        for arm in bucket.arms:
+            if arm is best or step < arm.due_step:
+                continue
+            promise = self._promise(bucket, arm, running)
+            if arm.value is None and promise < HOPELESS * (best.value or 1.0) and step < HOPELESS_WAIT_STEPS:
+                continue
+            if promise > most:
+                chosen, most = arm, promise
+        if chosen is None and best is not plain and step >= plain.due_step:
+            return plain  # It may have become slower or faster: every reward is relative to it.
+        return chosen
+
+    def _promise(self, bucket: _Bucket, arm: _Arm, running: int) -> float:
+        """What to expect of an arm: its own value, else by its drafter's profile; a drafter never tried comes first."""
+        if arm.value is not None:
+            return arm.value
+        predicted = self._profiles[arm.strategy.drafter].predict(arm.strategy, running, self._cost.at(running) or 0.0)
+        return math.inf if predicted is None else predicted

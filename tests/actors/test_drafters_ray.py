@@ -1,0 +1,104 @@
+"""The driver's messages to the drafters of several workers, with real Ray actors and fake engines."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engine.options import RolloutOptions
+from actors.engine.types import IntArray, Rollout
+from actors.shared_rollouts import SharedRollouts
+from launch.dispatch import RolloutDispatcher, spawner
+from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request
+
+DEADLINE_S = 30.0
+Made = tuple[IntArray, IntArray, int]
+
+
+@contextmanager
+def workers(n: int, notes: Path, **fake: object) -> Iterator[RolloutDispatcher]:
+    options = [FakeOptions(notes=str(notes / f"rollout-{i}"), **fake) for i in range(n)]  # type: ignore[arg-type]
+    dispatcher = RolloutDispatcher(
+        spawner(lambda name: partial(FakeEngine, options[int(name.rpartition("-")[2])])), RolloutOptions(workers=n)
+    )
+    try:
+        dispatcher.start()
+        yield dispatcher
+    finally:
+        dispatcher.close()
+
+
+def told(path: Path, lines: int) -> list[dict[str, object]]:
+    """What an engine was told, once so many messages have arrived."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not path.exists() or path.read_text().count("\n") < lines:
+        assert time.monotonic() < deadline_s, f"{path.name} was not told"
+        time.sleep(0.01)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rollouts(made_by: list[int]) -> list[Made]:
+    return [(np.array([i], np.int32), np.array([i, i + 1], np.int32), worker) for i, worker in enumerate(made_by)]
+
+
+@pytest.mark.ray
+def test_every_worker_learns_what_the_others_made(tmp_path: Path) -> None:
+    with workers(3, tmp_path) as dispatcher:
+        dispatcher.share(rollouts([0, 1, 1, 2]))
+        for worker, others in ((0, [1, 2, 3]), (1, [0, 3]), (2, [0, 1, 2])):
+            assert told(tmp_path / f"rollout-{worker}", 1) == [{"remember": [[[i], [i, i + 1]] for i in others]}]
+
+
+@pytest.mark.ray
+def test_one_worker_is_told_nothing(tmp_path: Path) -> None:
+    with workers(1, tmp_path) as dispatcher:
+        dispatcher.share(rollouts([0, 0]))
+        dispatcher.share([])
+        dispatcher.load_drafters("first")
+        assert told(tmp_path / "rollout-0", 1) == [{"load": "first"}]
+
+
+@pytest.mark.ray
+def test_saved_state_is_loaded_by_all_and_by_engines_that_are_restarted(tmp_path: Path) -> None:
+    with workers(2, tmp_path, poison=7) as dispatcher:
+        assert dispatcher.save_drafters(str(tmp_path)) is None
+        assert (tmp_path / "index").read_text() == "drafts"
+        dispatcher.load_drafters("checkpoint-1")
+        for worker in range(2):
+            assert told(tmp_path / f"rollout-{worker}", 1) == [{"load": "checkpoint-1"}]
+        dispatcher.drafters_are_in("checkpoint-2")
+        done: list[Rollout] = []
+        stats = dispatcher.run([make_request(7)], done.append)  # kills every engine it is given to
+        assert done == []
+        assert stats.reissued_ids == {7}
+        restarted = [tmp_path / f"rollout-{worker}" for worker in range(2)]
+        assert any({"load": "checkpoint-2"} in told(path, 1) for path in restarted)
+        dispatcher.share(rollouts([0, 1]))  # whatever state the workers are in: never an error
+
+
+@pytest.mark.ray
+def test_a_save_without_answer_or_without_workers_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.dispatch.drafters.SAVE_TIMEOUT_S", 0.2)
+    with workers(1, tmp_path, mute_drafters=True) as dispatcher:
+        failure = dispatcher.save_drafters(str(tmp_path))
+        assert failure == "rollout-0 did not write them within 0.2 s"
+    assert dispatcher.save_drafters(str(tmp_path)) == "no worker is up"
+
+
+tokens = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(lambda values: np.array(values, np.int32))
+
+
+@given(st.lists(st.tuples(tokens, tokens, st.integers(0, 3)), min_size=1, max_size=8), st.integers(0, 3))
+def test_packing_loses_nothing(made: list[Made], worker: int) -> None:
+    prompts, responses = SharedRollouts.pack(made).not_from(worker)
+    kept = [(prompt, response) for prompt, response, maker in made if maker != worker]
+    assert [p.tolist() for p in prompts] == [p.tolist() for p, _ in kept]
+    assert [r.tolist() for r in responses] == [r.tolist() for _, r in kept]
+    assert all(part.dtype == np.int32 for part in (*prompts, *responses))

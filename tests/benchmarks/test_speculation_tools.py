@@ -1,0 +1,249 @@
+"""The tools of the speculation benchmarks: bounds worked out by hand, requests, switches, records, tables, charts."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.engine.native.telemetry import StepRecord
+from benchmarks.strategy_grid import BATCHES, cells
+from benchmarks.switching import SwitchingPolicy, switch_costs
+from benchmarks.tools import grid_report, rollout_report, rollouts, tlt_tables
+from benchmarks.tools.bound import MIN_STEPS, bound_s, bucket, interpolated
+from benchmarks.tools.contenders import WrongDrafter
+from benchmarks.tools.svg import Line, Panel, chart
+from benchmarks.tools.targets import Task
+from drafter.protocol import BatchView
+from policies.speculation.strategy import PLAIN, Strategy
+
+
+def step(
+    strategy: str = "plain",
+    running: int = 1,
+    *,
+    drafted: int = 0,
+    emitted: int = 1,
+    elapsed_s: float = 1.0,
+    draft_s: float = 0.0,
+    prefill: int = 0,
+) -> StepRecord:
+    parsed = Strategy.parse(strategy)
+    return StepRecord(0.0, running, parsed, drafted, emitted - running, emitted, elapsed_s, draft_s, prefill)
+
+
+def test_pass_costs_are_linear_between_rows_and_beyond() -> None:
+    cost = interpolated({1: {1: 1.0, 3: 2.0}, 2: {2: 5.0}})
+    assert [cost(1, rows) for rows in (1, 2, 3, 5)] == [1.0, 1.5, 2.0, 3.0]
+    assert cost(3, 9) == 5.0  # 3 running requests count from 2 on
+    assert [bucket(running) for running in (1, 2, 3, 4, 127, 128)] == [1, 2, 2, 4, 64, 128]
+
+
+def test_the_bound_takes_the_best_strategy_of_each_batch_size_at_its_bare_cost() -> None:
+    # 10 plain steps of 1 s at one request: 0.6 s forward, 0.4 s beside it. 4 at two requests. One with a prompt: 3 s.
+    off = (
+        [step() for _ in range(10)] + [step(running=2, emitted=2) for _ in range(4)] + [step(prefill=8, elapsed_s=3.0)]
+    )
+    cost = interpolated({1: {1: 0.6, 5: 1.0}, 2: {2: 0.8, 10: 2.4}})
+    # 3 tokens for 0.4 + 1.0 + 0.1 s at one request: 0.5 s per token. At two requests a loss: 4 tokens for 0.2 + 2.4 s.
+    tried = [step("suffix:4", drafted=4, emitted=3, elapsed_s=2.0, draft_s=0.1)] * MIN_STEPS
+    tried += [step("suffix:4", 2, drafted=8, emitted=4, elapsed_s=3.0)] * MIN_STEPS
+    assert bound_s(off, tried, cost) == pytest.approx(10 * 0.5 + 4 * 1.0 + 3.0)
+    # Too few steps say nothing, and steps of the plain arm are no news.
+    assert bound_s(off, tried[: MIN_STEPS - 1] + [step()] * 99, cost) == pytest.approx(10 + 4 + 3)
+
+
+def test_the_bound_is_never_above_what_was_measured() -> None:
+    off = [step() for _ in range(4)]
+    tried = [step("suffix:4", drafted=4, emitted=5, elapsed_s=1.0)] * MIN_STEPS
+    assert bound_s(off, tried, lambda running, rows: 0.5 * rows) == pytest.approx(4 * 0.2)
+
+
+def task() -> Task:
+    return Task([np.array([i + 1], np.int32) for i in range(3)], (0,))
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 16])
+def test_waves_take_other_prompts_and_never_the_same_noise(count: int) -> None:
+    made = rollouts.waves(task(), 6, count, epoch=2)
+    assert all(len(requests) == count for requests in made)
+    requests = [request for wave in made for request in wave]
+    assert len({request.request_id for request in requests}) == len(requests)
+    assert len({request.noise_key for request in requests}) == len(requests)
+    assert {request.prompt_id for request in requests} == {0, 1, 2}
+    assert all(
+        request.prompt_tokens is not None and request.prompt_tokens[0] == request.prompt_id + 1 for request in requests
+    )
+    groups = [len({request.prompt_id for request in wave}) for wave in made]
+    assert groups == [max(1, count // rollouts.GROUP)] * 6
+    earlier = rollouts.wave(task(), 0, count, epoch=0)
+    assert not {request.noise_key for request in earlier} & {request.noise_key for request in requests}
+
+
+def test_a_difference_is_found_and_named() -> None:
+    tokens = np.array([1, 2, 3], np.int32)
+    assert rollouts.first_difference({7: tokens}, {7: tokens.copy()}) is None
+    assert rollouts.first_difference({7: tokens}, {}) == "request 7 has no response"
+    assert rollouts.first_difference({7: tokens}, {7: tokens[:2]}) == "request 7 differs from token 2 on"
+    runs = [rollouts.Run(1.0, {7: of}, []) for of in (tokens, tokens + 1)]
+    with pytest.raises(SystemExit, match="suffix:4 is not lossless: request 7 differs from token 0 on"):
+        rollouts.require_same(runs[0], runs[1], "suffix:4")
+
+
+def test_speed_leaves_prompt_chunks_and_other_batch_sizes_out() -> None:
+    steps = [
+        step("suffix:4", 2, drafted=8, emitted=6, elapsed_s=3.0, draft_s=1.0),
+        step("suffix:4", 2, emitted=2, prefill=5, elapsed_s=50.0),
+        step("suffix:4", 1, drafted=4, emitted=5, elapsed_s=20.0),
+        step(running=2, emitted=2, elapsed_s=9.0),
+    ]
+    speed = rollouts.speed_of(steps, rollouts.is_speculative, running=2)
+    assert (speed.steps, speed.accept_length, speed.token_s) == (1, 3.0, 0.5)
+    assert rollouts.speed_of(steps, rollouts.is_speculative).accept_length == 11 / 3
+
+
+def test_the_hostile_drafter_fills_the_room_with_one_token() -> None:
+    nothing = np.zeros(2, np.int64)
+    view = BatchView(
+        nothing, nothing, nothing, np.zeros((2, 4), np.int32), nothing, nothing, nothing, np.zeros(2, np.float32), 9,
+        nothing, np.ones(2, np.float32), np.array([1, 7]),
+    )  # fmt: skip
+    drafts = WrongDrafter("suffix", 8).propose(view, Strategy("suffix", 3))
+    assert drafts.tokens.tolist() == [[8, 8, 8]] * 2
+    assert drafts.counts.tolist() == [1, 3]
+
+
+def test_the_switching_policy_counts_what_it_did() -> None:
+    policy = SwitchingPolicy(Strategy("suffix", 4), every_steps=2)
+    assert [policy.choose(1).depth for _ in range(7)] == [0, 0, 4, 4, 0, 0, 4]
+    assert policy.switches == 3
+    assert policy.choose(1) != PLAIN
+
+
+def test_a_switch_costs_what_its_step_took_beyond_its_like() -> None:
+    on = {"strategy": "suffix:4", "drafted": 4, "emitted": 2}
+    steps = [step(elapsed_s=1.0) for _ in range(4)]
+    steps += [step(elapsed_s=3.5, **on), *(step(elapsed_s=2.0, **on) for _ in range(3))]  # type: ignore[arg-type]
+    steps += [step(elapsed_s=1.25), step(prefill=3, elapsed_s=9.0), step(elapsed_s=7.0, running=2)]
+    costs = switch_costs(steps)
+    assert costs == {"on": [1.5], "off": [0.25]}
+
+
+def case(requests: int, speedup: float, hostile: float = 1.0, dtype: str = "float32", **more: Any) -> dict[str, Any]:
+    contenders = {
+        "adaptive": {"speedup": speedup, "accept_length": 2.0},
+        "hostile": {"speedup": hostile, "accept_length": 1.0},
+        "suffix:4": {"speedup": 1.5, "accept_length": 2.5},
+        "ngram:4": {"speedup": 1.25, "accept_length": 2.0},
+    }
+    shared = {"target": "20m", "parameters": 20, "dtype": dtype, "off_tokens_per_s": 1000.0}
+    bound = {"bound_speedup": 2.0, "adaptive_of_bound": speedup / 2}
+    return {"requests": requests, "contenders": contenders} | shared | bound | more
+
+
+def test_cases_are_merged_and_replaced_but_only_on_one_machine(tmp_path: Path) -> None:
+    path, machine = tmp_path / "rollout.json", {"cpu": "a", "threads": 2}
+    rollout_report.merge(path, case(2, 1.8), machine)
+    rollout_report.merge(path, case(1, 1.0), machine)
+    rollout_report.merge(path, case(1, 1.9), machine)
+    cases = json.loads(path.read_text())["cases"]
+    assert [(c["requests"], c["contenders"]["adaptive"]["speedup"]) for c in cases] == [(1, 1.9), (2, 1.8)]
+    with pytest.raises(SystemExit, match="differs from this run in threads"):
+        rollout_report.merge(path, case(4, 1.0), machine | {"threads": 1})
+
+
+def test_the_table_tells_the_best_fixed_and_the_worst_cases() -> None:
+    record = {"machine": {}, "cases": [case(1, 1.9), case(2, 1.6, hostile=0.97, off_over_base=1.02)]}
+    text = rollout_report.table(record)
+    assert "| 20m float32 | 1 | 1,000 | **1.90x** | 2.00 | 2.00x | 0.95 | 1.50x suffix:4 |" in text
+    assert "Smallest share of the bound: 80% (20m float32 at 2 requests)." in text
+    assert "Slowest against off: 0.97x (hostile, 20m float32 at 2 requests)." in text
+    assert "Slowest off against the engine before: 1.02x (20m float32 at 2 requests)." in text
+
+
+def test_charts_are_svg_with_every_line_inside() -> None:
+    record = {"machine": {}, "cases": [case(1, 1.9), case(128, 1.1), case(1, 3.1, dtype="bfloat16")]}
+    root = ElementTree.fromstring(rollout_report.plot(record))
+    space = "{http://www.w3.org/2000/svg}"
+    assert [text.text for text in root.iter(f"{space}text") if text.get("class") == "title"] == [
+        "20m float32",
+        "20m bfloat16",
+    ]
+    lines = list(root.iter(f"{space}polyline"))
+    assert len(lines) == 10
+    places = [tuple(map(float, point.split(","))) for line in lines for point in line.get("points", "").split()]
+    assert all(0 <= x <= 300 and 0 <= y <= 220 for x, y in places)
+    # 4 is at the top, 0 at the bottom of an axis that begins 30 and ends 40 from its panel's edges.
+    only = chart([Panel("a <b>", [Line("l & m", [(1, 4.0), (4, 0.0)])])], x_label="x", y_label="y")
+    points = next(ElementTree.fromstring(only).iter(f"{space}polyline")).get("points")
+    assert points == "42.0,30.0 290.0,180.0"
+    with pytest.raises(ValueError, match="at least one point"):
+        chart([], x_label="x", y_label="y")
+
+
+def test_every_cell_of_the_grid_can_run() -> None:
+    for batch in BATCHES:
+        found = cells("eagle", batch)
+        assert len(set(found)) == len(found)
+        assert all(cell.depth <= cell.tokens_to_verify for cell in found)
+        assert all(Strategy.parse(str(cell)) == cell for cell in found)
+    assert set(cells("eagle", 32)) < set(cells("eagle", 1))
+
+
+def test_the_grid_stands_beside_the_paper() -> None:
+    def row(batch: int) -> dict[str, Any]:
+        found = [
+            {
+                "strategy": str(cell),
+                "depth": cell.depth,
+                "top_k": cell.top_k,
+                "tokens_to_verify": cell.tokens_to_verify,
+                "accept_length": 3.0,
+                "speedup": 2.0 + (cell == Strategy("suffix", 8)),
+            }
+            for cell in cells("suffix", batch)
+        ]
+        choice = {
+            "best": "suffix:8",
+            "best_speedup": 3.0,
+            "chosen": "suffix:4",
+            "chosen_share": 0.9,
+            "chosen_speedup": 2.0,
+            "choice_regret": 1 / 3,
+            "reached_speedup": 1.95,
+        }
+        return {
+            "target": "20m",
+            "dtype": "float32",
+            "drafter": "suffix",
+            "batch": batch,
+            "cells": found,
+            "choice": choice,
+        }
+
+    text = grid_report.markdown({"rows": [row(1), row(8)]})
+    assert "| 8 | 3.00 / 3.00x |" in text  # the chain of depth 8
+    assert "| TLT, depth 12, verify 64 | 4: 8.29 / 3.51x | 6: 8.66 / 3.65x |" in text
+    assert "| 8 | 2.00x | 2.00x | **3.00x** |" in text
+    assert "| **2.73x** | 2.63x | 2.51x | 2.27x |" in text
+    assert "| 1 | suffix:8 3.00x | suffix:4 2.00x | 33.3% | 1.95x |" in text
+
+
+def test_figures_of_the_paper_are_those_it_prints() -> None:
+    paper = Path(__file__).parents[3] / "shared" / "papers" / "tlt.txt"
+    if not paper.is_file():
+        pytest.skip("the paper's text is not at hand")
+    lines = (
+        paper.read_text(encoding="utf-8")
+        .replace("\N{MULTIPLICATION SIGN}", "")
+        .replace("<b>", "")
+        .replace("</b>", "")
+        .splitlines()
+    )
+    lengths, speedups = ("\t".join(f"{v[i]:.2f}" for v in tlt_tables.TOP_K.values()) for i in (0, 1))
+    assert f"Accept Length\t{lengths}" in lines
+    assert f"Speedup\t{speedups}" in lines
+    for batch, row in tlt_tables.BATCH.items():
+        assert f"Batch Size = {batch}\t" + "\t".join(f"{value:.2f}" for value in row.values()) in lines

@@ -1,0 +1,191 @@
+"""The suffix drafter as an engine drives it: catching up late, siblings, other workers, files."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drafter.protocol import BatchView
+from drafter.suffix import SuffixDrafter
+from models.ops.native import kernels
+from policies.speculation.options import SuffixOptions
+from policies.speculation.strategy import Strategy
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(kernels, "Suffixes"), reason="paceline_native is missing or old: pip install -e ."
+)
+SLOTS, MAX_TOKENS = 4, 64
+PROMPT = np.array([90, 91, 92, 93, 94], np.int32)
+RESPONSE = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], np.int32)
+CHAIN = Strategy("suffix", 4)
+
+
+class Engine:
+    """The part of an engine that a drafter sees."""
+
+    def __init__(self, **options) -> None:
+        self.drafter = SuffixDrafter(SuffixOptions(**options), SLOTS, MAX_TOKENS)
+        self.history = np.zeros((SLOTS, MAX_TOKENS), np.int32)
+        self.lengths: dict[int, int] = {}
+        self.prompts: dict[int, int] = {}
+
+    def begin(self, slot: int, prompt: np.ndarray = PROMPT, response: np.ndarray = RESPONSE[:0]) -> None:
+        self.drafter.begin(slot, prompt, response)
+        self.lengths[slot] = self.prompts[slot] = 0
+        self.sample(slot, prompt)
+        self.prompts[slot] = len(prompt)
+        self.sample(slot, response)
+
+    def sample(self, slot: int, tokens: np.ndarray) -> None:
+        at = self.lengths[slot]
+        self.history[slot, at : at + len(tokens)] = tokens
+        self.lengths[slot] += len(tokens)
+
+    def end(self, slot: int, finished: bool = True) -> None:
+        length = self.lengths.pop(slot)
+        self.drafter.end(slot, self.history[slot, :length].copy(), self.prompts[slot], finished)
+        self.history[slot] = -1
+
+    def drafts(self, strategy: Strategy = CHAIN, room: int = 99) -> dict[int, list[int]]:
+        slots = np.array(list(self.lengths), np.int64)
+        count = len(slots)
+        batch = BatchView(
+            request_ids=slots,
+            prompt_ids=slots,
+            slots=slots,
+            history=self.history,
+            lengths=np.array(list(self.lengths.values()), np.int64),
+            prompt_lengths=np.array([self.prompts[int(slot)] for slot in slots], np.int64),
+            noise_keys=slots,
+            temperatures=np.ones(count, np.float32),
+            vocab_size=100,
+            top_k=np.zeros(count, np.int64),
+            top_p=np.ones(count, np.float32),
+            room=np.full(count, room, np.int64),
+        )
+        found = self.drafter.propose(batch, strategy)
+        assert (found.parents is None) == (not strategy.is_tree)
+        assert found.tokens.shape == (count, strategy.tokens_to_verify)
+        return {int(slot): found.tokens[r, : found.counts[r]].tolist() for r, slot in enumerate(slots)}
+
+    def rollout(self, response: np.ndarray = RESPONSE, prompt: np.ndarray = PROMPT) -> None:
+        self.begin(0, prompt)
+        self.sample(0, response)
+        self.end(0)
+
+
+def test_a_finished_rollout_drafts_for_running_siblings_and_later_ones():
+    engine = Engine()
+    engine.begin(1)
+    engine.begin(2, np.array([80, 81], np.int32))  # another problem
+    assert engine.drafts() == {1: [], 2: []}
+    engine.begin(0)
+    engine.sample(0, RESPONSE)
+    engine.end(0)
+    assert engine.drafts() == {1: [1, 2, 3, 4], 2: []}
+    engine.sample(1, RESPONSE[:6])
+    assert engine.drafts()[1] == [7, 8, 9, 10]
+    assert engine.drafts(room=2)[1] == [7, 8]
+    assert engine.drafts(room=0)[1] == []
+
+
+def test_an_unfinished_request_leaves_nothing_and_comes_back_with_what_it_had():
+    engine = Engine()
+    engine.begin(0)
+    engine.sample(0, RESPONSE)
+    assert engine.drafts() == {0: []}
+    engine.end(0, finished=False)
+    assert engine.drafter.problems == 0
+    engine.begin(3, response=np.concatenate((RESPONSE, RESPONSE[:3])))
+    assert engine.drafts() == {3: [4, 5, 6, 7]}
+
+
+def test_the_prompt_and_the_own_text_are_searched_without_any_window():
+    engine = Engine()
+    engine.begin(0)
+    engine.sample(0, PROMPT[:3])
+    assert engine.drafts()[0] == [93, 94, 90, 91]
+    engine.sample(0, PROMPT[3:4])
+    assert engine.drafts()[0] == [94, 90, 91, 92]
+
+
+def test_catching_up_late_drafts_as_catching_up_at_every_step():
+    rng = np.random.default_rng(0)
+    eager, late = Engine(), Engine()
+    for engine in (eager, late):
+        for _ in range(3):
+            engine.rollout(RESPONSE)
+        engine.begin(1)
+    for _ in range(12):
+        tokens = rng.choice(RESPONSE, 4).astype(np.int32)
+        for token in tokens:
+            for engine in (eager, late):
+                engine.sample(1, np.array([token]))
+            eager.drafts()
+        assert eager.drafts() == late.drafts()
+
+
+def test_trees_hold_the_alternatives_most_probable_first():
+    engine = Engine()
+    for last in (50, 60, 60):
+        engine.rollout(np.array([1, 2, 3, last, last + 1, last + 2], np.int32))
+    engine.begin(1)
+    engine.sample(1, RESPONSE[:3])
+    drafts = engine.drafts(Strategy("suffix", 3, 2, 6))
+    assert drafts[1][:3] == [60, 61, 62]
+    assert sorted(drafts[1][3:]) == [50, 51, 52]
+
+
+def test_rollouts_of_other_workers_and_a_window_that_slides():
+    engine = Engine(window_rollouts=2)
+    engine.drafter.remember([PROMPT], [RESPONSE])
+    engine.begin(1)
+    engine.sample(1, RESPONSE[:2])
+    assert engine.drafts()[1] == [3, 4, 5, 6]
+    engine.drafter.remember([PROMPT, PROMPT], [RESPONSE + 20, RESPONSE + 40])
+    assert engine.drafts()[1] == []
+
+
+def test_newer_rollouts_outweigh_older_ones():
+    def first_draft(decay: float) -> list[int]:
+        engine = Engine(epoch_decay=decay)
+        for _ in range(2):
+            engine.rollout(np.array([1, 2, 3, 30, 31], np.int32))
+        for version in range(1, 5):
+            engine.drafter.new_target(version)
+        engine.rollout(np.array([1, 2, 3, 40, 41], np.int32))
+        engine.begin(1)
+        engine.sample(1, RESPONSE[:3])
+        return engine.drafts()[1][:1]
+
+    assert first_draft(1.0) == [30]
+    assert first_draft(0.5) == [40]
+
+
+def test_saved_windows_return_and_unreadable_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    engine, other = Engine(), Engine()
+    with caplog.at_level(logging.WARNING):
+        other.drafter.load(str(tmp_path))
+    assert "starts empty" in caplog.text
+    engine.rollout()
+    engine.drafter.save(str(tmp_path))
+    other.drafter.load(str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    with caplog.at_level(logging.WARNING):
+        other.drafter.load(str(tmp_path))
+    assert str(file) in caplog.text
+    other.begin(1)
+    assert other.drafts()[1] == RESPONSE[:4].tolist()
+
+
+def test_a_history_of_another_shape_or_an_unknown_slot_is_refused():
+    engine = Engine()
+    engine.begin(0)
+    engine.lengths[1], engine.prompts[1] = 3, 2
+    with pytest.raises(ValueError, match="without a request"):
+        engine.drafts()
+    engine.history = engine.history[:, :32].copy()
+    with pytest.raises(ValueError, match="was made for"):
+        engine.drafts()

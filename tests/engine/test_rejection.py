@@ -1,0 +1,174 @@
+"""Rejection sampling: which drafts stand, what replaces them, and the engine around it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engine.native.rejection import rejection_draws, target_logprobs, target_probabilities
+from drafter.protocol import BatchView, Drafts
+from models import ops
+from policies.speculation.strategy import Strategy
+from tests.engine.support import (
+    VOCAB,
+    Counted,
+    DrafterBase,
+    assert_same,
+    engine,
+    logits_of,
+    make_requests,
+    run,
+    tiny_model,
+)
+from tests.engine.test_speculation import Oracle
+from tests.engine.test_trees import RandomTrees
+
+NO_CUTOFF = -torch.inf
+
+
+def draw(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    q: torch.Tensor | None,
+    temperature: float = 1.0,
+    cutoff: float = NO_CUTOFF,
+) -> torch.Tensor:
+    """One position each, of independent requests: logits [V], drafts [N], q [V] -> draws [N]."""
+    count = len(drafts)
+    rows = logits.expand(count, 2, -1)
+    distributions = None if q is None else q.expand(count, 1, -1)
+    keys, positions = torch.arange(count) * 7919 + 3, torch.full((count,), 11)
+    return rejection_draws(
+        rows,
+        torch.full((count, 2), cutoff),
+        torch.full((count,), temperature),
+        keys,
+        positions,
+        drafts[:, None],
+        distributions,
+    )[:, 0]
+
+
+def near(counts: torch.Tensor, p: torch.Tensor) -> None:
+    """Within five standard deviations of a multinomial, cell by cell."""
+    total = counts.sum()
+    spread = (p * (1 - p) / total).sqrt().clamp(min=1 / total)
+    assert ((counts / total - p).abs() <= 5 * spread).all(), (counts / total, p)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("cutoff", [NO_CUTOFF, 0.0])
+def test_draws_follow_the_target_whatever_the_drafter(temperature: float, cutoff: float) -> None:
+    count, vocab = 20_000, 9
+    generator = torch.Generator().manual_seed(1)
+    logits, q = torch.randn(vocab, generator=generator), torch.randn(vocab, generator=generator).softmax(0)
+    p = target_probabilities(logits[None], torch.tensor([cutoff]), torch.tensor([temperature]))[0]
+    drafts = torch.multinomial(q, count, replacement=True, generator=generator)
+    draws = draw(logits, drafts, q, temperature, cutoff)
+    near(draws.bincount(minlength=vocab), p)
+    assert float((draws == drafts).double().mean()) == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.02)
+    for drafted in (int(p.argmax()), int(p.argmin())):  # One-hot: stands with probability p, else p without it.
+        draws = draw(logits, torch.full((count,), drafted), None, temperature, cutoff)
+        near(draws.bincount(minlength=vocab), p)
+
+
+def test_a_drafter_that_equals_the_target_is_always_right() -> None:
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(2))
+    q = target_probabilities(logits[None], torch.tensor([NO_CUTOFF]), torch.tensor([1.0]))[0]
+    drafts = torch.multinomial(q, 5000, replacement=True, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(draw(logits, drafts, q), drafts)
+
+
+def test_greedy_takes_the_best_token_and_nothing_else() -> None:
+    logits = torch.randn(20, generator=torch.Generator().manual_seed(4))
+    q = torch.full((20,), 0.05)
+    for distribution in (None, q):
+        draws = draw(logits, torch.arange(20), distribution, temperature=0.0)
+        assert (draws[draws != logits.argmax()] == torch.arange(20)[draws != logits.argmax()]).all()
+        assert (draws == logits.argmax()).all()
+
+
+@pytest.mark.parametrize("broken", [torch.nan, -0.5, 3.0, 0.0])
+def test_unsound_distributions_count_as_one_hot(broken: float) -> None:
+    logits, drafts = torch.randn(8, generator=torch.Generator().manual_seed(5)), torch.full((4000,), 3)
+    q = torch.full((8,), (1 - broken) / 7 if broken == 0.0 else 0.125)
+    q[3] = broken
+    assert torch.equal(draw(logits, drafts, q), draw(logits, drafts, None))
+
+
+def test_without_drafts_and_behind_them_draws_are_the_coupled_ones() -> None:
+    generator = torch.Generator().manual_seed(6)
+    logits, keys, positions = torch.randn(5, 4, 30, generator=generator), torch.arange(5), torch.arange(5) * 3
+    drafts = torch.tensor([[-1, -1, -1], [4, -1, -1], [4, 5, -1], [4, 5, 6], [0, 1, 2]])
+    cutoff, temperature = torch.full((5, 4), NO_CUTOFF), torch.ones(5)
+    draws = rejection_draws(logits, cutoff, temperature, keys, positions, drafts, None)
+    for r in range(5):
+        for column in range(4):
+            if column < 3 and drafts[r, column] >= 0:
+                continue
+            want, logprob, logprob_t1 = ops.sample(
+                logits[r, column : column + 1],
+                cutoff[r, :1],
+                temperature[:1],
+                keys[r : r + 1],
+                positions[r : r + 1] + column,
+            )
+            assert draws[r, column] == want[0]
+            found = target_logprobs(logits[r, column : column + 1], cutoff[r, :1], temperature[:1], want)
+            torch.testing.assert_close(found, (logprob, logprob_t1))
+
+
+class Sampled(DrafterBase):
+    """Drafts at random from one fixed distribution, and says so."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.q = self.rng.dirichlet(np.ones(VOCAB)).astype(np.float32)
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        shape = len(batch.slots), strategy.depth
+        tokens = self.rng.choice(VOCAB, shape, p=self.q / self.q.sum())
+        counts = self.rng.integers(0, strategy.depth + 1, shape[0])
+        return Drafts(tokens, counts, distributions=torch.from_numpy(self.q).expand(*shape, VOCAB))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 20}, {"top_p": 0.9}, {"temperature": 0.0}], ids=str)
+def test_the_engine_reports_the_targets_log_probs(tmp_path: Path, sampling: dict) -> None:
+    model = tiny_model(tmp_path)
+    requests = make_requests(12, prompts=4, seed=51, max_new_tokens=25, **sampling)
+    counted = Counted(model, Sampled(), "test:4", verification="rejection")
+    results = counted.run(requests)
+    assert counted.drafted > 0
+    for request in requests:
+        rollout, prompt = results[request.request_id], request.prompt_tokens.tolist()
+        assert len(rollout.tokens) == 25
+        rows = logits_of(model, prompt + rollout.tokens.tolist())[len(prompt) - 1 : -1]
+        want_t1 = rows.log_softmax(1)[torch.arange(25), torch.from_numpy(rollout.tokens).long()]
+        np.testing.assert_allclose(rollout.logprobs_t1, want_t1.numpy(), atol=1e-4)
+        assert np.isfinite(rollout.logprobs).all()
+        assert (rollout.logprobs <= 0).all()
+        assert (rollout.logprobs >= rollout.logprobs_t1 - 1e-3).all() or request.sampling.temperature == 0.7
+    if sampling.get("temperature") == 0.0:
+        assert {k: v.tokens.tolist() for k, v in results.items()} == {
+            k: v.tokens.tolist() for k, v in run(engine(model), requests).items()
+        }
+
+
+def test_plain_steps_and_trees_are_those_of_coupled_sampling(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    requests = make_requests(10, seed=52)
+    expected = run(engine(model), requests)
+    assert_same(Counted(model, DrafterBase(), "test:4", verification="rejection").run(requests), expected)
+    trees = Counted(model, RandomTrees(expected, 0.7), "test:4x2/8", verification="rejection")
+    assert_same(trees.run(requests), expected)
+    assert trees.accepted > 0
+
+
+def test_good_drafts_stand(tmp_path: Path) -> None:
+    """At T = 0 the oracle is right under rejection sampling as well: the fewest steps."""
+    model = tiny_model(tmp_path)
+    requests = make_requests(1, seed=53, max_new_tokens=36, temperature=0.0)
+    counted = Counted(model, Oracle(run(engine(model), requests)), "test:4", verification="rejection")
+    counted.run(requests)
+    assert len(counted.records) == 1 + (36 - 1) // 5

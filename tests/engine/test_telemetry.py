@@ -1,0 +1,133 @@
+"""Windows add up to the steps they hold, per strategy and depth; savings follow from the policy's plain cost."""
+
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.engine.native.engine import NativeEngine
+from actors.engine.native.telemetry import TRACE_S, StepRecord
+from actors.engine.types import EngineWindow, StrategyUse
+from models import weights
+from models.checkpoint import hf_state_dict
+from policies.speculation.policy import FixedPolicy
+from policies.speculation.strategy import PLAIN, Strategy
+from tests.engine.support import drain, engine, make_requests, options_of, run, tiny_model
+from tests.engine.test_speculation import Oracle
+from tests.engine.test_trees import RandomTrees
+
+
+class Turns(FixedPolicy):
+    """Takes turns; knows what plain decoding costs; remembers what it is told."""
+
+    def __init__(self, strategies: list[Strategy], plain_s: float | None) -> None:
+        super().__init__(max(strategies, key=lambda s: s.tokens_to_verify))
+        self.strategies, self.cost_s, self.step = strategies, plain_s, 0
+        self.recorded: list[tuple[Strategy, int, int, int, float]] = []
+        self.skipped: list[tuple[Strategy, int, float]] = []
+
+    def choose(self, running: int) -> Strategy:
+        self.step += 1
+        return self.strategies[self.step % len(self.strategies)]
+
+    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+        self.recorded.append((strategy, running, drafted, accepted, elapsed_s))
+
+    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        self.skipped.append((strategy, running, elapsed_s))
+
+    def plain_s(self, running: int) -> float | None:
+        return None if self.cost_s is None else self.cost_s * running
+
+
+@pytest.mark.parametrize("plain_s", [None, 0.5])
+def test_windows_are_the_sum_of_their_steps(tmp_path: Path, plain_s: float | None) -> None:
+    model = tiny_model(tmp_path)
+    requests = make_requests(20, prompts=6, seed=31, max_new_tokens=30)
+    expected = run(engine(model), requests)
+    chain, tree = Strategy("oracle", 4), Strategy("tree", 3, 2, 6)
+    policy, records = Turns([PLAIN, chain, tree], plain_s), list[StepRecord]()
+    drafters = {"oracle": Oracle(expected, spoil=True), "tree": RandomTrees(expected, 0.6)}
+    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, on_step=records.append)
+    core.submit(requests)
+    windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
+
+    total: dict[str, list[StrategyUse]] = defaultdict(list)
+    for window in windows:
+        assert sum(use.engine_steps for use in window.strategies) == window.engine_steps
+        for use in window.strategies:
+            total[use.strategy].append(use)
+    assert sum(window.engine_steps for window in windows) == len(records)
+    assert sum(window.decode_tokens for window in windows) == sum(record.emitted for record in records) == 20 * 30
+    assert sum(window.prefill_tokens for window in windows) == sum(record.prefill_tokens for record in records)
+    for strategy in (PLAIN, chain, tree):
+        uses, mine = total[str(strategy)], [record for record in records if record.strategy == strategy]
+        timed = [step for step in policy.recorded if step[0] == strategy]
+        assert sum(use.engine_steps for use in uses) == len(mine)
+        assert sum(use.request_steps for use in uses) == sum(record.running for record in mine)
+        assert sum(use.drafted for use in uses) == sum(record.drafted for record in mine)
+        assert sum(use.accepted for use in uses) == sum(record.accepted for record in mine)
+        assert sum(use.seconds for use in uses) == pytest.approx(sum(step[-1] for step in timed))
+        for use in uses:
+            assert len(use.offered) == len(use.taken) == strategy.depth
+            assert all(a >= b for a, b in pairwise(use.offered))
+            assert all(taken <= offered for taken, offered in zip(use.taken, use.offered, strict=True))
+            assert sum(use.taken) == use.accepted
+            assert sum(use.offered) == use.drafted or strategy is tree
+            assert 0 <= use.draft_s <= use.seconds or strategy is PLAIN
+        # Emitted tokens of a step are worth plain_s(running) / running each, here 0.5 s.
+        emitted = [record.emitted for record in mine if not record.prefill_tokens and record.strategy.depth]
+        saved_s = sum(use.saved_s for use in uses)
+        if plain_s is None or strategy is PLAIN:
+            assert saved_s == 0
+        elif len(emitted) == len(timed):  # No step of copies among them.
+            assert saved_s == pytest.approx(0.5 * sum(emitted) - sum(step[-1] for step in timed))
+    assert len(policy.recorded) + len(policy.skipped) == sum(record.running > 0 for record in records)
+    assert {strategy for strategy, *_ in policy.recorded} == {PLAIN, chain, tree}
+
+
+def test_steps_that_say_nothing_about_a_strategy_are_skipped(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    policy, records = Turns([PLAIN], None), list[StepRecord]()
+    core = NativeEngine(model, options_of(), policy=policy, on_step=records.append)
+    first, second = make_requests(2, seed=32, max_new_tokens=30)
+    core.submit([first])
+    for _ in range(5):
+        core.step()
+    assert (len(policy.recorded), len(policy.skipped)) == (4, 0)
+    core.submit([second])
+    core.step()
+    assert records[-1].prefill_tokens
+    assert (len(policy.recorded), len(policy.skipped)) == (4, 1)
+    core.update_weights(*weights.pack(hf_state_dict(model), version=1))
+    core.step()
+    assert (len(policy.recorded), len(policy.skipped)) == (4, 2)
+    core.step()
+    assert (len(policy.recorded), len(policy.skipped)) == (5, 2)
+
+
+def test_the_trace_has_every_lasting_change_once(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.004
+        return now[0]
+
+    model = tiny_model(tmp_path)
+    requests = make_requests(9, seed=33)
+    expected = run(engine(model), requests)
+    policy = Turns([PLAIN, PLAIN, PLAIN, Strategy("oracle", 2), Strategy("oracle", 3)], None)
+    core = NativeEngine(
+        model, options_of(max_running=4), drafters={"oracle": Oracle(expected)}, policy=policy, clock=clock
+    )
+    core.submit(requests)
+    trace = [point for event in drain(core) if isinstance(event, EngineWindow) for point in event.trace]
+    assert {drafter for _, _, drafter in trace} == {"none", "oracle"}
+    assert trace[-1][1:] == (0, "none")
+    assert max(running for _, running, _ in trace) == 4
+    for (before_s, *before), (after_s, *after) in pairwise(trace):
+        assert before != after
+        assert after_s >= before_s + TRACE_S or after == [0, "none"]
+    assert np.all(np.diff([at_s for at_s, *_ in trace]) > 0)

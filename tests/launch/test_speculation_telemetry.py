@@ -1,0 +1,99 @@
+"""Engine windows to the numbers of an RL step: hand-computed, lossless through the file, bounded in size."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engine.types import EngineWindow, StrategyUse
+from launch.observe import SpeculationMeter
+from launch.observe.speculation import MAX_POINTS, by_drafter, over_run, speculating, strategies_of, traces_of
+
+PLAIN = StrategyUse("plain", 10, 300, 0, 0, 1.0, 0.0, 0.0)
+CHAIN = StrategyUse("suffix:4", 6, 60, 200, 90, 0.5, 0.1, 0.4, offered=(60, 50, 50, 40), taken=(40, 30, 15, 5))
+TREE = StrategyUse("suffix:2x2/4", 2, 10, 40, 10, 0.2, 0.0, -0.1, offered=(10, 10), taken=(8, 2))
+NGRAM = StrategyUse("ngram:2", 2, 10, 0, 0, 0.2, 0.0, -0.1)
+
+
+def window(*uses: StrategyUse, at_s: float = 0.0, trace: tuple[tuple[float, int, str], ...] = ()) -> EngineWindow:
+    return EngineWindow(at_s, at_s + 0.2, sum(u.engine_steps for u in uses), 0, 0, 0, 0, 0, 0, uses, trace)
+
+
+def test_metrics_of_a_step() -> None:
+    meter = SpeculationMeter()
+    meter.window("rollout-0", window(PLAIN, CHAIN))
+    meter.window("rollout-1", window(TREE, NGRAM))
+    metrics = meter.take([(30, 10), (8, 8), (50, 10)]).metrics()
+    assert metrics["engine/steps"] == 20
+    assert metrics["speculation/share"] == pytest.approx(10 / 20)
+    assert metrics["speculation/accept_length"] == pytest.approx(1 + 100 / 80)
+    assert metrics["speculation/acceptance"] == pytest.approx(100 / 240)
+    assert metrics["speculation/saved_s"] == pytest.approx(0.2)
+    assert metrics["speculation/suffix/accept_length"] == pytest.approx(1 + 100 / 70)
+    assert metrics["speculation/suffix/steps"] == 8
+    assert metrics["speculation/suffix/saved_s"] == pytest.approx(0.3)
+    assert metrics["speculation/ngram/saved_s"] == pytest.approx(-0.1)
+    assert "speculation/ngram/acceptance" not in metrics  # nothing was drafted: there is none
+    assert metrics["speculation/request_accept_length/p50"] == 3.0
+    assert not any(name.startswith("speculation/plain") for name in metrics)
+
+
+def test_position_counts_add_up_over_strategies_of_different_depth() -> None:
+    meter = SpeculationMeter()
+    meter.window("rollout-0", window(CHAIN, TREE))
+    suffix = by_drafter(meter.take().strategies)["suffix"]
+    assert suffix.by_position() == [48 / 70, 32 / 60, 15 / 50, 5 / 40]
+
+
+def test_begin_forgets_and_take_begins_anew() -> None:
+    meter = SpeculationMeter()
+    meter.window("rollout-0", window(CHAIN, trace=((0.0, 3, "suffix"),)))
+    meter.begin()
+    assert meter.take().strategies == {}
+    meter.window("rollout-0", window(PLAIN))
+    assert set(meter.take().strategies) == {"plain"}
+    assert meter.take().traces == {}
+    assert meter.take().metrics() == {
+        "engine/steps": 0.0,
+        "speculation/saved_s": 0.0,
+        "speculation/draft_s": 0.0,
+    }
+
+
+def test_the_record_gives_back_what_was_measured() -> None:
+    meter = SpeculationMeter()
+    meter.window("rollout-0", window(PLAIN, CHAIN, at_s=1e9, trace=((1e9, 3, "none"), (1e9 + 0.05, 2, "suffix"))))
+    meter.window("rollout-1", window(NGRAM, at_s=1e9, trace=((1e9 + 0.1, 1, "ngram"), (1e9 + 0.15, 0, "none"))))
+    step = meter.take([(5, 3)])
+    record = json.loads(json.dumps(step.to_json()))
+    assert strategies_of(record) == step.strategies
+    found = traces_of(record)
+    assert {w: [(n, d) for _, n, d in points] for w, points in found.items()} == {
+        "rollout-0": [(3, "plain"), (2, "suffix"), (0, "suffix")],  # closed with its window: the worker was lost
+        "rollout-1": [(1, "ngram"), (0, "plain")],
+    }
+    assert found["rollout-0"][-1][0] == pytest.approx(1e9 + 0.2, abs=1e-3)
+    assert record["requests"] == [[5, 3]]
+    assert speculating(over_run([record, record, {"torn": 1}, {"strategies": {"x": {"y": 1}}}])).accepted == 180
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"origin_s": None}, {"origin_s": 1, "drafters": [], "traces": {"a": [[0, 1, 5]]}}]
+)
+def test_foreign_records_have_no_traces(record: dict[str, object]) -> None:
+    assert traces_of(record) == {}
+
+
+@given(st.integers(1, 4), st.integers(1, 3 * MAX_POINTS))
+def test_traces_are_bounded_and_keep_their_ends(workers: int, points: int) -> None:
+    meter = SpeculationMeter()
+    for worker in range(workers):
+        trace = tuple((float(i), points - i, "suffix") for i in range(points))
+        meter.window(f"rollout-{worker}", window(at_s=float(points), trace=trace))
+    traces = meter.take().traces
+    assert sum(map(len, traces.values())) <= MAX_POINTS
+    for trace_ in traces.values():
+        assert trace_[0] == (0.0, points, "suffix")
+        assert trace_[-1] == (points + 0.2, 0, "suffix")
+        assert [t for t, _, _ in trace_] == sorted({t for t, _, _ in trace_})
