@@ -63,8 +63,8 @@ def sample_topk(
 ) -> tuple[Tensor, Tensor]:
     """The k tokens with the largest logits / T + G, best first, and log-softmax((logits / T + G) / scale) of them.
 
-    Arguments as in `sample`; 1 <= k <= V; without `noise` G is 0; at T = 0 the values are the logits. The first token is
-    the one `sample` draws. Returns tokens int64 [R, k] and log-probabilities float32 [R, k] (-inf below the cutoff).
+    Arguments as in `sample`; 1 <= k <= V; without `noise` G is 0; at T = 0 the values are the logits. The first token
+    is the one `sample` draws. Returns tokens int64 [R, k] and log-probabilities float32 [R, k] (-inf below the cutoff).
     """
     rows, vocab = logits.shape
     if not 1 <= k <= vocab:

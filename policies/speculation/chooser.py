@@ -20,10 +20,12 @@ HOLD_S = 8e-3  # a decision stands for about so long: reconsidering costs 40 us,
 HOLD_STEPS = 64  # ... and for at most so many steps
 TRIAL_REQUESTS = 4  # decoded by a trial of an arm, at least ...
 TRIAL_STEPS = 2  # ... and steps
-PLAIN_STEPS = 8  # in which plain decoding is measured first
+PLAIN_STEPS = 8  # in which plain decoding is measured first ...
+PLAIN_HOLDS = 2  # ... and again before another arm stands in its place: the steps of a cold start are slow ones
 GRANT_STEPS = 8  # plain steps' worth of exploration beyond the share of decode time, at the start or after a change ...
 GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
-MARGIN = 0.01  # an arm must beat plain decoding by this
+MARGIN = 0.03  # an arm must beat plain decoding by this: the largest of several noisy means is too large
+QUIET = 4  # a quarter of the allowance, and holds four times as long, while every arm has lost against plain decoding
 FIRST_WAIT_STEPS = 64
 LONGEST_WAIT_STEPS = 1 << 14
 CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
@@ -51,6 +53,7 @@ class _Arm:
     strategy: Strategy
     holds: deque[Hold]
     tries: int = 0
+    seen_steps: int = 0  # engine steps since what is known of it began
     value: float | None = None
     wait_steps: int = FIRST_WAIT_STEPS
     due_step: int = 0
@@ -68,7 +71,7 @@ class _Arm:
 
     def forget(self) -> None:
         self.holds.clear()
-        self.value = None
+        self.value, self.seen_steps = None, 0
 
 
 def _speedup(holds: Collection[Hold], cost: PlainCost) -> float:
@@ -88,6 +91,11 @@ class _Bucket:
             if arm.value is not None and arm.value > value:
                 best, value = arm, arm.value
         return best
+
+    def quiet(self) -> bool:
+        """Every drafter was tried, and plain decoding is the best."""
+        tried = {arm.strategy.drafter for arm in self.arms if arm.value is not None}
+        return self.best() is self.plain and all(arm.strategy.drafter in tried for arm in self.arms)
 
 
 class AdaptivePolicy:
@@ -210,13 +218,14 @@ class AdaptivePolicy:
             plain_s += count * (self._cost.at(running) or 0.0)
             steps, requests, accepted = steps + count, requests + count * running, accepted + taken
         self._step += steps
-        self._credit_s += self._exploration * raw_s
         rival = bucket.best()
+        self._credit_s += self._exploration * raw_s / (QUIET if bucket.quiet() else 1)
         hold: Hold = (tuple(parts), max(elapsed_s, 1e-9))
         if self._exploring:
             spent_s = min(raw_s, 2 * elapsed_s)
             self._credit_s -= max(0.0, spent_s - hold[1] * _speedup((hold,), self._cost) / (rival.value or 1.0))
         arm.tries += 1
+        arm.seen_steps += steps
         if arm is plain:
             for other in bucket.arms:
                 other.judge(self._cost)
@@ -259,8 +268,15 @@ class AdaptivePolicy:
         if candidate is not None:
             self._hold(bucket, candidate, trial_steps, exploring=True)
             return
-        steps = int(HOLD_S / plain_s)
-        self._hold(bucket, best, min(max(steps, 1), HOLD_STEPS), exploring=False)
+        if best is not bucket.plain and bucket.plain.tries < PLAIN_HOLDS:
+            self._hold(bucket, bucket.plain, PLAIN_STEPS, exploring=False)
+            return
+        steps = min(max(int(HOLD_S / plain_s), 1), HOLD_STEPS)
+        if best is not bucket.plain:
+            steps = min(steps, best.seen_steps)  # The luck of a short trial is followed no further than it reaches.
+        elif bucket.quiet():
+            steps *= QUIET
+        self._hold(bucket, best, steps, exploring=False)
 
     def _hold(self, bucket: _Bucket, arm: _Arm, steps: int, *, exploring: bool) -> None:
         self._held, self._arm, self._exploring = bucket, arm, exploring

@@ -6,7 +6,7 @@ _SAMPLES = 9  # measurements remembered per batch size: recent enough to follow 
 
 
 class PlainCost:
-    """Median of recent measurements per batch size; sizes between measured ones are interpolated."""
+    """Lower median of recent measurements per batch size; sizes between measured ones are interpolated."""
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
@@ -19,7 +19,7 @@ class PlainCost:
         if samples is None:
             samples = self._samples[running] = deque(maxlen=_SAMPLES)
         samples.append(step_s)
-        self._known[running] = sorted(samples)[len(samples) // 2]
+        self._known[running] = sorted(samples)[(len(samples) - 1) // 2]
         self._cache.clear()
 
     def at(self, running: int) -> float | None:
