@@ -1,0 +1,1 @@
+"""Pure decisions about a trained drafter: when it is trained, whether new weights stay. Owns their options."""
