@@ -57,7 +57,7 @@ class NeedData:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """It stands still; what it held of the engine's memory is free. Sent once per `stop`, and when it ends by itself."""
+    """It stands still; what it held of the engine's memory is free. Once per `stop`, and when it ends by itself."""
 
     session: int
     step: int
