@@ -23,7 +23,7 @@ from actors.engine.types import EngineWindow, Request, StrategyUse
 from benchmarks.machine import describe_machine
 from benchmarks.tools.rollouts import MEASURED_EPOCH, Tokens, decode, engine_options, wave
 from benchmarks.tools.targets import Target, Task, find_demo, load_target, load_task
-from drafter.eagle import EagleDrafter, EagleModel, load_eagle
+from drafter.eagle import Drafting, EagleDrafter, load_eagle
 from models import ops
 from models.packed import PackedContext
 from models.transformer import Transformer
@@ -59,7 +59,7 @@ def ways(depth: int) -> list[Way]:
 @torch.no_grad()
 def first_token(
     target: Transformer,
-    model: EagleModel,
+    model: Drafting,
     requests: Sequence[Request],
     responses: Mapping[int, Tokens],
     temperature: float,
@@ -80,7 +80,7 @@ def first_token(
         hidden = target(tokens, PackedContext.from_lengths([len(tokens)]))
         context = PackedContext.from_lengths([count])
         rotation = target.rope.at(context.positions)
-        drafted = model(target.embed_tokens(tokens[1:-1]), hidden[:count], rotation, context)
+        drafted = model.advance(target.embed_tokens(tokens[1:-1]), hidden[:count], rotation, context)
         logits, wanted = target.logits(drafted)[first:], target.logits(hidden[1:-1])[first:]
         p, q = (torch.softmax(x.float() / temperature, -1) for x in (wanted, logits))
         rows, draw = len(p), tokens[first + 2 :, None]

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drafter.eagle.cache import IDLE, EagleCache, Places
-from drafter.eagle.model import EagleModel, init_eagle, load_eagle, save_eagle
+from drafter.eagle.cache import IDLE, EagleCache, EagleContext, Places
+from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
+from drafter.eagle.model import Drafting, init_eagle
 from drafter.eagle.tree import Nodes, best_nodes, best_of_level, grown_mask
 from drafter.protocol import BatchView, Drafts
 from models import ops
@@ -45,6 +46,8 @@ class _Batch:
 class EagleDrafter:
     """Drafts for `target`, whose embedding and head it uses in place.
 
+    hidden_layers: layers of the target (from 0) whose outputs it needs in the rows of `BatchView.hidden`, before the
+    final state; none for EAGLE, three for EAGLE-3.
     coupled: drafts follow the target's own noise; without it they follow the drafter's confidence, as in the paper.
     sampled: chains are drawn from the drafter's distribution, which is returned (for rejection sampling).
     tree_scale: s of the node ranking softmax((logits/T + G)/s).
@@ -79,7 +82,8 @@ class EagleDrafter:
             model = load_eagle(
                 options.path, target.config, dtype=parameter.dtype, device=self._device, batch_invariant=invariant
             )
-        self.model: EagleModel = model.requires_grad_(False)
+        self.model: Drafting = model.requires_grad_(False)
+        self.hidden_layers = self.model.layers
         self.version = 0
         self._cache = EagleCache(
             target.config, slots, blocks, block_tokens, MAX_FED_ROWS, parameter.dtype, self._device
@@ -87,9 +91,18 @@ class EagleDrafter:
         self._last_position = target.config.max_position_embeddings - 1
         self._pack()
 
-    def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Other weights, in place, between two steps. Raises what `load_state_dict` raises, before anything changed."""
-        self.model.load_state_dict(state)
+    def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Other weights of the same network, in place, between two engine steps; what was cached with the old ones is
+        forgotten. Raises EagleWeightsError, before anything changed, if names or shapes are not the network's."""
+        own = self.model.state_dict()
+        if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in tensors.items()}:
+            raise EagleWeightsError(
+                f"drafter weights version {version} are not those of {self.model.kind} for this target: "
+                "drafter.algorithm and rollout.speculation.eagle.path disagree"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(tensors[name])
         self.version = version
         self._pack()
         self._cache.reset()
@@ -162,7 +175,7 @@ class EagleDrafter:
         local = position - places.start[owner]
         tokens = batch.history[slots[index][owner], position + 1].astype(np.int64)
         context = cache.context(places, position, places.slots(owner, local), rows, places.committed)
-        out = self._forward(tokens, kept.rows, context)
+        out = self._forward(tokens, self.model.features(kept.rows), context)
         last = out if len(owner) == len(index) else out[torch.from_numpy(rows.cumsum() - 1).to(self._device)]
         return self._batch(batch, index, places), last
 
@@ -190,7 +203,7 @@ class EagleDrafter:
         requests = np.arange(len(batch.index))
         ones = np.ones(len(batch.index), np.int64)
         for step in range(depth):
-            logits = self._target.logits(hidden)
+            logits = self._target.logits(self.model.readout(hidden))
             cutoff = self._cutoff(logits, batch, 1)
             noise_positions = self._there(batch.noise_positions + step)
             tokens, _, _ = ops.sample(logits, cutoff, self._temperatures(batch), batch.keys, noise_positions)
@@ -263,7 +276,7 @@ class EagleDrafter:
         self, batch: _Batch, hidden: Tensor, k: int, noise_positions: Int64Array
     ) -> tuple[Int64Array, NDArray[np.float32]]:
         """The k best next tokens of each row and their log-probabilities, [rows, k]."""
-        logits = self._target.logits(hidden)
+        logits = self._target.logits(self.model.readout(hidden))
         each = len(noise_positions) // len(batch.index)
         tokens, scores = ops.sample_topk(
             logits,
@@ -279,11 +292,10 @@ class EagleDrafter:
 
     # Pieces.
 
-    def _forward(self, tokens: Int64Array, hidden: Tensor, context: object) -> Tensor:
-        rotation = self._target.rope.at(context.positions)  # type: ignore[attr-defined]
+    def _forward(self, tokens: Int64Array, hidden: Tensor, context: EagleContext) -> Tensor:
+        rotation = self._target.rope.at(context.positions)
         embedded = self._target.embed_tokens(self._there(tokens))
-        out: Tensor = self.model(embedded, hidden, rotation, context)
-        return out
+        return self.model.advance(embedded, hidden, rotation, context)
 
     def _temperatures(self, batch: _Batch) -> Tensor:
         """Without coupling a chain is the most probable one: that is the draw at temperature 0."""

@@ -1,46 +1,48 @@
-"""The EAGLE network: a fusing projection and one decoder block of the target's kind. Owns its weights and their files.
+"""The drafters' networks: a fusing projection and one decoder block of the target's kind. Owns their weights.
 
-At position t the input is (embedding of token t+1, hidden state h_t after the target's final norm); the output predicts
-token t+2 through the target's own LM head, and stands for h_{t+1}. As in the original, and in the checkpoints that vLLM
-loads as method `eagle`, the block has no input norm and nothing norms its output; embedding and head are the target's.
+At position t the input is (embedding of token t+1, what the target computed at t); the output predicts token t+2
+through the target's own LM head, and takes the place of the next position's input when drafting goes on from it.
+Embedding and head are the target's and never trained. The names and shapes of the parameters follow what vLLM loads as
+methods `eagle` and `eagle3`.
 """
 
-import json
-from pathlib import Path
-from typing import Any
+from typing import Literal, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from models.config import ModelConfig
 from models.rope import Rotation
-from models.transformer import AttentionContext, Block, Projection
+from models.transformer import AttentionContext, Block, Projection, RMSNorm
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-_SHAPE_KEYS = (
-    "hidden_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "qk_norm",
-    "qkv_bias",
-    "output_bias",
-    "mlp_bias",
-)
+Kind = Literal["eagle", "eagle3"]
 
 
-class EagleWeightsError(ValueError):
-    """A drafter directory that is unreadable or does not fit the target."""
+class DrafterNetwork(Protocol):
+    """What drafting and training need of a network; both are `nn.Module`s."""
+
+    config: ModelConfig  # the target's
+    kind: Kind
+    layers: tuple[int, ...]  # target layers (from 0) whose outputs it reads, beside or instead of the final state
+
+    def features(self, rows: Tensor) -> Tensor:
+        """What the target computed, [T, width] as in `drafter.training.records` -> first inputs [T, H]."""
+
+    def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
+        """Embeddings of tokens t+1 and features of t, both [T, H] -> features of t+1, as drafted, [T, H]."""
+
+    def readout(self, features: Tensor) -> Tensor:
+        """Output of `advance` [T, H] -> what the target's LM head takes, [T, H]."""
 
 
 class EagleBlock(Block):
     """A decoder block that takes the residual stream as it comes."""
 
-    def __init__(self, config: ModelConfig, *, invariant: bool, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, config: ModelConfig, qk_norm: bool, *, invariant: bool, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, 0, invariant=invariant, dtype=dtype, device=device)
         del self.input_norm
+        if not qk_norm:
+            self.q_norm = self.k_norm = None
 
     def project(self, x: Tensor) -> Tensor:
         """Residual stream [T, H] -> queries, keys and values before norm and RoPE [T, (Hq + 2 Hkv) D]."""
@@ -49,30 +51,160 @@ class EagleBlock(Block):
 
 
 class EagleModel(nn.Module):
-    """Parameters are uninitialised: use `init_eagle` or `load_eagle`."""
+    """EAGLE, HASS and OSD: reads h_t after the target's final norm, and what it puts out stands for h_{t+1}.
+
+    As in the original, the block has no input norm and nothing norms its output. Without `qk_norm` its queries and keys
+    are not normed, whatever the target does: vLLM's `eagle` block has no such norms. Parameters are uninitialised: use
+    `init_eagle` or `load_eagle`.
+    """
+
+    kind: Kind = "eagle"
+    layers: tuple[int, ...] = ()
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, batch_invariant: bool
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        batch_invariant: bool,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         hidden, place = config.hidden_size, str(device)
         self.fuse = Projection(2 * hidden, hidden, False, batch_invariant, dtype=dtype, device=place)
-        self.block = EagleBlock(config, invariant=batch_invariant, dtype=dtype, device=place)
+        self.block = EagleBlock(config, qk_norm, invariant=batch_invariant, dtype=dtype, device=place)
 
-    def forward(self, embedded: Tensor, hidden: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
-        """Embeddings of tokens t+1 [T, H] and states h_t [T, H] -> states that stand for h_{t+1} [T, H]."""
-        fused: Tensor = self.fuse(torch.cat((embedded, hidden), dim=-1))
+    def features(self, rows: Tensor) -> Tensor:
+        """The final states, which come last in every row."""
+        return rows[:, rows.shape[1] - self.config.hidden_size :]
+
+    def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
+        """See DrafterNetwork."""
+        fused: Tensor = self.fuse(torch.cat((embedded, features), dim=-1))
         out: Tensor = self.block(fused, rotation, context)
         return out
 
+    def readout(self, features: Tensor) -> Tensor:
+        """They are the states."""
+        return features
+
+
+class Eagle3Block(Block):
+    """Attends from [normed embedding | normed feature] and adds to the feature, as vLLM's `eagle3` layers do."""
+
+    def __init__(self, config: ModelConfig, *, invariant: bool, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, 0, invariant=invariant, dtype=dtype, device=device)
+        hidden, size = config.hidden_size, config.query_size + 2 * config.kv_size
+        self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.qkv_proj = Projection(2 * hidden, size, config.qkv_bias, invariant, dtype=dtype, device=device)
+
+    def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
+        """See DrafterNetwork."""
+        inputs = torch.cat((self.input_norm(embedded), self.hidden_norm(features)), dim=-1)  # [T, 2H]
+        q, k, v = self.rotate(self.qkv_proj(inputs), rotation)
+        return self.finish(features, context.attend(self.layer, q, k, v))
+
+
+class Eagle3Model(nn.Module):
+    """EAGLE-3: fuses the residual stream behind three layers of the target; a final norm of its own before the head.
+
+    Parameters are uninitialised, as in EagleModel.
+    """
+
+    kind: Kind = "eagle3"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: tuple[int, int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        batch_invariant: bool,
+    ) -> None:
+        super().__init__()
+        if not all(0 <= layer < config.num_layers for layer in layers) or list(layers) != sorted(layers):
+            raise ValueError(f"drafter.layers are {layers}: give three of 0 to {config.num_layers - 1}, ascending")
+        self.config = config
+        self.layers: tuple[int, ...] = layers
+        hidden, place = config.hidden_size, str(device)
+        self.fuse = Projection(3 * hidden, hidden, False, batch_invariant, dtype=dtype, device=place)
+        self.block = Eagle3Block(config, invariant=batch_invariant, dtype=dtype, device=place)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=place)
+
+    def features(self, rows: Tensor) -> Tensor:
+        """The three recorded outputs, which come first in every row, as one."""
+        width = 3 * self.config.hidden_size
+        if rows.shape[1] < width:
+            raise ValueError(
+                f"rows of {rows.shape[1]} scalars hold no three layer outputs of {self.config.hidden_size}: eagle3 "
+                "needs states captured with its layers"
+            )
+        fused: Tensor = self.fuse(rows[:, :width])
+        return fused
+
+    def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
+        """See DrafterNetwork."""
+        block = self.block
+        assert isinstance(block, Eagle3Block)
+        return block.advance(embedded, features, rotation, context)
+
+    def readout(self, features: Tensor) -> Tensor:
+        """See DrafterNetwork."""
+        normed: Tensor = self.norm(features)
+        return normed
+
+
+Drafting = EagleModel | Eagle3Model
+
+
+def fused_layers(num_layers: int, given: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
+    """The three layers whose outputs EAGLE-3 fuses: those given, or the usual low, middle and high ones.
+
+    Layer l's output is what vLLM calls id l + 1. As there, (2, L // 2, L - 3) in its ids where these are three; else
+    spread over a shallow target. Fewer than three layers are used twice.
+    """
+    if given is not None:
+        return given
+    low, middle, high = 1, num_layers // 2 - 1, num_layers - 4
+    if not low < middle < high:
+        low, middle, high = 0, (num_layers - 1) // 2, num_layers - 1
+    return low, middle, high
+
+
+def empty_eagle(
+    kind: Kind,
+    config: ModelConfig,
+    layers: tuple[int, int, int] | None = None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    batch_invariant: bool,
+    qk_norm: bool = False,
+) -> Drafting:
+    """The network for a target of `config`, uninitialised. `layers` only counts for eagle3, `qk_norm` only for eagle
+    (an eagle3 block is normed as the target's are). Raises ValueError."""
+    if kind == "eagle":
+        return EagleModel(config, dtype=dtype, device=device, batch_invariant=batch_invariant, qk_norm=qk_norm)
+    fused = fused_layers(config.num_layers, layers)
+    return Eagle3Model(config, fused, dtype=dtype, device=device, batch_invariant=batch_invariant)
+
 
 def init_eagle(
-    config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.device | str, batch_invariant: bool
-) -> EagleModel:
-    """Fresh weights. The fusion starts as the mean of its two inputs and the block's outputs near zero, so that an
-    untrained drafter says something finite and training starts from the identity."""
-    model = EagleModel(config, dtype=dtype, device=device, batch_invariant=batch_invariant)
+    config: ModelConfig,
+    seed: int,
+    kind: Kind = "eagle",
+    layers: tuple[int, int, int] | None = None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    batch_invariant: bool,
+) -> Drafting:
+    """Fresh weights, the same on every device. The fusion starts as the mean of its inputs and the block's outputs near
+    zero, so that an untrained drafter says something finite and training starts from the identity."""
+    model = empty_eagle(kind, config, layers, dtype=dtype, device=device, batch_invariant=batch_invariant)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -83,49 +215,7 @@ def init_eagle(
             else:
                 noise = torch.randn(parameter.shape, generator=generator) * 0.02
                 parameter.copy_(noise.to(dtype))
-        half = 0.5 * torch.eye(config.hidden_size)
-        model.fuse.weight.add_(torch.cat((half, half), dim=1).to(model.fuse.weight))
+        weight = model.fuse.weight
+        inputs = weight.shape[1] // config.hidden_size
+        weight.add_((torch.eye(config.hidden_size).repeat(1, inputs) / inputs).to(weight))
     return model
-
-
-def save_eagle(model: EagleModel, directory: str | Path) -> None:
-    """Write weights and the shape they need; a directory that exists keeps its other files."""
-    path = Path(directory)
-    path.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, path / WEIGHTS_FILE)
-    shape = {"drafter": "eagle", **_shape(model.config)}
-    (path / CONFIG_FILE).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
-
-
-def load_eagle(
-    directory: str | Path,
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    batch_invariant: bool,
-) -> EagleModel:
-    """The drafter in `directory` for a target of `config`. Raises EagleWeightsError naming what does not fit."""
-    path = Path(directory)
-    try:
-        found: dict[str, Any] = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
-        state = load_file(path / WEIGHTS_FILE)
-    except Exception as error:
-        raise EagleWeightsError(
-            f"{path} holds no EAGLE drafter ({error}): rollout.speculation.eagle.path must name a directory with "
-            f"{CONFIG_FILE} and {WEIGHTS_FILE}, or be 'random'"
-        ) from error
-    for key, value in _shape(config).items():
-        if found.get(key) != value:
-            raise EagleWeightsError(f"{path} was made for another target: its {key} is {found.get(key)}, not {value}")
-    model = EagleModel(config, dtype=dtype, device=device, batch_invariant=batch_invariant)
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise EagleWeightsError(f"{path}: {error}") from error
-    return model
-
-
-def _shape(config: ModelConfig) -> dict[str, Any]:
-    return {key: getattr(config, key) for key in _SHAPE_KEYS}

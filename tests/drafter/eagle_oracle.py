@@ -43,7 +43,7 @@ class Oracle:
             positions = torch.arange(start, start + len(inputs))
             embedded = self.target.embed_tokens(torch.tensor(inputs))
             rotation = self.target.rope.at(positions)
-            out = self.model(embedded, torch.stack(states), rotation, WholeContext(positions))
+            out = self.model.advance(embedded, torch.stack(states), rotation, WholeContext(positions))
             if step < len(drafted):
                 inputs.append(drafted[step])
                 states.append(out[-1])

@@ -1,5 +1,6 @@
 """The batched, incremental EAGLE drafter against drafts computed from scratch, through everything an engine does."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from drafter.eagle import EagleDrafter, EagleWeightsError, init_eagle, load_eagle, save_eagle
+from drafter.eagle import EagleDrafter, EagleModel, EagleWeightsError, init_eagle, load_eagle, save_eagle
 from drafter.protocol import BatchView, Drafts
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
@@ -212,9 +213,12 @@ def test_weights_round_trip_and_refuse_another_target(tmp_path: Path) -> None:
     loaded = load_eagle(tmp_path / "drafter", model.config, **settings)  # type: ignore[arg-type]
     for name, tensor in eagle.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name])
-    llama = tiny_model(tmp_path / "other", "llama").config
-    with pytest.raises(EagleWeightsError, match="qk_norm"):
-        load_eagle(tmp_path / "drafter", llama, **settings)  # type: ignore[arg-type]
+    normed = EagleModel(model.config, qk_norm=True, **settings)  # type: ignore[arg-type]
+    save_eagle(normed, tmp_path / "normed")
+    assert load_eagle(tmp_path / "normed", model.config, **settings).block.q_norm is not None  # type: ignore[arg-type]
+    wider = replace(model.config, intermediate_size=2 * model.config.intermediate_size)
+    with pytest.raises(EagleWeightsError, match="intermediate_size"):
+        load_eagle(tmp_path / "drafter", wider, **settings)  # type: ignore[arg-type]
     with pytest.raises(EagleWeightsError, match=r"rollout\.speculation\.eagle\.path"):
         load_eagle(tmp_path / "nothing", model.config, **settings)  # type: ignore[arg-type]
 
@@ -228,7 +232,7 @@ def test_swapped_weights_draft_differently_and_start_over(tmp_path: Path) -> Non
         core.step()
     before = eagle.checked
     other = init_eagle(model.config, 99, dtype=torch.float32, device="cpu", batch_invariant=True)
-    eagle.load_weights(other.state_dict(), version=3)
+    eagle.update(3, other.state_dict())
     assert eagle.version == 3
     for _ in range(8):
         core.step()

@@ -1,0 +1,80 @@
+"""A drafter's directory: weights in safetensors, and a config.json that says what it is and which target it fits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafter.eagle.model import Drafting, empty_eagle
+from models.config import ModelConfig
+
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+_SHAPE_KEYS = (
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "qkv_bias",
+    "output_bias",
+    "mlp_bias",
+)
+
+
+class EagleWeightsError(ValueError):
+    """A drafter directory that is unreadable or does not fit the target."""
+
+
+def save_eagle(model: Drafting, directory: str | Path) -> None:
+    """Write weights and the shape they need; a directory that exists keeps its other files."""
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, path / WEIGHTS_FILE)
+    own = {"drafter": model.kind, "qk_norm": model.block.q_norm is not None}
+    shape = own | ({"layers": list(model.layers)} if model.layers else {}) | _shape(model.config)
+    (path / CONFIG_FILE).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
+
+
+def load_eagle(
+    directory: str | Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    batch_invariant: bool,
+) -> Drafting:
+    """The drafter in `directory` for a target of `config`. Raises EagleWeightsError naming what does not fit."""
+    path = Path(directory)
+    try:
+        found: dict[str, Any] = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        state = load_file(path / WEIGHTS_FILE)
+    except Exception as error:
+        raise EagleWeightsError(
+            f"{path} holds no EAGLE drafter ({error}): rollout.speculation.eagle.path must name a directory with "
+            f"{CONFIG_FILE} and {WEIGHTS_FILE}, or be 'random'"
+        ) from error
+    for key, value in _shape(config).items():
+        if found.get(key) != value:
+            raise EagleWeightsError(f"{path} was made for another target: its {key} is {found.get(key)}, not {value}")
+    try:
+        layers = tuple(found["layers"]) if "layers" in found else None
+        model = empty_eagle(
+            found["drafter"],
+            config,
+            layers,
+            dtype=dtype,
+            device=device,
+            batch_invariant=batch_invariant,
+            qk_norm=found["qk_norm"],
+        )
+        model.load_state_dict(state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise EagleWeightsError(f"{path}: {error}") from error
+    return model
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    return {key: getattr(config, key) for key in _SHAPE_KEYS}
