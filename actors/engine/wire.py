@@ -1,18 +1,6 @@
-"""What passes between a process engine and its child: pickled dataclasses, and weights as shared memory.
+"""What passes between a process engine and its child over `actors.processes.link`. Plain data."""
 
-Weights travel as an anonymous memory file whose descriptor is sent over the socket: it has no name that could be left
-behind, and its memory is free once both sides have closed it, however they end.
-"""
-
-import mmap
-import os
-import tempfile
 from dataclasses import dataclass
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
-
-import numpy as np
-from numpy.typing import NDArray
 
 from actors.engine.options import EngineOptions
 from actors.engine.types import Capabilities, IntArray, Request
@@ -45,10 +33,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class UpdateWeights:
-    """Followed by a descriptor of `total_bytes` of memory."""
+    """With the weights as memory."""
 
     manifest: WeightsManifest
-    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,42 +79,3 @@ class Ready:
     """First message from a child that came up."""
 
     capabilities: Capabilities
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The pipe is closed (made by the parent's reader, never sent)."""
-
-
-def send(connection: Connection, message: Command, descriptor: int | None = None) -> None:
-    """Send a message, and a file descriptor behind it. Callers hold a lock: the two must stay together."""
-    connection.send(message)
-    if descriptor is not None:
-        reduction.send_handle(connection, descriptor, os.getpid())
-
-
-def share_bytes(buffer: NDArray[np.uint8]) -> int:
-    """A descriptor of memory that holds a copy of `buffer` (at least one byte)."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("paceline-weights")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    try:
-        size = max(buffer.size, 1)
-        os.ftruncate(descriptor, size)
-        with mmap.mmap(descriptor, size) as memory:
-            memory[: buffer.size] = np.ascontiguousarray(buffer).data
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def shared_bytes(descriptor: int, total_bytes: int) -> NDArray[np.uint8]:
-    """The memory behind a descriptor, which is closed. Stays mapped as long as the array lives."""
-    try:
-        memory = mmap.mmap(descriptor, max(total_bytes, 1))
-    finally:
-        os.close(descriptor)
-    return np.frombuffer(memory, np.uint8, count=total_bytes)

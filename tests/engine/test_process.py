@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
 
-from actors.engine import wire
 from actors.engine.options import EngineOptions
 from actors.engine.process import EngineStartError, spawn_engine
 from actors.engine.types import (
@@ -204,14 +202,6 @@ def test_the_child_ends_with_its_parent(model_dir: Path) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.05)
-
-
-def test_shared_bytes_round_trip() -> None:
-    data = np.arange(1000, dtype=np.uint8)
-    shared = wire.shared_bytes(wire.share_bytes(data), 1000)
-    data[:] = 0
-    assert shared.tolist() == [i % 256 for i in range(1000)]
-    assert wire.shared_bytes(wire.share_bytes(np.zeros(0, np.uint8)), 0).size == 0
 
 
 def test_the_parent_does_not_import_torch() -> None:

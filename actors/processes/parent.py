@@ -1,0 +1,150 @@
+"""The parent's end: a child's start, its messages, its stderr and its end. Never knows what the child computes.
+
+It imports no torch: the supervisor that owns it stays small, and answers while the child computes. The child ends with
+its parent, whatever happens to the parent (`actors.processes.child`).
+"""
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from actors.processes.link import Bytes, Link, Message
+
+STDERR_LINES = 50
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class ChildProcess:
+    """A process that runs `module.main()`, which is `run_child` of what it serves. Thread-safe; `poll` and `first` are
+    meant for one thread. `died` is raised, with exit code or signal and the last lines of stderr, once it has ended."""
+
+    def __init__(
+        self, module: str, start: object, name: str, *, died: type[Exception], environment: dict[str, str]
+    ) -> None:
+        """Start it and send `start`. `environment`: variables beside this process's own."""
+        self.name = name
+        self._died = died
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: the socket is closed
+        self._ended = False
+        self._stderr_tail: deque[str] = deque(maxlen=STDERR_LINES)
+        path = os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {module} import main; main()", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=dict(os.environ) | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | environment,
+                text=True,
+                errors="replace",
+            )
+        self._link = Link(Connection(ours.detach()))
+        self._threads = [
+            threading.Thread(target=target, name=f"{name}-{target.__name__}", daemon=True)
+            for target in (self._read_stderr, self._read_messages)
+        ]
+        for thread in self._threads:
+            thread.start()
+        with suppress(OSError):  # A child that died already tells why through `first`.
+            self._link.send(start)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: object, memory: Bytes | None = None) -> None:
+        try:
+            self._link.send(message, memory)
+        except OSError:
+            raise self._died(self._how_it_ended()) from None
+
+    def first(self, timeout_s: float) -> Message:
+        """Its first message. Raises TimeoutError or `died`."""
+        try:
+            message = self._messages.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(
+                f"{self.name} (process {self.pid}) was not ready within {timeout_s:g} s{self._tail()}"
+            ) from None
+        if message is None:
+            self._ended = True
+            raise self._died(self._how_it_ended())
+        return message
+
+    def poll(self, timeout_s: float) -> list[Message]:
+        """Messages since the last call, waiting up to timeout_s for the first. Raises `died` after the last."""
+        messages: list[Message] = []
+        deadline_s = time.monotonic() + timeout_s
+        while not self._ended:
+            try:
+                wait_s = 0.0 if messages else max(0.0, deadline_s - time.monotonic())
+                message = self._messages.get(timeout=wait_s) if wait_s else self._messages.get_nowait()
+            except queue.Empty:
+                break
+            if message is None:
+                self._ended = True
+            else:
+                messages.append(message)
+        if self._ended and not messages:
+            raise self._died(self._how_it_ended())
+        return messages
+
+    def kill(self) -> None:
+        """SIGKILL, at once. Idempotent; `close` must still follow."""
+        self._process.kill()
+
+    def close(self, farewell: object, timeout_s: float) -> None:
+        """Send `farewell`, wait, and kill it after `timeout_s` (0: at once). Idempotent."""
+        if timeout_s > 0:
+            with suppress(OSError):
+                self._link.send(farewell)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10.0)
+        for thread in self._threads:
+            thread.join(2.0)
+        self._link.close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def _read_messages(self) -> None:
+        try:
+            while True:
+                self._messages.put(self._link.receive())
+        except (EOFError, OSError):
+            self._messages.put(None)
+
+    def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with suppress(ValueError):  # Closed while reading.
+            for line in self._process.stderr:
+                self._stderr_tail.append(line.rstrip("\n"))
+                print(f"[{self.name}] {line}", end="", file=sys.stderr, flush=True)
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return f"{self.name} (process {self.pid}) closed its pipe but still runs{self._tail()}"
+        self._threads[0].join(1.0)
+        how = f"exit code {code}"
+        if code < 0:
+            with suppress(ValueError):
+                how = f"signal {signal.Signals(-code).name}"
+        return f"{self.name} (process {self.pid}) ended with {how}{self._tail()}"
+
+    def _tail(self) -> str:
+        tail = "\n".join(self._stderr_tail)
+        return f"; its last lines on stderr:\n{tail}" if tail else ""
