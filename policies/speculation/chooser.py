@@ -121,6 +121,7 @@ class AdaptivePolicy:
         self._of = [
             self._buckets[min((max(b, 1) - 1).bit_length(), len(BUCKET_NODES) - 1)] for b in range(max_running + 1)
         ]
+        self._off = self._bucket(len(BUCKET_NODES), ())  # more requests than speculation is for
         self._step = 0
         self._credit_s = 0.0
         self._fresh, self._next_grant_step = True, 0  # much is unknown: exploration is worth a grant
@@ -164,15 +165,15 @@ class AdaptivePolicy:
             self._segments.append((self._running, self._times_s, self._accepted))
             self._times_s, self._accepted = [], 0
         self._running = running
-        if not self._switch.on(running):
-            self._left, self._strategy = 0, PLAIN
-            return PLAIN
-        bucket = self._of[running]
+        bucket = self._of[running] if self._switch.on(running) else self._off
         if self._left > 0 and bucket is self._held:
             self._left -= 1
             return self._strategy
         self._close()
-        self._decide(bucket, running)
+        if bucket is self._off:
+            self._hold(bucket, bucket.plain, HOLD_STEPS, exploring=False)
+        else:
+            self._decide(bucket, running)
         self._strategy = self._arm.strategy
         return self._strategy
 
