@@ -26,6 +26,8 @@ GRANT_STEPS = 8  # plain steps' worth of exploration beyond the share of decode 
 GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
 MARGIN = 0.03  # an arm must beat plain decoding by this: the largest of several noisy means is too large
 QUIET = 4  # a quarter of the allowance, and holds four times as long, while every arm has lost against plain decoding
+FELL, FELL_TOKENS, FELL_HOLDS = 0.7, 128, 3  # an arm has fallen when so much text gains less than this of its value
+ROWS_PER_STEP = 16  # rows beyond its own that cost as much as a plain step, before anything was measured
 FIRST_WAIT_STEPS = 64
 LONGEST_WAIT_STEPS = 1 << 14
 CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
@@ -64,10 +66,18 @@ class _Arm:
             self.value = _speedup(self.holds, cost)
 
     def fell(self, cost: PlainCost) -> bool:
-        """Its last holds are far below its window: the world has changed."""
-        if len(self.holds) < 8 or self.value is None:
+        """Its last holds are far below its window, which loses the older ones: the world has changed."""
+        recent: list[Hold] = []
+        for hold in reversed(self.holds):
+            recent.append(hold)
+            tokens = sum(running * count for parts, _ in recent for running, count in parts)
+            if tokens >= FELL_TOKENS and len(recent) >= FELL_HOLDS:
+                break
+        if self.value is None or 2 * len(recent) > len(self.holds) or _speedup(recent, cost) > FELL * self.value:
             return False
-        return _speedup(list(self.holds)[-3:], cost) < 0.7 * self.value
+        self.holds = deque(reversed(recent), self.holds.maxlen)
+        self.judge(cost)
+        return True
 
     def forget(self) -> None:
         self.holds.clear()
@@ -111,6 +121,7 @@ class AdaptivePolicy:
         self._of = [
             self._buckets[min((max(b, 1) - 1).bit_length(), len(BUCKET_NODES) - 1)] for b in range(max_running + 1)
         ]
+        self._off = self._bucket(len(BUCKET_NODES), ())  # more requests than speculation is for
         self._step = 0
         self._credit_s = 0.0
         self._fresh, self._next_grant_step = True, 0  # much is unknown: exploration is worth a grant
@@ -154,15 +165,15 @@ class AdaptivePolicy:
             self._segments.append((self._running, self._times_s, self._accepted))
             self._times_s, self._accepted = [], 0
         self._running = running
-        if not self._switch.on(running):
-            self._left, self._strategy = 0, PLAIN
-            return PLAIN
-        bucket = self._of[running]
+        bucket = self._of[running] if self._switch.on(running) else self._off
         if self._left > 0 and bucket is self._held:
             self._left -= 1
             return self._strategy
         self._close()
-        self._decide(bucket, running)
+        if bucket is self._off:
+            self._hold(bucket, bucket.plain, HOLD_STEPS, exploring=False)
+        else:
+            self._decide(bucket, running)
         self._strategy = self._arm.strategy
         return self._strategy
 
@@ -236,7 +247,7 @@ class AdaptivePolicy:
         arm.judge(self._cost)
         self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, elapsed_s - plain_s)
         if not self._exploring and arm.fell(self._cost):
-            self._start_over(arm.strategy.drafter)
+            self._start_over(arm)
             return
         best = bucket.best()
         if (arm.value or 0.0) > CLOSE * (best.value or 1.0):
@@ -245,13 +256,14 @@ class AdaptivePolicy:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
         arm.due_step = self._step + arm.wait_steps
 
-    def _start_over(self, drafter: str) -> None:
-        """What was measured of `drafter` does not hold any more: it, and what lost against it, is worth a trial now."""
+    def _start_over(self, fallen: _Arm) -> None:
+        """What was measured of its drafter does not hold any more: it, and what lost against it, is worth a trial."""
+        drafter = fallen.strategy.drafter
         self._fresh, self._profiles[drafter] = True, DrafterProfile()
         for bucket in self._buckets:
             for arm in (bucket.plain, *bucket.arms):
                 arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, self._step
-                if arm.strategy.drafter == drafter:
+                if arm.strategy.drafter == drafter and arm is not fallen:
                     arm.forget()
 
     def _decide(self, bucket: _Bucket, running: int) -> None:
@@ -265,7 +277,7 @@ class AdaptivePolicy:
             self._credit_s = max(self._credit_s, 0.0) + GRANT_STEPS * plain_s
         best = bucket.best()
         candidate = self._candidate(bucket, best, running) if self._credit_s > 0 else None
-        if candidate is not None:
+        if candidate is not None and self._credit_s >= self._stake_s(bucket, candidate, running, trial_steps):
             self._hold(bucket, candidate, trial_steps, exploring=True)
             return
         if best is not bucket.plain and bucket.plain.tries < PLAIN_HOLDS:
@@ -299,6 +311,16 @@ class AdaptivePolicy:
         if chosen is None and best is not plain and step >= plain.due_step:
             return plain  # It may have become slower or faster: every reward is relative to it.
         return chosen
+
+    def _stake_s(self, bucket: _Bucket, arm: _Arm, running: int, steps: int) -> float:
+        """What a trial may lose against the best arm, if it keeps no more than one token per step."""
+        if arm is bucket.plain:
+            gain = 1.0
+        else:
+            gain = self._promise(bucket, arm, running)
+            if gain == math.inf:
+                gain = 1 / (1 + running * arm.strategy.tokens_to_verify / ROWS_PER_STEP)
+        return steps * (self._cost.at(running) or 0.0) * max(0.0, 1 / gain - 1 / (bucket.best().value or 1.0))
 
     def _promise(self, bucket: _Bucket, arm: _Arm, running: int) -> float:
         """What to expect of an arm: its own value, else by its drafter's profile; a drafter never tried comes first."""

@@ -18,7 +18,7 @@ class PlainCost:
         samples = self._samples.get(running)
         if samples is None:
             samples = self._samples[running] = deque(maxlen=_SAMPLES)
-        samples.append(step_s)
+        samples.append(max(step_s, 1e-9))  # a coarse clock reads no time at all; others divide by it
         self._known[running] = sorted(samples)[(len(samples) - 1) // 2]
         self._cache.clear()
 
