@@ -90,5 +90,8 @@ class BegMabPolicy:
     def unavailable(self, drafter: str) -> None:
         self._failed.add(drafter)
 
+    def renewed(self, drafter: str) -> None:
+        pass  # the paper's window forgets by itself
+
     def plain_s(self, running: int) -> float | None:
         return self._cost.at(running)

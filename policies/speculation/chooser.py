@@ -192,6 +192,21 @@ class AdaptivePolicy:
             self._left, self._arm, self._strategy = 0, self._held.plain, PLAIN
             self._times_s, self._accepted, self._segments = [], 0, []
 
+    def renewed(self, drafter: str) -> None:
+        """All its arms are worth a trial; one in use stays so until its next holds say otherwise."""
+        self._fresh = True
+        if drafter in self._profiles:
+            self._profiles[drafter] = DrafterProfile()
+        for bucket in self._buckets:
+            best = bucket.best()
+            for arm in bucket.arms:
+                if arm.strategy.drafter == drafter:
+                    arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, self._step
+                    if arm is best:
+                        arm.holds = deque([arm.holds[-1]], arm.holds.maxlen)
+                    else:
+                        arm.forget()
+
     def plain_s(self, running: int) -> float | None:
         return self._cost.at(running)
 

@@ -32,6 +32,9 @@ class StrategyPolicy(Protocol):
     def unavailable(self, drafter: str) -> None:
         """The drafter failed: never choose it again."""
 
+    def renewed(self, drafter: str) -> None:
+        """The drafter has new weights: what was measured of it is past."""
+
     def plain_s(self, running: int) -> float | None:
         """Measured seconds of a plain decoding step of so many requests; None: not known yet."""
 
@@ -61,6 +64,9 @@ class FixedPolicy:
 
     def unavailable(self, drafter: str) -> None:
         self._failed = self._failed or drafter == self._strategy.drafter
+
+    def renewed(self, drafter: str) -> None:
+        pass
 
     def plain_s(self, running: int) -> float | None:
         return None
