@@ -16,6 +16,7 @@ from models.rope import Rotation
 from models.transformer import AttentionContext, Block, Projection, RMSNorm
 
 Kind = Literal["eagle", "eagle3"]
+Layers = tuple[int, int, int] | tuple[()]
 
 
 class DrafterNetwork(Protocol):
@@ -23,7 +24,7 @@ class DrafterNetwork(Protocol):
 
     config: ModelConfig  # the target's
     kind: Kind
-    layers: tuple[int, ...]  # target layers (from 0) whose outputs it reads, beside or instead of the final state
+    layers: Layers  # target layers (from 0) whose outputs it reads, beside or instead of the final state
 
     def features(self, rows: Tensor) -> Tensor:
         """What the target computed, [T, width] as in `drafter.training.records` -> first inputs [T, H]."""
@@ -59,7 +60,7 @@ class EagleModel(nn.Module):
     """
 
     kind: Kind = "eagle"
-    layers: tuple[int, ...] = ()
+    layers: Layers = ()
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Eagle3Model(nn.Module):
         if not all(0 <= layer < config.num_layers for layer in layers) or list(layers) != sorted(layers):
             raise ValueError(f"drafter.layers are {layers}: give three of 0 to {config.num_layers - 1}, ascending")
         self.config = config
-        self.layers: tuple[int, ...] = layers
+        self.layers: Layers = layers
         hidden, place = config.hidden_size, str(device)
         self.fuse = Projection(3 * hidden, hidden, False, batch_invariant, dtype=dtype, device=place)
         self.block = Eagle3Block(config, invariant=batch_invariant, dtype=dtype, device=place)
@@ -219,3 +220,18 @@ def init_eagle(
         inputs = weight.shape[1] // config.hidden_size
         weight.add_((torch.eye(config.hidden_size).repeat(1, inputs) / inputs).to(weight))
     return model
+
+
+def copy_of(model: Drafting, *, dtype: torch.dtype, device: torch.device | str, batch_invariant: bool) -> Drafting:
+    """The same network with the same weights, converted."""
+    new = empty_eagle(
+        model.kind,
+        model.config,
+        model.layers or None,
+        dtype=dtype,
+        device=device,
+        batch_invariant=batch_invariant,
+        qk_norm=model.block.q_norm is not None,
+    )
+    new.load_state_dict(model.state_dict())
+    return new

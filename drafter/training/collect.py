@@ -1,0 +1,67 @@
+"""Records from whole sequences, by a forward pass of the target: for offline training, benchmarks and tests.
+
+While rollouts run, records come from the engine or the learner instead, at no extra pass.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drafter.training.records import SequenceRecord
+from models.packed import PackedContext
+from models.transformer import AttentionContext, Transformer
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+@torch.no_grad()
+def forward_states(target: Transformer, tokens: Tensor, context: AttentionContext, layers: Sequence[int]) -> Tensor:
+    """Rows as in SequenceRecord, [T, (len(layers) + 1) H]: outputs of `layers` (from 0), then the final state."""
+    rotation, x = target.rope.at(context.positions), target.embed_tokens(tokens)
+    recorded: dict[int, Tensor] = {}
+    for index, block in enumerate(target.blocks):
+        x = block(x, rotation, context)
+        if index in layers:
+            recorded[index] = x
+    return torch.cat([*(recorded[layer] for layer in layers), target.norm(x)], dim=-1)
+
+
+def collect_records(
+    target: Transformer,
+    prompts: Sequence[NDArray[np.int32]],
+    responses: Sequence[NDArray[np.int32]],
+    *,
+    layers: Sequence[int] = (),
+    version: int = 0,
+    batch_tokens: int = 4096,
+) -> Iterator[SequenceRecord]:
+    """One record per pair, in order, of all positions but the last token's; sequences are packed for the forward pass.
+
+    Pairs of fewer than two tokens in all give none. bfloat16 or float32, as the target computes.
+    """
+    device = target.embed_tokens.weight.device
+    sequences = [np.concatenate(pair).astype(np.int32) for pair in zip(prompts, responses, strict=True)]
+    wanted = [i for i, sequence in enumerate(sequences) if len(sequence) >= 2]
+    start = 0
+    while start < len(wanted):
+        end, size = start, 0
+        while end < len(wanted) and (end == start or size + len(sequences[wanted[end]]) <= batch_tokens):
+            size += len(sequences[wanted[end]])
+            end += 1
+        chosen = wanted[start:end]
+        start = end
+        fed = [sequences[i][:-1] for i in chosen]
+        tokens = torch.from_numpy(np.concatenate(fed).astype(np.int64)).to(device)
+        context = PackedContext.from_lengths([len(sequence) for sequence in fed], device)
+        states = forward_states(target, tokens, context, layers).contiguous().cpu()
+        rows = states.view(torch.uint8).numpy()
+        at = 0
+        for i, sequence in zip(chosen, fed, strict=True):
+            own = rows[at : at + len(sequence)].copy()
+            at += len(sequence)
+            yield SequenceRecord(
+                sequences[i], len(prompts[i]), 0, own, _NAMES[states.dtype], states.shape[1], version, request_id=i
+            )

@@ -1,0 +1,73 @@
+"""The parts of the target that a drafter shares and never trains: embedding, LM head and RoPE, at one version.
+
+Owns copies of these few tensors, cut out of the weights that travel to engines, so that a trainer needs no target.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.manifest import WeightsManifest
+from models.rope import RopeTable
+from models.transformer import Transformer
+from models.weights import Buffer, pack, unpack
+
+_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+HEAD_TENSORS = (_EMBEDDING, _NORM, _HEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetHead:
+    """`version` counts the RL steps that the target had learned. Tensors never require gradients."""
+
+    config: ModelConfig
+    version: int
+    embedding: Tensor  # [V, H]
+    norm: Tensor  # [H], weight of the target's final norm, which the states have behind them already
+    lm_head: Tensor  # [V, H]; the embedding itself where the target ties them
+    rope: RopeTable
+
+    @classmethod
+    def of(cls, target: Transformer, version: int) -> "TargetHead":
+        """Of a model in this process, whose memory it shares: valid until its weights change."""
+        embedding = target.embed_tokens.weight.detach()
+        head = embedding if target.lm_head is None else target.lm_head.weight.detach()
+        return cls(target.config, version, embedding, target.norm.weight.detach(), head, target.rope)
+
+    @classmethod
+    def unpacked(
+        cls, config: ModelConfig, manifest: WeightsManifest, buffer: Buffer, device: torch.device | str = "cpu"
+    ) -> "TargetHead":
+        """Out of a whole target's weights, or of those that `cut_head` left; copied.
+
+        Raises ValueError if a tensor is missing or has another shape than `config` says."""
+        found = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}
+        shapes = {_EMBEDDING: (config.vocab_size, config.hidden_size), _NORM: (config.hidden_size,)}
+        if not config.tie_word_embeddings:
+            shapes[_HEAD] = shapes[_EMBEDDING]
+        for name, shape in shapes.items():
+            if name not in found or tuple(found[name].shape) != shape:
+                has = "is missing" if name not in found else f"is {list(found[name].shape)}"
+                raise ValueError(
+                    f"target weights version {manifest.version}: {name} {has}, the model has {list(shape)}"
+                )
+        kept = {name: found[name].to(device, copy=True) for name in shapes}
+        head = kept.get(_HEAD, kept[_EMBEDDING])
+        return cls(config, manifest.version, kept[_EMBEDDING], kept[_NORM], head, RopeTable(config))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """int64 [T] -> float32 [T, H]"""
+        return F.embedding(tokens, self.embedding).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """States after the final norm [T, H] -> float32 [T, V]."""
+        return F.linear(hidden.to(self.lm_head.dtype), self.lm_head).float()
+
+
+def cut_head(manifest: WeightsManifest, buffer: Buffer) -> tuple[WeightsManifest, Buffer]:
+    """The same version with the tensors that `TargetHead` needs and no others: megabytes in the place of gigabytes."""
+    parts = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}
+    return pack(parts, manifest.version)

@@ -1,0 +1,105 @@
+"""What the drafter's outputs are compared with. Owns losses and counts over a packed batch, as sums; never gradients.
+
+A row of pass k is supervised by what lies k - 1 rows behind it: the target's distribution for token p + k + 1 and its
+state at p + k, if its present version computed them; the token that was drawn there otherwise.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from drafter.eagle.model import DrafterNetwork
+from drafter.training.head import TargetHead
+from drafter.training.packing import PackedBatch
+from drafter.training.passes import run_passes
+from drafter.training.variants import Variant
+
+_KEPT_LOGITS = 1 << 25  # with more per pass, logits are computed again for the backward pass
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Sums over supervised rows; the mean loss is loss / weight."""
+
+    loss: Tensor  # scalar, with a gradient
+    weight: float  # rows of every pass, those of pass k times pass_decay^(k-1)
+    rows: int  # supervised in the first pass
+    correct: Tensor  # scalar: rows of the first pass whose most probable token is the one the target drew
+    among_top3: Tensor  # scalar: or one of its three most probable
+
+
+def objective_of(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, variant: Variant) -> Objective:
+    """All passes over the batch."""
+    wanted = _targets(head, batch, variant)
+    states = batch.states[batch.at + 1][:, -head.config.hidden_size :]  # what row p's output stands for
+    loss, weight = torch.zeros((), device=batch.tokens.device), 0.0
+    counts: Tensor | None = None
+    for index, out in enumerate(run_passes(model, head, batch, variant.passes)):
+        row, there = batch.ahead(index)
+        facts = states, batch.labels, wanted, batch.fresh
+        if index:  # in the first pass every row is supervised, by its own facts
+            keep = there.nonzero()[:, 0]
+            out, row = out[keep], row[keep]
+            facts = states[row], batch.labels[row], wanted[row], batch.fresh[row]
+        args = model, head, variant, out, *facts
+        large = len(row) * head.config.vocab_size > _KEPT_LOGITS and torch.is_grad_enabled()
+        total, found = checkpoint(_compare, *args, use_reentrant=False) if large else _compare(*args)
+        decay = variant.pass_decay**index
+        loss, weight = loss + decay * total, weight + decay * len(row)
+        counts = found if counts is None else counts
+    assert counts is not None
+    return Objective(loss, weight, batch.rows, counts[0], counts[1])
+
+
+def _compare(
+    model: DrafterNetwork,
+    head: TargetHead,
+    variant: Variant,
+    out: Tensor,
+    states: Tensor,
+    labels: Tensor,
+    wanted: Tensor,
+    fresh: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Sum of the losses of T' rows, and int64 [2]: how often the label was the best token, and among the best three."""
+    drafted = model.readout(out)
+    logits = head.logits(drafted)
+    logprobs = logits.log_softmax(-1)
+    if variant.reverse:
+        hard = F.nll_loss(logprobs, labels, reduction="none")
+        divergence = torch.where(fresh, (logprobs.exp() * (logprobs - wanted)).sum(-1), hard)
+    else:
+        divergence = -(wanted * logprobs).sum(-1)
+    total = divergence.sum()
+    if variant.hidden_weight:
+        distance = F.smooth_l1_loss(drafted.float(), states.float(), reduction="none").mean(-1)
+        total = total + variant.hidden_weight * distance.masked_fill(~fresh, 0.0).sum()
+    with torch.no_grad():
+        best = logits.topk(min(3, logits.shape[1])).indices == labels[:, None]
+        counts = torch.stack((best[:, 0].sum(), best.any(1).sum()))
+    return total, counts
+
+
+@torch.no_grad()
+def _targets(head: TargetHead, batch: PackedBatch, variant: Variant) -> Tensor:
+    """float32 [T, V]: the target's distribution of token p + 2 (its logarithm for the reverse divergence).
+
+    Rows of older versions: all weight on the token that was drawn. Their states never reach the head: what it would say
+    of them, no target ever said.
+    """
+    size = head.config.vocab_size
+    fresh = torch.arange(batch.rows, device=batch.at.device) if batch.all_fresh else batch.fresh.nonzero()[:, 0]
+    wanted = torch.zeros((0, size), device=batch.at.device)
+    if len(fresh):
+        logits = head.logits(batch.states[batch.at[fresh] + 1][:, -head.config.hidden_size :])
+        wanted = logits.log_softmax(-1) if variant.reverse else logits.softmax(-1)
+    if batch.all_fresh:
+        return wanted
+    every = torch.zeros((batch.rows, size), device=batch.at.device)
+    if not variant.reverse:
+        every.scatter_(1, batch.labels[:, None], 1.0)
+    every[fresh] = wanted
+    return every

@@ -1,0 +1,104 @@
+"""Records of many sequences as one packed batch. Owns which row is fed with what and is supervised by what.
+
+A record with n rows of states gives n - 1 rows: row i, of position p = first + i, is fed with the embedding of
+tokens[p + 1] and states[i], and is supervised by token p + 2 and states[i + 1]. Segments lie end to end, unpadded;
+nothing here ever looks across a segment's end, and RoPE sees the true positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafter.training.records import SequenceRecord
+
+MIN_ROWS = 3  # shorter records teach less than they cost
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """T rows of S segments. `states` has one row more per segment: the last one only supervises."""
+
+    states: Tensor  # [T + S, width], in the dtype of the records
+    at: Tensor  # int64 [T], the row of `states` each row is fed with; at + 1 is the one it is supervised by
+    tokens: Tensor  # int64 [T], token p + 1, which is fed
+    labels: Tensor  # int64 [T], token p + 2
+    positions: Tensor  # int64 [T], p
+    left: Tensor  # int64 [T], rows behind this one in its segment
+    fresh: Tensor  # bool [T], computed by the target's present version
+    lengths: tuple[int, ...]  # rows of each segment
+    cu_seqlens: Tensor  # int32 [S + 1]
+    all_fresh: bool
+
+    @property
+    def rows(self) -> int:
+        """T, all of them supervised."""
+        return len(self.tokens)
+
+    def ahead(self, count: int) -> tuple[Tensor, Tensor]:
+        """(the row `count` rows behind each in its segment, whether there is one); both [T]."""
+        row = torch.arange(self.rows, device=self.left.device)
+        return row + self.left.clamp(max=count), self.left >= count
+
+
+def usable(record: SequenceRecord) -> bool:
+    """Whether a record is long enough to be trained on."""
+    return record.rows >= MIN_ROWS
+
+
+def pack_records(
+    records: Sequence[SequenceRecord], version: int, device: torch.device | str = "cpu"
+) -> PackedBatch | None:
+    """All records of at least MIN_ROWS rows, in order, as one batch; None if there are none.
+
+    `version`: the target's present one, whose records give soft targets. Raises ValueError for records that cannot be
+    batched together or contradict themselves.
+    """
+    records = [record for record in records if usable(record)]
+    if not records:
+        return None
+    kinds = {(record.width, record.dtype) for record in records}
+    if len(kinds) > 1:
+        raise ValueError(f"records of different widths or dtypes cannot be packed together: {sorted(kinds)}")
+    for record in records:
+        if record.first < 0 or record.first + record.rows >= len(record.tokens):
+            raise ValueError(
+                f"a record of request {record.request_id} has states for positions {record.first} to "
+                f"{record.first + record.rows - 1} of {len(record.tokens)} tokens, the last of which is never fed"
+            )
+    rows = np.array([record.rows for record in records])
+    ends = rows.cumsum()
+    at = np.concatenate([np.arange(end - count, end - 1) for end, count in zip(ends, rows, strict=True)])
+    fed = np.concatenate([r.tokens[r.first + 1 : r.first + r.rows] for r in records])
+    labels = np.concatenate([r.tokens[r.first + 2 : r.first + r.rows + 1] for r in records])
+    lengths = rows - 1
+    cu_seqlens = np.concatenate(([0], lengths.cumsum()))
+    segment = np.repeat(np.arange(len(records)), lengths)
+    place = np.arange(len(at)) - cu_seqlens[segment]
+    fresh = np.array([record.target_version == version for record in records])
+    first = np.array([record.first for record in records])
+
+    def there(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return PackedBatch(
+        torch.cat([_states(record) for record in records]).to(device),
+        there(at),
+        there(fed.astype(np.int64)),
+        there(labels.astype(np.int64)),
+        there(first[segment] + place),
+        there(lengths[segment] - 1 - place),
+        there(fresh[segment]),
+        tuple(int(n) for n in lengths),
+        there(cu_seqlens.astype(np.int32)),
+        bool(fresh.all()),
+    )
+
+
+def _states(record: SequenceRecord) -> Tensor:
+    """[n, width], a copy: the record's bytes may be read-only, and belong to others."""
+    flat = torch.frombuffer(bytearray(record.states), dtype=_DTYPES[record.dtype])
+    return flat.view(record.rows, record.width)

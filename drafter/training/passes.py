@@ -1,0 +1,89 @@
+"""The drafter over a packed batch, once or fed with its own output several times. Owns who sees whom; no losses.
+
+Row i of a segment starts a chain, as drafting from there would: pass 1 feeds it with the target's state at its position
+p; pass k feeds, at position p + k - 1, the embedding of token p + k and what pass k - 1 put out for the same row. In
+pass k its query sees the keys of pass 1 of rows 0 .. i (true states) and the keys of passes 2 .. k of row i alone (its
+own output): exactly the cache that drafting would have. HASS and EAGLE-3 say the same with shifted features and a mask.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from drafter.eagle.model import DrafterNetwork
+from drafter.training.head import TargetHead
+from drafter.training.packing import PackedBatch
+from models import ops
+
+_CHUNK_ROWS = 512  # queries whose scores exist at a time
+_KEPT_SCORES = 1 << 22  # per head; with more in a segment, scores are computed again for the backward pass
+
+
+class ChainContext:
+    """`models.transformer.AttentionContext` of one batch; call `next_pass` before each pass but the first."""
+
+    def __init__(self, batch: PackedBatch, last_position: int) -> None:
+        self._batch, self._last = batch, last_position
+        self._keys: list[Tensor] = []  # of each pass, [T, Hkv, D]
+        self._values: list[Tensor] = []
+        self.positions = batch.positions
+
+    def next_pass(self) -> None:
+        """The rows move on by one position. Past the model's last position they stay there, unsupervised."""
+        self.positions = (self.positions + 1).clamp(max=self._last)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See AttentionContext."""
+        self._keys.append(k)
+        self._values.append(v)
+        scale = q.shape[-1] ** -0.5
+        lengths = self._batch.lengths
+        if len(self._keys) == 1:
+            return ops.packed_attention(q, k, v, self._batch.cu_seqlens, scale, max_seqlen=max(lengths))
+        own_keys, own_values = torch.stack(self._keys[1:], 1), torch.stack(self._values[1:], 1)  # [T, k - 1, Hkv, D]
+        parts = (x.split(lengths) for x in (q * scale, self._keys[0], self._values[0], own_keys, own_values))
+        return torch.cat([_segment(*tensors) for tensors in zip(*parts, strict=True)])
+
+
+def _segment(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
+    """One segment of n rows, q scaled; as in `_rows` -> [n, Hq, D]."""
+    rows = len(q)
+    recompute = rows * rows > _KEPT_SCORES and torch.is_grad_enabled()
+    out = []
+    for start in range(0, rows, _CHUNK_ROWS):
+        end = min(start + _CHUNK_ROWS, rows)
+        args = q[start:end], keys[:end], values[:end], own_keys[start:end], own_values[start:end]
+        out.append(checkpoint(_rows, *args, use_reentrant=False) if recompute else _rows(*args))
+    return out[0] if len(out) == 1 else torch.cat(out)
+
+
+def _rows(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
+    """Queries [m, Hq, D] of the last m of n rows; keys, values [n, Hkv, D]; own ones [m, K, Hkv, D] -> [m, Hq, D]."""
+    count, heads, dim = q.shape
+    total, groups = keys.shape[:2]
+    grouped = q.view(count, groups, heads // groups, dim)
+    hidden = torch.ones(count, total, dtype=torch.bool, device=q.device).triu(total - count + 1)
+    scores = torch.einsum("mgrd,ngd->grmn", grouped, keys).masked_fill(hidden, -torch.inf)
+    own = torch.einsum("mgrd,mkgd->grmk", grouped, own_keys)
+    weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(values.dtype)
+    seen = torch.einsum("grmn,ngd->mgrd", weights[..., :total], values)
+    seen = seen + torch.einsum("grmk,mkgd->mgrd", weights[..., total:], own_values)
+    return seen.reshape(count, heads, dim)
+
+
+def run_passes(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, passes: int) -> list[Tensor]:
+    """Output of `advance` in each pass, [T, H]: row i of pass k stands for the state at position p + k.
+
+    Rows that `batch.ahead(k - 1)` says nothing lies behind are computed in pass k, but mean nothing.
+    """
+    context = ChainContext(batch, head.config.max_position_embeddings - 1)
+    features = model.features(batch.states[batch.at].float())
+    outputs: list[Tensor] = []
+    for index in range(passes):
+        if index:
+            context.next_pass()
+        row, _ = batch.ahead(index)
+        embedded = head.embed(batch.tokens[row])
+        features = model.advance(embedded, features, head.rope.at(context.positions), context)
+        outputs.append(features)
+    return outputs

@@ -1,0 +1,33 @@
+"""EAGLE, HASS, EAGLE-3 and OSD as settings of one training step (TLT 4.1, Figure 7). Owns nothing but the settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from policies.drafter.options import Algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a row is fed with, how often the drafter is fed with its own output, and what its output is compared with.
+
+    Pass k of `passes` takes the drafter's output of pass k - 1 in the place of the target's states, as drafting does
+    ("training-time test"). The loss is the mean over supervised rows of all passes, those of pass k with weight
+    pass_decay^(k-1), of: divergence + hidden_weight * smooth L1(drafted state, target's state).
+    """
+
+    network: Literal["eagle", "eagle3"]
+    passes: int = 1
+    pass_decay: float = 1.0
+    hidden_weight: float = 0.0  # the smooth L1 is the mean over the H components of a row
+    reverse: bool = False  # False: cross-entropy with the target's distribution; True: KL(drafter || target)
+
+
+# EAGLE's original weighs the cross-entropy with 0.1; here both losses count alike, because the drafter is judged by its
+# tokens. HASS's top-10 distillation term is left out: the cross-entropy is with the whole distribution already.
+VARIANTS: Mapping[Algorithm, Variant] = {
+    "eagle": Variant("eagle", hidden_weight=1.0),
+    "hass": Variant("eagle", passes=3, hidden_weight=1.0),
+    "eagle3": Variant("eagle3", passes=7, pass_decay=0.8),
+    "osd": Variant("eagle", hidden_weight=1.0, reverse=True),
+}
