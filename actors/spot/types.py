@@ -27,8 +27,11 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """It belongs to this epoch, and trains in it from the next micro-step boundary on that all members reach."""
+
     session: int
     epoch: int
+    store: str = ""  # host:port of its rendezvous store, if it leads
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,14 @@ class NeedData:
     """Fewer than two packs are left in the trainer."""
 
     tokens: int  # worth asking for
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Records that it did not learn from, and why: they contradict themselves or the target, or came too many."""
+
+    records: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,7 @@ class TrainerFailed:
     reason: str
 
 
-TrainerEvent = Started | MicroStep | NeedData | Stopped | Published | Checkpointed | TrainerFailed
+TrainerEvent = Started | MicroStep | NeedData | Skipped | Stopped | Published | Checkpointed | TrainerFailed
 
 
 class SpotTrainer(Protocol):

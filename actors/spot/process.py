@@ -1,0 +1,150 @@
+"""A spot trainer in a child process: the parent's end. Owns what is asked of it; never imports torch, never waits for a
+micro-step, and never raises because the child is gone: that is an event, TrainerFailed, which comes once.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.processes.link import Bytes
+from actors.processes.parent import ChildProcess
+from actors.spot import wire
+from actors.spot.types import Published, Session, SpotTrainer, TrainerEvent, TrainerFailed
+from drafter.training.records import SequenceRecord
+from models.manifest import WeightsManifest
+from models.options import ModelOptions
+from policies.drafter.options import DrafterOptions
+
+
+class TrainerStartError(RuntimeError):
+    """The trainer did not come up; the message is the child's own reason."""
+
+
+class _EndedError(Exception):
+    """The child has ended."""
+
+
+def spawn_trainer(
+    options: DrafterOptions,
+    model: ModelOptions,
+    *,
+    init: str | Path | int = 0,
+    checkpoint_dir: str | Path,
+    name: str = "trainer",
+    host: str = "127.0.0.1",
+    threads: int | None = None,
+    device: str = "auto",
+    niceness: int = 15,
+    start_timeout_s: float = 120.0,
+) -> SpotTrainer:
+    """Start a trainer of the drafter for the target in `model.path` and wait until it is warm.
+
+    It goes on from the newest checkpoint in `checkpoint_dir`, if there is one; else from `init`: the directory of a
+    drafter, or the seed of a fresh one. `checkpoint_dir` is the history of one drafter and may be shared by its
+    trainers. `host`: this machine's address for other members of a session. `threads`: CPU threads; default: torch's.
+    `device`: auto, cpu or cuda. `niceness` lowers its priority below that of engines, which yields them the CPU.
+    Raises TrainerStartError with the child's reason, or if it is not ready within `start_timeout_s`.
+    """
+    start = wire.Start(
+        model,
+        options,
+        init if isinstance(init, int) else str(init),
+        str(checkpoint_dir),
+        host,
+        threads,
+        device,
+        niceness,
+    )
+    trainer = ProcessTrainer(start, name)
+    try:
+        trainer.wait_until_ready(start_timeout_s)
+    except BaseException:
+        trainer.close(timeout_s=0.0)
+        raise
+    return trainer
+
+
+class ProcessTrainer:
+    """SpotTrainer over a child process. Thread-safe; `poll` is meant for one thread."""
+
+    def __init__(self, start: wire.Start, name: str) -> None:
+        self.name = name
+        self.resumed_step = 0
+        self._failed = False
+        threads = {} if start.threads is None else {"OMP_NUM_THREADS": str(start.threads)}
+        self._child = ChildProcess("actors.spot.child", start, name, died=_EndedError, environment=threads)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Raises TrainerStartError if the child fails first, or is not ready in time."""
+        try:
+            (first,), _ = self._child.first(timeout_s)
+        except (TimeoutError, _EndedError) as error:
+            raise TrainerStartError(f"{self.name} did not start: {error}") from None
+        if isinstance(first, TrainerFailed):
+            raise TrainerStartError(f"{self.name} did not start: {first.reason}")
+        self.resumed_step = first.step
+
+    def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        """Sends the part that a trainer keeps; `buffer` may be reused when this returns."""
+        self._send(wire.SetTarget(manifest), buffer)
+
+    def start(self, session: Session) -> None:
+        if not 0 <= session.rank < len(session.members):
+            raise ValueError(f"{self.name}: rank {session.rank} is none of {len(session.members)} members")
+        self._send(wire.Train(session))
+
+    def feed(self, records: Sequence[SequenceRecord]) -> None:
+        """The arrays are copied once, into memory shared with the child."""
+        if records:
+            heads, memory = wire.to_memory(records)
+            self._send(wire.Feed(heads), memory)
+
+    def stop(self) -> None:
+        self._send(wire.Stop(time.time()))
+
+    def publish(self) -> None:
+        self._send(wire.Publish())
+
+    def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
+        self._send(wire.Load(manifest), payload)
+
+    def poll(self, timeout_s: float) -> list[TrainerEvent]:
+        """Events since the last call, waiting up to timeout_s for the first. After TrainerFailed nothing more comes."""
+        if self._failed:
+            return []
+        try:
+            messages = self._child.poll(timeout_s)
+        except _EndedError as error:
+            self._failed = True
+            return [TrainerFailed(str(error))]
+        events: list[TrainerEvent] = []
+        for message, memory in messages:
+            for event in message:
+                if isinstance(event, wire.PublishedWeights):
+                    assert memory is not None
+                    events.append(Published(event.manifest, memory))
+                else:
+                    events.append(event)
+        self._failed = any(isinstance(event, TrainerFailed) for event in events)
+        return events
+
+    def kill(self) -> None:
+        """End it at once, in the middle of a micro-step or a save; nothing of it is left. Idempotent."""
+        self._child.kill()
+        self.close()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the child: asked first, killed after `timeout_s`. Idempotent."""
+        self._child.close(wire.Close(), timeout_s)
+
+    def _send(self, message: wire.Command, memory: Bytes | None = None) -> None:
+        with suppress(_EndedError):  # `poll` says it.
+            self._child.send(message, memory)

@@ -1,0 +1,158 @@
+"""What passes between a spot trainer and its child over `actors.processes.link`. Plain data; no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.processes.link import Bytes
+from actors.spot.types import Session
+from drafter.training.records import SequenceRecord
+from models.manifest import WeightsManifest
+from models.options import ModelOptions
+from policies.drafter.options import DrafterOptions
+
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """First message to a child."""
+
+    model: ModelOptions
+    options: DrafterOptions
+    init: str | int  # directory of a drafter, or seed of a fresh one
+    checkpoint_dir: str
+    host: str  # where other members reach this one
+    threads: int | None
+    device: str
+    niceness: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetTarget:
+    """With the target's weights as memory, or the part that `drafter.training.head` needs."""
+
+    manifest: WeightsManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """A record without its arrays: those lie in the memory that came with it."""
+
+    tokens: int
+    prompt_length: int
+    first: int
+    rows: int
+    row_bytes: int
+    dtype: str
+    width: int
+    target_version: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """With the records' arrays as memory."""
+
+    heads: tuple[RecordHead, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    at_s: float  # time.time() of the command
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """With the drafter's weights as memory."""
+
+    manifest: WeightsManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    pass
+
+
+Command = Start | SetTarget | Train | Feed | Stop | Publish | Load | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """First message from a child that came up."""
+
+    step: int  # of the checkpoint that it goes on from, or 0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedWeights:
+    """With the payload as memory."""
+
+    manifest: WeightsManifest
+
+
+def to_memory(records: Sequence[SequenceRecord]) -> tuple[tuple[RecordHead, ...], Bytes]:
+    """The arrays of all records in one, states before tokens, each at a multiple of 64 bytes."""
+    heads = tuple(
+        RecordHead(
+            len(r.tokens),
+            r.prompt_length,
+            r.first,
+            r.rows,
+            r.states.shape[1] if r.states.ndim == 2 else 0,
+            r.dtype,
+            r.width,
+            r.target_version,
+            r.request_id,
+        )
+        for r in records
+    )
+    memory = np.empty(sum(size for head in heads for size in _sizes(head)), np.uint8)
+    offset = 0
+    for head, record in zip(heads, records, strict=True):
+        tokens = np.ascontiguousarray(record.tokens, np.int32).view(np.uint8)
+        for array, size in zip((record.states.reshape(-1), tokens), _sizes(head), strict=True):
+            memory[offset : offset + array.size] = array
+            offset += size
+    return heads, memory
+
+
+def from_memory(heads: Sequence[RecordHead], memory: Bytes) -> list[SequenceRecord]:
+    """Views of the memory, which lives as long as one of them."""
+    records, offset = [], 0
+    for head in heads:
+        states_size, tokens_size = _sizes(head)
+        states = memory[offset : offset + head.rows * head.row_bytes].reshape(head.rows, head.row_bytes)
+        offset += states_size
+        tokens = memory[offset : offset + 4 * head.tokens].view(np.int32)
+        offset += tokens_size
+        records.append(
+            SequenceRecord(
+                tokens,
+                head.prompt_length,
+                head.first,
+                states,
+                head.dtype,
+                head.width,
+                head.target_version,
+                head.request_id,
+            )
+        )
+    return records
+
+
+def _sizes(head: RecordHead) -> tuple[int, int]:
+    sizes = head.rows * head.row_bytes, 4 * head.tokens
+    states, tokens = (-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes)
+    return states, tokens
