@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -129,6 +129,23 @@ def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = 
         from launch.plan_graphs import graph_report, rendered
 
         Console(width=None if sys.stdout.isatty() else 120).print(rendered(graph_report(loaded.config)))
+
+
+@app.command("export-drafter")
+def export_drafter(
+    drafter: Annotated[Path, typer.Argument(metavar="DRAFTER", help="directory of a drafter", show_default=False)],
+    target: Annotated[Path, typer.Option("--target", metavar="DIR", help="model directory it drafts for")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the checkpoint goes")],
+    method: Annotated[
+        Literal["eagle", "eagle3"] | None, typer.Option("--method", help="what it must be; default: what it is")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a trained drafter as stock vLLM loads it (methods eagle and eagle3)."""
+    with _failures(debug):
+        from launch.export_drafter import export
+
+        typer.echo(export(drafter, target, out, method))
 
 
 @app.command()
