@@ -1,7 +1,9 @@
 """What a coordinator hears and says. Plain data on the wire (msgspec); no behaviour.
 
 A worker is one rollout instance. `incarnation` counts its starts: of two processes with one name the higher is real.
-`term` counts the coordinator's starts; a worker ignores commands of a lower term than the highest it has seen.
+`term` counts the coordinator's starts. `epoch` is one counter over everything that a coordinator decides: a later
+decision has a higher one, across sessions and, as workers report the highest they have seen, across terms. A session
+is named by the epoch in which it began.
 """
 
 from enum import StrEnum
@@ -23,28 +25,37 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Register(_Message, frozen=True):
-    """First message of a worker, and its answer to `Reregister`. It tells what it is, not what it should be."""
+    """First message of a worker, and its answer to `Reregister`: the whole truth about it."""
 
     worker: str
     incarnation: int
     node: str
     group: str  # data-parallel group: workers of one group can train together
     state: State
-    session: int = 0  # only where state is TRAINING
-    leader: bool = False
-    term: int = 0  # highest it has seen
+    session: int = 0  # only, and always, where state is TRAINING
+    leader: bool = False  # of that session
+    store: str = ""  # of that session, if it leads
+    epoch: int = 0  # highest it has seen
+    running: int = 0  # requests
 
 
 class Heartbeat(_Message, frozen=True):
+    """It lives, and what it does. Believed only as far as it agrees with what is known (see `Machine`)."""
+
     worker: str
     incarnation: int
+    state: State
+    session: int = 0
+    running: int = 0  # requests, BUSY
+    step: int = 0  # micro-steps of the drafter, TRAINING
 
 
 class Busy(_Message, frozen=True):
-    """It was given work; if it was training, it has stopped already."""
+    """It was given work; if it was training, its trainer has stopped already."""
 
     worker: str
     incarnation: int
+    running: int = 0
 
 
 class Idle(_Message, frozen=True):
@@ -55,15 +66,17 @@ class Idle(_Message, frozen=True):
 
 
 class Started(_Message, frozen=True):
-    """The trainer runs (answer to Lead or Join)."""
+    """The trainer runs with the members of this epoch, or will from its next micro-step on (answer to Train)."""
 
     worker: str
     incarnation: int
     session: int
+    epoch: int
+    store: str = ""  # host:port of its rendezvous store, if it leads and others may join
 
 
 class Stopped(_Message, frozen=True):
-    """The trainer stands still and its memory is free (answer to Stop)."""
+    """The trainer stands still and its memory is free (answer to Stop, or of its own accord)."""
 
     worker: str
     incarnation: int
@@ -71,7 +84,7 @@ class Stopped(_Message, frozen=True):
 
 
 class TrainerFailed(_Message, frozen=True):
-    """The trainer ended by itself; the worker is fine."""
+    """The trainer ended by itself, or was killed; the worker is fine and the trainer's memory is free."""
 
     worker: str
     incarnation: int
@@ -80,21 +93,29 @@ class TrainerFailed(_Message, frozen=True):
 
 
 class Leave(_Message, frozen=True):
-    """The worker says goodbye."""
+    """The worker says goodbye; its trainer is gone."""
 
     worker: str
     incarnation: int
 
 
-# Events of the driver and of people.
+# Events of the driver.
 
 
 class RolloutStarted(_Message, frozen=True):
+    """A rollout is under way. Said again as a heartbeat: it changes nothing then."""
+
     step: int
+    train: bool = True  # whether the drafter is to be trained in its tail
 
 
 class RolloutComplete(_Message, frozen=True):
+    """Nothing is left to roll out: training ends now."""
+
     step: int
+
+
+# Requests of people.
 
 
 class Drain(_Message, frozen=True):
@@ -127,65 +148,55 @@ class Tick(_Message, frozen=True):
 
 
 WorkerEvent = Register | Heartbeat | Busy | Idle | Started | Stopped | TrainerFailed | Leave
-ControlEvent = RolloutStarted | RolloutComplete | Drain | Undrain | Pause | Resume | SetThreshold | Tick
+DriverEvent = RolloutStarted | RolloutComplete
+ControlEvent = DriverEvent | Drain | Undrain | Pause | Resume | SetThreshold | Tick
 Event = WorkerEvent | ControlEvent
 
 
-# Commands to a worker. `epoch` counts the changes of a session's members.
+# Commands to a worker.
 
 
-class Lead(_Message, frozen=True):
-    """Set up (or take over) a session and train; `members` includes the worker."""
+class Train(_Message, frozen=True):
+    """Train with these members from the next micro-step on, leave who is not among them; answer Started.
+
+    members: workers, the leader first; this one's rank is its place. store: the leader's; empty for the leader itself,
+    which sets it up and tells in Started.
+    """
 
     worker: str
     term: int
-    session: int
     epoch: int
+    session: int
     members: tuple[str, ...]
-
-
-class Join(_Message, frozen=True):
-    """Train in a session that `leader` leads, from its next micro-step on."""
-
-    worker: str
-    term: int
-    session: int
-    epoch: int
-    leader: str
-
-
-class Members(_Message, frozen=True):
-    """To the leader: who belongs to the session from the next micro-step on."""
-
-    worker: str
-    term: int
-    session: int
-    epoch: int
-    members: tuple[str, ...]
+    store: str = ""
 
 
 class Stop(_Message, frozen=True):
-    """Stop within a micro-step and answer Stopped; whatever still trains after `within_s` is killed."""
+    """Stop within a micro-step and answer Stopped; whatever still trains after `within_s` is to be killed."""
 
     worker: str
     term: int
+    epoch: int
     session: int
     within_s: float
     reason: str
 
 
 class Reregister(_Message, frozen=True):
-    """The coordinator does not know the worker: send Register."""
+    """The coordinator does not know the worker, or knows that it is mistaken about it: send Register."""
 
     worker: str
     term: int
+
+
+Command = Train | Stop | Reregister
 
 
 # What the coordinator tells whoever watches.
 
 
 class Changed(_Message, frozen=True):
-    """`after` is empty when the worker is gone."""
+    """`before` is empty for a new worker, `after` for one that is gone."""
 
     worker: str
     before: str
@@ -194,11 +205,21 @@ class Changed(_Message, frozen=True):
 
 
 class Lost(_Message, frozen=True):
-    """A worker did not answer in time: it is not waited for. Its supervisor must kill its trainer."""
+    """A worker did not answer in time: it is not waited for."""
 
     worker: str
     incarnation: int
     reason: str
 
 
-Command = Lead | Join | Members | Stop | Reregister | Changed | Lost
+class SessionChanged(_Message, frozen=True):
+    """`members` is empty when the session has ended."""
+
+    group: str
+    session: int
+    epoch: int
+    members: tuple[str, ...]
+
+
+Notice = Changed | Lost | SessionChanged
+Output = Command | Notice

@@ -1,27 +1,27 @@
 """The coordinator as a state machine: events and the time in, commands out. No sockets, clock or randomness.
 
-Owns what is believed about workers and which of them train. It never assigns rollout work, and nothing that decodes
-ever waits for it: a worker that is given work reports it, it does not ask (design.md sections 3 and 5; TLT 4.2).
+Owns what is believed about workers, and when they are given up. It never assigns rollout work, and nothing that
+decodes ever waits for it: a worker that is given work reports it, it does not ask (design.md sections 3 and 5; TLT
+4.2).
 
 Rules that hold after every step, whatever came in:
   - a worker is in exactly one state; a group has at most one session, whose leader is one of its members;
-  - a worker owes an answer only until a deadline, after which it is lost: no wait is without end;
-  - messages of an older incarnation, and answers about another session, change nothing;
+  - a worker owes an answer only until a deadline, after which it is given up: no wait is without end;
+  - messages of an older incarnation, and answers about another session or epoch, change nothing;
   - what no rule allows raises IllegalTransitionError and changes nothing.
 """
 
 import math
 
 from coordinator.events import (
+    Busy,
     Changed,
-    Command,
     Drain,
     Event,
     Heartbeat,
-    Join,
-    Lead,
+    Idle,
     Lost,
-    Members,
+    Output,
     Pause,
     Register,
     Reregister,
@@ -31,7 +31,6 @@ from coordinator.events import (
     SetThreshold,
     Started,
     State,
-    Stop,
     Stopped,
     Tick,
     TrainerFailed,
@@ -39,7 +38,8 @@ from coordinator.events import (
     WorkerEvent,
 )
 from coordinator.options import CoordinatorOptions
-from coordinator.roster import Phase, Roster, Session, Worker
+from coordinator.roster import Ghost, Phase, Roster, Worker
+from coordinator.sessions import Sessions
 from coordinator.table import Edge, edge_for
 
 
@@ -48,25 +48,34 @@ class IllegalTransitionError(ValueError):
 
 
 class UnknownTargetError(ValueError):
-    """A request about a worker or node that is not there, or a value out of range."""
+    """A request about a worker that is not there, or a value out of range."""
 
 
 class Machine:
-    """`term` must be higher than that of any coordinator before (of a restarted one: the clock will do)."""
+    """One coordinator.
 
-    def __init__(self, options: CoordinatorOptions, *, term: int) -> None:
+    term: higher than that of any coordinator before. settles_at_s: when everybody whom a coordinator before this one
+    told to train has registered here or has stopped by itself (its end plus `lease_s`); until then nobody is promoted.
+    """
+
+    def __init__(self, options: CoordinatorOptions, *, term: int, settles_at_s: float = -math.inf) -> None:
         self.options, self.term = options, term
         self.roster = Roster()
-        self.threshold = options.idle_workers
-        self.rolling = False  # a rollout is under way: only then is there a tail to train in
+        self.rollout_step: int | None = None
+        self.rolling: bool | None = None  # a rollout with training in its tail is under way; None: not told yet
         self.paused = False
         self.ignored = 0  # stale and repeated messages
-        self._sessions_made = 0
+        self._settles_at_s = settles_at_s
         self._check_at_s = math.inf  # no deadline is earlier; heartbeats move theirs later without moving this
-        self._reconsider = False  # something that promotion depends on has changed
-        self._out: list[Command] = []
+        self._out: list[Output] = []
+        closed = settles_at_s > -math.inf
+        self.sessions = Sessions(
+            self.roster, options, term=term, closed=closed, emit=lambda output: self._out.append(output), due=self._due
+        )
+        if closed:
+            self._due(settles_at_s)
 
-    def step(self, event: Event, now_s: float) -> list[Command]:
+    def step(self, event: Event, now_s: float) -> list[Output]:
         """What follows from `event` at `now_s` (monotonic seconds, never falling). Raises IllegalTransitionError,
         UnknownTargetError; then nothing has changed."""
         self._out = []
@@ -74,10 +83,10 @@ class Machine:
             self._hear(event, now_s)
         else:
             self._control(event, now_s)
-        self._expire(now_s)
-        self._promote(now_s)
-        out, self._out = self._out, []
-        return out
+        if now_s >= self._check_at_s:
+            self._expire(now_s)
+        self.sessions.promote(now_s, willing=bool(self.rolling) and not self.paused)
+        return self._out
 
     @property
     def next_deadline_s(self) -> float:
@@ -98,26 +107,51 @@ class Machine:
             self.ignored += 1
             return
         if isinstance(event, Started | Stopped | TrainerFailed) and event.session != worker.session:
-            worker.heard_s = max(worker.heard_s, now_s)
-            self.ignored += 1  # an answer about a session it has left
+            self._hear_stale(event, worker, now_s)
             return
         edge = edge_for(worker.state, worker.phase, type(event))
         if edge is None:
             raise IllegalTransitionError(f"{worker.name} is {worker.state}: {type(event).__name__} cannot happen there")
+        if isinstance(event, Started) and event.epoch > self.sessions.epoch:
+            raise IllegalTransitionError(f"{worker.name} answers for epoch {event.epoch}, which has not been yet")
         worker.heard_s = max(worker.heard_s, now_s)
-        if edge is Edge.IGNORE:
-            self.ignored += not isinstance(event, Heartbeat)
-        elif edge is Edge.RUN:
-            worker.phase, worker.answer_by_s = Phase.RUNNING, None
-        elif edge is Edge.REMOVE:
-            self._remove(worker, "said goodbye")
-        else:
-            reason = event.reason if isinstance(event, TrainerFailed) else type(event).__name__.lower()
-            if isinstance(event, TrainerFailed):
-                worker.trainer_failures += 1
-                worker.rests_until_s = now_s + self.options.retry_after_s
-                self._due(worker.rests_until_s)
-            self._move(worker, State.BUSY if edge is Edge.TO_BUSY else State.IDLE, reason)
+        match edge:
+            case Edge.RUN:
+                assert isinstance(event, Started)
+                self.ignored += not self.sessions.confirm(worker, event, now_s)
+            case Edge.TO_BUSY:
+                self.sessions.move(worker, State.BUSY, "it has work", now_s)
+            case Edge.TO_IDLE:
+                if isinstance(event, TrainerFailed):
+                    worker.trainer_failures += 1
+                    worker.rests_until_s = now_s + self.options.retry_after_s
+                    self._due(worker.rests_until_s)
+                self.sessions.move(worker, State.IDLE, _why_idle(event), now_s)
+            case Edge.REMOVE:
+                self.sessions.remove(worker, "said goodbye", now_s)
+            case Edge.IGNORE:
+                self.ignored += not isinstance(event, Heartbeat | Busy)
+        self._note(event, worker)
+
+    def _note(self, event: WorkerEvent, worker: Worker) -> None:
+        """What is only shown; and a heartbeat that contradicts what is believed asks for the truth."""
+        if isinstance(event, Busy | Heartbeat):
+            worker.running = event.running
+        elif isinstance(event, Idle):
+            worker.running = 0
+        if isinstance(event, Heartbeat):
+            worker.step = event.step or worker.step
+            if not _agrees(event, worker):
+                self._out.append(Reregister(worker.name, self.term))
+
+    def _hear_stale(self, event: Started | Stopped | TrainerFailed, worker: Worker, now_s: float) -> None:
+        """An answer about a session that the worker has left, or was given up in."""
+        if event.session > self.sessions.epoch:
+            raise IllegalTransitionError(f"{worker.name} answers for session {event.session}, which has not been yet")
+        worker.heard_s = max(worker.heard_s, now_s)
+        self.ignored += 1
+        if isinstance(event, Started):  # so it trains where it should not
+            self._out.append(Reregister(worker.name, self.term))
 
     def _register(self, event: Register, known: Worker | None, now_s: float) -> None:
         if known is not None and event.incarnation < known.incarnation:
@@ -125,74 +159,73 @@ class Machine:
             return
         if (event.state is State.TRAINING) != (event.session > 0):
             raise IllegalTransitionError(f"{event.worker} registers as {event.state} with session {event.session}")
-        drained = known.drained if known is not None else False
-        if known is not None and (event.incarnation > known.incarnation or event.group != known.group):
-            self._remove(known, "started again")
-            known = None
-        state = event.state
-        session = self.roster.sessions.get(event.group)
-        if known is None:
-            worker = Worker(event.worker, event.incarnation, event.node, event.group, state, now_s, drained=drained)
-            self.roster.workers[worker.name] = worker
+        self.sessions.epoch = max(self.sessions.epoch, event.epoch, event.session)
+        ghost = self.roster.ghosts.get(event.worker)
+        if ghost is not None and ghost.incarnation == event.incarnation:
+            del self.roster.ghosts[event.worker]
+        worker = known
+        if worker is not None and (worker.incarnation, worker.group, worker.node) != _process(event):
+            self._haunt(worker, worker.heard_s + self.options.lease_s)
+            self.sessions.remove(worker, "started again", now_s)
+            worker = None
+        if worker is None:
+            worker = Worker(event.worker, event.incarnation, event.node, event.group, event.state, now_s, now_s)
+            if known is not None:
+                worker.drained, worker.trainer_failures = known.drained, known.trainer_failures
+            self.roster.add(worker)
             self._due(now_s + self.options.lease_s)
-            self._reconsider = True
-            self._out.append(Changed(worker.name, "", state, "registered"))
+            self.sessions.touch(worker.group)
+            self._out.append(Changed(worker.name, "", worker.state, "registered"))
+        worker.heard_s = max(worker.heard_s, now_s)
+        worker.running = event.running
+        if event.state is not State.TRAINING:
+            self.sessions.move(worker, event.state, "registered again", now_s)
+        elif worker.session == event.session:
+            self.sessions.remind(worker, now_s)
         else:
-            worker = known
-            worker.heard_s = max(worker.heard_s, now_s)
-            same = worker.state is state and (state is not State.TRAINING or worker.session == event.session)
-            if same:
-                return
-            self._quit_session(worker)
-            worker.phase = worker.session = worker.answer_by_s = None
-            self._set(worker, state, "registered again")
-        if state is State.TRAINING:
-            self._adopt(worker, event, session, now_s)
+            self.sessions.adopt(worker, event, now_s, unwelcome=self._unwelcome(worker))
 
-    def _adopt(self, worker: Worker, event: Register, session: Session | None, now_s: float) -> None:
-        """It trains in a session that a coordinator before this one (or a lost message) has made."""
-        worker.session, worker.phase = event.session, Phase.RUNNING
-        if session is None:
-            session = Session(event.session, worker.group, leader=worker.name, epoch=1)
-            self.roster.sessions[worker.group] = session
-            self._sessions_made = max(self._sessions_made, event.session)
-        if session.number != event.session:
-            self._stop(worker, "the group trains in another session", now_s)
-            return
-        if worker.name not in session.members:
-            session.members.append(worker.name)
-            session.epoch += 1
-        if event.leader:
-            session.leader = worker.name
-        self._tell_leader(session)
+    def _unwelcome(self, worker: Worker) -> str:
+        if self.paused:
+            return "spot training is paused"
+        if self.roster.drained(worker):
+            return "drained"
+        told = self.rolling is not None or not self.sessions.closed
+        return "no rollout is under way" if told and not self.rolling else ""
 
     # The driver and people.
 
     def _control(self, event: Event, now_s: float) -> None:
-        self._reconsider |= not isinstance(event, Tick)
         match event:
-            case RolloutStarted():
-                self.rolling = True
-            case RolloutComplete():
-                self.rolling = False
-                self._stop_all("the rollout is complete", now_s)
+            case RolloutStarted(step, train):
+                if self.rolling is not train:
+                    self.sessions.touch()
+                self.rollout_step, self.rolling = step, train
+                if not train:
+                    self.sessions.stop_all("no training in this RL step", now_s)
+            case RolloutComplete(step):
+                self.rollout_step, self.rolling = step, False
+                self.sessions.stop_all("the rollout is complete", now_s)
             case Pause():
                 self.paused = True
-                self._stop_all("spot training is paused", now_s)
+                self.sessions.stop_all("spot training is paused", now_s)
             case Resume():
                 self.paused = False
+                self.sessions.touch()
             case SetThreshold(idle_workers):
                 if idle_workers < 1:
                     raise UnknownTargetError(f"a threshold of {idle_workers} idle workers: it must be at least 1")
-                self.threshold = idle_workers
+                self.sessions.threshold = idle_workers
+                self.sessions.touch()
             case Drain(reason=reason):
                 for worker in self._mark_drained(event, drained=True):
-                    if worker.state is State.TRAINING and worker.phase is not Phase.STOPPING:
-                        self._stop(worker, reason or "drained", now_s)
+                    if worker.state is State.TRAINING:
+                        self.sessions.stop(worker, reason or "drained", now_s)
             case Undrain():
                 self._mark_drained(event, drained=False)
-            case Tick():
-                pass
+                self.sessions.touch()
+            case _:
+                assert isinstance(event, Tick)
 
     def _mark_drained(self, event: Drain | Undrain, *, drained: bool) -> list[Worker]:
         if bool(event.worker) == bool(event.node):
@@ -202,7 +235,7 @@ class Machine:
             return [worker for worker in self.roster if worker.node == event.node]
         worker = self.roster.workers.get(event.worker)
         if worker is None:
-            known = ", ".join(sorted(self.roster.workers)) or "none"
+            known = ", ".join(sorted(self.roster.workers)[:20]) or "none"
             raise UnknownTargetError(f"there is no worker {event.worker!r}; registered: {known}")
         worker.drained = drained
         return [worker]
@@ -210,117 +243,64 @@ class Machine:
     # Time.
 
     def _expire(self, now_s: float) -> None:
-        if now_s < self._check_at_s:
-            return
         self._check_at_s = math.inf
         for worker in self.roster:
+            lease_ends_s = worker.heard_s + self.options.lease_s
             if worker.answer_by_s is not None and now_s >= worker.answer_by_s:
                 what = "start" if worker.phase is Phase.STARTING else "stop"
-                self._lose(worker, f"did not {what} training in time")
-            elif now_s >= worker.heard_s + self.options.lease_s:
-                self._lose(worker, f"silent for {self.options.lease_s:g} s")
+                self._haunt(worker, now_s + self.options.lease_s)
+                self._lose(worker, f"did not {what} training in time", now_s)
+            elif now_s >= lease_ends_s:
+                self._lose(worker, f"silent for {self.options.lease_s:g} s", now_s)
             else:
-                self._due(worker.heard_s + self.options.lease_s)
+                self._due(lease_ends_s)
                 if worker.answer_by_s is not None:
                     self._due(worker.answer_by_s)
                 if worker.rests_until_s > now_s:
                     self._due(worker.rests_until_s)
-        self._reconsider = True  # somebody may have rested enough
+        for name, ghost in list(self.roster.ghosts.items()):
+            if now_s >= ghost.until_s:
+                del self.roster.ghosts[name]
+            else:
+                self._due(ghost.until_s)
+        if self.sessions.closed:
+            if now_s < self._settles_at_s:
+                self._due(self._settles_at_s)
+            else:
+                self.sessions.open(now_s)
+                if not self.rolling:
+                    self.sessions.stop_all("no rollout is under way", now_s)
+        self.sessions.touch()  # somebody may have rested enough, a ghost may be gone
 
     def _due(self, at_s: float) -> None:
         self._check_at_s = min(self._check_at_s, at_s)
 
-    def _lose(self, worker: Worker, reason: str) -> None:
+    def _lose(self, worker: Worker, reason: str, now_s: float) -> None:
         self._out.append(Lost(worker.name, worker.incarnation, reason))
-        self._remove(worker, reason)
+        self.sessions.remove(worker, reason, now_s)
 
-    # Sessions.
+    def _haunt(self, worker: Worker, until_s: float) -> None:
+        if worker.state is State.TRAINING:
+            self.roster.ghosts[worker.name] = Ghost(worker.incarnation, worker.group, until_s)
+            self._due(until_s)
 
-    def _promote(self, now_s: float) -> None:
-        """Idle workers join their group's session, or begin one where enough of them are idle."""
-        if not self._reconsider:
-            return
-        self._reconsider = False
-        if not self.rolling or self.paused:
-            return
-        idle: dict[str, list[Worker]] = {}
-        for worker in self.roster:
-            if worker.state is State.IDLE and not self.roster.drained(worker) and now_s >= worker.rests_until_s:
-                idle.setdefault(worker.group, []).append(worker)
-        for group, workers in idle.items():
-            session = self.roster.sessions.get(group)
-            if session is None:
-                if len(workers) < self.threshold:
-                    continue
-                leader = workers.pop(0)
-                self._sessions_made += 1
-                session = Session(self._sessions_made, group, leader.name, [leader.name], epoch=1)
-                self.roster.sessions[group] = session
-                self._begin(leader, session, now_s)
-                self._out.append(Lead(leader.name, self.term, session.number, 1, (leader.name,)))
-            for worker in workers:
-                session.members.append(worker.name)
-                session.epoch += 1
-                self._begin(worker, session, now_s)
-                self._out.append(Join(worker.name, self.term, session.number, session.epoch, session.leader))
-            if workers:
-                self._tell_leader(session)
 
-    def _begin(self, worker: Worker, session: Session, now_s: float) -> None:
-        worker.session, worker.phase = session.number, Phase.STARTING
-        worker.answer_by_s = now_s + self.options.start_timeout_s
-        self._due(worker.answer_by_s)
-        self._set(worker, State.TRAINING, f"session {session.number}")
+def _process(event: Register) -> tuple[int, str, str]:
+    return event.incarnation, event.group, event.node
 
-    def _stop(self, worker: Worker, reason: str, now_s: float) -> None:
-        assert worker.session is not None
-        within_s = self.options.stop_timeout_s
-        number = worker.session
-        self._quit_session(worker)
-        worker.phase, worker.answer_by_s = Phase.STOPPING, now_s + within_s
-        self._due(worker.answer_by_s)
-        self._out.append(Stop(worker.name, self.term, number, within_s, reason))
 
-    def _stop_all(self, reason: str, now_s: float) -> None:
-        self.roster.sessions.clear()  # at once: nobody is to lead what is ending
-        for worker in self.roster:
-            if worker.state is State.TRAINING and worker.phase is not Phase.STOPPING:
-                self._stop(worker, reason, now_s)
+def _why_idle(event: WorkerEvent) -> str:
+    match event:
+        case TrainerFailed(reason=reason):
+            return f"its trainer failed: {reason}"
+        case Stopped():
+            return "its trainer stopped"
+    return "out of work"
 
-    def _quit_session(self, worker: Worker) -> None:
-        """Take a worker out of its session; the first of the others leads where it did."""
-        session = self.roster.session_of(worker)
-        if session is None:
-            return
-        session.members.remove(worker.name)
-        session.epoch += 1
-        if not session.members:
-            del self.roster.sessions[session.group]
-        elif session.leader == worker.name:
-            session.leader = session.members[0]
-            heir = (session.leader, self.term, session.number, session.epoch, tuple(session.members))
-            self._out.append(Lead(*heir))
-        else:
-            self._tell_leader(session)
 
-    def _tell_leader(self, session: Session) -> None:
-        members = tuple(session.members)
-        self._out.append(Members(session.leader, self.term, session.number, session.epoch, members))
-
-    # Records.
-
-    def _move(self, worker: Worker, state: State, reason: str) -> None:
-        self._quit_session(worker)
-        worker.session = worker.phase = worker.answer_by_s = None
-        self._set(worker, state, reason)
-
-    def _set(self, worker: Worker, state: State, reason: str) -> None:
-        if worker.state is not state:
-            self._out.append(Changed(worker.name, worker.state, state, reason))
-            worker.state = state
-            self._reconsider = True
-
-    def _remove(self, worker: Worker, reason: str) -> None:
-        self._quit_session(worker)
-        del self.roster.workers[worker.name]
-        self._out.append(Changed(worker.name, worker.state, "", reason))
+def _agrees(event: Heartbeat, worker: Worker) -> bool:
+    if event.state is State.TRAINING:
+        return worker.session == event.session
+    if worker.state is State.TRAINING:  # it has not heard of it yet, if that can be
+        return event.state is State.IDLE and worker.phase is not Phase.RUNNING
+    return worker.state is event.state

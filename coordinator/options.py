@@ -1,15 +1,42 @@
 """The `coordinator:` section of the configuration. Owns names and ranges only."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
+
+
+class CurveOptions(BaseModel, frozen=True, extra="forbid"):
+    """Encryption of the workers' connections (CURVE): key pairs, and an allow-list that is these keys."""
+
+    directory: Annotated[
+        str | None, Field(description="key files made by `python -m coordinator keys`; default: no encryption")
+    ] = None
 
 
 class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
     """When idle rollout workers train the drafter, and how long anything may take."""
 
-    idle_workers: Annotated[int, Field(ge=1, description="idle workers of one group that start a session")] = 1
-    lease_s: Annotated[float, Field(gt=0, description="a worker silent for so long is lost")] = 10.0
-    start_timeout_s: Annotated[float, Field(gt=0, description="from the command to train to its answer")] = 30.0
-    stop_timeout_s: Annotated[float, Field(gt=0, description="from the command to stop to its answer, then lost")] = 2.0
+    threshold: Annotated[int, Field(ge=1, description="idle workers of one group that start a session")] = 1
+    max_members: Annotated[int, Field(ge=1, le=1024, description="workers that train in one session at most")] = 16
+    heartbeat_s: Annotated[float, Field(gt=0, description="between two signs of life of a worker")] = 2.0
+    lease_s: Annotated[float, Field(gt=0, description="a worker silent for so long is lost, and stops training")] = 10.0
+    start_deadline_s: Annotated[float, Field(gt=0, description="from the command to train to its answer")] = 30.0
+    stop_deadline_s: Annotated[
+        float, Field(gt=0, description="from the command to stop to its answer; then the trainer is killed")
+    ] = 2.0
     retry_after_s: Annotated[float, Field(ge=0, description="a worker whose trainer failed rests so long")] = 30.0
+    host: Annotated[str, Field(description="address on which workers reach the coordinator")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="for workers; 0: any free one")] = 0
+    admin_host: Annotated[str, Field(description="address of the admin service (no authentication)")] = "127.0.0.1"
+    admin_port: Annotated[int, Field(ge=0, le=65535, description="for `paceline status`; 0: any free one")] = 0
+    curve: CurveOptions = CurveOptions()
+
+    @model_validator(mode="after")
+    def _spans(self) -> Self:
+        if self.lease_s < 2 * self.heartbeat_s + self.stop_deadline_s:
+            raise ValueError(
+                f"lease_s {self.lease_s:g} must be at least 2 heartbeat_s + stop_deadline_s = "
+                f"{2 * self.heartbeat_s + self.stop_deadline_s:g}: one late heartbeat is no loss, and a worker that "
+                "hears nothing must have stopped training when it is given up"
+            )
+        return self

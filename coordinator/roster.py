@@ -1,4 +1,4 @@
-"""Workers and sessions as the coordinator believes them to be. Owns the records; decides nothing."""
+"""Workers and sessions as the coordinator believes them to be. Owns the records and their index; decides nothing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from coordinator.events import State
 class Phase(StrEnum):
     """Where a TRAINING worker is."""
 
-    STARTING = "starting"  # told to train, not heard yet
-    RUNNING = "running"
+    STARTING = "starting"  # told to train with the members of the present epoch, not heard yet
+    RUNNING = "running"  # it does
     STOPPING = "stopping"  # told to stop, not heard yet
 
 
@@ -25,36 +25,70 @@ class Worker:
     group: str
     state: State
     heard_s: float
+    since_s: float  # in this state
     session: int | None = None
     phase: Phase | None = None
     answer_by_s: float | None = None
     rests_until_s: float = 0.0
     drained: bool = False  # itself; its node may be drained besides
     trainer_failures: int = 0
+    running: int = 0  # requests
+    step: int = 0  # micro-steps of the drafter
 
 
 @dataclass(slots=True)
 class Session:
-    """One training session of one group. Invariant: the leader is a member; members that were told to stop are not
-    members any more, though they are still TRAINING until they answer."""
+    """One training session of one group, named by the epoch in which it began.
+
+    Invariant: it has members, the first leads. A member that was told to stop is none any more, though it is TRAINING
+    until it answers.
+    """
 
     number: int
     group: str
-    leader: str
-    members: list[str] = field(default_factory=list)  # in order of joining
-    epoch: int = 0
+    members: list[str]
+    epoch: int = 0  # of its members
+    store: str | None = None  # of the leader; None until the leader has set up this epoch or an earlier one
+
+    @property
+    def leader(self) -> str:
+        return self.members[0]
 
 
+@dataclass(slots=True)
+class Ghost:
+    """A process that was given up while it trained, and may do so until its own lease ends at `until_s`."""
+
+    incarnation: int
+    group: str
+    until_s: float
+
+
+@dataclass(slots=True)
 class Roster:
-    """All workers and sessions, in order of registration."""
+    """All workers, in order of registration; by group, the idle ones, the session (at most one) and ghosts."""
 
-    def __init__(self) -> None:
-        self.workers: dict[str, Worker] = {}
-        self.sessions: dict[str, Session] = {}  # by group: at most one each
-        self.drained_nodes: set[str] = set()
+    workers: dict[str, Worker] = field(default_factory=dict)
+    sessions: dict[str, Session] = field(default_factory=dict)
+    drained_nodes: set[str] = field(default_factory=set)
+    ghosts: dict[str, Ghost] = field(default_factory=dict)
+    idle: dict[str, dict[str, None]] = field(default_factory=dict)  # group -> names, first to be idle first
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self.workers.values()))
+
+    def add(self, worker: Worker) -> None:
+        self.workers[worker.name] = worker
+        self._index(worker)
+
+    def remove(self, worker: Worker) -> None:
+        del self.workers[worker.name]
+        self._unindex(worker)
+
+    def set_state(self, worker: Worker, state: State, now_s: float) -> None:
+        self._unindex(worker)
+        worker.state, worker.since_s = state, now_s
+        self._index(worker)
 
     def drained(self, worker: Worker) -> bool:
         return worker.drained or worker.node in self.drained_nodes
@@ -63,3 +97,14 @@ class Roster:
         """The session it is a member of."""
         session = self.sessions.get(worker.group)
         return session if session is not None and worker.name in session.members else None
+
+    def _index(self, worker: Worker) -> None:
+        if worker.state is State.IDLE:
+            self.idle.setdefault(worker.group, {})[worker.name] = None
+
+    def _unindex(self, worker: Worker) -> None:
+        if worker.state is State.IDLE:
+            group = self.idle[worker.group]
+            del group[worker.name]
+            if not group:
+                del self.idle[worker.group]

@@ -2,20 +2,22 @@
 
 import msgspec
 
-from coordinator.events import Command, ControlEvent, WorkerEvent
+from coordinator.events import Command, DriverEvent, WorkerEvent
 
 MAX_FRAME_BYTES = 64 * 1024
+DRIVER = "driver"  # the peer that may say what the driver says; no worker has this name
 
 
 class Say(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A worker's or the driver's message. `number` rises by one per message of an incarnation; sent again until acked."""
+    """A peer's message. `number` rises by one per message of an incarnation; it is sent again until acknowledged."""
 
+    incarnation: int
     number: int
-    event: WorkerEvent | ControlEvent
+    event: WorkerEvent | DriverEvent
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Heard. `error` says why it changed nothing."""
+    """Heard, and all before it. `error` says why it changed nothing."""
 
     number: int
     term: int
@@ -23,18 +25,24 @@ class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A command; sent again while the answer is owed."""
+    """A command, given when the coordinator had heard the worker's message `heard`; sent again while it is owed an
+    answer."""
 
     command: Command
+    heard: int
 
 
 class BadFrameError(ValueError):
     """A frame that is no message."""
 
 
+class OversizedFrameError(BadFrameError):
+    """A frame beyond MAX_FRAME_BYTES."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _from_peer = msgspec.msgpack.Decoder(Say)
-_from_coordinator = msgspec.msgpack.Decoder(Ack | Tell)
+_from_coordinator: msgspec.msgpack.Decoder[Ack | Tell] = msgspec.msgpack.Decoder(Ack | Tell)
 
 
 def encode(message: Say | Ack | Tell) -> bytes:
@@ -42,12 +50,12 @@ def encode(message: Say | Ack | Tell) -> bytes:
 
 
 def decode_say(frame: bytes) -> Say:
-    """Raises BadFrameError."""
+    """Raises BadFrameError, OversizedFrameError."""
     if len(frame) > MAX_FRAME_BYTES:
-        raise BadFrameError(f"{len(frame)} bytes, more than {MAX_FRAME_BYTES}")
+        raise OversizedFrameError(f"{len(frame)} bytes, more than {MAX_FRAME_BYTES}")
     try:
         return _from_peer.decode(frame)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadFrameError(str(error)) from None
 
 
@@ -55,5 +63,5 @@ def decode_answer(frame: bytes) -> Ack | Tell:
     """Raises BadFrameError."""
     try:
         return _from_coordinator.decode(frame)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadFrameError(str(error)) from None

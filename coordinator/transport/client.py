@@ -1,169 +1,250 @@
-"""A worker's end of the coordinator's socket, in one thread. Owns numbering, repeats, heartbeats and stale commands.
+"""A worker's, or the driver's, end of the coordinator's socket, in one thread. Owns the socket, the clock and the lock.
 
-Nothing that decodes waits for it: `say` returns at once, and a coordinator that does not answer changes nothing but
-`connected`. Commands arrive on the thread, one at a time; those of an older term, or sent again, are dropped.
+Nothing that decodes ever waits here: reports return at once, and a coordinator that does not answer changes nothing
+but `connected`. Reconnecting, repeating and heartbeats need no call.
+
+    client = WorkerClient(endpoint, Identity("rollout-0", incarnation=time.time_ns(), node=ip), options)
+    client.idle()                                  # out of work, memory released
+    for command in client.poll(timeout_s=0.1):     # or on_command=..., called on the client's thread
+        match command:
+            case Train(): trainer.start(...)       # and, when it runs: client.started(session, epoch, store)
+            case Stop(): trainer.stop()            # and, when it stands still: client.stopped(session)
+    client.busy(running=3)                         # from here on no Train is delivered until idle()
 """
 
+import contextlib
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from typing import Generic, Protocol, TypeVar
 
 import zmq
 
-from coordinator.events import Command, Heartbeat, Join, Lead, Members, Register, Reregister, Stop, WorkerEvent
+from coordinator.driver import Driver
+from coordinator.events import DriverEvent, RolloutComplete, RolloutStarted, State, Stop, Train
+from coordinator.member import Identity, Member
+from coordinator.options import CoordinatorOptions
 from coordinator.transport.security import ClientKeys
-from coordinator.wire import Ack, BadFrameError, Say, decode_answer, encode
+from coordinator.transport.waker import Waker
+from coordinator.wire import DRIVER, MAX_FRAME_BYTES, Ack, BadFrameError, Say, Tell, decode_answer, encode
 
-REPEAT_S = 0.25
-SILENCE_S = 3.0  # without an acknowledgement: not connected
+Command = Train | Stop
+Clock = Callable[[], float]
 
 
-class CoordinatorClient:
-    """Connects `name` to the coordinator at `endpoint`.
+class _End(Protocol):
+    @property
+    def due_s(self) -> float: ...
+    def connected(self, now_s: float) -> bool: ...
+    def take(self) -> list[Say]: ...
+    def hear(self, message: Ack | Tell, now_s: float) -> None: ...
+    def tick(self, now_s: float) -> None: ...
 
-    registration() tells what the worker is now; it is sent first, and whenever the coordinator asks for it. on_command
-    is called on the client's thread with Lead, Join, Members and Stop, and must return at once.
-    """
 
-    def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        endpoint: str,
-        registration: Callable[[int], Register],
-        on_command: Callable[[Command], None],
-        *,
-        keys: ClientKeys | None = None,
-        heartbeat_s: float = 2.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._name, self._incarnation, self._clock = name, incarnation, clock
-        self._registration, self._on_command, self._heartbeat_s = registration, on_command, heartbeat_s
-        self.term = 0
-        self._number = 0
-        self._unacked: deque[Say] = deque()
-        self._heard_s = -SILENCE_S
-        self._done: tuple[object, ...] | None = None  # the last command, so that its repetition is known
-        self._inbox: SimpleQueue[WorkerEvent | None] = SimpleQueue()
-        self._context = zmq.Context()
+E = TypeVar("E", bound=_End)
+
+
+class _Connection(Generic[E]):
+    """Runs one end of a link. `_end` is touched only with `_lock` held."""
+
+    def __init__(self, name: str, end: E, endpoint: str, keys: ClientKeys | None, clock: Clock) -> None:
+        self._end, self._clock = end, clock
+        self._lock = threading.Lock()
+        self._endpoint = self._wanted = endpoint
+        self._closing = False
+        self._waker = Waker()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.IDENTITY, name.encode())
         self._dealer.setsockopt(zmq.LINGER, 200)
+        self._dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a coordinator that is not there
         self._dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._dealer.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_FRAME_BYTES)
         if keys is not None:
             keys.apply(self._dealer)
         self._dealer.connect(endpoint)
-        self._wake_to = self._context.socket(zmq.PAIR)
-        self._wake_from = self._context.socket(zmq.PAIR)
-        self._wake_from.bind("inproc://wake")
-        self._wake_to.connect("inproc://wake")
-        self._wake_lock = threading.Lock()
-        self.say(registration(0))
         self._thread = threading.Thread(target=self._serve, name=f"{name}-coordinator", daemon=True)
         self._thread.start()
 
     @property
     def connected(self) -> bool:
-        """The coordinator has answered lately."""
-        return self._clock() - self._heard_s < SILENCE_S
+        """The coordinator has acknowledged something lately."""
+        with self._lock:
+            return self._end.connected(self._clock())
 
-    def say(self, event: WorkerEvent) -> None:
-        """Send an event, in order, again and again until it is heard. Never blocks, never raises."""
-        self._inbox.put(event)
-        with self._wake_lock:
-            self._wake_to.send(b"")
+    def move(self, endpoint: str) -> None:
+        """The coordinator is to be found elsewhere from now on."""
+        self._wanted = endpoint
+        self._waker.wake()
 
     def close(self) -> None:
-        """Send what is waiting, once, and end."""
-        if self._thread.is_alive():
-            self._inbox.put(None)
-            with self._wake_lock:
-                self._wake_to.send(b"")
-            self._thread.join(5.0)
+        """Send what is waiting, if that is possible at once, and end."""
+        self._closing = True
+        self._waker.wake()
+        self._thread.join(5.0)
 
-    # On the thread.
+    def _deliver(self) -> None:
+        """Called on the thread after something was heard or time has passed."""
 
     def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._dealer, zmq.POLLIN)
-        poller.register(self._wake_from, zmq.POLLIN)
-        beat_s, repeat_s = self._clock() + self._heartbeat_s, float("inf")
+        poller.register(self._waker.fd, zmq.POLLIN)
         try:
             while True:
-                now_s = self._clock()
-                due_s = min(beat_s, repeat_s if self._unacked else beat_s)
-                ready = dict(poller.poll(max(0, int((due_s - now_s) * 1000) + 1)))
-                now_s = self._clock()
-                if self._wake_from in ready:
-                    self._wake_from.recv()
-                    if not self._send_waiting():
-                        return
-                    repeat_s = now_s + REPEAT_S
-                if self._dealer in ready and self._receive_all():
-                    repeat_s = now_s + REPEAT_S
-                if now_s >= beat_s:
-                    self._send(Heartbeat(self._name, self._incarnation))
-                    beat_s = now_s + self._heartbeat_s
-                if self._unacked and now_s >= repeat_s:
-                    for say in self._unacked:
+                closing = self._closing
+                if self._wanted != self._endpoint:
+                    self._dealer.disconnect(self._endpoint)
+                    self._endpoint = self._wanted
+                    self._dealer.connect(self._endpoint)
+                with self._lock:
+                    self._end.tick(self._clock())
+                    says, due_s = self._end.take(), self._end.due_s
+                for say in says:
+                    with contextlib.suppress(zmq.Again):  # not connected: it is repeated
                         self._dealer.send(encode(say), zmq.NOBLOCK)
-                    repeat_s = now_s + REPEAT_S
+                if closing:
+                    return
+                self._deliver()
+                wait_s = due_s - self._clock()
+                ready = dict(poller.poll(None if wait_s == math.inf else max(0, math.ceil(wait_s * 1000))))
+                if self._waker.fd in ready:
+                    self._waker.clear()
+                if self._dealer in ready:
+                    self._receive()
         finally:
-            for socket in (self._dealer, self._wake_from, self._wake_to):
-                socket.close()
+            self._dealer.close()
             self._context.term()
+            self._waker.close()
 
-    def _send_waiting(self) -> bool:
-        while True:
-            try:
-                event = self._inbox.get_nowait()
-            except Empty:
-                return True
-            if event is None:
-                return False
-            self._send(event)
+    def _receive(self) -> None:
+        messages: list[Ack | Tell] = []
+        with contextlib.suppress(zmq.Again):
+            while len(messages) < 1000:
+                with contextlib.suppress(BadFrameError):
+                    messages.append(decode_answer(self._dealer.recv(zmq.NOBLOCK)))
+        with self._lock:
+            now_s = self._clock()
+            for message in messages:
+                self._end.hear(message, now_s)
 
-    def _send(self, event: WorkerEvent) -> None:
-        if isinstance(event, Heartbeat) and self._unacked:
-            return  # what is repeated is a sign of life already
-        say = Say(self._number, event)
-        self._number += 1
-        self._unacked.append(say)
-        try:
-            self._dealer.send(encode(say), zmq.NOBLOCK)
-        except zmq.Again:
-            pass  # Repeated later.
 
-    def _receive_all(self) -> bool:
-        progressed = False
-        while True:
-            try:
-                message = decode_answer(self._dealer.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return progressed
-            except BadFrameError:
-                continue
-            self._heard_s = self._clock()
-            if isinstance(message, Ack):
-                while self._unacked and self._unacked[0].number <= message.number:
-                    self._unacked.popleft()
-                    progressed = True
-            else:
-                self._obey(message.command)
+class WorkerClient(_Connection[Member]):
+    """A worker's client. Thread-safe; every method but `poll` and `close` returns at once, and none raises.
 
-    def _obey(self, command: Command) -> None:
-        if not isinstance(command, Lead | Join | Members | Stop | Reregister) or command.term < self.term:
+    It begins BUSY. on_command: called on the client's thread with Train and Stop, must return at once; without it they
+    are fetched by `poll`. Of several Train only the last counts. A Stop may come from the client itself, when the
+    coordinator has been silent for nearly a lease. Whoever gets a Stop kills what still trains after its `within_s`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        identity: Identity,
+        options: CoordinatorOptions,
+        *,
+        keys: ClientKeys | None = None,
+        on_command: Callable[[Command], None] | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._on_command = on_command
+        self._arrived = threading.Condition()
+        super().__init__(identity.name, Member(identity, options, clock()), endpoint, keys, clock)
+
+    @property
+    def state(self) -> State:
+        with self._lock:
+            return self._end.state
+
+    @property
+    def error(self) -> str:
+        """Why the coordinator refused a report, or empty: never with a worker that keeps to the states."""
+        with self._lock:
+            return self._end.error
+
+    def busy(self, running: int = 1) -> None:
+        """It was given work; if its trainer ran, that stands still. running: requests, may change from call to call."""
+        self._report(lambda end, now_s: end.busy(running, now_s))
+
+    def idle(self) -> None:
+        """Nothing left to decode, memory released."""
+        self._report(lambda end, now_s: end.idle(now_s))
+
+    def started(self, session: int, epoch: int, store: str = "") -> None:
+        """Answers Train. store: host:port of its rendezvous store, if it leads and others may join."""
+        self._report(lambda end, now_s: end.started(session, epoch, store, now_s))
+
+    def stopped(self, session: int) -> None:
+        """The trainer stands still and its memory is free: asked for by Stop, or of its own accord."""
+        self._report(lambda end, now_s: end.stopped(session, now_s))
+
+    def trainer_failed(self, session: int, reason: str) -> None:
+        """The trainer is gone; the worker is fine."""
+        self._report(lambda end, now_s: end.trainer_failed(session, reason, now_s))
+
+    def progress(self, *, running: int = 0, step: int = 0) -> None:
+        """Shown by `paceline status`; travels with the next heartbeat."""
+        with self._lock:
+            self._end.running, self._end.step = running, step
+
+    def poll(self, timeout_s: float = 0.0) -> list[Command]:
+        """Commands that hold now, oldest first; waits for the first one at most `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._arrived:
+            while True:
+                with self._lock:
+                    commands = self._end.commands()
+                wait_s = deadline_s - time.monotonic()
+                if commands or wait_s <= 0:
+                    return commands
+                self._arrived.wait(wait_s)
+
+    def close(self) -> None:
+        """Say goodbye, and end."""
+        self._report(lambda end, now_s: end.leave(now_s))
+        super().close()
+
+    def _report(self, act: Callable[[Member, float], None]) -> None:
+        with self._lock:
+            act(self._end, self._clock())
+        self._waker.wake()
+
+    def _deliver(self) -> None:
+        if self._on_command is None:
+            with self._arrived:
+                self._arrived.notify_all()
             return
-        if command.term > self.term:
-            self.term, self._done = command.term, None
-        if isinstance(command, Reregister):
-            self._unacked.clear()  # all of it was said to a coordinator that is gone
-            self._send(self._registration(self.term))
-            return
-        key = (type(command), command.session, getattr(command, "epoch", 0))
-        if key != self._done:
-            self._done = key
+        with self._lock:
+            commands = self._end.commands()
+        for command in commands:
             self._on_command(command)
+
+
+class DriverClient(_Connection[Driver]):
+    """The driver's client. Thread-safe; returns at once. What was said last is said again as a heartbeat."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        incarnation: int,
+        options: CoordinatorOptions,
+        *,
+        keys: ClientKeys | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        super().__init__(DRIVER, Driver(incarnation, options, clock()), endpoint, keys, clock)
+
+    def rollout_started(self, step: int, *, train: bool = True) -> None:
+        """train: whether the drafter is to be trained in the tail of this rollout."""
+        self._report(RolloutStarted(step, train))
+
+    def rollout_complete(self, step: int) -> None:
+        """Nothing is left to roll out: training ends now."""
+        self._report(RolloutComplete(step))
+
+    def _report(self, state: DriverEvent) -> None:
+        with self._lock:
+            self._end.report(state, self._clock())
+        self._waker.wake()

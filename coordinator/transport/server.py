@@ -1,8 +1,7 @@
-"""A Machine behind a ZeroMQ ROUTER socket, in one thread. Owns sockets, the clock, request numbers and re-sending.
+"""A Hub behind a ZeroMQ ROUTER socket, in one thread. Owns the socket, the clock, and what is not even a message.
 
-Messages are safe to repeat: a number that was heard is acknowledged again and not applied again; a lower one is a
-replay and is counted. Commands that are owed an answer are sent again until it comes or the machine gives the worker
-up. A frame that cannot be read, is too long, or speaks for another worker than its connection is dropped and counted.
+Frames that cannot be read, are too long, or speak for another peer than their key allows are dropped and counted, and
+so are connections that fail the handshake. Beyond HARD_LIMIT_BYTES the library ends the connection before it reads.
 """
 
 import math
@@ -11,130 +10,115 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from coordinator.events import (
-    Changed,
-    Command,
-    ControlEvent,
-    Event,
-    Join,
-    Lead,
-    Lost,
-    Register,
-    Stop,
-    Tick,
-    WorkerEvent,
+from coordinator.events import ControlEvent, Notice
+from coordinator.hub import Hub
+from coordinator.machine import Machine
+from coordinator.transport.security import ServerKeys, authenticator
+from coordinator.transport.waker import Waker
+from coordinator.wire import MAX_FRAME_BYTES, BadFrameError, OversizedFrameError, decode_say, encode
+
+HARD_LIMIT_BYTES = 16 * MAX_FRAME_BYTES
+_BATCH = 256  # messages between two looks at the time
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-from coordinator.machine import IllegalTransitionError, Machine
-from coordinator.transport.security import ServerKeys, secure_server
-from coordinator.wire import MAX_FRAME_BYTES, Ack, BadFrameError, Say, Tell, decode_say, encode
-
-RESEND_S = 0.25
-Watcher = Callable[[Command], None]
-
-
-@dataclass(slots=True)
-class _Peer:
-    """What a connection has said so far."""
-
-    incarnation: int = -1
-    number: int = -1
-    error: str = ""  # of the last one
+T = TypeVar("T")
 
 
 class CoordinatorServer:
     """Serves `machine` until `close`. Everything but the constructor's arguments lives on its thread.
 
-    endpoint: e.g. tcp://0.0.0.0:* (any port: see `endpoint`). keys: CURVE with an allow-list; None: unencrypted, for
-    loopback and private networks. watcher is called on the server's thread with Changed and Lost, and must not block.
+    bind: e.g. tcp://127.0.0.1:* (any port: see `endpoint`). keys: CURVE with an allow-list; None: unencrypted, for
+    loopback and private networks. watch is called on the thread with every notice, and must not block.
     """
 
     def __init__(
         self,
         machine: Machine,
-        endpoint: str,
+        bind: str,
         *,
         keys: ServerKeys | None = None,
-        watcher: Watcher = lambda command: None,
+        watch: Callable[[Notice], None] = lambda notice: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.machine, self._watcher, self._clock = machine, watcher, clock
-        self.counts: Counter[str] = Counter()  # frames by fate: heard, repeated, replayed, malformed, ...
-        self._peers: dict[bytes, _Peer] = {}
-        self._owed: dict[str, tuple[Command, float]] = {}  # by worker: what to send again, and when
-        self._resend_at_s = math.inf  # none of them is due before
-        self._calls: SimpleQueue[tuple[Callable[[], object], Future[object]] | None] = SimpleQueue()
-        self._context = zmq.Context()
-        self._guard = secure_server(self._context, keys) if keys is not None else None
+        self._hub, self._keys, self._clock = Hub(machine, watch), keys, clock
+        self._calls: SimpleQueue[tuple[Callable[[Hub, float], Any], Future[Any]] | None] = SimpleQueue()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = authenticator(self._context, keys) if keys is not None else None
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that comes again takes its name over
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._router.setsockopt(zmq.SNDHWM, 0)
+        self._router.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
+        self._router.setsockopt(zmq.BACKLOG, 4096)
         self._router.setsockopt(zmq.LINGER, 0)
         if keys is not None:
             keys.apply(self._router)
-        self._router.bind(endpoint)
-        self.endpoint = str(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
-        self._wake_to = self._context.socket(zmq.PAIR)
-        self._wake_from = self._context.socket(zmq.PAIR)
-        self._wake_from.bind("inproc://wake")
-        self._wake_to.connect("inproc://wake")
-        self._wake_lock = threading.Lock()
+        self._monitor = self._router.get_monitor_socket(_HANDSHAKE_FAILED)
+        try:
+            self._router.bind(bind)
+        except zmq.ZMQError as error:
+            self._close_sockets()
+            raise OSError(error.errno, f"cannot listen for workers on {bind}: {error}") from None
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
 
     def control(self, event: ControlEvent, timeout_s: float = 5.0) -> None:
-        """Apply an event of the driver or of an administrator. Raises what the machine raises; TimeoutError."""
-        self.call(lambda: self._apply(event), timeout_s)
+        """Apply an event of the driver or of an administrator. Raises UnknownTargetError, TimeoutError."""
+        self.call(lambda hub, now_s: hub.control(event, now_s), timeout_s)
 
-    def call(self, function: Callable[[], object], timeout_s: float = 5.0) -> object:
-        """Run `function` on the server's thread, where the machine may be read, and return what it returns."""
-        future: Future[object] = Future()
+    def call(self, function: Callable[[Hub, float], T], timeout_s: float = 5.0) -> T:
+        """Run `function(hub, now_s)` on the server's thread, and return what it returns. Raises what it raises,
+        TimeoutError, and ConnectionError once the server is closed."""
+        if not self._thread.is_alive():
+            raise ConnectionError("the coordinator has been closed")
+        future: Future[T] = Future()
         self._calls.put((function, future))
-        self._wake()
+        self._waker.wake()
         return future.result(timeout_s)
 
+    def counts(self) -> Counter[str]:
+        """Messages and connections by fate."""
+        return self.call(lambda hub, now_s: Counter(hub.counts))
+
     def close(self) -> None:
-        """Stop serving. Workers go on decoding; they notice by missing acknowledgements."""
+        """Stop serving. Workers go on decoding; those that train stop within their lease."""
         if self._thread.is_alive():
             self._calls.put(None)
-            self._wake()
+            self._waker.wake()
             self._thread.join(5.0)
-
-    def _wake(self) -> None:
-        with self._wake_lock:
-            self._wake_to.send(b"")
 
     # On the thread.
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._wake_from, zmq.POLLIN)
+        for source in (self._router, self._monitor, self._waker.fd):
+            poller.register(source, zmq.POLLIN)
         try:
             while True:
-                ready = dict(poller.poll(self._patience_ms()))
-                if self._wake_from in ready:
-                    self._wake_from.recv()
+                wait_s = self._hub.next_deadline_s - self._clock()
+                ready = dict(poller.poll(None if wait_s == math.inf else max(0, math.ceil(wait_s * 1000))))
+                if self._waker.fd in ready:
+                    self._waker.clear()
                     if not self._run_calls():
                         return
+                if self._monitor in ready:
+                    recv_monitor_message(self._monitor)
+                    self._hub.counts["unauthenticated" if self._keys else "bad handshake"] += 1
                 if self._router in ready:
-                    self._receive_all()
-                self._on_time()
+                    self._receive()
+                self._hub.tick(self._clock())
+                for peer, message in self._hub.take():
+                    self._send(peer.encode(), encode(message))
         finally:
-            for socket in (self._router, self._wake_from, self._wake_to):
-                socket.close()
-            if self._guard is not None:
-                self._guard.stop()
-            self._context.term()
-
-    def _patience_ms(self) -> int:
-        due_s = min(self.machine.next_deadline_s, self._resend_at_s, self._clock() + 1.0)
-        return max(0, int((due_s - self._clock()) * 1000) + 1)
+            self._close_sockets()
+            self._waker.close()
 
     def _run_calls(self) -> bool:
         while True:
@@ -146,93 +130,42 @@ class CoordinatorServer:
                 return False
             function, future = call
             try:
-                future.set_result(function())
+                future.set_result(function(self._hub, self._clock()))
             except Exception as error:
                 future.set_exception(error)
 
-    def _receive_all(self) -> None:
+    def _receive(self) -> None:
         """What has come, but not for ever: time must pass for the others too."""
-        for _ in range(256):
+        counts = self._hub.counts
+        for _ in range(_BATCH):
             try:
-                frames: list[bytes] = self._router.recv_multipart(zmq.NOBLOCK)
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._receive(frames)
+            if len(frames) != 2:
+                counts["malformed"] += 1
+                continue
+            try:
+                peer = frames[0].bytes.decode()
+                say = decode_say(frames[1].bytes)
+            except OversizedFrameError:
+                counts["oversized"] += 1
+                continue
+            except (BadFrameError, UnicodeDecodeError):
+                counts["malformed"] += 1
+                continue
+            if self._keys is not None and not self._keys.admits(str(frames[1].get("User-Id")), peer):
+                counts["impostor"] += 1
+                continue
+            self._hub.hear(peer, say, self._clock())
 
-    def _receive(self, frames: list[bytes]) -> None:
-        if len(frames) != 2:
-            self.counts["malformed"] += 1
-            return
-        identity, frame = frames
-        try:
-            say = decode_say(frame)
-        except BadFrameError:
-            self.counts["malformed"] += 1
-            return
-        name = identity.decode("utf-8", "replace")
-        event = say.event
-        if isinstance(event, WorkerEvent) and event.worker != name:
-            self.counts["impostor"] += 1
-            return
-        if not isinstance(event, WorkerEvent):
-            self.counts["unauthorised"] += 1  # control comes from this process only, or by the admin service
-            return
-        error = self._hear(identity, say, event)
-        if error is not None:
-            self._send(identity, Ack(say.number, self.machine.term, error))
+    def _send(self, identity: bytes, frame: bytes) -> None:
+        self._router.send_multipart([identity, frame], zmq.NOBLOCK)  # to nobody, or a full queue: dropped
 
-    def _hear(self, identity: bytes, say: Say, event: WorkerEvent) -> str | None:
-        """What to acknowledge with ("": fine), or None for silence."""
-        peer = self._peers.setdefault(identity, _Peer())
-        if event.incarnation > peer.incarnation and isinstance(event, Register):
-            peer.incarnation, peer.number = event.incarnation, -1
-        if event.incarnation == peer.incarnation and say.number <= peer.number:
-            self.counts["repeated" if say.number == peer.number else "replayed"] += 1
-            return peer.error if say.number == peer.number else None
-        self.counts["heard"] += 1
-        try:
-            self._apply(event)
-            error = ""
-        except IllegalTransitionError as illegal:
-            self.counts["illegal"] += 1
-            error = str(illegal)
-        if event.incarnation == peer.incarnation:
-            peer.number, peer.error = say.number, error
-        return error
-
-    def _apply(self, event: Event) -> None:
-        now_s = self._clock()
-        commands = self.machine.step(event, now_s)
-        touched = {command.worker for command in commands}
-        if isinstance(event, WorkerEvent):
-            touched.add(event.worker)
-        for name in touched & self._owed.keys():
-            worker = self.machine.roster.workers.get(name)
-            if worker is None or worker.answer_by_s is None:
-                del self._owed[name]
-        for command in commands:
-            if isinstance(command, Changed | Lost):
-                self._watcher(command)
-            else:
-                self._tell(command.worker, command, now_s)
-
-    def _on_time(self) -> None:
-        now_s = self._clock()
-        if now_s >= self.machine.next_deadline_s:
-            self._apply(Tick())
-        if now_s >= self._resend_at_s:
-            self._resend_at_s = math.inf
-            for name, (command, at_s) in list(self._owed.items()):
-                if now_s >= at_s:
-                    self._tell(name, command, now_s)
-                    self.counts["sent again"] += 1
-                self._resend_at_s = min(self._resend_at_s, self._owed[name][1])
-
-    def _tell(self, name: str, command: Command, now_s: float) -> None:
-        if isinstance(command, Lead | Join | Stop):
-            self._owed[name] = (command, now_s + RESEND_S)
-            self._resend_at_s = min(self._resend_at_s, now_s + RESEND_S)
-        self._send(name.encode(), Tell(command))
-
-    def _send(self, identity: bytes, message: Ack | Tell) -> None:
-        self._router.send_multipart([identity, encode(message)])
+    def _close_sockets(self) -> None:
+        self._router.disable_monitor()
+        self._monitor.close()
+        self._router.close()
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.term()

@@ -1,0 +1,56 @@
+"""The driver's end of its link. Owns the one thing the driver says: whether a rollout is under way. No sockets, no
+clock.
+
+It says its present state at every change and with every heartbeat, so a restarted coordinator learns it unasked.
+"""
+
+import math
+
+from coordinator.events import DriverEvent
+from coordinator.link import Outlink
+from coordinator.options import CoordinatorOptions
+from coordinator.wire import Ack, Say, Tell
+
+
+class Driver:
+    """incarnation: higher than that of any driver before (a start time will do)."""
+
+    def __init__(self, incarnation: int, options: CoordinatorOptions, now_s: float) -> None:
+        self._options = options
+        self._link = Outlink(incarnation, -math.inf)
+        self._beat_at_s = now_s + options.heartbeat_s
+        self._state: DriverEvent | None = None
+        self._out: list[Say] = []
+        self.term = 0
+
+    def report(self, state: DriverEvent, now_s: float) -> None:
+        self._state = state
+        self._beat_at_s = now_s + self._options.heartbeat_s
+        self._out.append(self._link.say(state, now_s))
+
+    @property
+    def due_s(self) -> float:
+        """When `tick` has something to do."""
+        return min(self._beat_at_s, self._link.due_s)
+
+    def connected(self, now_s: float) -> bool:
+        """The coordinator has acknowledged something lately."""
+        return now_s < self._link.alive_s + self._options.lease_s
+
+    def take(self) -> list[Say]:
+        """What is to be sent."""
+        out, self._out = self._out, []
+        return out
+
+    def hear(self, message: Ack | Tell, now_s: float) -> None:
+        if isinstance(message, Ack):
+            self.term = max(self.term, message.term)
+            self._link.hear(message, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """To be called at `due_s`; harmless at any time."""
+        if now_s >= self._beat_at_s:
+            self._beat_at_s = now_s + self._options.heartbeat_s
+            if self._state is not None and not self._link.waits:
+                self._out.append(self._link.say(self._state, now_s))
+        self._out += self._link.repeats(now_s)

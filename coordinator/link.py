@@ -1,0 +1,107 @@
+"""Messages of one peer arrive in order, once, however often they are lost, repeated or overtaken. No sockets, no clock.
+
+The peer's end numbers what it says and repeats all that is not acknowledged (go-back-n); the coordinator's end accepts
+the next number only. An opening message (Register, or a driver's report) tells the whole truth, so it may skip numbers:
+what was said before it no longer matters.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+
+from coordinator.events import DriverEvent, Register, RolloutComplete, RolloutStarted, WorkerEvent
+from coordinator.wire import Ack, Say
+
+REPEAT_S = 0.25
+WINDOW = 32
+
+
+def opens(say: Say) -> bool:
+    return isinstance(say.event, Register | RolloutStarted | RolloutComplete)
+
+
+class Fate(Enum):
+    """What becomes of a message at the coordinator's end."""
+
+    NEW = "heard"  # apply it and acknowledge
+    REPEATED = "repeated"  # the last one again: acknowledge again, with the same words
+    REPLAYED = "replayed"  # an older one: nothing
+    GAP = "gap"  # one before it is missing: nothing, the peer repeats both
+    UNOPENED = "unopened"  # no opening message yet: ask for it
+    OUTDATED = "outdated"  # of a process that a later one has replaced: nothing
+
+
+@dataclass(slots=True)
+class Inlink:
+    """The coordinator's end. An open one has heard everything up to `number`."""
+
+    incarnation: int = -1
+    number: int = -1
+    is_open: bool = False
+    error: str = ""  # acknowledged with the last one
+
+    def judge(self, say: Say) -> Fate:
+        """Changes nothing; `take` does."""
+        if say.incarnation < self.incarnation:
+            return Fate.OUTDATED
+        if say.incarnation > self.incarnation:
+            return Fate.NEW if opens(say) else Fate.UNOPENED
+        if say.number <= self.number:
+            return Fate.REPEATED if say.number == self.number and self.is_open else Fate.REPLAYED
+        if opens(say):
+            return Fate.NEW
+        if not self.is_open:
+            return Fate.UNOPENED
+        return Fate.NEW if say.number == self.number + 1 else Fate.GAP
+
+    def take(self, say: Say) -> None:
+        """`say` is NEW."""
+        self.incarnation, self.number, self.error, self.is_open = say.incarnation, say.number, "", True
+
+    def close(self) -> None:
+        """Its worker is not known any more: it must open again. Older numbers stay replays."""
+        self.is_open = False
+
+
+class Outlink:
+    """The peer's end. Messages to send are returned; each is sent when said, and again by `repeats`."""
+
+    def __init__(self, incarnation: int, now_s: float) -> None:
+        self.incarnation = incarnation
+        self.number = -1  # of the last message
+        self.alive_s = now_s  # the coordinator heard something that was said then
+        self._unheard: deque[tuple[Say, float]] = deque()
+        self._repeat_at_s = math.inf
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._unheard)
+
+    @property
+    def due_s(self) -> float:
+        """When `repeats` has something to send."""
+        return self._repeat_at_s if self._unheard else math.inf
+
+    def say(self, event: WorkerEvent | DriverEvent, now_s: float) -> Say:
+        self.number += 1
+        say = Say(self.incarnation, self.number, event)
+        if opens(say):
+            self._unheard.clear()
+        if not self._unheard:
+            self._repeat_at_s = now_s + REPEAT_S
+        self._unheard.append((say, now_s))
+        return say
+
+    def hear(self, ack: Ack, now_s: float) -> None:
+        while self._unheard and self._unheard[0][0].number <= ack.number:
+            self.alive_s = max(self.alive_s, self._unheard.popleft()[1])
+            self._repeat_at_s = now_s + REPEAT_S
+
+    def repeats(self, now_s: float) -> list[Say]:
+        """What must be sent again now; at most WINDOW messages, as the coordinator takes them in order anyway."""
+        if now_s < self.due_s:
+            return []
+        self._repeat_at_s = now_s + REPEAT_S
+        return [say for say, _ in islice(self._unheard, WINDOW)]

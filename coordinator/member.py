@@ -1,0 +1,209 @@
+"""A worker's end of its link: what it is, what it has been told, and what of that still holds. No sockets, no clock.
+
+Owns the rules by which commands are void:
+  - one of a lower term, or of an epoch that is not higher than the last obeyed, is stale or a repetition;
+  - one to train, given before the coordinator heard the latest change here, is void: if still wanted it comes again;
+  - a worker that has work, or has not been heard for nearly a lease, never trains.
+The last makes the coordinator safe to lose: whoever it gives up for silence has stopped training by then.
+"""
+
+import math
+from dataclasses import dataclass
+
+from coordinator.events import (
+    Busy,
+    Command,
+    Heartbeat,
+    Idle,
+    Leave,
+    Register,
+    Reregister,
+    Started,
+    State,
+    Stop,
+    Stopped,
+    Train,
+    TrainerFailed,
+    WorkerEvent,
+)
+from coordinator.link import Outlink
+from coordinator.options import CoordinatorOptions
+from coordinator.wire import Ack, Say, Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A worker. `incarnation` must be higher than that of any process of this name before (a start time will do)."""
+
+    name: str
+    incarnation: int
+    node: str
+    group: str = "all"  # data-parallel group
+
+
+class Member:
+    """One worker. It begins BUSY. Reports that do not fit its state are late, and say nothing."""
+
+    def __init__(self, identity: Identity, options: CoordinatorOptions, now_s: float) -> None:
+        self.identity, self._options = identity, options
+        self.state = State.BUSY
+        self.session = 0  # while TRAINING
+        self.term = 0
+        self.epoch = 0  # highest seen
+        self.running = self.step = 0
+        self.error = ""  # of the last report that the coordinator refused
+        self._obeyed = (0, 0)  # term, epoch
+        self._leads = False
+        self._store = ""
+        self._fenced = False
+        self._opened = self._changed = -1  # numbers of the last Register, and of the last change of state
+        self._link = Outlink(identity.incarnation, -math.inf)
+        self._out: list[Say] = []
+        self._commands: list[Train | Stop] = []
+        self._beat_at_s = now_s + options.heartbeat_s
+        self._register(now_s)
+
+    # What the worker reports.
+
+    def busy(self, running: int, now_s: float) -> None:
+        """It was given work, and its trainer, if it had one, stands still."""
+        self.running = running
+        if self.state is not State.BUSY:
+            self._become(State.BUSY, Busy(*self._me, running), now_s)
+
+    def idle(self, now_s: float) -> None:
+        """Nothing left to decode, memory released. Says nothing while it trains: see `stopped`."""
+        if self.state is State.BUSY:
+            self.running = 0
+            self._become(State.IDLE, Idle(*self._me), now_s)
+
+    def started(self, session: int, epoch: int, store: str, now_s: float) -> None:
+        """The trainer took up the members of `epoch`. store: host:port of its rendezvous store, if it leads."""
+        if self._trains_in(session):
+            self._store = store
+            self._say(Started(*self._me, session, epoch, store), now_s)
+
+    def stopped(self, session: int, now_s: float) -> None:
+        if self._trains_in(session):
+            self._become(State.IDLE, Stopped(*self._me, session), now_s)
+
+    def trainer_failed(self, session: int, reason: str, now_s: float) -> None:
+        if self._trains_in(session):
+            self._become(State.IDLE, TrainerFailed(*self._me, session, reason[:1000]), now_s)
+
+    def leave(self, now_s: float) -> None:
+        self._become(State.BUSY, Leave(*self._me), now_s)
+
+    # The link.
+
+    @property
+    def due_s(self) -> float:
+        """When `tick` has something to do."""
+        fence_s = self._fence_s if self.state is State.TRAINING and not self._fenced else math.inf
+        return min(self._beat_at_s, self._link.due_s, fence_s)
+
+    def connected(self, now_s: float) -> bool:
+        """The coordinator has acknowledged something lately."""
+        return now_s < self._fence_s
+
+    def take(self) -> list[Say]:
+        """What is to be sent."""
+        out, self._out = self._out, []
+        return out
+
+    def commands(self) -> list[Train | Stop]:
+        """What to do, oldest first. What has become void meanwhile is left out."""
+        commands, self._commands = self._commands, []
+        return [command for command in commands if self._trains_in(command.session)]
+
+    def hear(self, message: Ack | Tell, now_s: float) -> None:
+        if isinstance(message, Ack):
+            self.term = max(self.term, message.term)
+            self.error = message.error or self.error
+            self._link.hear(message, now_s)
+            self._fenced &= not self.connected(now_s)
+            return
+        command = message.command
+        if command.worker != self.identity.name or command.term < self.term:
+            return
+        self.term = command.term
+        if isinstance(command, Reregister):
+            if message.heard >= self._opened:
+                self._register(now_s)
+        elif (command.term, command.epoch) > self._obeyed:
+            self._obey(command, message.heard, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """To be called at `due_s`; harmless at any time."""
+        if now_s >= self._beat_at_s:
+            self._beat_at_s = now_s + self._options.heartbeat_s
+            if not self._link.waits:  # what is repeated is a sign of life already
+                self._say(Heartbeat(*self._me, self.state, self.session, self.running, self.step), now_s)
+        self._out += self._link.repeats(now_s)
+        if self.state is State.TRAINING and not self._fenced and now_s >= self._fence_s:
+            self._fenced = True
+            reason = f"the coordinator has not answered for {now_s - self._link.alive_s:.1f} s"
+            within_s = self._options.stop_deadline_s
+            self._commands.append(
+                Stop(self.identity.name, self.term, self.epoch, self.session, within_s, reason),
+            )
+
+    def _obey(self, command: Train | Stop, heard: int, now_s: float) -> None:
+        if isinstance(command, Train):
+            if heard < self._changed or self.state is State.BUSY or not self.connected(now_s):
+                return
+            self._see(command)
+            leads = command.members[0] == self.identity.name
+            if not (leads and self._leads and self.session == command.session):
+                self._store = ""  # it is to set one up, or to use the leader's
+            self.state, self.session, self._leads = State.TRAINING, command.session, leads
+            self._commands.append(command)
+        elif self._trains_in(command.session):
+            self._see(command)
+            self._commands.append(command)
+        elif self.state is State.IDLE:  # the command to train never came, or was void
+            self._see(command)
+            self._say(Stopped(*self._me, command.session), now_s)
+
+    def _see(self, command: Command) -> None:
+        assert not isinstance(command, Reregister)
+        self._obeyed = (command.term, command.epoch)
+        self.epoch = max(self.epoch, command.epoch)
+
+    @property
+    def _fence_s(self) -> float:
+        """Stop training then, so that it has ended when the coordinator gives this worker up."""
+        return self._link.alive_s + self._options.lease_s - self._options.stop_deadline_s
+
+    @property
+    def _me(self) -> tuple[str, int]:
+        return self.identity.name, self.identity.incarnation
+
+    def _trains_in(self, session: int) -> bool:
+        return self.state is State.TRAINING and self.session == session
+
+    def _become(self, state: State, event: WorkerEvent, now_s: float) -> None:
+        self.state, self.session, self._leads, self._store = state, 0, False, ""
+        self._say(event, now_s)
+        self._changed = self._link.number
+
+    def _register(self, now_s: float) -> None:
+        who = self.identity
+        self._say(
+            Register(
+                *self._me,
+                who.node,
+                who.group,
+                self.state,
+                self.session,
+                self._leads,
+                self._store,
+                self.epoch,
+                self.running,
+            ),
+            now_s,
+        )
+        self._opened = self._changed = self._link.number
+
+    def _say(self, event: WorkerEvent, now_s: float) -> None:
+        self._out.append(self._link.say(event, now_s))

@@ -1,0 +1,228 @@
+"""Training sessions: who trains with whom. Owns promotion, leadership, membership, epochs and what members are told.
+
+A session begins with one worker, its leader, which sets up a rendezvous store. The others join when it has, all that
+are idle by then at once; further ones when everybody has confirmed the members so far. Every change of members is a
+new epoch, told to all members. When the leader goes, the member that has trained longest leads.
+"""
+
+from collections.abc import Callable
+
+from coordinator.events import Changed, Output, Register, SessionChanged, Started, State, Stop, Train
+from coordinator.options import CoordinatorOptions
+from coordinator.roster import Phase, Roster, Session, Worker
+
+
+class Sessions:
+    """Changes the roster's sessions and the states of its workers, and emits what follows.
+
+    due: is told of every new deadline. closed: nothing is decided yet, as a coordinator before this one may have
+    decided; sessions are taken over as workers report them, and left alone until `open`.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        options: CoordinatorOptions,
+        *,
+        term: int,
+        closed: bool,
+        emit: Callable[[Output], None],
+        due: Callable[[float], None],
+    ) -> None:
+        self._roster, self._options, self._term = roster, options, term
+        self._emit, self._due = emit, due
+        self.closed = closed
+        self.epoch = 0
+        self.threshold = options.threshold
+        self._dirty: dict[str, None] = {}  # groups where somebody might be promoted
+
+    # Promotion.
+
+    def touch(self, group: str | None = None) -> None:
+        """Something that promotion depends on has changed in `group`; None: in all."""
+        self._dirty |= dict.fromkeys(self._roster.idle) if group is None else {group: None}
+
+    def promote(self, now_s: float, *, willing: bool) -> None:
+        """Idle workers join their group's session, or begin one where enough of them are idle."""
+        groups, self._dirty = self._dirty, {}
+        if willing and not self.closed:
+            for group in groups:
+                self._consider(group, now_s)
+
+    def _consider(self, group: str, now_s: float) -> None:
+        idle = [
+            w for name in self._roster.idle.get(group, ()) if self._eligible(w := self._roster.workers[name], now_s)
+        ]
+        session = self._roster.sessions.get(group)
+        if session is None:
+            if len(idle) >= self.threshold and not self._haunted(group, now_s):
+                self.epoch += 1
+                session = Session(self.epoch, group, [idle[0].name])
+                self._roster.sessions[group] = session
+                self._announce(session, now_s)
+        elif session.store and self._settled(session):
+            joining = idle[: self._options.max_members - len(session.members)]
+            if joining:
+                session.members += [worker.name for worker in joining]
+                self._announce(session, now_s)
+
+    def _eligible(self, worker: Worker, now_s: float) -> bool:
+        return not self._roster.drained(worker) and now_s >= worker.rests_until_s
+
+    def _haunted(self, group: str, now_s: float) -> bool:
+        """Somebody may still train in an older session there."""
+        return any(ghost.group == group and now_s < ghost.until_s for ghost in self._roster.ghosts.values())
+
+    def _settled(self, session: Session) -> bool:
+        return all(self._roster.workers[name].phase is Phase.RUNNING for name in session.members)
+
+    # Membership.
+
+    def confirm(self, worker: Worker, event: Started, now_s: float) -> bool:
+        """The worker trains with the members of `event.epoch`. False if that is not the present epoch: stale."""
+        session = self._roster.session_of(worker)
+        if session is None or event.epoch != session.epoch:
+            return False
+        worker.phase, worker.answer_by_s = Phase.RUNNING, None
+        if session.leader == worker.name and session.store is None:
+            session.store = event.store
+            for name in session.members[1:]:
+                follower = self._roster.workers[name]
+                if event.store:
+                    self._train(follower, session, now_s)
+                else:
+                    self.stop(follower, "its new leader cannot be joined", now_s)
+        self.touch(worker.group)
+        return True
+
+    def adopt(self, worker: Worker, event: Register, now_s: float, *, unwelcome: str) -> None:
+        """It says that it trains, in a session of a coordinator before this one, or one it was given up in.
+
+        unwelcome: why it must not, or empty."""
+        before = self._detach(worker)
+        worker.session, worker.phase, worker.answer_by_s = event.session, Phase.RUNNING, None
+        self._set(worker, State.TRAINING, "registered again", now_s)
+        self._go_on(before, now_s)
+        session = self._roster.sessions.get(worker.group)
+        if session is not None and session.number != event.session:
+            unwelcome = unwelcome or "its group trains in another session"
+        if unwelcome:
+            self.stop(worker, unwelcome, now_s)
+            return
+        if session is None:
+            session = Session(event.session, worker.group, [worker.name])
+            self._roster.sessions[worker.group] = session
+        elif event.leader and session.store is None:
+            session.members.insert(0, worker.name)
+        else:
+            session.members.append(worker.name)
+        if event.leader and session.leader == worker.name:
+            session.store = event.store or None
+        if not self.closed:
+            self._announce(session, now_s)
+
+    def remind(self, worker: Worker, now_s: float) -> None:
+        """Tell it again what it is to do; deadlines stay."""
+        session = self._roster.session_of(worker)
+        if session is not None:
+            if not self.closed:
+                self._announce(session, now_s)
+        else:
+            self._tell_to_stop(worker, "it was told before")
+
+    def open(self, now_s: float) -> None:
+        """Everybody who trains has registered, or has stopped by itself: from now on this coordinator decides."""
+        self.closed = False
+        for session in list(self._roster.sessions.values()):
+            self._announce(session, now_s)
+        self.touch()
+
+    def stop(self, worker: Worker, reason: str, now_s: float) -> None:
+        """Tell a TRAINING worker to stop, unless it was told already; the others go on without it."""
+        if worker.phase is Phase.STOPPING:
+            return
+        session = self._detach(worker)
+        worker.phase, worker.answer_by_s = Phase.STOPPING, now_s + self._options.stop_deadline_s
+        self._due(worker.answer_by_s)
+        self._tell_to_stop(worker, reason)
+        self._go_on(session, now_s)
+
+    def stop_all(self, reason: str, now_s: float) -> None:
+        sessions = list(self._roster.sessions.values())
+        self._roster.sessions.clear()  # first: nobody is to lead what is ending
+        for worker in self._roster:
+            if worker.state is State.TRAINING:
+                self.stop(worker, reason, now_s)
+        for session in sessions:
+            self._emit(SessionChanged(session.group, session.number, self.epoch, ()))
+
+    def move(self, worker: Worker, state: State, reason: str, now_s: float) -> None:
+        """To BUSY or IDLE, out of any session."""
+        session = self._detach(worker)
+        worker.session = worker.phase = worker.answer_by_s = None
+        self._set(worker, state, reason, now_s)
+        self._go_on(session, now_s)
+
+    def remove(self, worker: Worker, reason: str, now_s: float) -> None:
+        """It is gone."""
+        session = self._detach(worker)
+        self._roster.remove(worker)
+        self._emit(Changed(worker.name, worker.state, "", reason))
+        self._go_on(session, now_s)
+
+    def _detach(self, worker: Worker) -> Session | None:
+        """Take it out of its session, which `_go_on` then tells the others."""
+        session = self._roster.session_of(worker)
+        if session is not None:
+            if session.leader == worker.name:
+                session.store = None
+            session.members.remove(worker.name)
+        return session
+
+    def _go_on(self, session: Session | None, now_s: float) -> None:
+        if session is None:
+            return
+        if not session.members:
+            del self._roster.sessions[session.group]
+            self._emit(SessionChanged(session.group, session.number, self.epoch, ()))
+            self.touch(session.group)
+            return
+        if session.store is None and not self.closed:
+            workers = self._roster.workers
+            session.members.sort(key=lambda name: workers[name].phase is not Phase.RUNNING)  # stable: the oldest leads
+        if not self.closed:
+            self._announce(session, now_s)
+
+    def _announce(self, session: Session, now_s: float) -> None:
+        """A new epoch: the leader is told its members, and they, as soon as its store is known."""
+        self.epoch += 1
+        session.epoch = self.epoch
+        self._emit(SessionChanged(session.group, session.number, session.epoch, tuple(session.members)))
+        for name in session.members:
+            worker = self._roster.workers[name]
+            if name == session.leader or session.store is not None:
+                self._train(worker, session, now_s)
+            else:  # it goes on as it is until its new leader has set up
+                worker.phase, worker.answer_by_s = Phase.RUNNING, None
+
+    def _train(self, worker: Worker, session: Session, now_s: float) -> None:
+        if worker.phase is not Phase.STARTING or worker.answer_by_s is None:  # who owes an answer gets no more time
+            worker.answer_by_s = now_s + self._options.start_deadline_s
+            self._due(worker.answer_by_s)
+        worker.session, worker.phase = session.number, Phase.STARTING
+        self._set(worker, State.TRAINING, f"session {session.number}", now_s)
+        store = "" if worker.name == session.leader else session.store or ""
+        members = tuple(session.members)
+        self._emit(Train(worker.name, self._term, session.epoch, session.number, members, store))
+
+    def _tell_to_stop(self, worker: Worker, reason: str) -> None:
+        assert worker.session is not None
+        self.epoch += 1
+        within_s = self._options.stop_deadline_s
+        self._emit(Stop(worker.name, self._term, self.epoch, worker.session, within_s, reason))
+
+    def _set(self, worker: Worker, state: State, reason: str, now_s: float) -> None:
+        if worker.state is not state:
+            self._emit(Changed(worker.name, worker.state, state, reason))
+            self._roster.set_state(worker, state, now_s)
+            self.touch(worker.group)

@@ -1,0 +1,135 @@
+"""What must hold of a machine after every step, and random events for it."""
+
+import random
+from collections.abc import Callable
+
+from coordinator.events import (
+    Busy,
+    Drain,
+    Event,
+    Heartbeat,
+    Idle,
+    Leave,
+    Pause,
+    Register,
+    Resume,
+    RolloutComplete,
+    RolloutStarted,
+    SetThreshold,
+    Started,
+    State,
+    Stopped,
+    Tick,
+    TrainerFailed,
+    Undrain,
+)
+from coordinator.machine import Machine
+from coordinator.options import CoordinatorOptions
+from coordinator.roster import Phase
+
+OPTIONS = CoordinatorOptions(
+    heartbeat_s=1, lease_s=5, start_deadline_s=3, stop_deadline_s=1, retry_after_s=2, max_members=3
+)
+WORKERS = tuple(f"w{i}" for i in range(5))
+
+
+def check(machine: Machine, now_s: float) -> None:
+    """A worker is in one state, a group in one session, and every wait ends."""
+    options, roster = machine.options, machine.roster
+    due_s = machine.next_deadline_s
+    assert due_s > now_s, "a deadline has passed"
+    for worker in roster:
+        assert (worker.state is State.TRAINING) == (worker.session is not None) == (worker.phase is not None)
+        assert (worker.name in roster.idle.get(worker.group, ())) == (worker.state is State.IDLE)
+        assert now_s < worker.heard_s + options.lease_s, "silent, and not given up"
+        assert due_s <= worker.heard_s + options.lease_s
+        owes = worker.phase in (Phase.STARTING, Phase.STOPPING)
+        assert owes == (worker.answer_by_s is not None)
+        if worker.answer_by_s is not None:
+            assert now_s < worker.answer_by_s <= now_s + max(options.start_deadline_s, options.stop_deadline_s)
+            assert due_s <= worker.answer_by_s, "nobody will look when the answer is late"
+        session = roster.session_of(worker)
+        assert (session is not None) == (worker.phase in (Phase.STARTING, Phase.RUNNING))
+    for group, session in roster.sessions.items():
+        assert session.members
+        assert len(set(session.members)) == len(session.members)
+        for name in session.members:
+            member = roster.workers[name]
+            assert member.group == group == session.group
+            assert member.session == session.number
+        assert session.epoch <= machine.sessions.epoch
+    assert sum(map(len, roster.idle.values())) == sum(w.state is State.IDLE for w in roster)
+    if machine.paused or machine.rolling is False:
+        assert not roster.sessions, "nobody is to train now"
+
+
+def snapshot(machine: Machine) -> str:
+    """Everything that an event may change, as text."""
+    return repr((machine.roster, machine.rolling, machine.paused, machine.sessions.threshold, machine.sessions.epoch))
+
+
+def random_event(rng: random.Random, machine: Machine) -> Event:
+    """Any event, likely and unlikely ones, with fields near the truth."""
+    name = WORKERS[int(rng.random() * len(WORKERS))]
+    known = machine.roster.workers.get(name)
+    incarnation = known.incarnation if known else 1
+    if (dice := rng.random()) < 0.1:
+        incarnation += 1 if dice < 0.05 else -1
+    epoch = machine.sessions.epoch + (rng.randint(-2, 1) if rng.random() < 0.2 else 0)
+    session = (known.session if known and known.session and rng.random() < 0.9 else 0) or rng.randint(1, max(1, epoch))
+    if known is None and rng.random() < 0.7:
+        return _register(rng, name, incarnation, session)
+    make = _EVENTS[int(rng.random() * len(_EVENTS))]
+    return make(rng, name, incarnation, session, epoch)
+
+
+def _register(rng: random.Random, name: str, incarnation: int, session: int) -> Register:
+    state = rng.choice((State.BUSY, State.IDLE, State.TRAINING))
+    number = session if (state is State.TRAINING) != (rng.random() < 0.03) else 0
+    leader = rng.random() < 0.3
+    group, node = f"g{int(rng.random() * 1.2)}", f"n{int(name[1:]) % 2}"
+    return Register(name, incarnation, node, group, state, number, leader, "h:1" if leader else "")
+
+
+_EVENTS: list[Callable[[random.Random, str, int, int, int], Event]] = [
+    lambda rng, name, inc, session, epoch: _register(rng, name, inc, session),
+    lambda rng, name, inc, session, epoch: Heartbeat(name, inc, State.IDLE),
+    lambda rng, name, inc, session, epoch: Heartbeat(name, inc, State.TRAINING, session),
+    lambda rng, name, inc, session, epoch: Busy(name, inc, 3),
+    lambda rng, name, inc, session, epoch: Idle(name, inc),
+    lambda rng, name, inc, session, epoch: Idle(name, inc),
+    lambda rng, name, inc, session, epoch: Idle(name, inc),
+    lambda rng, name, inc, session, epoch: Started(name, inc, session, epoch, "h:1"),
+    lambda rng, name, inc, session, epoch: Started(name, inc, session, epoch, "h:1"),
+    lambda rng, name, inc, session, epoch: Started(name, inc, session, epoch, ""),
+    lambda rng, name, inc, session, epoch: Stopped(name, inc, session),
+    lambda rng, name, inc, session, epoch: TrainerFailed(name, inc, session, "broken"),
+    lambda rng, name, inc, session, epoch: Leave(name, inc) if rng.random() < 0.2 else Tick(),
+    lambda rng, name, inc, session, epoch: RolloutStarted(1),
+    lambda rng, name, inc, session, epoch: RolloutStarted(1, rng.random() < 0.8),
+    lambda rng, name, inc, session, epoch: RolloutComplete(1) if rng.random() < 0.3 else RolloutStarted(2),
+    lambda rng, name, inc, session, epoch: rng.choice((Drain(worker=name), Drain(node="n0"), Drain(), Undrain(name))),
+    lambda rng, name, inc, session, epoch: rng.choice((Undrain(worker=name), Undrain(node="n0"), Undrain(node="n0"))),
+    lambda rng, name, inc, session, epoch: rng.choice((Pause(), Resume(), Resume(), SetThreshold(rng.randint(0, 3)))),
+    lambda rng, name, inc, session, epoch: Tick(),
+]
+
+
+def random_sequence(rng: random.Random, events: int, after: Callable[[Machine, Event, float], None]) -> Machine:
+    """One machine, `events` random events; `check` after each, then `after(machine, event, now_s)`."""
+    from coordinator.machine import IllegalTransitionError, UnknownTargetError
+
+    machine = Machine(OPTIONS, term=1, settles_at_s=3.0) if rng.random() < 0.3 else Machine(OPTIONS, term=1)
+    now_s = 0.0
+    for _ in range(events):
+        now_s += rng.choice((0.0, 0.01, 0.1, 0.5))
+        if now_s >= machine.next_deadline_s:
+            machine.step(Tick(), now_s)
+        event = random_event(rng, machine)
+        try:
+            machine.step(event, now_s)
+        except (IllegalTransitionError, UnknownTargetError):
+            machine.step(Tick(), now_s)
+        check(machine, now_s)
+        after(machine, event, now_s)
+    return machine
