@@ -122,7 +122,7 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
                 start_timeout_s=config.cluster.start_timeout_s,
             )
         )
-        speculation = config.rollout.speculation
+        speculation = config.speculation
         meter = SpeculationMeter() if speculation.mode != "off" else None
         spawn = partial(spawn_engine, model, engine, seed=config.run.seed, speculation=speculation)
         dispatcher = RolloutDispatcher(

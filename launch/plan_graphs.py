@@ -42,7 +42,7 @@ def graph_report(config: Config) -> GraphReport:
 
     Raises ConfigError for a model directory without a usable config.json, and UsageError for another backend.
     """
-    engine, speculation = config.rollout.engine, config.rollout.speculation
+    engine, speculation = config.rollout.engine, config.speculation
     if engine.backend != "native":
         raise UsageError(
             f"rollout.engine.backend is {engine.backend}, which captures its graphs itself",

@@ -4,15 +4,16 @@ A setting that would be ignored silently is a fault too: whoever wrote it expect
 """
 
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from actors.training.options import OptimizerOptions
 from launch.config.issues import Issue
-from launch.config.paths import FRESH_WEIGHTS
-from launch.config.tree import Config
+from launch.config.tree import FRESH_WEIGHTS, Config
 from policies.speculation.strategy import PLAIN, Strategy
 
 DRAFTERS = ("ngram", "suffix", "eagle")
@@ -20,13 +21,13 @@ DRAFTERS = ("ngram", "suffix", "eagle")
 
 def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
-    rules = (_objective, _rollout, _speculation, _reward, _data, _learner, _layout)
+    rules = (_objective, _rollout, _speculation, _drafter, _reward, _data, _learner, _layout)
     return [issue for rule in rules for issue in rule(config)]
 
 
 def check_environment(config: Config) -> list[Issue]:
     """What this machine lacks for this configuration: packages, GPUs, files, a writable run folder."""
-    return [*_packages(config), *_gpus(config), *validate_paths(config)]
+    return [*_packages(config), *_gpus(config), *validate_paths(config), *_drafter_files(config)]
 
 
 def _objective(c: Config) -> Iterator[Issue]:
@@ -70,7 +71,7 @@ def _speculation(c: Config) -> Iterator[Issue]:
         if drafter not in DRAFTERS:
             known = ", ".join(DRAFTERS)
             yield Issue(f"{key}.strategies", f"unknown drafter {drafter!r}", remedy=f"there are {known}, and 'plain'")
-        elif drafter == "eagle" and s.eagle.path is None:
+        elif drafter == "eagle" and s.eagle.path is None and not c.drafter.train:
             yield Issue(
                 f"{key}.eagle.path",
                 "is not set, but rollout.speculation.strategies names the drafter eagle",
@@ -93,6 +94,38 @@ def _speculation(c: Config) -> Iterator[Issue]:
             "rejection keeps the tokens' distribution, not the tokens, which model.batch_invariant asks for",
             remedy=f"set {key}.verification=coupled, or model.batch_invariant=null",
         )
+
+
+def _drafter(c: Config) -> Iterator[Issue]:
+    d, s = c.drafter, c.rollout.speculation
+    if not d.train:
+        return
+    if c.rollout.engine.backend != "native":
+        yield Issue("drafter.train", "only the native engine drafts", remedy="set rollout.engine.backend=native")
+    elif s.mode == "off":
+        yield Issue(
+            "rollout.speculation.mode",
+            "is off, so nothing would draft with what drafter.train trains",
+            remedy="set it to adaptive, or drafter.train=false",
+        )
+    elif s.strategies is not None and "eagle" not in {Strategy.parse(text).drafter for text in s.strategies}:
+        yield Issue(
+            "rollout.speculation.strategies",
+            "names no strategy of the drafter eagle, which drafter.train trains",
+            remedy="add one, for example eagle:4, leave the list out, or set drafter.train=false",
+        )
+    if c.rollout.workers < 2:
+        yield Issue(
+            "drafter.train",
+            "a drafter is trained on rollout workers that are idle while others decode, and rollout.workers is 1",
+            remedy="set rollout.workers=2 or more, or drafter.train=false",
+        )
+    if d.algorithm != "eagle3" and d.layers is not None:
+        yield Issue("drafter.layers", f"only algorithm eagle3 uses it, this is {d.algorithm}", remedy="leave it out")
+    elif d.layers is not None and list(d.layers) != sorted({layer for layer in d.layers if layer >= 0}):
+        yield Issue("drafter.layers", f"must be three different layers from 0, ascending, got {list(d.layers)}")
+    if not all(0 <= beta < 1 for beta in d.betas):
+        yield Issue("drafter.betas", f"each must be in [0, 1), got {list(d.betas)}")
 
 
 def _reward(c: Config) -> Iterator[Issue]:
@@ -227,6 +260,33 @@ def validate_paths(config: Config) -> list[Issue]:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         issues.append(Issue("run.dir", f"cannot write below {folder}", remedy="choose another run.dir"))
     return issues
+
+
+def _drafter_files(c: Config) -> Iterator[Issue]:
+    """What drafter training asks of the model, and of the weights that it goes on from."""
+    d, path = c.drafter, c.rollout.speculation.eagle.path
+    if not d.train:
+        return
+    layers = _json(Path(c.model.path) / "config.json").get("num_hidden_layers")
+    if d.layers is not None and isinstance(layers, int) and max(d.layers) >= layers:
+        yield Issue("drafter.layers", f"{max(d.layers)} is no layer of {c.model.path}, which has 0 to {layers - 1}")
+    held = _json(Path(path) / "config.json").get("drafter") if path not in (None, FRESH_WEIGHTS) else None
+    wanted = "eagle3" if d.algorithm == "eagle3" else "eagle"
+    if held is not None and held != wanted:
+        yield Issue(
+            "drafter.algorithm",
+            f"{d.algorithm} trains a drafter of kind {wanted}, and {path} holds one of kind {held}",
+            remedy="change it, or set rollout.speculation.eagle.path=random",
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; {} where there is none: another check says so."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _missing(key: str, value: str, what: str) -> Issue:

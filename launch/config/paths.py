@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from launch.config.tree import Config
+from launch.config.tree import FRESH_WEIGHTS, Config
 
 INPUT_PATHS = (
     "model.path",
@@ -15,7 +15,6 @@ INPUT_PATHS = (
     "warmup.data",
     "rollout.speculation.eagle.path",
 )
-FRESH_WEIGHTS = "random"  # not a path: rollout.speculation.eagle.path takes it
 M = TypeVar("M", bound=BaseModel)
 
 

@@ -9,7 +9,11 @@ from actors.engine.options import RolloutOptions
 from actors.rewards.options import RewardOptions
 from actors.training.options import LearnerOptions, WarmupOptions
 from models.options import ModelOptions
+from policies.drafter.options import DrafterOptions
 from policies.options import ObjectiveOptions
+from policies.speculation.options import SpeculationOptions
+
+FRESH_WEIGHTS = "random"  # in the place of a path: rollout.speculation.eagle.path takes it
 
 
 class RunOptions(BaseModel, frozen=True, extra="forbid"):
@@ -78,6 +82,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     model: ModelOptions
     data: DataOptions
     rollout: RolloutOptions = RolloutOptions()
+    drafter: DrafterOptions = DrafterOptions()
     learner: LearnerOptions = LearnerOptions()
     objective: ObjectiveOptions = ObjectiveOptions()
     reward: RewardOptions = RewardOptions()
@@ -86,3 +91,11 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     checkpoint: CheckpointOptions = CheckpointOptions()
     cluster: ClusterOptions = ClusterOptions()
     observe: ObserveOptions = ObserveOptions()
+
+    @property
+    def speculation(self) -> SpeculationOptions:
+        """`rollout.speculation` as engines get it: a drafter to train that has no weights begins with fresh ones."""
+        options = self.rollout.speculation
+        if not self.drafter.train or options.eagle.path is not None:
+            return options
+        return options.model_copy(update={"eagle": options.eagle.model_copy(update={"path": FRESH_WEIGHTS})})

@@ -1,4 +1,4 @@
-"""The export: exactly the tensors that vLLM's classes have, and the same numbers as our network when computed its way."""
+"""The export: exactly the tensors that vLLM has, and the same numbers as our network when computed its way."""
 
 import json
 from pathlib import Path

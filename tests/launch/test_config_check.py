@@ -12,6 +12,7 @@ from launch.config.schema import by_name, keys, nearest
 from launch.config.show import schema_markdown
 
 Write = Callable[..., Path]
+TRAINED = ("rollout.workers=2", "drafter.train=true")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,15 @@ Write = Callable[..., Path]
             "rollout.speculation.verification",
         ),
         (["rollout.engine.backend=vllm", "rollout.speculation.mode=paper"], "rollout.speculation"),
+        (["drafter.train=true"], "drafter.train"),
+        ([*TRAINED, "rollout.engine.backend=vllm"], "drafter.train"),
+        ([*TRAINED, "rollout.speculation.mode=off"], "rollout.speculation.mode"),
+        ([*TRAINED, "rollout.speculation.strategies=[suffix:8, plain]"], "rollout.speculation.strategies"),
+        ([*TRAINED, "drafter.layers=[0, 1, 2]"], "drafter.layers"),
+        ([*TRAINED, "drafter={train: true, algorithm: eagle3, layers: [0, 2, 1]}"], "drafter.layers"),
+        ([*TRAINED, "drafter={train: true, algorithm: eagle3, layers: [0, 1, 1]}"], "drafter.layers"),
+        ([*TRAINED, "drafter={train: true, algorithm: eagle3, layers: [-1, 0, 1]}"], "drafter.layers"),
+        ([*TRAINED, "drafter.betas=[0.9, 1.0]"], "drafter.betas"),
     ],
 )
 def test_contradictions(write_config: Write, overrides: list[str], key: str) -> None:
@@ -79,6 +89,10 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["rollout.speculation={mode: fixed, strategies: ['eagle:4x2/8'], eagle: {path: random}}"],
         ["rollout.speculation={mode: paper, batch_thresholds: [1, 8, 32]}"],
         ["rollout.speculation={mode: off, strategies: ['eagle:4']}"],
+        [*TRAINED],
+        [*TRAINED, "rollout.speculation.strategies=[eagle:4, plain]"],
+        [*TRAINED, "drafter.algorithm=eagle3", "drafter.layers=[0, 1, 2]"],
+        ["drafter.layers=[0, 1, 2]"],
     ],
 )
 def test_no_false_alarms(write_config: Write, overrides: list[str]) -> None:
@@ -122,6 +136,37 @@ def test_drafter_weights_must_exist(write_config: Write, tmp_path: Path) -> None
     assert resolved.rollout.speculation.eagle.path == str(tmp_path / "heads/eagle")
     fresh = load_config(write_config(), ["rollout.speculation.eagle.path=random"]).config
     assert fresh.rollout.speculation.eagle.path == "random"
+
+
+def test_a_trained_drafter_begins_with_fresh_weights_unless_it_has_some(write_config: Write) -> None:
+    def path(*overrides: str) -> str | None:
+        return load_config(write_config(), list(overrides)).config.speculation.eagle.path
+
+    assert path() is None
+    assert path(*TRAINED) == "random"
+    assert path(*TRAINED, "rollout.speculation.eagle.path=/heads/eagle") == "/heads/eagle"
+    unset = load_config(write_config(), list(TRAINED)).config
+    assert unset.rollout.speculation.eagle.path is None  # what the user wrote stays what is shown
+
+
+def test_drafter_training_fits_the_model_and_the_weights_it_goes_on_from(write_config: Write, tmp_path: Path) -> None:
+    def found(*overrides: str) -> list[tuple[str, str]]:
+        loaded = load_config(write_config(), [*TRAINED, *overrides])
+        return [(i.key, i.message) for i in check_environment(loaded.config) if i.key.startswith("drafter")]
+
+    for name, text in (("model", '{"num_hidden_layers": 4}'), ("head", '{"drafter": "eagle"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    eagle3, head = "drafter.algorithm=eagle3", "rollout.speculation.eagle.path=head"
+    assert found(eagle3, "drafter.layers=[0, 1, 3]") == []
+    beyond = [("drafter.layers", f"4 is no layer of {tmp_path}/model, which has 0 to 3")]
+    assert found(eagle3, "drafter.layers=[0, 1, 4]") == beyond
+    assert found(head) == found("drafter.algorithm=hass", head) == []
+    other = f"eagle3 trains a drafter of kind eagle3, and {tmp_path}/head holds one of kind eagle"
+    assert found(eagle3, head) == [("drafter.algorithm", other)]
+    assert found(eagle3, "rollout.speculation.eagle.path=random") == []
+    (tmp_path / "head" / "config.json").write_text("torn")
+    assert found(eagle3, head) == []
 
 
 def test_known_drafters_are_those_that_can_be_built() -> None:
