@@ -94,7 +94,8 @@ class ProcessTrainer:
 
     def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
         """Sends the part that a trainer keeps; `buffer` may be reused when this returns."""
-        self._send(wire.SetTarget(manifest), buffer)
+        cut, memory = wire.cut_target(manifest, buffer)
+        self._send(wire.SetTarget(cut), memory)
 
     def start(self, session: Session) -> None:
         if not 0 <= session.rank < len(session.members):

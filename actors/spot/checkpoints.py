@@ -1,0 +1,175 @@
+"""Selective asynchronous checkpoints of a drafter (TLT 4.2): what is trained and its optimizer, nothing frozen, copied
+aside in milliseconds and written by a background thread. Owns their names, their atomicity and which are kept.
+
+`root` is the history of one drafter: `<number>_step_<step>/{state.json, tensors/}`. Numbers only grow, across processes
+and roll-backs, so no name is used twice, and the highest is what a trainer goes on from. A directory is written under
+a hidden name, synced and renamed: killed at any moment, it exists completely or not at all.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from actors.spot.types import Checkpointed
+from models.durable import sync
+from models.weights import pack
+
+STATE_FILE, TENSORS = "state.json", "tensors"
+_COMPLETE = re.compile(r"(\d{6,})_step_\d+")
+_UNFINISHED = re.compile(r"\.writing-(\d{6,})")
+
+
+class Checkpoints:
+    """Single-threaded but for the writing itself: one save at a time."""
+
+    def __init__(
+        self, root: str | Path, keep: int, publish_dtype: torch.dtype, report: Callable[[Checkpointed], None]
+    ) -> None:
+        """`publish_dtype`: of the weights as they are published. `report` is called by the writing thread once a
+        checkpoint is durable."""
+        self.root, self.keep, self._dtype, self._report = Path(root), keep, publish_dtype, report
+        self._staged: dict[str, Tensor] = {}
+        self._writing: threading.Thread | None = None
+        self.blocking_s = 0.0  # what the last save made its caller wait
+
+    def save(self, step: int, tensors: Mapping[str, Tensor]) -> bool:
+        """Copy the tensors aside and have them written. False, and nothing happens, while the one before is still
+        being written: training never waits for a disk. A write that fails is named on stderr."""
+        started_s = time.perf_counter()
+        if self.busy:
+            return False
+        self._stage(tensors)
+        args = step, started_s
+        self._writing = threading.Thread(target=self._write, args=args, name="checkpoint", daemon=True)
+        self.blocking_s = time.perf_counter() - started_s  # but for the thread's start, which is no copy
+        self._writing.start()
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """A checkpoint is being written."""
+        return self._writing is not None and self._writing.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            self._writing.join(timeout_s)
+
+    def _stage(self, tensors: Mapping[str, Tensor]) -> None:
+        on_device = False
+        for name, tensor in tensors.items():
+            staged = self._staged.get(name)
+            if staged is None or staged.shape != tensor.shape:
+                staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._staged[name] = staged
+            staged.copy_(tensor, non_blocking=True)
+            on_device = on_device or tensor.is_cuda
+        if on_device:
+            torch.cuda.synchronize()
+
+    def _write(self, step: int, started_s: float) -> None:
+        with suppress(OSError):  # Of this thread only: decoding and training come first.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            directory = self._write_directory(step)
+        except Exception as error:
+            print(f"checkpoint of micro-step {step} was not written: {error}", file=sys.stderr, flush=True)
+            return
+        seconds = time.perf_counter() - started_s
+        self._report(Checkpointed(step, str(directory), self.blocking_s, seconds))
+
+    def _write_directory(self, step: int) -> Path:
+        from actors.training.persistence import save_tensors  # half a second of imports, on this thread
+
+        number, temporary = self._claim()
+        try:
+            save_tensors(self._staged, temporary / TENSORS, distributed=False)  # synced by its writer
+            facts = {"step": step, "weights": self._published_checksum(step)}
+            (temporary / STATE_FILE).write_text(json.dumps(facts), encoding="utf-8")
+            sync(temporary / STATE_FILE)
+            sync(temporary / TENSORS)
+            sync(temporary)
+            final = self.root / f"{number:06d}_step_{step:08d}"
+            temporary.rename(final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync(self.root)
+        self._prune(number)
+        return final
+
+    def _published_checksum(self, step: int) -> int:
+        """As in the manifest of these weights (`DrafterTrainer.export`): they are known again when they come back."""
+        parts = {name: t.to(self._dtype) for name, t in self._staged.items() if name.startswith("model.")}
+        return pack(parts, step)[0].checksum
+
+    def _claim(self) -> tuple[int, Path]:
+        """A number above every one there is, and its directory, which nobody else writes to."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        while True:
+            names = (_COMPLETE.fullmatch(p.name) or _UNFINISHED.fullmatch(p.name) for p in self.root.iterdir())
+            number = 1 + max((int(match[1]) for match in names if match), default=0)
+            temporary = self.root / f".writing-{number:06d}"
+            with suppress(FileExistsError):
+                temporary.mkdir()
+                return number, temporary
+
+    def _prune(self, number: int) -> None:
+        """All but the newest `keep`, and what a killed writer left unfinished before `number`."""
+        for old in history(self.root)[: -self.keep]:
+            with suppress(OSError):
+                old.rename(self.root / f".writing-{old.name.partition('_')[0]}")  # never half of one under its name
+        for entry in self.root.iterdir():
+            match = _UNFINISHED.fullmatch(entry.name)
+            if match and int(match[1]) < number:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def history(root: str | Path) -> list[Path]:
+    """Complete checkpoints, oldest first. Empty if there are none or no such directory."""
+    root = Path(root)
+    found = []
+    for entry in root.iterdir() if root.is_dir() else ():
+        match = _COMPLETE.fullmatch(entry.name)
+        if match:
+            found.append((int(match[1]), entry.name, entry))
+    return [entry for _, _, entry in sorted(found)]
+
+
+def find(root: str | Path, step: int, weights: int) -> Path | None:
+    """The newest checkpoint of the weights that were published as version `step` with checksum `weights`."""
+    for checkpoint in reversed(history(root)):
+        with suppress(OSError, ValueError):
+            facts = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+            if (facts["step"], facts["weights"]) == (step, weights):
+                return checkpoint
+    return None
+
+
+def restore(
+    checkpoints: Sequence[Path], load: Callable[[Mapping[str, Tensor]], None], like: Mapping[str, Tensor]
+) -> Path | None:
+    """Give the tensors (of the names and shapes in `like`) of the last one that can be read to `load`, and return it;
+    None if there is none. One that cannot be read, or does not fit, is named on stderr."""
+    for checkpoint in reversed(checkpoints):
+        from actors.training.persistence import load_tensors  # half a second of imports that a first start is spared
+
+        tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
+        try:
+            load_tensors(tensors, checkpoint / TENSORS, distributed=False)
+            load(tensors)
+        except (OSError, ValueError, RuntimeError) as error:
+            print(f"{checkpoint} is not used: {error}", file=sys.stderr, flush=True)
+            continue
+        return checkpoint
+    return None

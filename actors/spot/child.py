@@ -1,0 +1,274 @@
+"""A spot trainer in a child process: the child's end. Owns the loop around the drafter's trainer.
+
+A thread takes commands off the socket; the main thread applies them between micro-steps. A micro-step is never
+interrupted, but nothing in it waits long for other members once this one is told to stop (`actors.spot.members`).
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from actors.processes.child import hear, run_child
+from actors.processes.link import Bytes, Link, Message
+from actors.spot import wire
+from actors.spot.checkpoints import Checkpoints, find, history, restore
+from actors.spot.feeding import Feeding
+from actors.spot.members import BrokenGroupError, Members
+from actors.spot.rendezvous import LIMIT_S
+from actors.spot.residence import Residence
+from actors.spot.types import MicroStep, NeedData, Session, Skipped, Started, Stopped, TrainerEvent, TrainerFailed
+from drafter.eagle.files import load_eagle
+from drafter.training.head import TargetHead
+from drafter.training.trainer import DrafterTrainer, MicroStepResult
+from models.config import ModelConfig
+from models.directory import SafetensorsDirectory, read_config
+from models.manifest import WeightsManifest
+from models.rope import RopeTable
+
+_GATHER_S, _STARVE_S, _JOIN_S = 0.005, 0.02, 0.05  # between looks for members, for data, for members that join
+
+
+def main() -> None:
+    run_child(_serve, lambda reason, _: TrainerFailed(reason))
+
+
+def _serve(link: Link) -> None:
+    start, _ = link.receive()
+    with suppress(OSError):
+        os.nice(start.niceness)
+    if start.threads is not None:
+        torch.set_num_threads(start.threads)
+    loop = SpotLoop(link, start)
+    link.send([wire.Ready(loop.trainer.steps)])
+    loop.run()
+
+
+class Inbox:
+    """Commands in their order, and whether one of them wants the trainer to stand still."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._urgent = 0
+
+    def put(self, message: Message) -> None:
+        with self._lock:
+            self._urgent += isinstance(message[0], wire.Stop | wire.Close)
+        self._queue.put(message)
+
+    def take(self, timeout_s: float | None) -> Message | None:
+        """The next command, waiting up to timeout_s (None: for ever) for it."""
+        try:
+            message = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        with self._lock:
+            self._urgent -= isinstance(message[0], wire.Stop | wire.Close)
+        return message
+
+    def urgent(self) -> bool:
+        return self._urgent > 0
+
+
+class SpotLoop:
+    """One trainer's life: stands still, trains in sessions."""
+
+    def __init__(self, link: Link, start: wire.Start) -> None:
+        self._link, self._options = link, start.options
+        device = _device(start.device)
+        home = _build(start)
+        self._residence = Residence(home, device)
+        self._checkpoints = Checkpoints(
+            start.checkpoint_dir, start.options.checkpoint_keep, home.head.embedding.dtype, self._tell
+        )
+        restore(history(start.checkpoint_dir), home.load_state_dict, home.state_dict())
+        self._saved_step = home.steps
+        self._inbox = Inbox()
+        self._members = Members(start.host, device, self._inbox.urgent)
+        config = home.head.config
+        fused = 3 if home.model.kind == "eagle3" else 1
+        self._feeding = Feeding(
+            start.options.micro_step_tokens, config.vocab_size, config.hidden_size, fused * config.hidden_size
+        )
+        self._newest = (0, 0)  # session and epoch
+        hear(link, self._inbox.put)
+
+    @property
+    def trainer(self) -> DrafterTrainer:
+        return self._residence.trainer
+
+    def run(self) -> None:
+        """Until the parent closes it."""
+        while True:
+            message = self._inbox.take(self._patience_s())
+            if message is None:
+                self._round()
+            elif isinstance(message[0], wire.Close):
+                self._members.leave()
+                self._checkpoints.wait(1.0)
+                return
+            else:
+                self._apply(*message)
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for a command before the next round."""
+        if self._members.session is None:
+            return None
+        if not self._members.count:
+            return _GATHER_S
+        if len(self._feeding):
+            return 0.0
+        if self._members.count > 1:
+            return _STARVE_S
+        return None if self._members.settled else _JOIN_S
+
+    # Commands.
+
+    def _apply(self, command: wire.Command, memory: Bytes | None) -> None:
+        match command:
+            case wire.Train(session):
+                self._enter(session)
+            case wire.Feed(heads):
+                assert memory is not None
+                if self._members.session is not None:  # Else it is late: the session has ended.
+                    self._tell(*self._feeding.add(wire.from_memory(heads, memory)))
+            case wire.Stop(at_s):
+                self._stop(at_s)
+            case wire.SetTarget(manifest):
+                assert memory is not None
+                self._residence.set_head(TargetHead.unpacked(self.trainer.head.config, manifest, memory))
+            case wire.Publish():
+                manifest, payload = self.trainer.export()
+                self._link.send([wire.PublishedWeights(manifest)], payload)
+            case wire.Load(manifest):
+                assert memory is not None
+                self._load(manifest, memory)
+            case wire.Start() | wire.Close():
+                raise ValueError(f"unexpected command {command}")
+
+    def _enter(self, session: Session) -> None:
+        if (session.session, session.epoch) <= self._newest:
+            return  # late, or said twice
+        self._newest = session.session, session.epoch
+        self._residence.move_in()
+        store = self._members.enter(session)
+        self._tell(Started(session.session, session.epoch, store))
+        self._ask()
+
+    def _stop(self, at_s: float, reason: str = "") -> None:
+        session, led = self._members.session, self._members.leads
+        self._members.leave()
+        self._feeding.clear()
+        self._residence.move_out()
+        number = session.session if session else self._newest[0]
+        self._tell(Stopped(number, self.trainer.steps, time.time() - at_s, reason))
+        if led:
+            self._save()
+
+    def _load(self, manifest: WeightsManifest, memory: Bytes) -> None:
+        """Go on from other weights: with the optimizer they were trained with, if a checkpoint here has it."""
+        if self.trainer.steps == manifest.version and self.trainer.export()[0].checksum == manifest.checksum:
+            return
+        self._members.part()
+        found = find(self._checkpoints.root, manifest.version, manifest.checksum)
+        trainer = self.trainer
+        if found is None or not restore([found], trainer.load_state_dict, trainer.state_dict()):
+            trainer.load(manifest, memory)
+        self._saved_step = -1
+        self._save()
+
+    # Micro-steps.
+
+    def _round(self) -> None:
+        members, trainer = self._members, self.trainer
+        try:
+            if members.gather(trainer.steps, trainer.state_dict(), trainer.load_state_dict):
+                self._micro_step()
+        except BrokenGroupError as error:
+            print(f"micro-step {trainer.steps + 1} is dropped: {error}", file=sys.stderr, flush=True)
+        if members.waited_s > 2 * LIMIT_S:
+            self._stop(time.time(), "the other members are gone")
+
+    def _micro_step(self) -> None:
+        members, trainer = self._members, self.trainer
+        session, count = members.session, members.count
+        assert session is not None
+        records = self._feeding.next_pack()
+        self._ask()
+        if not records and count == 1:
+            return
+        reduce = members.reduce if count > 1 else None
+        started_s, start_s = time.time(), time.perf_counter()
+        try:
+            result = trainer.micro_step(records, reduce=reduce)
+        except ValueError as error:
+            self._tell(Skipped(len(records), str(error)))
+            result = trainer.micro_step([], reduce=reduce)  # The others are not to wait.
+        seconds = time.perf_counter() - start_s
+        if result.updated and result.positions:
+            self._tell(_event(result, trainer, session, count, started_s, seconds))
+        elif result.positions:
+            self._tell(Skipped(len(records), "their gradient is not finite"))
+        if result.updated and session.rank == 0 and trainer.steps % self._options.checkpoint_every == 0:
+            self._save()
+
+    def _ask(self) -> None:
+        if rows := self._feeding.wanted_rows():
+            self._tell(NeedData(rows))
+
+    def _save(self) -> None:
+        """A checkpoint of what has changed since the last one, unless that is still being written."""
+        trainer = self.trainer
+        if trainer.steps != self._saved_step and self._checkpoints.save(trainer.steps, trainer.state_dict()):
+            self._saved_step = trainer.steps
+
+    def _tell(self, *events: TrainerEvent) -> None:
+        if events:
+            self._link.send(list(events))
+
+
+def _event(
+    result: MicroStepResult, trainer: DrafterTrainer, session: Session, members: int, started_s: float, seconds: float
+) -> MicroStep:
+    return MicroStep(
+        trainer.steps,
+        session.session,
+        session.epoch,
+        members,
+        result.loss,
+        result.accuracy,
+        result.top3_accuracy,
+        result.positions,
+        trainer.head.version,
+        started_s,
+        seconds,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("a spot trainer with device=cuda, but this machine has no CUDA device: use auto or cpu")
+    return torch.device(name)
+
+
+def _build(start: wire.Start) -> DrafterTrainer:
+    """The trainer on the host, with the target's head as the model directory has it."""
+    dtype = getattr(torch, start.model.dtype)
+    config = ModelConfig.from_hf(read_config(start.model.path))
+    with SafetensorsDirectory(Path(start.model.path)) as tensors:
+        wanted = [name for name in wire.TARGET_TENSORS if name in tensors]
+        embedding, norm, *head = (tensors[name].to(dtype) for name in wanted)
+    lm_head = head[0] if head and not config.tie_word_embeddings else embedding
+    target = TargetHead(config, 0, embedding, norm, lm_head, RopeTable(config))
+    if isinstance(start.init, int):
+        return DrafterTrainer(target, start.options, seed=start.init)
+    model = load_eagle(start.init, config, dtype=torch.float32, device="cpu", batch_invariant=False)
+    return DrafterTrainer(target, start.options, model=model)

@@ -1,0 +1,212 @@
+"""The members of a training session: who sums gradients with whom. Owns collectives, epochs and the replicas' equality;
+never computes a gradient and never decides who belongs (the coordinator does; the session says it).
+
+Every epoch of a session with several members has a process group of its own. Behind the gradients, each collective of a
+micro-step carries whether somebody leaves, and whether the leader goes on to its next epoch, which it does once those
+who join have come: so all change at the same micro-step boundary, without another message. What breaks (a member was
+killed, or is silent for `LIMIT_S`) breaks for all: that micro-step is dropped, and the rest wait for a newer session. A
+leader that is told of none for `ALONE_S` goes on alone until then.
+
+A member that joins takes the leader's state before its first micro-step, and so does one that lost its way: whenever a
+group forms, its members compare micro-steps and fingerprints, and where these differ the leader's state is sent.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.spot.rendezvous import LIMIT_S, Rendezvous, finished, open_store
+from actors.spot.types import Session
+
+ALONE_S = 1.0
+_PATIENCE_S = 0.5  # for others, once this member is wanted elsewhere
+
+State = Mapping[str, Tensor]
+
+
+class BrokenGroupError(RuntimeError):
+    """A collective did not end: another member is gone or late, or this one is wanted elsewhere."""
+
+
+class Members:
+    """Of one trainer's session. For one thread. Waits at most `LIMIT_S` for others, and hardly more than `_PATIENCE_S`
+    once `wanted()` says that the trainer is to stand still."""
+
+    def __init__(self, host: str, device: torch.device, wanted: Callable[[], bool]) -> None:
+        self._host, self._device, self._wanted = host, device, wanted
+        self._store: Any = None  # own
+        self._told: Session | None = None  # the newest session
+        self._formed: Session | None = None  # the one whose members sum now
+        self._spent: Session | None = None  # its group has come apart: only a newer session helps
+        self._group: Any = None
+        self._work: Any = None  # a collective that is under way
+        self._abandoned: list[tuple[float, Any, Any]] = []  # groups whose end would wait for a collective
+        self._rendezvous: Rendezvous | None = None
+        self._since_s = 0.0  # nothing is formed since
+        self._ends = False  # the group ends with this micro-step
+
+    @property
+    def session(self) -> Session | None:
+        """The one whose members sum now, else the newest; None: none."""
+        return self._formed or self._told
+
+    @property
+    def leads(self) -> bool:
+        return self.session is not None and self.session.rank == 0
+
+    @property
+    def count(self) -> int:
+        """Members that sum now; 0 while they are being gathered."""
+        return len(self._formed.members) if self._formed else 0
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is to be gathered."""
+        return self._formed is not None and (self._told is self._formed or self._told is self._spent)
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0 if self._formed else time.monotonic() - self._since_s
+
+    def enter(self, session: Session) -> str:
+        """Belong to `session` as soon as its members have come. The address of this member's store, if it leads."""
+        self._withdraw()
+        self._told = session
+        if session.rank and self.count == 1:
+            self._dissolve()
+        elif not self.count:
+            self._since_s = time.monotonic()
+        if session.rank:
+            return ""
+        self._store = self._store or open_store(self._host)
+        return f"{self._host}:{self._store.port}"
+
+    def leave(self) -> None:
+        """Belong to no session. Others who were not told by the last collective drop their next micro-step."""
+        self._withdraw()
+        self._dissolve()
+        self._told = None
+
+    def gather(self, step: int, state: State, load: Callable[[State], None]) -> bool:
+        """At a micro-step boundary: form the newest session's group if its members are there. Whether this member can
+        train now. Raises BrokenGroupError if the group came apart while it formed; nothing was loaded then."""
+        told, formed = self._told, self._formed
+        assert told is not None
+        if self._ends:
+            self._dissolve(formed)
+        if self.settled or self.count > 1:
+            return True
+        if len(told.members) == 1:
+            self._formed = told
+            return True
+        if told is not self._spent:
+            self._rendezvous = self._rendezvous or Rendezvous(told, self._store)
+            if self._rendezvous.complete():
+                self._form(self._rendezvous, step, state, load)
+                return True
+        if self._formed is None and told.rank == 0 and self.waited_s > ALONE_S:
+            self._formed = Session(told.session, told.epoch, (told.members[0],), 0)
+        return self._formed is not None
+
+    def reduce(self, sums: Tensor) -> None:
+        """`drafter.training.trainer.Reduce`: sum over the members, in place. Raises BrokenGroupError; `sums` is then
+        as it was."""
+        tail = torch.tensor([float(self._goes_on()), float(self._wanted())], device=sums.device)
+        buffer = torch.cat((sums, tail))
+        try:
+            self._wait(self._group.allreduce([buffer]))
+        except RuntimeError as error:
+            self._dissolve(self._formed)
+            raise BrokenGroupError(str(error).partition("\n")[0]) from error
+        sums.copy_(buffer[: len(sums)])
+        self._ends = bool(buffer[len(sums) :].any())
+
+    def part(self) -> None:
+        """Come apart from a group of several, because this member's state is no longer theirs."""
+        if self.count > 1:
+            self._dissolve(self._formed)
+
+    def _goes_on(self) -> bool:
+        """Whether this member leads and those who join have come."""
+        told, formed = self._told, self._formed
+        if told is None or formed is None or formed.rank or told is formed:
+            return False
+        joining = [rank for rank, member in enumerate(told.members) if member not in formed.members]
+        if told.rank or not joining:  # Another leads from now on, or nobody need be waited for.
+            return True
+        self._rendezvous = self._rendezvous or Rendezvous(told, self._store)
+        return self._rendezvous.here(joining)
+
+    def _form(self, rendezvous: Rendezvous, step: int, state: State, load: Callable[[State], None]) -> None:
+        session = rendezvous.session
+        self._formed = None
+        try:
+            made = rendezvous.group(self._device, self._host)
+            self._until(lambda: made() is not None)
+            self._group = made()
+            self._agree(session, step, state, load)
+        except RuntimeError as error:
+            self._dissolve(session)
+            raise BrokenGroupError(f"epoch {session.epoch}: {str(error).partition(chr(10))[0]}") from error
+        self._rendezvous, self._formed = None, session
+
+    def _agree(self, session: Session, step: int, state: State, load: Callable[[State], None]) -> None:
+        """Take the leader's state if any member's differs from it."""
+        mine = torch.tensor([step, fingerprint(state)], device=self._device)
+        everyones = [torch.empty_like(mine) for _ in session.members]
+        self._wait(self._group.allgather([everyones], [mine]))
+        if all(torch.equal(everyones[0], other) for other in everyones):
+            return
+        received = {}
+        for name, tensor in state.items():
+            flat = tensor.detach().to(self._device, copy=True).reshape(-1)
+            self._wait(self._group.broadcast(flat, 0))
+            received[name] = flat.view(tensor.shape)
+        if session.rank:
+            load(received)
+
+    def _dissolve(self, spent: Session | None = None) -> None:
+        """No group any more; `spent` will have none again."""
+        now_s = time.monotonic()
+        self._abandoned = [entry for entry in self._abandoned if now_s - entry[0] < 2 * LIMIT_S]
+        if self._work is not None and not self._work.is_completed():
+            self._abandoned.append((now_s, self._group, self._work))
+        self._group = self._work = None
+        if self._rendezvous is not None and self._rendezvous.session is spent:
+            self._rendezvous = None
+        self._spent, self._formed, self._ends = spent, None, False
+        self._since_s = now_s
+
+    def _withdraw(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.withdraw()
+        self._rendezvous = None
+
+    def _wait(self, work: Any) -> None:
+        self._work = work
+        self._until(lambda: finished(work, self._device))
+        self._work = None
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        start_s, wanted_s = time.monotonic(), None
+        while not done():
+            now_s = time.monotonic()
+            if wanted_s is None and self._wanted():
+                wanted_s = now_s
+            if wanted_s is not None and now_s - wanted_s > _PATIENCE_S:
+                raise BrokenGroupError("wanted elsewhere, and the others are late")
+            if now_s - start_s > LIMIT_S:
+                raise BrokenGroupError(f"the others did not answer within {LIMIT_S:g} s")
+
+
+def fingerprint(state: State) -> int:
+    """Equal for equal tensors. Sums of bit patterns: exact, whatever the order of additions, and fast on any device."""
+    total = 0
+    for index, name in enumerate(sorted(state)):
+        tensor = state[name].detach()
+        bits = tensor.view(torch.int32) if tensor.dtype is torch.float32 else tensor
+        total = (total * 1_000_003 + index + int(bits.sum(dtype=torch.int64))) & (2**63 - 1)
+    return total

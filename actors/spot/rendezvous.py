@@ -1,0 +1,128 @@
+"""How the members of an epoch find each other: through the leader's TCPStore, then into a process group of their own.
+Nothing here blocks: a member that waits for others may be wanted elsewhere at any moment."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from actors.spot.types import Session
+
+LIMIT_S = 10.0  # rendezvous and collectives
+_CONNECT_S = 0.5
+_SLICE_S = 0.05
+
+
+def open_store(host: str) -> Any:
+    """A leader's rendezvous store on a free port (`.port`)."""
+    timeout = timedelta(seconds=LIMIT_S)
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
+
+
+class Rendezvous:
+    """Who of a session's epoch is there."""
+
+    def __init__(self, session: Session, own_store: Any) -> None:
+        """`own_store`: the leader's, at the leader."""
+        self.session = session
+        self._leads = session.rank == 0
+        self._prefix = f"{session.session}/{session.epoch}"
+        self._client: Any = own_store if self._leads else None
+        self._said = False
+
+    def complete(self) -> bool:
+        """All have come: the leader has seen them, the others its word for it."""
+        if not self._leads:
+            return self._try(lambda: self._client.check([f"{self._prefix}/go"]))
+        if not self.here(range(len(self.session.members))):
+            return False
+        self._client.set(f"{self._prefix}/go", "")
+        return True
+
+    def here(self, ranks: Sequence[int]) -> bool:
+        """Whether these have come."""
+        return self._try(lambda: self._client.check([self._here(rank) for rank in ranks]))
+
+    def withdraw(self) -> None:
+        """This member will not come after all."""
+        if self._said:
+            with suppress(RuntimeError):
+                self._client.delete_key(self._here(self.session.rank))
+
+    def group(self, device: torch.device, host: str) -> Callable[[], Any]:
+        """Start making the process group, which all must do now; the result is None until it is made. That raises
+        RuntimeError if it failed."""
+        found: list[Any] = []
+
+        def make() -> None:
+            try:
+                store = dist.PrefixStore(self._prefix, self._client)  # type: ignore[attr-defined]
+                found.append(_process_group(store, self.session, device, host))
+            except RuntimeError as error:
+                found.append(error)
+
+        def result() -> Any:
+            if found and isinstance(found[0], RuntimeError):
+                raise found[0]
+            return found[0] if found else None
+
+        threading.Thread(target=make, name="group", daemon=True).start()
+        return result
+
+    def _try(self, check: Callable[[], bool]) -> bool:
+        """Be there, and ask."""
+        try:
+            if self._client is None:
+                self._client = _connect(self.session.store)
+            if not self._said:
+                self._client.set(self._here(self.session.rank), "")
+                self._said = True
+            return bool(check())
+        except (RuntimeError, OSError):  # The leader is not there yet, or no more.
+            if not self._leads:
+                self._client, self._said = None, False
+            return False
+
+    def _here(self, rank: int) -> str:
+        return f"{self._prefix}/here/{rank}"
+
+
+def finished(work: Any, device: torch.device) -> bool:
+    """Wait for a collective, but only for a moment. Raises RuntimeError if it has failed."""
+    if device.type == "cuda":
+        if not work.is_completed():
+            time.sleep(0.001)
+            return False
+    else:
+        with suppress(RuntimeError):  # Not yet; or it failed, which is asked below.
+            work.wait(timedelta(seconds=_SLICE_S))
+        if not work.is_completed():
+            return False
+    work.wait()
+    return True
+
+
+def _connect(address: str) -> Any:
+    """Raises OSError at once if nobody listens; torch's store would try until its timeout."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    timeout = timedelta(seconds=LIMIT_S)
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+
+
+def _process_group(store: Any, session: Session, device: torch.device, host: str) -> Any:
+    timeout, size = timedelta(seconds=LIMIT_S), len(session.members)
+    if device.type == "cuda":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return dist.ProcessGroupNCCL(store, session.rank, size, nccl)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout = timeout
+    return dist.ProcessGroupGloo(store, session.rank, size, gloo)

@@ -1,0 +1,57 @@
+"""Where a drafter's trainer lives. On CUDA it is on the device only while a session runs: between sessions weights and
+optimizer are in pinned host memory, and the engine has the device's memory (but for the CUDA context of this process).
+"""
+
+import dataclasses
+
+import torch
+
+from drafter.training.head import TargetHead
+from drafter.training.trainer import DrafterTrainer
+
+
+class Residence:
+    """`trainer` is the authoritative one; it is another object after `move_in` and `move_out`."""
+
+    def __init__(self, home: DrafterTrainer, device: torch.device, *, moves: bool | None = None) -> None:
+        """`home`: on the host. `moves`: whether device memory is another's between sessions; default: not on CPU."""
+        self._home, self._device = home, device
+        self._moves = device.type != "cpu" if moves is None else moves
+        self._away: DrafterTrainer | None = None
+        if device.type == "cuda":
+            moments = [t for name, t in home.state_dict().items() if not name.startswith("model.")]
+            for tensor in (*home.model.parameters(), *moments):
+                tensor.data = tensor.data.pin_memory()
+
+    @property
+    def trainer(self) -> DrafterTrainer:
+        return self._away or self._home
+
+    def set_head(self, head: TargetHead) -> None:
+        """A new version of the target; `head` is on the host. Raises ValueError for another network's."""
+        self._home.set_head(head)
+        if self._away is not None:
+            self._away.set_head(on_device(head, self._device))
+
+    def move_in(self) -> None:
+        """Take device memory. Nothing happens if it is there."""
+        if self._moves and self._away is None:
+            home = self._home
+            head = on_device(home.head, self._device)
+            self._away = DrafterTrainer(head, home.options, device=self._device, model=home.model)
+            self._away.load_state_dict(home.state_dict())
+
+    def move_out(self) -> None:
+        """Give all device memory back."""
+        if self._away is not None:
+            self._home.load_state_dict(self._away.state_dict())
+            self._away = None
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def on_device(head: TargetHead, device: torch.device) -> TargetHead:
+    """The same tensors on another device; a tied head stays tied."""
+    embedding = head.embedding.to(device)
+    lm_head = embedding if head.lm_head is head.embedding else head.lm_head.to(device)
+    return dataclasses.replace(head, embedding=embedding, norm=head.norm.to(device), lm_head=lm_head)

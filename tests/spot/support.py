@@ -1,0 +1,83 @@
+"""Small targets, records and trainers for the tests of the spot trainer."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from actors.spot.process import ProcessTrainer, spawn_trainer
+from actors.spot.types import MicroStep, Session, TrainerEvent
+from drafter.training.records import SequenceRecord
+from models.checkpoint import init_model, save_model
+from models.options import ModelOptions
+from policies.drafter.options import DrafterOptions
+from tests.engine.support import write_config
+
+HIDDEN, VOCAB = 32, 61
+DEADLINE_S = 60.0
+ALONE = Session(1, 1, ("a",), 0)
+E = TypeVar("E")
+
+
+def save_target(directory: Path) -> Path:
+    """A target with a hidden size of 32."""
+    save_model(init_model(write_config(directory / "config"), 0), directory / "hf")
+    return directory / "hf"
+
+
+def options_of(**changes: Any) -> DrafterOptions:
+    values: dict[str, Any] = {"micro_step_tokens": 64, "warmup_steps": 3, "checkpoint_every": 1000}
+    return DrafterOptions(**(values | changes))
+
+
+def record(seed: int, rows: int = 40, version: int = 0, **changes: Any) -> SequenceRecord:
+    """Random tokens and states; what they say is not the point here."""
+    rng = np.random.default_rng(seed)
+    states = rng.standard_normal((rows, HIDDEN)).astype(np.float32)
+    values: dict[str, Any] = {
+        "tokens": rng.integers(0, VOCAB, rows + 1).astype(np.int32),
+        "prompt_length": 3,
+        "first": 0,
+        "states": states.view(np.uint8),
+        "dtype": "float32",
+        "width": HIDDEN,
+        "target_version": version,
+    }
+    return SequenceRecord(**(values | changes))
+
+
+def spawn(target: Path, checkpoints: Path, **options: Any) -> ProcessTrainer:
+    trainer = spawn_trainer(
+        options_of(**options), ModelOptions(path=str(target)), checkpoint_dir=checkpoints, threads=1, device="cpu"
+    )
+    assert isinstance(trainer, ProcessTrainer)
+    return trainer
+
+
+def until(trainer: ProcessTrainer, done: Callable[[list[TrainerEvent]], bool]) -> list[TrainerEvent]:
+    """Events up to the one that makes `done` true; nothing is fed."""
+    events: list[TrainerEvent] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not done(events):
+        assert time.monotonic() < deadline_s, f"not done within {DEADLINE_S} s; the last events: {events[-5:]}"
+        events += trainer.poll(0.2)
+    return events
+
+
+def until_a(trainer: ProcessTrainer, kind: type[E]) -> E:
+    return only(until(trainer, lambda events: bool(only(events, kind))), kind)[-1]
+
+
+def only(events: Sequence[object], kind: type[E]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def micro_steps(trainer: ProcessTrainer, count: int, first_seed: int = 0) -> list[MicroStep]:
+    """Feed one pack at a time, `count` of them, and wait for each one's micro-step."""
+    steps = []
+    for seed in range(first_seed, first_seed + count):
+        trainer.feed([record(seed)])
+        steps.append(until_a(trainer, MicroStep))
+    return steps
