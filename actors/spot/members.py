@@ -165,7 +165,7 @@ class Members:
             flat = tensor.detach().to(self._device, copy=True).reshape(-1)
             self._wait(self._group.broadcast(flat, 0))
             received[name] = flat.view(tensor.shape)
-        if session.rank:
+        if not torch.equal(mine, everyones[0]):
             load(received)
 
     def _dissolve(self, spent: Session | None = None) -> None:

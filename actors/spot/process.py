@@ -74,7 +74,7 @@ class ProcessTrainer:
     def __init__(self, start: wire.Start, name: str) -> None:
         self.name = name
         self.resumed_step = 0
-        self._failed = False
+        self._closed = self._failed = False
         threads = {} if start.threads is None else {"OMP_NUM_THREADS": str(start.threads)}
         self._child = ChildProcess("actors.spot.child", start, name, died=_EndedError, environment=threads)
 
@@ -118,14 +118,15 @@ class ProcessTrainer:
         self._send(wire.Load(manifest), payload)
 
     def poll(self, timeout_s: float) -> list[TrainerEvent]:
-        """Events since the last call, waiting up to timeout_s for the first. After TrainerFailed nothing more comes."""
-        if self._failed:
+        """Events since the last call, waiting up to timeout_s for the first. After TrainerFailed, which a kill brings
+        too, or after `close` nothing more comes."""
+        if self._failed or self._closed:
             return []
         try:
             messages = self._child.poll(timeout_s)
         except _EndedError as error:
             self._failed = True
-            return [TrainerFailed(str(error))]
+            return [] if self._closed else [TrainerFailed(str(error))]
         events: list[TrainerEvent] = []
         for message, memory in messages:
             for event in message:
@@ -140,10 +141,11 @@ class ProcessTrainer:
     def kill(self) -> None:
         """End it at once, in the middle of a micro-step or a save; nothing of it is left. Idempotent."""
         self._child.kill()
-        self.close()
+        self._child.close(wire.Close(), 5.0)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the child: asked first, killed after `timeout_s`. Idempotent."""
+        self._closed = True
         self._child.close(wire.Close(), timeout_s)
 
     def _send(self, message: wire.Command, memory: Bytes | None = None) -> None:
