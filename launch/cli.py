@@ -148,6 +148,60 @@ def export_drafter(
         typer.echo(export(drafter, target, out, method))
 
 
+@app.command("warmup-drafter")
+def warmup_drafter(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the drafter goes")],
+    target: Annotated[
+        Path | None, typer.Option("--target", metavar="DIR", help="model directory; default: RUN/model")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="prompts, as data.train takes")] = None,
+    run: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="a run: its prompts and sampling")] = None,
+    algorithm: Annotated[Literal["eagle", "hass", "eagle3", "osd"], typer.Option("--algorithm")] = "eagle",
+    init: Annotated[Path | None, typer.Option("--init", metavar="DIR", help="drafter to go on from")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="rollouts per prompt")] = 4,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="use so many prompts")] = None,
+    prompt_field: Annotated[str, typer.Option("--prompt-field", help="of --data")] = "prompt",
+    response_field: Annotated[
+        str | None, typer.Option("--response-field", help="learn from these texts, not from own rollouts")
+    ] = None,
+    template: Annotated[Literal["chat", "plain"], typer.Option("--template", help="of --data")] = "chat",
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="default: the run's, or 1")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="of a rollout")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="default: the run's, or 1e-3")] = None,
+    max_steps: Annotated[
+        int, typer.Option("--max-steps", min=1, help="micro-steps, if no plateau is reached")
+    ] = 20_000,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Fit a drafter to a target before a run, to a plateau; the directory is for rollout.speculation.eagle.path."""
+    with _failures(debug):
+        from launch.warmup_drafter import DrafterWarmup
+        from launch.warmup_drafter import warmup_drafter as run_it
+
+        given = DrafterWarmup(
+            out=out,
+            target=target,
+            data=data,
+            run=run,
+            algorithm=algorithm,
+            init=init,
+            samples=samples,
+            limit=limit,
+            response_field=response_field,
+            prompt_field=prompt_field,
+            template=template,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            learning_rate=learning_rate,
+            max_steps=max_steps,
+            seed=seed,
+            device=device,
+        )
+        typer.echo(run_it(given, typer.echo))
+
+
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],

@@ -79,7 +79,7 @@ HIDDEN = (LN3 - 0.5) / 2  # smooth L1 of (ln 3, 0) to (0, 0): linear from 1 on; 
     ],
 )
 def test_losses_by_hand(variant: Variant, fresh: bool, expected: float) -> None:
-    """Two tokens, a head that is the identity: a state is its own logits; the target's is (ln 3, 0), the drafter's 0."""
+    """Two tokens, a head that is the identity: a state is its own logits. Target (ln 3, 0), drafter 0."""
     config = ModelConfig.from_hf(
         hf_config(vocab_size=2, hidden_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2)
     )
