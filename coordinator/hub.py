@@ -11,7 +11,7 @@ from collections.abc import Callable
 from coordinator.events import Changed, Command, ControlEvent, Event, Notice, Reregister, Stop, Tick, Train, WorkerEvent
 from coordinator.link import Fate, Inlink
 from coordinator.machine import IllegalTransitionError, Machine
-from coordinator.wire import DRIVER, Ack, Say, Tell
+from coordinator.wire import Ack, Say, Tell, speaker
 
 RESEND_S = 0.25
 
@@ -36,16 +36,16 @@ class Hub:
         out, self._out = self._out, []
         return out
 
-    def hear(self, peer: str, say: Say, now_s: float) -> None:
-        """A message that came over the connection of `peer`. Never raises: what is wrong with it is counted."""
+    def hear(self, peer: str, say: Say, now_s: float) -> Fate:
+        """A message of whoever may speak as `peer`. Never raises: what is wrong with it is counted."""
         event = say.event
-        if isinstance(event, WorkerEvent):
-            if event.worker != peer or event.incarnation != say.incarnation or peer == DRIVER:
-                self.counts["impostor"] += 1
-                return
-        elif peer != DRIVER:
-            self.counts["unauthorised"] += 1
-            return
+        if (
+            not peer
+            or speaker(say) != peer
+            or (isinstance(event, WorkerEvent) and event.incarnation != say.incarnation)
+        ):
+            self.counts[Fate.IMPOSTOR.value] += 1
+            return Fate.IMPOSTOR
         link = self._links.get(peer) or Inlink()
         fate = link.judge(say)
         self.counts[fate.value] += 1
@@ -64,6 +64,7 @@ class Hub:
             self._out.insert(first, (peer, Ack(say.number, self.machine.term, link.error)))
         elif fate is Fate.UNOPENED:
             self._out.append((peer, Tell(Reregister(peer, self.machine.term), say.number)))
+        return fate
 
     def control(self, event: ControlEvent, now_s: float) -> None:
         """An event of this process. Raises UnknownTargetError."""

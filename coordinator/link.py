@@ -31,6 +31,7 @@ class Fate(Enum):
     GAP = "gap"  # one before it is missing: nothing, the peer repeats both
     UNOPENED = "unopened"  # no opening message yet: ask for it
     OUTDATED = "outdated"  # of a process that a later one has replaced: nothing
+    IMPOSTOR = "impostor"  # speaks for somebody else: nothing
 
 
 @dataclass(slots=True)

@@ -53,6 +53,7 @@ class Member:
         self.running = self.step = 0
         self.error = ""  # of the last report that the coordinator refused
         self._obeyed = (0, 0)  # term, epoch
+        self._works = True  # has requests; only while TRAINING this may differ from being BUSY
         self._leads = False
         self._store = ""
         self._fenced = False
@@ -66,15 +67,17 @@ class Member:
     # What the worker reports.
 
     def busy(self, running: int, now_s: float) -> None:
-        """It was given work, and its trainer, if it had one, stands still."""
-        self.running = running
-        if self.state is not State.BUSY:
+        """It was given work. A trainer that runs is to be stopped first: a Stop follows, and `stopped` ends in BUSY."""
+        self.running, self._works = running, True
+        if self.state is State.IDLE:
             self._become(State.BUSY, Busy(*self._me, running), now_s)
+        elif self.state is State.TRAINING:
+            self._stop_here("it has work")
 
     def idle(self, now_s: float) -> None:
-        """Nothing left to decode, memory released. Says nothing while it trains: see `stopped`."""
+        """Nothing left to decode, memory released."""
+        self.running, self._works = 0, False
         if self.state is State.BUSY:
-            self.running = 0
             self._become(State.IDLE, Idle(*self._me), now_s)
 
     def started(self, session: int, epoch: int, store: str, now_s: float) -> None:
@@ -84,12 +87,13 @@ class Member:
             self._say(Started(*self._me, session, epoch, store), now_s)
 
     def stopped(self, session: int, now_s: float) -> None:
+        """The trainer stands still, its memory is free."""
         if self._trains_in(session):
-            self._become(State.IDLE, Stopped(*self._me, session), now_s)
+            self._trainer_gone(Stopped(*self._me, session), now_s)
 
     def trainer_failed(self, session: int, reason: str, now_s: float) -> None:
         if self._trains_in(session):
-            self._become(State.IDLE, TrainerFailed(*self._me, session, reason[:1000]), now_s)
+            self._trainer_gone(TrainerFailed(*self._me, session, reason[:1000]), now_s)
 
     def leave(self, now_s: float) -> None:
         self._become(State.BUSY, Leave(*self._me), now_s)
@@ -142,15 +146,11 @@ class Member:
         self._out += self._link.repeats(now_s)
         if self.state is State.TRAINING and not self._fenced and now_s >= self._fence_s:
             self._fenced = True
-            reason = f"the coordinator has not answered for {now_s - self._link.alive_s:.1f} s"
-            within_s = self._options.stop_deadline_s
-            self._commands.append(
-                Stop(self.identity.name, self.term, self.epoch, self.session, within_s, reason),
-            )
+            self._stop_here(f"the coordinator has not answered for {now_s - self._link.alive_s:.1f} s")
 
     def _obey(self, command: Train | Stop, heard: int, now_s: float) -> None:
         if isinstance(command, Train):
-            if heard < self._changed or self.state is State.BUSY or not self.connected(now_s):
+            if heard < self._changed or self._works or not self.connected(now_s):
                 return
             self._see(command)
             leads = command.members[0] == self.identity.name
@@ -164,6 +164,17 @@ class Member:
         elif self.state is State.IDLE:  # the command to train never came, or was void
             self._see(command)
             self._say(Stopped(*self._me, command.session), now_s)
+
+    def _stop_here(self, reason: str) -> None:
+        """A Stop that nobody sent."""
+        within_s = self._options.stop_deadline_s
+        self._commands.append(Stop(self.identity.name, self.term, self.epoch, self.session, within_s, reason))
+
+    def _trainer_gone(self, event: Stopped | TrainerFailed, now_s: float) -> None:
+        if self._works:
+            self._become(State.BUSY, Busy(*self._me, self.running), now_s)
+        else:
+            self._become(State.IDLE, event, now_s)
 
     def _see(self, command: Command) -> None:
         assert not isinstance(command, Reregister)

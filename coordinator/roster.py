@@ -54,6 +54,10 @@ class Session:
     def leader(self) -> str:
         return self.members[0]
 
+    def settled(self, roster: "Roster") -> bool:
+        """All members train in the present epoch, and others can join."""
+        return bool(self.store) and all(roster.workers[name].phase is Phase.RUNNING for name in self.members)
+
 
 @dataclass(slots=True)
 class Ghost:
@@ -73,6 +77,7 @@ class Roster:
     drained_nodes: set[str] = field(default_factory=set)
     ghosts: dict[str, Ghost] = field(default_factory=dict)
     idle: dict[str, dict[str, None]] = field(default_factory=dict)  # group -> names, first to be idle first
+    stopping: dict[str, set[str]] = field(default_factory=dict)  # group -> names
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self.workers.values()))
@@ -82,13 +87,21 @@ class Roster:
         self._index(worker)
 
     def remove(self, worker: Worker) -> None:
-        del self.workers[worker.name]
+        self.set_phase(worker, None)
         self._unindex(worker)
+        del self.workers[worker.name]
 
     def set_state(self, worker: Worker, state: State, now_s: float) -> None:
         self._unindex(worker)
         worker.state, worker.since_s = state, now_s
         self._index(worker)
+
+    def set_phase(self, worker: Worker, phase: Phase | None) -> None:
+        if worker.phase is Phase.STOPPING:
+            self.stopping[worker.group].discard(worker.name)
+        worker.phase = phase
+        if phase is Phase.STOPPING:
+            self.stopping.setdefault(worker.group, set()).add(worker.name)
 
     def drained(self, worker: Worker) -> bool:
         return worker.drained or worker.node in self.drained_nodes

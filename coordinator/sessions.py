@@ -60,7 +60,7 @@ class Sessions:
                 session = Session(self.epoch, group, [idle[0].name])
                 self._roster.sessions[group] = session
                 self._announce(session, now_s)
-        elif session.store and self._settled(session):
+        elif session.settled(self._roster):
             joining = idle[: self._options.max_members - len(session.members)]
             if joining:
                 session.members += [worker.name for worker in joining]
@@ -71,10 +71,9 @@ class Sessions:
 
     def _haunted(self, group: str, now_s: float) -> bool:
         """Somebody may still train in an older session there."""
-        return any(ghost.group == group and now_s < ghost.until_s for ghost in self._roster.ghosts.values())
-
-    def _settled(self, session: Session) -> bool:
-        return all(self._roster.workers[name].phase is Phase.RUNNING for name in session.members)
+        return bool(self._roster.stopping.get(group)) or any(
+            ghost.group == group and now_s < ghost.until_s for ghost in self._roster.ghosts.values()
+        )
 
     # Membership.
 
@@ -100,7 +99,8 @@ class Sessions:
 
         unwelcome: why it must not, or empty."""
         before = self._detach(worker)
-        worker.session, worker.phase, worker.answer_by_s = event.session, Phase.RUNNING, None
+        self._roster.set_phase(worker, Phase.RUNNING)
+        worker.session, worker.answer_by_s = event.session, None
         self._set(worker, State.TRAINING, "registered again", now_s)
         self._go_on(before, now_s)
         session = self._roster.sessions.get(worker.group)
@@ -142,7 +142,8 @@ class Sessions:
         if worker.phase is Phase.STOPPING:
             return
         session = self._detach(worker)
-        worker.phase, worker.answer_by_s = Phase.STOPPING, now_s + self._options.stop_deadline_s
+        self._roster.set_phase(worker, Phase.STOPPING)
+        worker.answer_by_s = now_s + self._options.stop_deadline_s
         self._due(worker.answer_by_s)
         self._tell_to_stop(worker, reason)
         self._go_on(session, now_s)
@@ -159,7 +160,8 @@ class Sessions:
     def move(self, worker: Worker, state: State, reason: str, now_s: float) -> None:
         """To BUSY or IDLE, out of any session."""
         session = self._detach(worker)
-        worker.session = worker.phase = worker.answer_by_s = None
+        self._roster.set_phase(worker, None)
+        worker.session = worker.answer_by_s = None
         self._set(worker, state, reason, now_s)
         self._go_on(session, now_s)
 
@@ -168,6 +170,7 @@ class Sessions:
         session = self._detach(worker)
         self._roster.remove(worker)
         self._emit(Changed(worker.name, worker.state, "", reason))
+        self.touch(worker.group)
         self._go_on(session, now_s)
 
     def _detach(self, worker: Worker) -> Session | None:
@@ -209,7 +212,8 @@ class Sessions:
         if worker.phase is not Phase.STARTING or worker.answer_by_s is None:  # who owes an answer gets no more time
             worker.answer_by_s = now_s + self._options.start_deadline_s
             self._due(worker.answer_by_s)
-        worker.session, worker.phase = session.number, Phase.STARTING
+        worker.session = session.number
+        self._roster.set_phase(worker, Phase.STARTING)
         self._set(worker, State.TRAINING, f"session {session.number}", now_s)
         store = "" if worker.name == session.leader else session.store or ""
         members = tuple(session.members)

@@ -16,6 +16,13 @@ class Say(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     event: WorkerEvent | DriverEvent
 
 
+def speaker(say: Say) -> str:
+    """The peer as which it speaks; empty for a worker that claims the driver's name."""
+    if not isinstance(say.event, WorkerEvent):
+        return DRIVER
+    return say.event.worker if say.event.worker != DRIVER else ""
+
+
 class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Heard, and all before it. `error` says why it changed nothing."""
 

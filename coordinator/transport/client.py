@@ -56,7 +56,6 @@ class _Connection(Generic[E]):
         self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.setsockopt(zmq.IDENTITY, name.encode())
         self._dealer.setsockopt(zmq.LINGER, 200)
         self._dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a coordinator that is not there
         self._dealer.setsockopt(zmq.RECONNECT_IVL, 50)

@@ -18,16 +18,27 @@ from zmq.utils.monitor import recv_monitor_message
 
 from coordinator.events import ControlEvent, Notice
 from coordinator.hub import Hub
+from coordinator.link import Fate
 from coordinator.machine import Machine
 from coordinator.transport.security import ServerKeys, authenticator
 from coordinator.transport.waker import Waker
-from coordinator.wire import MAX_FRAME_BYTES, BadFrameError, OversizedFrameError, decode_say, encode
+from coordinator.wire import (
+    MAX_FRAME_BYTES,
+    Ack,
+    BadFrameError,
+    OversizedFrameError,
+    Tell,
+    decode_say,
+    encode,
+    speaker,
+)
 
 HARD_LIMIT_BYTES = 16 * MAX_FRAME_BYTES
 _BATCH = 256  # messages between two looks at the time
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_KNOWN = (Fate.NEW, Fate.REPEATED, Fate.UNOPENED)
 T = TypeVar("T")
 
 
@@ -48,11 +59,11 @@ class CoordinatorServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub, self._keys, self._clock = Hub(machine, watch), keys, clock
+        self._routes: dict[str, bytes] = {}  # by peer: the connection over which it spoke last
         self._calls: SimpleQueue[tuple[Callable[[Hub, float], Any], Future[Any]] | None] = SimpleQueue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = authenticator(self._context, keys) if keys is not None else None
         self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that comes again takes its name over
         self._router.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
         self._router.setsockopt(zmq.BACKLOG, 4096)
         self._router.setsockopt(zmq.LINGER, 0)
@@ -115,7 +126,7 @@ class CoordinatorServer:
                     self._receive()
                 self._hub.tick(self._clock())
                 for peer, message in self._hub.take():
-                    self._send(peer.encode(), encode(message))
+                    self._send(peer, message)
         finally:
             self._close_sockets()
             self._waker.close()
@@ -146,21 +157,22 @@ class CoordinatorServer:
                 counts["malformed"] += 1
                 continue
             try:
-                peer = frames[0].bytes.decode()
                 say = decode_say(frames[1].bytes)
             except OversizedFrameError:
                 counts["oversized"] += 1
                 continue
-            except (BadFrameError, UnicodeDecodeError):
+            except BadFrameError:
                 counts["malformed"] += 1
                 continue
+            peer = speaker(say)
             if self._keys is not None and not self._keys.admits(str(frames[1].get("User-Id")), peer):
-                counts["impostor"] += 1
-                continue
-            self._hub.hear(peer, say, self._clock())
+                counts[Fate.IMPOSTOR.value] += 1
+            elif self._hub.hear(peer, say, self._clock()) in _KNOWN:
+                self._routes[peer] = frames[0].bytes
 
-    def _send(self, identity: bytes, frame: bytes) -> None:
-        self._router.send_multipart([identity, frame], zmq.NOBLOCK)  # to nobody, or a full queue: dropped
+    def _send(self, peer: str, message: Ack | Tell) -> None:
+        if route := self._routes.get(peer):
+            self._router.send_multipart([route, encode(message)], zmq.NOBLOCK)  # to nobody, or a full queue: dropped
 
     def _close_sockets(self) -> None:
         self._router.disable_monitor()

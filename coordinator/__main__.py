@@ -1,0 +1,66 @@
+"""A coordinator of its own process, and its key files.
+
+python -m coordinator run --directory runs/demo [--lease-s 10 --threshold 1 ...]
+python -m coordinator keys DIRECTORY
+"""
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.address import AddressFileError
+from coordinator.options import CoordinatorOptions, CurveOptions
+from coordinator.service import CoordinatorService
+from coordinator.transport.security import KeyFilesError, write_keys
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 ended by SIGTERM or SIGINT, 1 failed, 2 usage."""
+    parser = argparse.ArgumentParser(
+        prog="python -m coordinator", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="serve until SIGTERM")
+    run.add_argument("--directory", type=Path, help="folder of the run: gets coordinator.json")
+    run.add_argument("--curve-directory", type=str, help="key files: encrypt, and admit only who is allowed")
+    defaults = CoordinatorOptions()
+    for name, field in CoordinatorOptions.model_fields.items():
+        if name != "curve":
+            default = getattr(defaults, name)
+            run.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=field.description)
+    keys = commands.add_parser("keys", help="make key files")
+    keys.add_argument("directory", type=Path)
+    parsed = parser.parse_args(arguments)
+    try:
+        return _keys(parsed.directory) if parsed.command == "keys" else _run(vars(parsed))
+    except (OSError, KeyFilesError, AddressFileError, ValidationError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(values: dict[str, Any]) -> int:
+    curve = CurveOptions(directory=values.pop("curve_directory"))
+    directory = values.pop("directory")
+    values.pop("command")
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    with CoordinatorService(CoordinatorOptions(**values, curve=curve), directory=directory) as service:
+        print(f"workers: {service.endpoint}  admin: {service.address.admin}  term: {service.address.term}", flush=True)
+        over.wait()
+    return 0
+
+
+def _keys(directory: Path) -> int:
+    write_keys(directory)
+    print(f"{directory}: coordinator.json, worker.json, driver.json (secret), allowed.json (who may connect)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""A typed client of the admin service. Owns one channel; turns gRPC's errors into two of its own."""
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from coordinator.admin import admin_pb2 as pb
+from coordinator.admin.messages import SERVICE, change_record, status_record
+from coordinator.status import Change, Status
+
+T = TypeVar("T")
+
+
+class NoCoordinatorError(ConnectionError):
+    """Nobody answers at the address."""
+
+
+class RequestRefusedError(ValueError):
+    """The coordinator says why."""
+
+
+class AdminClient:
+    """Talks to the admin service at `address` (host:port). Every call ends within `timeout_s`, but `watch`."""
+
+    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+        self.address, self._timeout_s = address, timeout_s
+        self._channel = grpc.insecure_channel(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def status(self) -> Status:
+        return self._call("GetStatus", pb.Empty())
+
+    def drain(self, *, worker: str = "", node: str = "", reason: str = "") -> Status:
+        """Promote nothing there any more, and stop what trains; exactly one of worker and node."""
+        return self._call("Drain", pb.DrainRequest(worker=worker, node=node, reason=reason))
+
+    def undrain(self, *, worker: str = "", node: str = "") -> Status:
+        return self._call("Undrain", pb.DrainRequest(worker=worker, node=node))
+
+    def pause(self) -> Status:
+        """No spot training until `resume`."""
+        return self._call("Pause", pb.Empty())
+
+    def resume(self) -> Status:
+        return self._call("Resume", pb.Empty())
+
+    def set_threshold(self, idle_workers: int) -> Status:
+        """Idle workers of one group that start a session."""
+        return self._call("SetThreshold", pb.SetThresholdRequest(idle_workers=idle_workers))
+
+    def watch(self, every_s: float = 2.0) -> Iterator[Status | Change]:
+        """A status, then every change as it comes, and a status every `every_s` seconds; for ever."""
+        method = self._channel.unary_stream(
+            f"/{SERVICE}/Watch", pb.WatchRequest.SerializeToString, pb.Update.FromString
+        )
+        stream = method(pb.WatchRequest(every_s=every_s))
+        try:
+            while True:
+                update: pb.Update = self._answered(lambda: next(stream))
+                if update.HasField("status"):
+                    yield status_record(update.status)
+                else:
+                    yield change_record(update.change)
+        except StopIteration:
+            raise self._gone("the coordinator has ended") from None
+        finally:
+            stream.cancel()
+
+    def _call(self, method: str, request: Any) -> Status:
+        call = self._channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, pb.Status.FromString)
+        return status_record(self._answered(lambda: call(request, timeout=self._timeout_s)))
+
+    def _answered(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+                raise self._gone(str(details)) from None
+            raise RequestRefusedError(str(details)) from None
+
+    def _gone(self, details: str) -> NoCoordinatorError:
+        return NoCoordinatorError(f"no coordinator answers at {self.address}: {details}")

@@ -1,0 +1,126 @@
+"""The gRPC admin service of one coordinator, with health and reflection. Owns its port and threads; decides nothing.
+
+It has no authentication: it listens on loopback unless told otherwise (`admin_host`); reach it from elsewhere through
+ssh.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from coordinator.admin import admin_pb2 as pb
+from coordinator.admin.messages import SERVICE, change_message, status_message
+from coordinator.events import ControlEvent, Drain, Pause, Resume, SetThreshold, Undrain
+from coordinator.feed import Feed
+from coordinator.machine import UnknownTargetError
+from coordinator.status import Status
+
+MAX_WATCHERS = 16
+_THREADS = MAX_WATCHERS + 8
+_POLL_S = 0.5  # between two looks whether a watcher is still there
+
+
+class Coordinator(Protocol):
+    """What is administered."""
+
+    def status(self) -> Status: ...
+    def control(self, event: ControlEvent) -> None: ...
+
+
+class AdminServer:
+    """Serves until `close`. Raises OSError if it cannot listen on `address` (host:port, port 0: any)."""
+
+    def __init__(self, coordinator: Coordinator, feed: Feed, address: str) -> None:
+        self._coordinator, self._feed = coordinator, feed
+        self._watchers = 0
+        self._closing = False
+        self._server = grpc.server(
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="admin"), options=[("grpc.so_reuseport", 0)]
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"the admin service cannot listen on {address}: {error}") from None
+        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self._server.start()
+        for name in ("", SERVICE):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def close(self, grace_s: float = 0.5) -> None:
+        self._closing = True
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        def act(event: Callable[[pb.DrainRequest], ControlEvent]) -> grpc.RpcMethodHandler:
+            return unary(lambda request, context: self._control(event(request), context), pb.DrainRequest)
+
+        def unary(
+            method: Callable[..., pb.Status],
+            request: type[pb.Empty] | type[pb.DrainRequest] | type[pb.SetThresholdRequest],
+        ) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(method, request.FromString, pb.Status.SerializeToString)
+
+        return {
+            "GetStatus": unary(self._status, pb.Empty),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                self._watch, pb.WatchRequest.FromString, pb.Update.SerializeToString
+            ),
+            "Drain": act(lambda r: Drain(r.worker, r.node, r.reason)),
+            "Undrain": act(lambda r: Undrain(r.worker, r.node)),
+            "Pause": unary(lambda request, context: self._control(Pause(), context), pb.Empty),
+            "Resume": unary(lambda request, context: self._control(Resume(), context), pb.Empty),
+            "SetThreshold": unary(
+                lambda request, context: self._control(SetThreshold(request.idle_workers), context),
+                pb.SetThresholdRequest,
+            ),
+        }
+
+    def _control(self, event: ControlEvent, context: grpc.ServicerContext) -> pb.Status:
+        try:
+            self._coordinator.control(event)
+        except UnknownTargetError as error:
+            named = isinstance(event, Drain | Undrain) and bool(event.worker) != bool(event.node)
+            context.abort(grpc.StatusCode.NOT_FOUND if named else grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return self._status(None, context)
+
+    def _status(self, request: object, context: grpc.ServicerContext) -> pb.Status:
+        try:
+            return status_message(self._coordinator.status())
+        except (TimeoutError, ConnectionError) as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator does not answer: {error}")
+            raise  # never reached: abort raises
+
+    def _watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Update]:
+        if self._watchers >= MAX_WATCHERS:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {MAX_WATCHERS} watchers already")
+        every_s = request.every_s or 2.0
+        self._watchers += 1
+        try:
+            with self._feed.subscribe() as subscription:
+                status_at_s = 0.0
+                while context.is_active() and not self._closing:
+                    if subscription.cut_off:
+                        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "reads too slowly")
+                    now_s = time.monotonic()
+                    if now_s >= status_at_s:
+                        status_at_s = now_s + every_s
+                        yield pb.Update(status=self._status(None, context))
+                    try:
+                        wait_s = min(_POLL_S, max(0.0, status_at_s - now_s))
+                        yield pb.Update(change=change_message(subscription.changes.get(timeout=wait_s)))
+                    except Empty:
+                        continue
+        finally:
+            self._watchers -= 1

@@ -1,0 +1,61 @@
+"""Changes of a coordinator to whoever watches. Never waits for a watcher: a slow one is cut off."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Full, Queue
+
+from coordinator.events import Changed, Lost, Notice
+from coordinator.status import Change
+
+CAPACITY = 10_000  # changes that a watcher may be behind
+
+
+class Subscription:
+    """`changes` in order; `cut_off` once it has fallen too far behind."""
+
+    def __init__(self) -> None:
+        self.changes: Queue[Change] = Queue(CAPACITY)
+        self.cut_off = False
+
+
+class Feed:
+    """Thread-safe. clock: Unix time, seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._subscriptions: list[Subscription] = []
+
+    def publish(self, notice: Notice) -> None:
+        if not self._subscriptions:
+            return
+        change = as_change(notice, self._clock())
+        with self._lock:
+            for subscription in list(self._subscriptions):
+                try:
+                    subscription.changes.put_nowait(change)
+                except Full:
+                    subscription.cut_off = True
+                    self._subscriptions.remove(subscription)
+
+    @contextmanager
+    def subscribe(self) -> Iterator[Subscription]:
+        subscription = Subscription()
+        with self._lock:
+            self._subscriptions.append(subscription)
+        try:
+            yield subscription
+        finally:
+            with self._lock:
+                if subscription in self._subscriptions:
+                    self._subscriptions.remove(subscription)
+
+
+def as_change(notice: Notice, at_s: float) -> Change:
+    if isinstance(notice, Changed):
+        return Change(at_s, notice.worker, before=notice.before, after=notice.after, reason=notice.reason)
+    if isinstance(notice, Lost):
+        return Change(at_s, notice.worker, after="LOST", reason=notice.reason)
+    return Change(at_s, group=notice.group, session=notice.session, epoch=notice.epoch, members=notice.members)

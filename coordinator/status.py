@@ -1,0 +1,107 @@
+"""What a coordinator shows of itself. Owns the records and how they are read from a hub."""
+
+from dataclasses import dataclass, field
+
+from coordinator.hub import Hub
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, as believed. Times are seconds up to the snapshot."""
+
+    name: str
+    incarnation: int
+    node: str
+    group: str
+    state: str
+    phase: str  # TRAINING only, else empty
+    session: int  # 0: none
+    running: int  # requests
+    step: int  # micro-steps of the drafter
+    in_state_s: float
+    silent_s: float
+    drained: bool
+    rests_s: float
+    trainer_failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    group: str
+    number: int
+    epoch: int
+    members: tuple[str, ...]  # the leader first
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A coordinator at one moment."""
+
+    term: int
+    epoch: int
+    uptime_s: float
+    endpoint: str
+    rollout_step: int | None
+    rolling: bool  # a rollout with training in its tail is under way
+    paused: bool
+    settling: bool  # after a restart: nothing is decided yet
+    threshold: int
+    workers: tuple[WorkerStatus, ...]
+    sessions: tuple[SessionStatus, ...]
+    drained_nodes: tuple[str, ...]
+    counts: dict[str, int]  # messages and connections by fate
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a worker (`group` empty) or of a session (`worker` empty)."""
+
+    at_s: float  # Unix time
+    worker: str = ""
+    group: str = ""
+    before: str = ""
+    after: str = ""
+    reason: str = ""
+    session: int = 0
+    epoch: int = 0
+    members: tuple[str, ...] = field(default=())
+
+
+def read_status(hub: Hub, now_s: float, *, started_s: float, endpoint: str) -> Status:
+    """On the thread that serves the hub."""
+    machine, roster = hub.machine, hub.machine.roster
+    workers = tuple(
+        WorkerStatus(
+            worker.name,
+            worker.incarnation,
+            worker.node,
+            worker.group,
+            worker.state.value,
+            worker.phase.value if worker.phase is not None else "",
+            worker.session or 0,
+            worker.running,
+            worker.step,
+            now_s - worker.since_s,
+            now_s - worker.heard_s,
+            roster.drained(worker),
+            max(0.0, worker.rests_until_s - now_s),
+            worker.trainer_failures,
+        )
+        for worker in roster
+    )
+    sessions = tuple(SessionStatus(s.group, s.number, s.epoch, tuple(s.members)) for s in roster.sessions.values())
+    return Status(
+        term=machine.term,
+        epoch=machine.sessions.epoch,
+        uptime_s=now_s - started_s,
+        endpoint=endpoint,
+        rollout_step=machine.rollout_step,
+        rolling=bool(machine.rolling),
+        paused=machine.paused,
+        settling=machine.sessions.closed,
+        threshold=machine.sessions.threshold,
+        workers=workers,
+        sessions=sessions,
+        drained_nodes=tuple(sorted(roster.drained_nodes)),
+        counts=dict(sorted(hub.counts.items())) | {"stale": machine.ignored},
+    )
