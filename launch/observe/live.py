@@ -12,7 +12,14 @@ from launch.observe.records import PHASES
 from launch.observe.state import RunState, WorkerState
 
 BLOCKS = tuple(chr(0x2581 + i) for i in range(8))
-STATE_STYLES = {"decode": "green", "idle": "dim", "restart": "bold red", "lost": "bold red", "load_weights": "cyan"}
+STATE_STYLES = {
+    "decode": "green",
+    "idle": "dim",
+    "restart": "bold red",
+    "lost": "bold red",
+    "load_weights": "cyan",
+    "training": "magenta",
+}
 MAX_WORKERS = 8
 
 
@@ -50,6 +57,8 @@ def step_line(state: RunState) -> str:
         parts.append(f"len {_lengths(m)}")
     if "speculation/accept_length" in m:
         parts.append(f"accept {m['speculation/accept_length']:.1f}")
+    if m.get("drafter/micro_steps") and "drafter/top3_accuracy" in m:
+        parts.append(f"drafter +{m['drafter/micro_steps']:.0f} top-3 {m['drafter/top3_accuracy']:.2f}")
     parts.append(_phases(state))
     if "logprob_gap/mean" in m:
         parts.append(f"gap {m['logprob_gap/mean']:.1e}")
@@ -94,6 +103,8 @@ def _numbers(state: RunState) -> Table:
         table.add_row("length", f"{_lengths(m)} tokens (p50/p90/max)")
     if "speculation/share" in m:
         table.add_row("speculation", _speculation(m))
+    if "drafter/micro_steps" in m:
+        table.add_row("drafter", _drafter(m))
     if state.seconds:
         table.add_row("time", _phases(state))
     return table
@@ -127,6 +138,17 @@ def _speculation(m: dict[str, float]) -> str:
     accept, saved = m.get("speculation/accept_length", 1.0), m.get("speculation/saved_s", 0.0)
     paid = f", {saved:.2f} s saved" if saved else ""  # 0: plain decoding was not measured
     return f"{max(steps, key=lambda name: steps[name])}, accept length {accept:.2f}{paid}"
+
+
+def _drafter(m: dict[str, float]) -> str:
+    """What the last RL step's idle time taught the drafter."""
+    text = f"version {m['drafter/version']:.0f}, " if "drafter/version" in m else ""
+    if not m["drafter/micro_steps"]:
+        return f"{text}not trained in this step"
+    text += f"{m['drafter/micro_steps']:.0f} micro-steps"
+    if "drafter/top3_accuracy" in m:
+        text += f", top-3 accuracy {m['drafter/top3_accuracy']:.3f}"
+    return f"{text}, preempted {m['drafter/preempted']:.0f} times" if m.get("drafter/preempted") else text
 
 
 def _phases(state: RunState) -> str:

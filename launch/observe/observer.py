@@ -1,7 +1,7 @@
 """The Observer: everything a run tells about itself goes through here, into files, sinks and the terminal.
 
-Owns the run folder's metrics, events, timeline, samples, lengths and speculation. Never decides anything about
-the run: apart from a full disk nothing here stops it. Calls may come from any thread.
+Owns the run folder's metrics, events, timeline, samples, lengths, speculation and drafter. Never decides anything
+about the run: apart from a full disk nothing here stops it. Calls may come from any thread.
 """
 
 import threading
@@ -27,7 +27,7 @@ from launch.observe.sinks import open_sinks
 from launch.observe.state import RunState, WorkerState
 from launch.observe.timeline import SpanJoiner, to_json, write_trace
 
-FILES = ("metrics", "events", "timeline", "samples", "lengths", "speculation")
+FILES = ("metrics", "events", "timeline", "samples", "lengths", "speculation", "drafter")
 END_EVENTS = frozenset({"finished", "interrupted", "failed"})
 QUIET_EVENTS = frozenset({"checkpoint", "phase"})  # written, not printed
 
@@ -76,10 +76,12 @@ class Observer:
 
     def step(self, record: StepRecord) -> None:
         """One RL step is complete: written, sent to the sinks, shown."""
-        speculation = record.speculation
+        speculation, drafter = record.speculation, record.drafter
         metrics = {**length_metrics(record.lengths), **_floats(record.metrics)}
         if speculation is not None:
             metrics |= speculation.metrics()
+        if drafter is not None:
+            metrics |= drafter.metrics()
         seconds = _floats(record.seconds)
         scalars = {**metrics, **{f"seconds/{name}": value for name, value in seconds.items()}}
         with self._lock:
@@ -88,6 +90,8 @@ class Observer:
                 self._journals["lengths"].write({"step": record.step, "lengths": [int(n) for n in record.lengths]})
             if speculation is not None:
                 self._journals["speculation"].write({"step": record.step, **speculation.to_json()})
+            if drafter is not None:
+                self._journals["drafter"].write({"step": record.step, **drafter.to_json()})
             self._flush_spans()
             self._state.take(record, metrics)
             self._send(record.step, scalars)

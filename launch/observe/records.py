@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from launch.observe.drafter import TRAIN_SPAN, StepDrafter
 from launch.observe.speculation import StepSpeculation
 
 PHASES = ("rollout", "reward_wait", "learn", "publish", "sync")  # parts of seconds["step"]
 SPAN_KINDS = (
     "decode",
     "idle",
+    TRAIN_SPAN,
     "load_weights",
     "train",
     "logprobs",
@@ -30,6 +32,7 @@ class StepRecord:
     seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
     lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
     speculation: StepSpeculation | None = None  # gives speculation/* and speculation.jsonl; None: it is off
+    drafter: StepDrafter | None = None  # gives drafter/* and drafter.jsonl; None: no drafter is trained
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ class RunState:
 
     def take(self, record: StepRecord, metrics: dict[str, float]) -> None:
         self.step = max(self.step, record.step)
-        for name in [name for name in self.metrics if name.startswith("speculation/")]:
-            del self.metrics[name]  # of a drafter that this step did not use
+        for name in [name for name in self.metrics if name.startswith(("speculation/", "drafter/"))]:
+            del self.metrics[name]  # of a drafter that this step did not use, or train
         self.metrics.update(metrics)
         self.seconds = dict(record.seconds)
         if "reward/mean" in metrics:

@@ -1,0 +1,212 @@
+"""What drafter training brought, from trainers' events to numbers for people: per RL step and over a run.
+
+Owns the record of drafter.jsonl and the metrics `drafter/*`. Pure: no files, no clock.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.spot.types import MicroStep, Published, Stopped, TrainerEvent, TrainerFailed
+from launch.observe.speculation import StepSpeculation, Totals, by_drafter
+
+DRAFTER = "eagle"  # the drafter that is trained, among those that speculate
+TRAIN_SPAN = "train_drafter"  # on the worker's row of the timeline
+MAX_UPDATES = 2000  # in one record
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One micro-step of all its members. Means over their supervised positions; None where there were none."""
+
+    step: int  # micro-steps of the drafter since its first
+    at_s: float
+    seconds: float  # of the slowest member
+    loss: float | None
+    accuracy: float | None
+    top3_accuracy: float | None
+    tokens: int
+    target_version: int
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDrafter:
+    """One RL step, all workers. It begins where the last one was taken: trainers do not wait for RL steps."""
+
+    updates: Sequence[Update]
+    worker_s: float  # spent in micro-steps, summed over workers
+    counts: Mapping[str, float]  # published, rolled_back, preempted, failures, captured_bytes
+    levels: Mapping[str, float]  # version, stale_versions, buffer_bytes, buffer_sequences, stop_s: those that are known
+    published: Sequence[int] = ()  # versions
+    rolled_back: Sequence[int] = ()
+    drafted: Totals | None = None  # what engines did with it
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars `drafter/*`; what has no value is left out."""
+        values: dict[str, float | None] = {
+            "micro_steps": float(len(self.updates)),
+            "tokens": float(sum(update.tokens for update in self.updates)),
+            "worker_s": self.worker_s,
+            "loss": _mean((update.loss, update.tokens) for update in self.updates),
+            "accuracy": _mean((update.accuracy, update.tokens) for update in self.updates),
+            "top3_accuracy": _mean((update.top3_accuracy, update.tokens) for update in self.updates),
+            **self.counts,
+            **self.levels,
+        }
+        if self.drafted is not None:
+            values |= {"acceptance": self.drafted.acceptance, "accept_length": self.drafted.accept_length}
+        return {f"drafter/{name}": value for name, value in values.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """Updates as [step, ms since origin_s, ms, loss, accuracy, top-3 accuracy, tokens, target version, members]."""
+        origin_s = min((update.at_s for update in self.updates), default=0.0)
+        return {
+            "origin_s": round(origin_s, 4),
+            "updates": [
+                [
+                    update.step,
+                    round((update.at_s - origin_s) * 1000, 1),
+                    round(update.seconds * 1000, 2),
+                    *(_rounded(x) for x in (update.loss, update.accuracy, update.top3_accuracy)),
+                    update.tokens,
+                    update.target_version,
+                    update.members,
+                ]
+                for update in _thin(self.updates, MAX_UPDATES)
+            ],
+            "micro_steps": len(self.updates),
+            "worker_s": round(self.worker_s, 4),
+            "published": list(self.published),
+            "rolled_back": list(self.rolled_back),
+            "counts": dict(self.counts),
+            "levels": dict(self.levels),
+        }
+
+
+class DrafterMeter:
+    """Adds up the events of all workers' trainers until `take`. Not thread-safe, like SpeculationMeter."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._trained_on: int | None = None  # the newest target version that a micro-step has seen
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps: list[MicroStep] = []
+        self._published: list[int] = []
+        self._rolled_back: list[int] = []
+        self._counts: Counter[str] = Counter()
+        self._stop_s: float | None = None
+
+    def event(self, worker: str, event: TrainerEvent) -> None:
+        """What a worker's trainer says."""
+        match event:
+            case MicroStep():
+                self._steps.append(event)
+                self._trained_on = max(event.target_version, self._trained_on or 0)
+            case Published():
+                self._published.append(event.manifest.version)
+            case Stopped(seconds=seconds, reason=reason):
+                self._stop_s = max(seconds, self._stop_s or 0.0)
+                self._counts["preempted"] += not reason
+            case TrainerFailed():
+                self._counts["failures"] += 1
+
+    def swapped(self, version: int) -> None:
+        """Engines draft with this version from now on."""
+        self._version = version
+
+    def rolled_back(self, version: int) -> None:
+        """This version was taken back; `swapped` says what took its place."""
+        self._rolled_back.append(version)
+
+    def buffer(self, node: str, *, sequences: int, bytes: int) -> None:
+        """What a node's data buffer holds now."""
+        self._buffers[node] = sequences, bytes
+
+    def captured(self, bytes: int) -> None:
+        """Hidden states that an engine or a learner rank handed over since it last said so."""
+        self._counts["captured_bytes"] += bytes
+
+    def take(self, target_version: int, speculation: StepSpeculation | None = None) -> StepDrafter:
+        """Everything since the last `take`. target_version: what the engines decoded with; speculation: of the same RL
+        step."""
+        levels: dict[str, float | None] = {
+            "version": self._version,
+            "stale_versions": None if self._trained_on is None else max(target_version - self._trained_on, 0),
+            "buffer_sequences": sum(n for n, _ in self._buffers.values()) if self._buffers else None,
+            "buffer_bytes": sum(n for _, n in self._buffers.values()) if self._buffers else None,
+            "stop_s": self._stop_s,
+        }
+        counts = {name: float(self._counts[name]) for name in ("preempted", "failures", "captured_bytes")}
+        counts |= {"published": float(len(self._published)), "rolled_back": float(len(self._rolled_back))}
+        used = by_drafter(speculation.strategies).get(DRAFTER) if speculation is not None else None
+        taken = StepDrafter(
+            merged(self._steps),
+            sum(step.seconds for step in self._steps),
+            counts,
+            {name: float(value) for name, value in levels.items() if value is not None},
+            tuple(self._published),
+            tuple(self._rolled_back),
+            used,
+        )
+        self._clear()
+        return taken
+
+
+def merged(steps: Iterable[MicroStep]) -> list[Update]:
+    """The members' reports of each micro-step as one, by time."""
+    members: defaultdict[tuple[int, int, int], list[MicroStep]] = defaultdict(list)
+    for step in steps:
+        members[step.session, step.epoch, step.step].append(step)
+    return sorted((_update(reports) for reports in members.values()), key=lambda update: update.at_s)
+
+
+def _update(reports: Sequence[MicroStep]) -> Update:
+    first = min(reports, key=lambda report: report.started_s)
+    return Update(
+        first.step,
+        first.started_s,
+        max(report.seconds for report in reports),
+        _mean((report.loss, report.tokens) for report in reports),
+        _mean((report.accuracy, report.tokens) for report in reports),
+        _mean((report.top3_accuracy, report.tokens) for report in reports),
+        sum(report.tokens for report in reports),
+        max(report.target_version for report in reports),
+        max(report.members for report in reports),
+    )
+
+
+def updates_of(record: Mapping[str, Any]) -> list[Update]:
+    """The updates of one record of drafter.jsonl; [] for what is not one."""
+    try:
+        origin_s = float(record["origin_s"])
+        return [
+            Update(step, origin_s + ms / 1000, duration / 1000, loss, accuracy, top3, tokens, target, members)
+            for step, ms, duration, loss, accuracy, top3, tokens, target, members in record["updates"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _mean(parts: Iterable[tuple[float | None, int]]) -> float | None:
+    """Of (value, weight); None without any."""
+    known = [(value, weight) for value, weight in parts if weight and value is not None and math.isfinite(value)]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def _thin(updates: Sequence[Update], most: int) -> Sequence[Update]:
+    """At most `most` of them, evenly picked, the first and the last among them."""
+    if len(updates) <= most:
+        return updates
+    step = (len(updates) - 1) / (most - 1)
+    return [updates[math.floor(i * step + 0.5)] for i in range(most)]
