@@ -3,8 +3,9 @@
 The engine checks everything a drafter returns: a draft can only make a step slower, never change a token.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,11 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """Hidden states (after the final norm) of consecutive positions, packed by request: those of request r are rows
-    offsets[r]:offsets[r+1], for positions lengths[r] - 1 - n .. lengths[r] - 2 (n rows; 0 if none is kept)."""
+    """What the target computed at consecutive positions, packed by request: rows as in `drafter.training.records`.
+    Those of request r are rows offsets[r]:offsets[r+1], for positions lengths[r] - 1 - n .. lengths[r] - 2 (n rows; 0
+    if none is kept)."""
 
-    rows: Tensor  # [T, H], the target's dtype and device
+    rows: Tensor  # [T, width], the target's dtype and device
     offsets: Int64Array  # [R + 1]
 
 
@@ -108,3 +110,14 @@ class Drafter(Protocol):
 
     def load(self, directory: str) -> None:
         """Restore what `save` wrote; a missing or unreadable file leaves the drafter as it is, with a warning."""
+
+
+@runtime_checkable
+class TrainedDrafter(Protocol):
+    """A Drafter with weights that are trained while it runs, on what the target computes."""
+
+    hidden_layers: tuple[int, ...]  # target layers (from 0) whose outputs it needs before the final state in each row
+
+    def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Other weights of the same network, in place, between two engine steps. Raises ValueError, before anything
+        changed, if they are not the network's."""

@@ -173,14 +173,23 @@ class Transformer(nn.Module):
         )
         self.rope = RopeTable(config)
 
-    def forward(self, tokens: Tensor, context: AttentionContext) -> Tensor:
-        """tokens int64 [T] -> hidden states after the final norm [T, H]."""
+    def forward(self, tokens: Tensor, context: AttentionContext, recorded: tuple[int, ...] = ()) -> Tensor:
+        """tokens int64 [T] -> hidden states after the final norm [T, H].
+
+        `recorded`: layers (from 0) whose outputs, the residual stream, stand before the final state in each row:
+        [T, (len(recorded) + 1) H]; see `final_states`.
+        """
         rotation = self.rope.at(context.positions)
         x = self.embed_tokens(tokens)
-        for block in self.blocks:
+        outputs: dict[int, Tensor] = {}
+        for layer, block in enumerate(self.blocks):
             x = block(x, rotation, context)
+            if layer in recorded:
+                outputs[layer] = x
         hidden: Tensor = self.norm(x)
-        return hidden
+        if not recorded:
+            return hidden
+        return torch.cat((*(outputs[layer] for layer in recorded), hidden), dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output of forward [T, H] -> [T, V], in the dtype of the weights."""
@@ -205,3 +214,9 @@ class Transformer(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             block.recompute = enabled
+
+
+def final_states(model: Transformer, rows: Tensor) -> Tensor:
+    """Rows of `Transformer.forward` with any recorded layers [T, W] -> what `logits` takes, [T, H]."""
+    hidden = model.config.hidden_size
+    return rows if rows.shape[1] == hidden else rows[:, rows.shape[1] - hidden :].contiguous()

@@ -12,7 +12,7 @@ import torch
 
 from actors.engine import wire
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import DraftersSaved, EngineFailed, WeightsLoaded
+from actors.engine.types import Captured, DrafterLoaded, DraftersSaved, EngineFailed, Event, WeightsLoaded
 from actors.processes.child import hear, run_child
 from actors.processes.link import Bytes, Link, Message
 from drafter.build import build_drafters
@@ -40,9 +40,21 @@ def _serve(link: Link) -> None:
             answer = _apply(engine, command, memory)
             if answer is not None:
                 link.send([answer])
-        events = engine.step()
-        if events:
-            link.send(events)
+        _send(link, engine.step())
+
+
+def _send(link: Link, events: list[Event]) -> None:
+    """In order; captured states travel as memory."""
+    while events:
+        size = next((i for i, event in enumerate(events) if isinstance(event, Captured) and event.records), len(events))
+        if size:
+            link.send(events[:size])
+        if size < len(events):
+            captured = events[size]
+            assert isinstance(captured, Captured)
+            header, memory = wire.CapturedHeader.split(captured)
+            link.send([header], memory)
+        events = events[size + 1 :]
 
 
 def _build(start: wire.Start) -> NativeEngine:
@@ -75,10 +87,14 @@ def _build(start: wire.Start) -> NativeEngine:
         policy=policy,
         verification=speculation.verification,
         hidden_tokens=speculation.eagle.context_tokens,
+        capture_bytes=start.capture_bytes,
+        recorded_layers=start.recorded_layers,
     )
 
 
-def _apply(engine: NativeEngine, command: wire.Command, memory: Bytes | None) -> WeightsLoaded | DraftersSaved | None:
+def _apply(
+    engine: NativeEngine, command: wire.Command, memory: Bytes | None
+) -> WeightsLoaded | DraftersSaved | DrafterLoaded | None:
     match command:
         case wire.Submit(requests):
             engine.submit(requests)
@@ -98,6 +114,9 @@ def _apply(engine: NativeEngine, command: wire.Command, memory: Bytes | None) ->
             return DraftersSaved(directory)
         case wire.LoadDrafters(directory):
             engine.load_drafters(directory)
+        case wire.UpdateDrafter(name, manifest):
+            assert memory is not None
+            return engine.update_drafter(name, manifest, memory)
         case wire.Start() | wire.Close():
             raise ValueError(f"unexpected command {command}")
     return None

@@ -41,19 +41,24 @@ def spawn_engine(
     start_timeout_s: float = 120.0,
     niceness: int = 5,
     speculation: SpeculationOptions = NO_SPECULATION,
+    capture_bytes: int = 0,
+    recorded_layers: tuple[int, ...] | None = None,
 ) -> RolloutEngine:
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
     child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding.
-    Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
+    `capture_bytes`, `recorded_layers`: see NativeEngine. Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     if options.backend != "native":
         raise EngineStartError(
             f"rollout.engine.backend={options.backend} is not part of this version: only 'native' is "
             "(Llama, Qwen2 and Qwen3 on CPU or one CUDA device); set rollout.engine.backend=native"
         )
-    engine = ProcessEngine(wire.Start(model_options, options, seed, weights_version, niceness, speculation), name)
+    start = wire.Start(
+        model_options, options, seed, weights_version, niceness, speculation, capture_bytes, recorded_layers
+    )
+    engine = ProcessEngine(start, name)
     try:
         engine.wait_until_ready(start_timeout_s)
     except BaseException:
@@ -136,8 +141,17 @@ class ProcessEngine:
         """Restore what `save_drafters` wrote."""
         self._send(wire.LoadDrafters(directory))
 
+    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        """The buffer is copied once, as in `update_weights`. Answer: DrafterLoaded."""
+        self._send(wire.UpdateDrafter(name, manifest), buffer)
+
     def poll(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = [event for message, _ in self._child.poll(timeout_s) for event in message]
+        events: list[Event] = []
+        for message, memory in self._child.poll(timeout_s):
+            if memory is None:
+                events += message
+            else:
+                events += [header.join(memory) for header in message]
         over = [e.rollout.request_id for e in events if isinstance(e, Finished)]
         over += [e.request_id for e in events if isinstance(e, Rejected)]
         if over:

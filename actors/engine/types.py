@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
 
 IntArray = NDArray[np.int32]
@@ -144,6 +145,30 @@ class DraftersSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class Captured:
+    """What the target computed over sequences that have ended (or that new weights cut off), and what that cost."""
+
+    records: tuple[SequenceRecord, ...]
+    seconds: float  # of engine steps since the last such event
+    skipped: int  # requests that ended since then and were left out, by the byte budget or because weights changed
+
+    @property
+    def bytes(self) -> int:
+        return sum(record.bytes for record in self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLoaded:
+    """Answer to update_drafter: what the drafter holds now. The checksum is computed over what was read."""
+
+    name: str
+    version: int
+    checksum: int
+    seconds: float
+    reason: str = ""  # why it holds what it held before, if so
+
+
+@dataclass(frozen=True, slots=True)
 class EngineIdle:
     """Nothing left to do. Sent once per transition to idle."""
 
@@ -158,7 +183,18 @@ class EngineFailed:
     traceback: str = ""
 
 
-Event = Finished | Progress | Rejected | EngineWindow | WeightsLoaded | DraftersSaved | EngineIdle | EngineFailed
+Event = (
+    Finished
+    | Progress
+    | Rejected
+    | EngineWindow
+    | WeightsLoaded
+    | DraftersSaved
+    | DrafterLoaded
+    | Captured
+    | EngineIdle
+    | EngineFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +236,9 @@ class RolloutEngine(Protocol):
 
     def load_drafters(self, directory: str) -> None:
         """Restore what `save_drafters` wrote; what is missing stays as it is."""
+
+    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        """Load new weights of a drafter between two engine steps. Answer: DrafterLoaded, also if they do not fit."""
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""

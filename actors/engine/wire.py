@@ -1,9 +1,12 @@
 """What passes between a process engine and its child over `actors.processes.link`. Plain data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from actors.engine.options import EngineOptions
-from actors.engine.types import Capabilities, IntArray, Request
+from actors.engine.types import Capabilities, Captured, IntArray, Request
+from actors.processes.link import Bytes
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
@@ -19,6 +22,8 @@ class Start:
     weights_version: int
     niceness: int
     speculation: SpeculationOptions
+    capture_bytes: int = 0
+    recorded_layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,31 @@ class LoadDrafters:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateDrafter:
+    """With the weights as memory."""
+
+    name: str
+    manifest: WeightsManifest
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     pass
 
 
-Command = Start | Submit | Abort | UpdateWeights | Sleep | Wake | Remember | SaveDrafters | LoadDrafters | Close
+Command = (
+    Start
+    | Submit
+    | Abort
+    | UpdateWeights
+    | Sleep
+    | Wake
+    | Remember
+    | SaveDrafters
+    | LoadDrafters
+    | UpdateDrafter
+    | Close
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +104,26 @@ class Ready:
     """First message from a child that came up."""
 
     capabilities: Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedHeader:
+    """A Captured event whose states come as memory, one record behind the other; here they have no rows."""
+
+    event: Captured
+    rows: tuple[int, ...]  # of each record
+
+    @classmethod
+    def split(cls, event: Captured) -> tuple["CapturedHeader", Bytes]:
+        empty = tuple(replace(record, states=record.states[:0]) for record in event.records)
+        rows = tuple(record.rows for record in event.records)
+        return cls(replace(event, records=empty), rows), np.concatenate([r.states.ravel() for r in event.records])
+
+    def join(self, memory: Bytes) -> Captured:
+        """The event, its states views of `memory`."""
+        records, start = [], 0
+        for record, rows in zip(self.event.records, self.rows, strict=True):
+            end = start + rows * record.states.shape[1]
+            records.append(replace(record, states=memory[start:end].reshape(rows, -1)))
+            start = end
+        return replace(self.event, records=tuple(records))

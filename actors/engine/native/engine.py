@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.native.blocks import BlockPool
+from actors.engine.native.capture import Capture
 from actors.engine.native.graphs import CudaRecorder, Recorder
-from actors.engine.native.hidden import HiddenStore
+from actors.engine.native.hidden import ComputedStep, HiddenStore
 from actors.engine.native.intake import Limits, ended_by_prefix, reason_to_reject
 from actors.engine.native.runner import Draws, ModelRunner
-from actors.engine.native.scheduler import Scheduler, StepPlan, Ticket
+from actors.engine.native.scheduler import Scheduler, SlotWatcher, StepPlan, Ticket
 from actors.engine.native.slots import SlotTable
 from actors.engine.native.speculation import Speculator
 from actors.engine.native.steps import Settled, StepDrafts, step_arrays
@@ -25,6 +26,7 @@ from actors.engine.native.telemetry import StepRecord, WindowMeter
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     Capabilities,
+    DrafterLoaded,
     EngineIdle,
     Event,
     Finished,
@@ -36,7 +38,7 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
-from drafter.protocol import Drafter, KVPlaces
+from drafter.protocol import Drafter, KVPlaces, TrainedDrafter
 from models import weights
 from models.checkpoint import load_hf_state_dict
 from models.manifest import WeightsManifest
@@ -54,7 +56,9 @@ class NativeEngine:
 
     Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
     or no drafters: plain decoding. `hidden_tokens`: engine steps whose hidden states are kept for drafters that need
-    them. `on_step` hears of every step. `recorder` captures graphs; by default CUDA's where `options.cuda_graphs`.
+    them. `capture_bytes`: of hidden states of whole sequences, captured per version of the weights (0: none).
+    `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
+    `on_step` hears of every step. `recorder` captures graphs; by default CUDA's where `options.cuda_graphs`.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class NativeEngine:
         policy: StrategyPolicy | None = None,
         verification: Literal["coupled", "rejection"] = "coupled",
         hidden_tokens: int = 64,
+        capture_bytes: int = 0,
+        recorded_layers: tuple[int, ...] | None = None,
         clock: Callable[[], float] = time.time,
         on_step: Callable[[StepRecord], None] | None = None,
         recorder: Recorder | None = None,
@@ -86,10 +92,12 @@ class NativeEngine:
         # No sequence can be longer than the cache plus the last token, whose K/V are not stored.
         max_tokens = min(model_tokens, blocks * block_tokens + 1)
         self._table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
+        recorded = _recorded_layers(drafters, recorded_layers)
+        empty = next(model.parameters()).detach().new_empty(0, (len(recorded) + 1) * config.hidden_size)
+        self._capture = Capture(self._table, capture_bytes, empty, weights_version) if capture_bytes else None
         self._hidden: HiddenStore | None = None
         kv: KVPlaces | None = None
         if any(drafter.needs_hidden for drafter in drafters.values()):
-            empty = next(model.parameters()).detach().new_empty(0, config.hidden_size)
             self._hidden = HiddenStore(self._table, hidden_tokens, empty)
             block_tables = self._table.block_tables.view()
             block_tables.flags.writeable = False
@@ -105,8 +113,12 @@ class NativeEngine:
             hidden=self._hidden,
             kv=kv,
         )
-        watcher = self._speculator if self._speculator.has_drafters else None
-        self._scheduler = Scheduler(self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watcher)
+        watchers: list[SlotWatcher] = [self._speculator] if self._speculator.has_drafters else []
+        if self._capture is not None:
+            watchers.append(self._capture)
+        self._scheduler = Scheduler(
+            self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watchers
+        )
         self._max_nodes = 0 if policy is None else policy.max_nodes
         if recorder is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
             recorder = CudaRecorder()
@@ -121,6 +133,7 @@ class NativeEngine:
             steps=self._steps,
             rejection=verification == "rejection",
             recorder=recorder,
+            recorded=recorded,
         )
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
@@ -185,6 +198,8 @@ class NativeEngine:
                 prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
                 known = 0 if prefix is None else len(prefix.tokens)
                 limit = self._limits.sequence_limit(request)
+                if self._capture is not None:
+                    self._capture.submitted(limit)
                 self._scheduler.add(Ticket(request, prefix, known, limit, len(request.prompt_tokens) + known))
         self._idle = False
 
@@ -213,12 +228,22 @@ class NativeEngine:
         """
         start_s = self._clock()
         load_hf_state_dict(self._model, dict(weights.unpack(manifest, buffer)))  # Computes and checks the checksum.
+        if self._capture is not None:
+            self._tell(self._capture.new_target(manifest.version))
         self._runner.weights_changed()
         self._scheduler.restart_unstarted()
         self._version = manifest.version
         self._fresh_weights = True
         self._speculator.new_target(manifest.version)
         return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
+
+    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
+        """Load new weights of a drafter in place. Never raises: a drafter that cannot take them keeps what it has, and
+        the answer says why."""
+        start_s = self._clock()
+        reason = self._speculator.update(name, manifest, buffer)
+        self._fresh_weights = True
+        return DrafterLoaded(name, manifest.version, manifest.checksum, self._clock() - start_s, reason)
 
     def sleep(self) -> None:
         """Release the KV cache. Raises ValueError while there are requests."""
@@ -251,9 +276,15 @@ class NativeEngine:
         if self._meter.due(now_s) or (idle and self._meter.engine_steps):
             events.append(self._meter.cut(now_s, self._scheduler))
         if idle and not self._idle:
+            if self._capture is not None and (captured := self._capture.flush()) is not None:
+                events.append(captured)
             events.append(EngineIdle(now_s))
         self._idle = idle
         return events
+
+    def _tell(self, event: Event | None) -> None:
+        if event is not None:
+            self._events.append(event)
 
     def _account(
         self,
@@ -304,19 +335,23 @@ class NativeEngine:
 
     def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
         """Enter what was computed and drawn into the table; end and report requests."""
-        hidden = self._hidden
-        first = None if hidden is None else self._table.computed[plan.slots]
+        keeping = self._hidden is not None or self._capture is not None
+        first = self._table.computed[plan.slots] if keeping else None
         settled = self._steps.settle(
             plan, draws.tokens, draws.logprobs, draws.logprobs_t1, drafts, self._progress_every_tokens
         )
         if settled.moves is not None:
             self._runner.compact(settled.moves)
-        if hidden is not None and first is not None:
+        if first is not None:
             known = plan.rows
             if settled.emitted is not None:
                 known = known.copy()
                 known[plan.samples] += settled.emitted - 1
-            hidden.add(draws.hidden, plan.slots, first, known, draws.offsets, settled.path)
+            step = ComputedStep(draws.rows, plan.slots, first, known, draws.offsets.copy(), settled.path)
+            if self._hidden is not None:
+                self._hidden.add(step)
+            if self._capture is not None:
+                self._tell(self._capture.add(step))
         self._scheduler.computed()
         if settled.ended:
             now_s = self._clock()
@@ -345,6 +380,19 @@ class NativeEngine:
         delta = self._table.response(slot, start=int(self._table.reported[slot]))
         self._table.reported[slot] = self._table.length[slot]
         self._events.append(Progress(int(self._table.request_id[slot]), delta))
+
+
+def _recorded_layers(drafters: Mapping[str, Drafter], given: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The layers whose outputs every row holds: one choice serves all."""
+    wanted = {d.hidden_layers for d in drafters.values() if isinstance(d, TrainedDrafter) and d.hidden_layers}
+    if given:
+        wanted.add(given)
+    if len(wanted) > 1:
+        raise ValueError(
+            f"hidden states are asked for with outputs of layers {' and '.join(map(str, sorted(wanted)))}: "
+            "drafter.layers and the drafters of rollout.speculation must agree"
+        )
+    return wanted.pop() if wanted else ()
 
 
 def _steps(ticket: Ticket, response: Prefix) -> int:

@@ -19,7 +19,7 @@ from actors.engine.native.graph_rows import ZERO, padded_rows, reserved_block
 from actors.engine.native.steps import StepRows
 from models import ops
 from models.ops.static_attention import StaticPages
-from models.transformer import Transformer
+from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class GraphedStep:
     """What a replay computed, in the layout of the step's own rows."""
 
     step: dict[str, Tensor]  # the arrays of the draws, on the device
-    hidden: Tensor  # [T, H]; nobody writes it again
+    rows: Tensor  # [T, W]; nobody writes it again
     logits: Tensor  # [T, V], valid until the next replay
     captured: bool  # the graph was captured for this step, which takes many times a step
 
@@ -98,8 +98,16 @@ class GraphedForward:
     """
 
     def __init__(
-        self, model: Transformer, blocks: int, plan: CapturePlan, contexts: Sequence[int], recorder: Recorder
+        self,
+        model: Transformer,
+        blocks: int,
+        plan: CapturePlan,
+        contexts: Sequence[int],
+        recorder: Recorder,
+        recorded: tuple[int, ...] = (),
     ) -> None:
+        """recorded: layers whose outputs stand before the final state in every row."""
+        self._recorded = recorded
         self._model, self._blocks, self._contexts = model, blocks, sorted(contexts)
         self._recorder = recorder
         self._captured: dict[tuple[GraphShape, int], Replay] = {}
@@ -119,7 +127,8 @@ class GraphedForward:
     def _outputs(self, rows: int) -> tuple[Tensor, Tensor]:
         """Where graphs leave hidden states and logits: outside of their pool, whose memory they share."""
         weight, config = self._model.embed_tokens.weight.detach(), self._model.config
-        return weight.new_empty(rows, config.hidden_size), weight.new_empty(rows, config.vocab_size)
+        width = (len(self._recorded) + 1) * config.hidden_size
+        return weight.new_empty(rows, width), weight.new_empty(rows, config.vocab_size)
 
     @property
     def captured(self) -> int:
@@ -178,9 +187,10 @@ class GraphedForward:
                 zero_slot=reserved_block(self._blocks, ZERO) * size,
                 dtype=hidden.dtype,
             )
-            out = model(step["tokens"], _StaticContext(cache, step["positions"], step["kv_slots"], pages))
+            static = _StaticContext(cache, step["positions"], step["kv_slots"], pages)
+            out = model(step["tokens"], static, self._recorded)
             hidden.copy_(out)
-            logits.copy_(model.logits(out))
+            logits.copy_(model.logits(final_states(model, out)))
 
         try:
             replay = self._recorder.record(compute)

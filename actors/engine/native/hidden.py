@@ -1,6 +1,6 @@
 """Hidden states of the last verified tokens, for drafters that start from them. Owns references, copies nothing early.
 
-A step adds the tensor its forward returned anyway; rows are picked out only when a drafter asks. States of rejected
+A step adds the rows that its forward returned anyway; rows are picked out only when a drafter asks. States of rejected
 drafts, of a slot's former request and of former weights are never served.
 """
 
@@ -19,11 +19,10 @@ Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """What one forward computed: for slots[r] the positions first[r] .. first[r] + counts[r] - 1."""
+class ComputedStep:
+    """What one forward computed of verified tokens: for slots[r] the positions first[r] .. first[r] + counts[r] - 1."""
 
-    number: int
-    hidden: Tensor  # [T, H]
+    rows: Tensor  # [T, W], nobody writes it again; drafts that were rejected have rows too
     slots: Int64Array  # [R]
     first: Int64Array  # [R]
     counts: Int64Array  # [R]
@@ -38,11 +37,11 @@ class HiddenStore:
     """
 
     def __init__(self, table: SlotTable, context_tokens: int, empty: Tensor) -> None:
-        """empty [0, H]: says dtype and device."""
+        """empty [0, W]: says dtype and device."""
         slots = len(table.length)
         self._empty = empty
         self._table, self._max_steps, self._max_rows = table, context_tokens, context_tokens * slots
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[tuple[int, ComputedStep]] = deque()  # numbered
         self._number = self._rows = 0
         self._since = np.zeros(slots, np.int64)  # number of the first step of the slot's request
         self._place = np.full(slots, -1, np.int64)  # scratch
@@ -56,23 +55,13 @@ class HiddenStore:
         self._steps.clear()
         self._rows = 0
 
-    def add(
-        self,
-        hidden: Tensor,
-        slots: Int64Array,
-        first: Int64Array,
-        counts: Int64Array,
-        offsets: NDArray[np.int32],
-        path: Int64Array | None = None,
-    ) -> None:
-        """A step's output, which nobody writes again; arguments as in `_Step`, counts without rejected drafts.
-        `offsets` is copied."""
-        steps, rows = self._steps, hidden.shape[0]
+    def add(self, step: ComputedStep) -> None:
+        steps, rows = self._steps, step.rows.shape[0]
         self._rows += rows
         # The newest step always stays, however large: it is where speculation goes on.
         while steps and (len(steps) >= self._max_steps or self._rows > self._max_rows):
-            self._rows -= steps.popleft().hidden.shape[0]
-        steps.append(_Step(self._number, hidden, slots, first, counts, offsets.copy(), path))
+            self._rows -= steps.popleft()[1].rows.shape[0]
+        steps.append((self._number, step))
         self._number += 1
 
     def last(self, slots: Int64Array, first_positions: Int64Array) -> HiddenRows:
@@ -81,13 +70,13 @@ class HiddenStore:
         missing = wanted >= first_positions
         requests, positions, rows, tensors = [], [], [], []
         base = 0
-        for step in reversed(self._steps):
+        for number, step in reversed(self._steps):
             if not missing.any():
                 break
             self._place[step.slots] = np.arange(len(step.slots))
             place = self._place[slots]
             self._place[step.slots] = -1
-            missing &= step.number >= self._since[slots]
+            missing &= number >= self._since[slots]
             here = np.flatnonzero(missing & (place >= 0))
             if not len(here):
                 continue
@@ -105,8 +94,8 @@ class HiddenStore:
             positions.append(step.first[at[owner]] + column)
             inside = column if step.path is None else step.path[at[owner], column]
             rows.append(base + step.offsets[at[owner]] + inside)
-            tensors.append(step.hidden)
-            base += step.hidden.shape[0]
+            tensors.append(step.rows)
+            base += step.rows.shape[0]
             wanted[here] -= take
             missing[here] = wanted[here] >= first_positions[here]
         offsets = np.zeros(len(slots) + 1, np.int64)

@@ -22,6 +22,7 @@ class PromptEntry:
     writer: int  # request id
     ready: bool = False
     waiting_slots: list[int] = field(default_factory=list)  # admitted requests that start when it is ready
+    rows: object = None  # what the watcher keeps of its tokens
 
 
 class PromptCache:

@@ -23,7 +23,7 @@ from actors.engine.native.scheduler import StepPlan
 from actors.engine.native.slots import SlotTable
 from actors.engine.native.steps import Float32Array, Int64Array, StepArrays, StepDrafts, StepRows
 from models import ops
-from models.transformer import Transformer
+from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan, context_buckets
 
 
@@ -34,7 +34,7 @@ class Draws:
     tokens: Int64Array  # [N]
     logprobs: Float32Array  # [N], of the sampling distribution
     logprobs_t1: Float32Array  # [N], at temperature 1 without truncation
-    hidden: torch.Tensor  # [T, H], after the final norm, of all rows; nobody writes it again
+    rows: torch.Tensor  # [T, W] as in drafter.training.records, of all rows; nobody writes it again
     offsets: NDArray[np.int32]  # [R + 1], rows of the plan's requests; valid until the next step
     captured: bool = False  # a graph was captured for this step: its time says nothing
 
@@ -55,7 +55,10 @@ class ModelRunner:
         steps: StepArrays,
         rejection: bool = False,
         recorder: Recorder | None = None,
+        recorded: tuple[int, ...] = (),
     ) -> None:
+        """recorded: layers whose outputs stand before the final state in `Draws.rows`."""
+        self._recorded = recorded
         self._steps, self._rejection = steps, rejection
         self._graphs: GraphedForward | None = None
         parameter = next(model.parameters())
@@ -66,10 +69,10 @@ class ModelRunner:
         self._cache: KVCache | None = None
         self.resize(max_nodes)
         pack_weights(model)
-        self._fused = FusedForward(model) if FusedForward.supports(model) else None
+        self._fused = FusedForward(model) if FusedForward.supports(model) and not recorded else None
         if recorder is not None:
             contexts = context_buckets(table.block_tables.shape[1] * block_tokens, block_tokens)
-            self._graphs = GraphedForward(model, blocks, CapturePlan(()), contexts, recorder)
+            self._graphs = GraphedForward(model, blocks, CapturePlan(()), contexts, recorder, recorded)
         self.wake()
 
     def resize(self, max_nodes: int) -> None:
@@ -136,7 +139,7 @@ class ModelRunner:
         if graphed is not None:
             offsets: Any = rows.arrays["query_offsets"]
             drawn = self._draw(graphed.logits, graphed.step, rows, drafts)
-            return Draws(*self._to_host(*drawn), graphed.hidden, offsets, graphed.captured)
+            return Draws(*self._to_host(*drawn), graphed.rows, offsets, graphed.captured)
         step = self._buffers.upload(rows.arrays)
         context = CachedContext(
             cache,
@@ -149,16 +152,19 @@ class ModelRunner:
             rows.max_context,
             step.get("tree_mask"),
         )
-        forward = self.model if self._fused is None else self._fused
-        hidden = drawn_from = forward(step["tokens"], context)
+        if self._fused is None:
+            computed = self.model(step["tokens"], context, self._recorded)
+        else:
+            computed = self._fused(step["tokens"], context)
+        hidden = drawn_from = final_states(self.model, computed)
         offsets = rows.arrays["query_offsets"]
         if not rows.sampled:
             nothing = np.zeros(0, np.float32)
-            return Draws(np.zeros(0, np.int64), nothing, nothing, hidden, offsets)
+            return Draws(np.zeros(0, np.int64), nothing, nothing, computed, offsets)
         if "sample_rows" in step:
             drawn_from = hidden[step["sample_rows"]]
         drawn = self._draw(self.model.logits(drawn_from), step, rows, drafts)
-        return Draws(*self._to_host(*drawn), hidden, offsets)
+        return Draws(*self._to_host(*drawn), computed, offsets)
 
     def _draw(
         self, logits: torch.Tensor, step: dict[str, torch.Tensor], rows: StepRows, drafts: StepDrafts | None

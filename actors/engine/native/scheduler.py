@@ -8,6 +8,7 @@ blocks: that one waits and is recomputed. So a request that fits the empty cache
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -61,7 +62,8 @@ class StepPlan:
 class SlotWatcher(Protocol):
     """Told of every request that takes or leaves a slot, while the slot holds its tokens."""
 
-    def begin(self, slot: int) -> None: ...
+    def begin(self, slot: int, prompt: PromptEntry | None) -> None:
+        """The request computes its prompt itself (None: alone), or starts behind prompt.reusable_tokens of it."""
 
     def end(self, slot: int, finished: bool) -> None: ...
 
@@ -75,9 +77,9 @@ class Scheduler:
         pool: BlockPool,
         block_tokens: int,
         prefill_chunk_tokens: int,
-        watcher: SlotWatcher | None = None,
+        watchers: Sequence[SlotWatcher] = (),
     ) -> None:
-        self._watcher = watcher
+        self._watchers = watchers
         self._table, self._pool, self._block_tokens = table, pool, block_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._prompts = PromptCache(pool)
@@ -227,19 +229,20 @@ class Scheduler:
         ticket.slot, ticket.admission = slot, next(self._admissions)
         self._running[slot] = ticket
         self._active = None
-        if self._watcher is not None:
-            self._watcher.begin(slot)
         reusable = len(ticket.request.prompt_tokens) - 1
         if entry is None:
             if reusable > 0:
                 blocks = self._table.blocks(slot)[: self.blocks_for(reusable)]
-                self._prompts.add(ticket.key, PromptEntry(blocks, reusable, ticket.request.request_id))
+                entry = PromptEntry(blocks, reusable, ticket.request.request_id)
+                self._prompts.add(ticket.key, entry)
                 self._writers[slot] = ticket.key
         elif entry.ready:
             self._fork(slot, entry)
         else:
             entry.waiting_slots.append(slot)
             self._held.add(slot)
+        for watcher in self._watchers:
+            watcher.begin(slot, entry)
         return True
 
     def _shared(self, entry: PromptEntry | None) -> int:
@@ -308,8 +311,8 @@ class Scheduler:
     def _vacate(self, ticket: Ticket, *, finished: bool) -> None:
         slot, ticket.slot = ticket.slot, -1
         ticket.spared_steps += int(self._table.spared_steps[slot])
-        if self._watcher is not None:
-            self._watcher.end(slot, finished)
+        for watcher in self._watchers:
+            watcher.end(slot, finished)
         del self._running[slot]
         self._active = None
         self._copies = [copy for copy in self._copies if copy[1] not in self._table.blocks(slot)]

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.native.hidden import HiddenStore
+from actors.engine.native.prompts import PromptEntry
 from actors.engine.native.scheduler import Scheduler, StepPlan
 from actors.engine.native.slots import SlotTable
 from actors.engine.native.steps import Int64Array, StepArrays, StepDrafts
-from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces
+from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces, TrainedDrafter
+from models import weights
+from models.manifest import WeightsManifest
 from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -84,13 +87,13 @@ class Speculator:
     def has_drafters(self) -> bool:
         return bool(self._drafters)
 
-    def begin(self, slot: int) -> None:
+    def begin(self, slot: int, prompt: PromptEntry | None = None) -> None:
         """A request was loaded into `slot`."""
-        prompt, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
+        known, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
         history = self._history[slot]
         if self._hidden is not None:
             self._hidden.begin(slot)
-        self._tell(lambda drafter: drafter.begin(slot, history[:prompt], history[prompt:length]))
+        self._tell(lambda drafter: drafter.begin(slot, history[:known], history[known:length]))
 
     def end(self, slot: int, finished: bool) -> None:
         """The request in `slot` leaves it."""
@@ -102,6 +105,21 @@ class Speculator:
         if self._hidden is not None:
             self._hidden.clear()
         self._tell(lambda drafter: drafter.new_target(version))
+
+    def update(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> str:
+        """New weights of a drafter; why it could not take them, or nothing."""
+        drafter = self._drafters.get(name)
+        if drafter is None:
+            return f"there is no drafter {name!r}, or it failed"
+        if not isinstance(drafter, TrainedDrafter):
+            return f"drafter {name!r} has no weights"
+        try:
+            drafter.update(manifest.version, dict(weights.unpack(manifest, buffer)))
+        except (ValueError, weights.WeightsCorruptError) as error:
+            return str(error)
+        if self.policy is not None:
+            self.policy.renewed(name)
+        return ""
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         self._tell(lambda drafter: drafter.remember(prompts, responses))
