@@ -109,12 +109,16 @@ class DrafterMeter:
                 self._steps.append(event)
                 self._trained_on = max(event.target_version, self._trained_on or 0)
             case Published():
-                self._published.append(event.manifest.version)
+                self.published(event.manifest.version)
             case Stopped(seconds=seconds, reason=reason):
                 self._stop_s = max(seconds, self._stop_s or 0.0)
                 self._counts["preempted"] += not reason
             case TrainerFailed():
                 self._counts["failures"] += 1
+
+    def published(self, version: int) -> None:
+        """A trainer gave these weights away; for events that come by another way than `event`."""
+        self._published.append(version)
 
     def swapped(self, version: int) -> None:
         """Engines draft with this version from now on."""

@@ -8,6 +8,7 @@ from typing import Any
 from launch.observe.journal import read
 from launch.observe.records import PHASES, SPAN_KINDS, Span
 from launch.observe.timeline import read_spans
+from launch.report.drafter import drafter_data
 from launch.report.speculation import speculation_data
 from launch.summary import eval_points, step_rows
 
@@ -20,6 +21,7 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
     rows = read(run_dir / "metrics.jsonl")
     steps = step_rows(rows)
     evals = eval_points(rows)
+    spans, speculation = read_spans(run_dir / "timeline.jsonl"), read(run_dir / "speculation.jsonl")
     names = sorted({name for row in steps for name in row if "/" in name or name in _PLAIN} - {"step", "at_s"})
     return {
         "steps": [int(row["step"]) for row in steps],
@@ -27,8 +29,9 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
         "evals": {"x": [step for step, _ in evals], "y": [value for _, value in evals]},
         "phases": _phases(steps),
         "lengths": _lengths(read(run_dir / "lengths.jsonl")),
-        "timeline": _timeline(read_spans(run_dir / "timeline.jsonl")),
-        "speculation": speculation_data(read(run_dir / "speculation.jsonl")),
+        "timeline": _timeline(spans),
+        "speculation": speculation_data(speculation),
+        "drafter": drafter_data(read(run_dir / "drafter.jsonl"), speculation, spans),
     }
 
 

@@ -18,7 +18,7 @@ from launch.report.collect import chart_data
 from launch.summary import RunSummary, SpeculationSummary, seconds_text, summarise
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("charts.js", "gantt.js", "page.js", "speculation.js")
+SCRIPTS = ("charts.js", "gantt.js", "page.js", "speculation.js", "drafter.js")
 MAX_EVENTS = 200
 SAMPLE_STEPS = 6  # RL steps whose responses are shown, from the first to the last
 BAD_EVENTS = ("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died", "dead", "replaced")
@@ -28,18 +28,26 @@ SPECULATION_NOTE = (
     "Accept length: tokens per verification of a request while it was speculated on, 1 being plain decoding. "
     "Seconds saved: engine seconds against measured plain decoding of the same tokens, summed over workers."
 )
+DRAFTER_NOTE = (
+    "Micro-steps of the drafter on rollout workers that had nothing left to decode. Accuracy: how often the token that "
+    "the target drew was the drafter's first guess, or among its first three; dashed lines are updates of the target."
+)
 NAV = (
     ("reward", "Reward"),
     ("lengths", "Response lengths"),
     ("time", "Step time"),
     ("gantt", "Workers"),
     ("speculation", "Speculation"),
+    ("drafter", "Drafter"),
     ("learning", "Learning"),
     ("groups", "Groups"),
     ("events", "Events"),
     ("samples", "Responses"),
     ("config", "Configuration"),
 )
+
+
+OPTIONAL = ("speculation", "drafter")  # sections that are left out where nothing was recorded
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
@@ -66,7 +74,7 @@ def render(run_dir: Path) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Paceline: {escape(summary.name)}</title>",
         f"<style>\n{(ASSETS / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>",
-        _header(summary, events, [item for item in NAV if data["speculation"] or item[0] != "speculation"]),
+        _header(summary, events, [item for item in NAV if item[0] not in OPTIONAL or data[item[0]]]),
         _cards(summary),
         _charts(data),
         _section("events", "Events", _events(events), "Failures and recoveries are red."),
@@ -164,6 +172,7 @@ def _charts(data: Mapping[str, Any]) -> str:
         ("time", "Where a step's time goes", times, ""),
         ("gantt", "What every worker did", '<div id="chart-gantt"></div>', GANTT_NOTE + left_out),
         *([_speculation(data["speculation"])] if data["speculation"] else []),
+        *([_drafter()] if data["drafter"] else []),
         ("learning", "Learning", f'<div class="two">{learning}</div>', ""),
         ("groups", "Groups and mishaps", groups, ""),
     )
@@ -180,6 +189,18 @@ def _speculation(data: Mapping[str, Any]) -> tuple[str, str, str, str]:
         f"<div><h3>Strategies, whole run</h3>{_strategies(data['strategies'])}</div>",
     )
     return "speculation", "Speculative decoding", f'<div id="chart-running"></div>{charts}', SPECULATION_NOTE
+
+
+def _drafter() -> tuple[str, str, str, str]:
+    charts = _two(
+        _sub("Accept length by RL step", "chart-drafter-length"),
+        _sub("Share of drafts accepted to a position (of 20 drafts or more), by RL step", "chart-drafter-positions"),
+        _sub("Rollout workers' time by RL step, %", "chart-drafter-time"),
+        _sub("Micro-steps by RL step, and how often rollouts took the worker back", "chart-drafter-steps"),
+        _sub("Loss by micro-step", "chart-drafter-loss"),
+    )
+    accuracy = _sub("Accuracy by micro-step", "chart-drafter-accuracy")
+    return "drafter", "Drafter training", f"{accuracy}{charts}", DRAFTER_NOTE
 
 
 def _strategies(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,15 +1,18 @@
 """A realistic run folder, written through the Observer: rising reward, long-tailed lengths, one lost worker, and
-speculation in the tail of each rollout."""
+speculation in the tail of each rollout, and a drafter that learns on the worker that is done first."""
 
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actors.engine.types import EngineWindow, StrategyUse
+from actors.spot.types import MicroStep, Stopped
 from launch.config.tree import Config
-from launch.observe import Observer, Sample, Span, SpeculationMeter, StepRecord
+from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Sample, Span, SpeculationMeter, StepDrafter, StepRecord
 from launch.observe.speculation import StepSpeculation
 
+Floats = NDArray[np.float64]
 START_S = 1_800_000_000.0
 
 
@@ -25,15 +28,23 @@ def config(run_dir: Path, *, steps: int, name: str = "synthetic") -> Config:
 
 
 def write_run(
-    run_dir: Path, *, steps: int = 60, planned: int = 60, workers: int = 2, seed: int = 0, speculation: bool = True
+    run_dir: Path,
+    *,
+    steps: int = 60,
+    planned: int = 60,
+    workers: int = 2,
+    seed: int = 0,
+    speculation: bool = True,
+    drafter: bool = True,
 ) -> Path:
     """Write `steps` of `planned` RL steps with `workers` rollout workers; returns run_dir."""
     rng = np.random.default_rng(seed)
     clock = [START_S]
+    meter = DrafterMeter() if speculation and drafter else None
     with Observer(run_dir, config(run_dir, steps=planned), clock=lambda: clock[0]) as observer:
         observer.evaluation(0, {"eval/reward": 0.21}, seconds=1.1)
         for step in range(1, steps + 1):
-            clock[0] += _step(observer, rng, step, clock[0], workers, planned, speculation)
+            clock[0] += _step(observer, rng, step, clock[0], workers, planned, speculation, meter)
             if step % 10 == 0:
                 observer.evaluation(step, {"eval/reward": _skill(step, planned) + 0.01 * float(rng.normal())}, 1.2)
                 observer.event("checkpoint", f"checkpoints/step_{step:06}")
@@ -57,10 +68,12 @@ def _step(
     workers: int,
     planned: int,
     speculation: bool,
+    meter: DrafterMeter | None,
 ) -> float:
     lengths = np.clip(rng.lognormal(3.6 + 0.5 * step / planned, 0.75, size=128), 4, 200).astype(int)
     mean = float(np.clip(_skill(step, planned) + rng.normal(0, 0.035), 0, 1))
-    rollout = _decode(observer, rng, step, now, workers)
+    ends = _decode(observer, rng, step, now, workers)
+    rollout = float(ends.max() - now)
     at = now + rollout
     seconds = {"rollout": rollout, "reward_wait": 0.03 + 0.02 * rng.random()}
     at += seconds["reward_wait"]
@@ -88,13 +101,16 @@ def _step(
         "loss/mean": float(rng.normal(0.0, 0.02)), "grad_norm/mean": float(rng.lognormal(-0.7, 0.25)),
         "clip_fraction": float(0.01 * rng.random()), "entropy": 1.1 - 0.5 * step / planned, "kl": 0.0, "lr": 1e-3,
     }  # fmt: skip
-    speculated = _speculate(rng, step / planned, now, rollout, workers) if speculation else None
-    observer.step(StepRecord(step, metrics, seconds, lengths=lengths.tolist(), speculation=speculated))
+    speculated = _speculate(rng, step / planned, now, rollout, workers, meter is not None) if speculation else None
+    trained = _train(observer, meter, rng, step, step / planned, ends, speculated) if meter is not None else None
+    observer.step(StepRecord(step, metrics, seconds, lengths.tolist(), speculated, trained))
     observer.samples(step, [_sample(rng, i, int(n)) for i, n in enumerate(lengths[:12])])
     return at - now + 0.02
 
 
-def _speculate(rng: np.random.Generator, done: float, now: float, rollout: float, workers: int) -> StepSpeculation:
+def _speculate(
+    rng: np.random.Generator, done: float, now: float, rollout: float, workers: int, drafter: bool
+) -> StepSpeculation:
     """Plain decoding while many requests run, then n-grams, then the suffix index, which gets better over the run."""
     meter = SpeculationMeter()
     for worker in range(workers):
@@ -108,24 +124,58 @@ def _speculate(rng: np.random.Generator, done: float, now: float, rollout: float
         rate = 0.2 + 0.4 * done
         offered = tuple(int(900 * 0.9**d) for d in range(8))
         taken = tuple(int(n * rate ** (0.3 * (d + 1))) for d, n in enumerate(offered))
-        uses = (
+        uses: tuple[StrategyUse, ...] = (
             StrategyUse("plain", 80, 4000, 0, 0, 0.08, 0.0, 0.0),
             StrategyUse("ngram:3", 20, 400, 700, 180, 0.02, 0.001, 0.004, (300, 250, 150), (110, 50, 20)),
             StrategyUse("suffix:8", 90, 950, sum(offered), sum(taken), 0.06, 0.004, 0.12 * rate, offered, taken),
         )
+        if drafter:
+            right = tuple(int(400 * (0.35 + 0.45 * done) ** (d + 1)) for d in range(4))
+            deep = (400, 400, 390, 380)
+            uses += (StrategyUse("eagle:4", 10, 400, sum(deep), sum(right), 0.03, 0.01, 0.02, deep, right),)
         window = EngineWindow(now, now + rollout, 190, 0, 0, 0, 0, 0, 0, uses, tuple(trace))
         meter.window(f"rollout-{worker}", window)
     return meter.take()
 
 
-def _decode(observer: Observer, rng: np.random.Generator, step: int, now: float, workers: int) -> float:
+def _decode(observer: Observer, rng: np.random.Generator, step: int, now: float, workers: int) -> Floats:
+    """Returns when each worker was done."""
     ends = now + 1.0 + rng.gamma(2.0, 0.4, size=workers)
     for worker, end in enumerate(ends):
         name = f"rollout-{worker}"
         for start in np.arange(now, end, 0.2):
             observer.span(Span(name, "decode", float(start), float(min(start + 0.2, end)), step))
         observer.span(Span(name, "idle", float(end), float(ends.max()) + 0.8, step))
-    return float(ends.max() - now)
+    return ends
+
+
+def _train(
+    observer: Observer,
+    meter: DrafterMeter,
+    rng: np.random.Generator,
+    step: int,
+    done: float,
+    ends: Floats,
+    speculation: StepSpeculation | None,
+) -> StepDrafter:
+    """Micro-steps of 50 ms on the worker that was done first; accuracy dips after each target update and recovers."""
+    first = int(ends.argmin())
+    starts = np.arange(ends[first] + 0.02, ends.max() - 0.05, 0.05)
+    for i, start in enumerate(starts):
+        top3 = float(np.clip(0.4 + 0.45 * done - 0.08 * 0.6**i + rng.normal(0, 0.01), 0, 1))
+        at, name = float(start), f"rollout-{first}"
+        target = step - 1  # what it decodes with
+        meter.event(
+            name, MicroStep(step * 100 + i, step, 1, 1, 3 - 2 * top3, top3 - 0.2, top3, 1500, target, at, 0.048)
+        )
+        observer.span(Span(name, TRAIN_SPAN, at, at + 0.048, step))
+    if len(starts):
+        meter.event(f"rollout-{first}", Stopped(step, step * 100, 0.02))
+        meter.published(step * 100)
+        meter.swapped(step * 100)
+    meter.buffer("node-a", sequences=100, bytes=step << 20)
+    meter.captured(1 << 20)
+    return meter.take(step - 1, speculation)
 
 
 def _sample(rng: np.random.Generator, index: int, tokens: int) -> Sample:

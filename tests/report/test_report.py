@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from actors.engine.types import EngineWindow, StrategyUse
 from launch.errors import UsageError
 from launch.observe import Observer, Sample, Span, SpeculationMeter, StepRecord
+from launch.observe.drafter import TRAIN_SPAN, updates_of
 from launch.observe.journal import Journal, read
 from launch.observe.timeline import to_json
 from launch.report import render, write_report
 from launch.report.collect import chart_data
-from launch.report.page import NAV
+from launch.report.drafter import MAX_POINTS, drafter_data, worker_time
+from launch.report.page import NAV, OPTIONAL
 from launch.report.speculation import BINS
 from tests.report.synthetic import config, write_run
 
@@ -25,6 +28,7 @@ VOID = frozenset({"meta", "br", "input", "link", "img"})
 CHARTS = (
     "reward", "lengths", "histogram", "time", "speed", "gantt", "gap", "loss", "grad", "clip", "entropy", "kl",
     "groups", "failures", "running", "acceptance", "accept-length", "positions", "saved", "strategies",
+    "drafter-accuracy", "drafter-length", "drafter-positions", "drafter-time", "drafter-steps", "drafter-loss",
 )  # fmt: skip
 
 
@@ -164,7 +168,7 @@ def test_speculation_is_shown_as_it_was_recorded(run_dir: Path) -> None:
         assert data["acceptance"]["suffix"][index] == suffix["accepted"] / suffix["drafted"]
     shares = {row["strategy"]: row["share"] for row in data["strategies"]}
     assert sum(shares.values()) == pytest.approx(1.0)
-    assert list(shares) == ["suffix:8", "plain", "ngram:3"]
+    assert list(shares) == ["suffix:8", "plain", "ngram:3", "eagle:4"]
     assert len(data["positions"]["suffix"]) == 8
     assert data["running"][1]["step"] == 11
 
@@ -176,6 +180,70 @@ def test_without_speculation_nothing_is_said_about_it(tmp_path: Path) -> None:
     assert "#speculation" not in page.links
     assert "Speculati" not in "".join(page.text)
     assert page.data["speculation"] is None
+
+
+def test_without_drafter_training_nothing_is_said_about_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "off", steps=3, planned=3, drafter=False)
+    page = Page(render(run))
+    assert "drafter" not in page.ids
+    assert "#drafter" not in page.links
+    assert "Drafter training" not in "".join(page.text)
+    assert page.data["drafter"] is None
+
+
+def test_drafter_training_is_shown_as_it_was_recorded(run_dir: Path) -> None:
+    data = Page(render(run_dir)).data["drafter"]
+    records = read(run_dir / "drafter.jsonl")
+    updates = [update for record in records for update in updates_of(record)]
+    assert data["curve"]["x"] == list(range(1, len(updates) + 1))
+    assert data["curve"]["top3_accuracy"] == pytest.approx([update.top3_accuracy for update in updates])
+    targets = [update.target_version for update in updates]
+    assert data["curve"]["marks"] == [[i, b] for i, (a, b) in enumerate(pairwise(targets), start=1) if a != b]
+    assert len(data["curve"]["marks"]) >= 10
+    assert data["steps"] == list(range(1, 21))
+    use = read(run_dir / "speculation.jsonl")[4]["strategies"]["eagle:4"]
+    shares = [taken / offered for taken, offered in zip(use["taken"], use["offered"], strict=True)]
+    assert [position[4] for position in data["positions"]] == shares
+    assert data["accept_length"][4] == 1 + use["accepted"] / use["request_steps"]
+
+
+def test_the_accuracy_curve_is_averaged_but_never_across_a_target_update() -> None:
+    def update(step: int, top3: float | None, target: int, tokens: int = 10) -> list[object]:
+        return [step, float(step), 1.0, 1.0, 0.0, top3, tokens, target, 1]
+
+    count = MAX_POINTS + 300  # groups of two
+    record = {
+        "step": 1,
+        "origin_s": 0.0,
+        "updates": [update(i, 0.25 if i < 301 else 0.75, 3 + (i >= 301)) for i in range(count)]
+        + [update(count, 0.5, 4, tokens=30), update(count + 1, None, 4, tokens=0)],
+    }
+    curve = (drafter_data([record], [], []) or {})["curve"]
+    assert set(curve["top3_accuracy"][:151]) == {0.25}
+    assert set(curve["top3_accuracy"][151:-2]) == {0.75}
+    assert curve["top3_accuracy"][-2:] == [pytest.approx((10 * 0.75 + 30 * 0.5) / 40), None]
+    assert curve["marks"] == [(301, 4)]
+    assert curve["x"][150:152] == [301, 303]
+
+
+def test_training_on_an_idle_worker_is_not_idle_time() -> None:
+    spans = [
+        Span("rollout-0", "decode", 0.0, 4.0, 1),
+        Span("rollout-0", "idle", 4.0, 10.0, 1),
+        Span("rollout-0", TRAIN_SPAN, 5.0, 6.0, 1),
+        Span("rollout-0", TRAIN_SPAN, 5.5, 7.0, 1),
+        Span("rollout-0", TRAIN_SPAN, 9.0, 11.0, 1),  # a micro-step more, until the stop is seen
+        Span("rollout-1", "decode", 0.0, 9.0, 1),
+        Span("rollout-1", "load_weights", 9.0, 10.0, 1),
+        Span("learner-0", "train", 0.0, 10.0, 1),
+    ]
+    time = worker_time(spans)
+    assert time["steps"] == [1]
+    total = 4.0 + 3.0 + 4.5 + 9.0 + 1.0
+    shares = {"busy": 13.0, "training": 4.5, "idle": 3.0, "other": 1.0}
+    assert {name: time[name][0] for name in shares} == pytest.approx(
+        {name: 100 * value / total for name, value in shares.items()}, abs=0.01
+    )
 
 
 def test_a_partial_run(tmp_path: Path) -> None:
@@ -192,7 +260,7 @@ def test_a_partial_run(tmp_path: Path) -> None:
 def test_any_one_file_is_enough(run_dir: Path, tmp_path: Path, kept: str) -> None:
     shutil.copy(run_dir / kept, tmp_path / kept)
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert {name for name, _ in NAV} - {"speculation"} <= set(page.ids)
+    assert {name for name, _ in NAV} - set(OPTIONAL) <= set(page.ids)
 
 
 def test_no_run(tmp_path: Path) -> None:

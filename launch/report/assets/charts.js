@@ -132,7 +132,7 @@ function range(values, options) {
   return [options.zero && low === 0 ? 0 : low - air, high + air];
 }
 
-// series: [{name, color, x, y, dots, faint, dash, quiet}]; options: {height, log, zero, unit, title}
+// series: [{name, color, x, y, dots, faint, dash, quiet}]; options: {height, log, zero, unit, title, marks: [{x, label}]}
 function lineChart(host, series, options = {}) {
   series = series.filter((s) => s.y.some(finite));
   const ys = range(series.flatMap((s) => s.y), options);
@@ -142,6 +142,7 @@ function lineChart(host, series, options = {}) {
   const shown = series.filter((s) => !s.quiet);
   chart(host, options.height || 230, shown, (svg, width, height) => {
     const { X, Y, inner } = axes(svg, width, height, xs, ys, { ...options, whole: true });
+    drawMarks(svg, options.marks || [], X, inner);
     for (const s of series) drawLine(svg, s, X, Y, options);
     const cursor = svgEl("line", { y1: inner.y1, y2: inner.y0, stroke: "var(--faint)", "stroke-dasharray": "3 3", opacity: 0 }, svg);
     const every = [...new Set(allX)].sort((a, b) => a - b);
@@ -156,6 +157,18 @@ function lineChart(host, series, options = {}) {
         .filter((row) => !row.value.startsWith("-") || row.value.length > 1 + (options.unit || "").length);
       return { title: `${options.title || "step"} ${x}`, items };
     };
+  });
+}
+
+// Dashed vertical lines; only as many labels as there is room for.
+function drawMarks(svg, marks, X, inner) {
+  const every = Math.ceil((marks.length * 64) / (inner.x1 - inner.x0)) || 1;
+  marks.forEach((mark, i) => {
+    const x = X(mark.x);
+    svgEl("line", { x1: x, x2: x, y1: inner.y1, y2: inner.y0, stroke: "var(--faint)", "stroke-dasharray": "2 4" }, svg);
+    if (i % every) return;
+    const text = svgEl("text", { x: x + 3, y: inner.y1 + 8, class: "axis" }, svg);
+    text.textContent = mark.label;
   });
 }
 

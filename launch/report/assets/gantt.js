@@ -2,7 +2,7 @@
 // What every worker did: one row per actor on a canvas. Drag to zoom in, double-click for everything.
 
 const KIND_COLORS = {
-  decode: "--teal", idle: "--idle", load_weights: "--violet", train: "--orange", logprobs: "--gold", publish: "--blue",
+  decode: "--teal", idle: "--idle", train_drafter: "--gold", load_weights: "--violet", train: "--orange", logprobs: "--green", publish: "--blue",
   checkpoint: "--slate", grade: "--pink", restart: "--red",
 };
 const QUIET_KINDS = new Set(["idle"]);
@@ -150,7 +150,7 @@ function gantt(host, timeline) {
     }
     const at = view[0] + (x - left) / scale();
     const row = rows[Math.floor((y - head) / rowHeight)] || [];
-    const hit = y > head ? row.find((s) => at >= s[2] && at <= s[2] + s[3]) : null;
+    const hit = y > head ? row.findLast((s) => at >= s[2] && at <= s[2] + s[3]) : null;
     tip.style.display = hit ? "block" : "none";
     if (!hit) return;
     const items = [
