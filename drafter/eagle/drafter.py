@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drafter.eagle.cache import IDLE, EagleCache, EagleContext, Places
-from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
-from drafter.eagle.model import Drafting, init_eagle
+from drafter.eagle.files import FRESH, EagleWeightsError, eagle_at, save_eagle
+from drafter.eagle.model import Drafting
 from drafter.eagle.tree import Nodes, best_nodes, best_of_level, grown_mask
 from drafter.protocol import BatchView, Drafts
 from models import ops
@@ -73,15 +73,14 @@ class EagleDrafter:
         parameter = target.embed_tokens.weight
         self._target, self._device = target, parameter.device
         self._coupled, self._sampled, self._tree_scale = coupled, sampled, tree_scale
-        invariant = target.batch_invariant
-        if options.path in (None, "random"):
-            model = init_eagle(
-                target.config, seed, dtype=parameter.dtype, device=self._device, batch_invariant=invariant
-            )
-        else:
-            model = load_eagle(
-                options.path, target.config, dtype=parameter.dtype, device=self._device, batch_invariant=invariant
-            )
+        model = eagle_at(
+            options.path or FRESH,
+            target.config,
+            seed,
+            dtype=parameter.dtype,
+            device=self._device,
+            batch_invariant=target.batch_invariant,
+        )
         self.model: Drafting = model.requires_grad_(False)
         self.hidden_layers = self.model.layers
         self.version = 0

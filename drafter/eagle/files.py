@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafter.eagle.model import Drafting, empty_eagle
+from drafter.eagle.model import Drafting, Kind, empty_eagle, init_eagle
 from models.config import ModelConfig
 
+FRESH = "random"
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 _SHAPE_KEYS = (
     "hidden_size",
@@ -21,6 +22,9 @@ _SHAPE_KEYS = (
     "output_bias",
     "mlp_bias",
 )
+
+
+_KINDS: dict[str, Kind] = {"eagle": "eagle", "eagle3": "eagle3"}
 
 
 class EagleWeightsError(ValueError):
@@ -74,6 +78,46 @@ def load_eagle(
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise EagleWeightsError(f"{path}: {error}") from error
     return model
+
+
+def eagle_at(
+    path: str,
+    config: ModelConfig,
+    seed: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    batch_invariant: bool,
+) -> Drafting:
+    """What rollout.speculation.eagle.path means: a directory, or fresh weights of some kind: `random` (eagle),
+    `random:eagle3`, `random:eagle3:1,3,4` with the layers it reads. Raises EagleWeightsError."""
+    word, _, kind = path.partition(":")
+    if word != FRESH:
+        return load_eagle(path, config, dtype=dtype, device=device, batch_invariant=batch_invariant)
+    name, _, layers = kind.partition(":")
+    try:
+        given = tuple(int(layer) for layer in layers.split(",")) if layers else None
+        return init_eagle(
+            config,
+            seed,
+            _KINDS[name or "eagle"],
+            given,  # type: ignore[arg-type]  # checked by the network
+            dtype=dtype,
+            device=device,
+            batch_invariant=batch_invariant,
+        )
+    except (KeyError, ValueError) as error:
+        raise EagleWeightsError(
+            f"rollout.speculation.eagle.path={path}: {error}; fresh weights are random, random:eagle3 or "
+            "random:eagle3:LOW,MIDDLE,HIGH"
+        ) from error
+
+
+def fresh_path(kind: Kind, layers: tuple[int, ...] | None = None) -> str:
+    """The path that means fresh weights of that kind; see `eagle_at`."""
+    if kind == "eagle":
+        return FRESH
+    return f"{FRESH}:{kind}" + (f":{','.join(map(str, layers))}" if layers else "")
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:

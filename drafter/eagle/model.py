@@ -126,7 +126,8 @@ class Eagle3Model(nn.Module):
         batch_invariant: bool,
     ) -> None:
         super().__init__()
-        if not all(0 <= layer < config.num_layers for layer in layers) or list(layers) != sorted(layers):
+        known = len(layers) == 3 and all(0 <= layer < config.num_layers for layer in layers)
+        if not known or list(layers) != sorted(layers):
             raise ValueError(f"drafter.layers are {layers}: give three of 0 to {config.num_layers - 1}, ascending")
         self.config = config
         self.layers: Layers = layers

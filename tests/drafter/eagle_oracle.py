@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafter.eagle.model import EagleModel
+from drafter.eagle.model import Drafting
 from models import ops
 from models.packed import PackedContext
 from models.transformer import Transformer
@@ -27,18 +27,31 @@ class WholeContext:
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
+def true_rows(target: Transformer, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
+    """[L, width]: states of a fresh, unpadded forward of this sequence alone; layer outputs by hooks."""
+    seen: dict[int, Tensor] = {}
+    handles = [
+        target.blocks[layer].register_forward_hook(lambda _m, _i, out, layer=layer: seen.__setitem__(layer, out))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        final = target(torch.tensor(tokens), PackedContext.from_lengths([len(tokens)]))
+    for handle in handles:
+        handle.remove()
+    return torch.cat([*(seen[layer] for layer in layers), final], dim=1)
+
+
 @dataclass
 class Oracle:
     """Drafts for sequences whose drafter context begins at position `start`."""
 
     target: Transformer
-    model: EagleModel
+    model: Drafting
 
     def states(self, sequence: list[int], start: int, drafted: list[int]) -> Tensor:
         """State that predicts the token behind sequence + drafted, [H]."""
-        tokens = torch.tensor(sequence)
-        true = self.target(tokens, PackedContext.from_lengths([len(sequence)]))[:-1]  # h_0 .. h_(L-2)
-        inputs, states = [*sequence[start + 1 :]], list(true[start:])
+        true = true_rows(self.target, sequence, self.model.layers)[start:-1]  # of positions start .. L - 2
+        inputs, states = [*sequence[start + 1 :]], list(self.model.features(true))
         for step in range(len(drafted) + 1):
             positions = torch.arange(start, start + len(inputs))
             embedded = self.target.embed_tokens(torch.tensor(inputs))
@@ -47,7 +60,7 @@ class Oracle:
             if step < len(drafted):
                 inputs.append(drafted[step])
                 states.append(out[-1])
-        return out[-1]
+        return self.model.readout(out[-1:])[0]
 
     def top(
         self, state: Tensor, k: int, temperature: float, key: int, position: int, scale: float, noise: bool

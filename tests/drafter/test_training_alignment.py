@@ -19,7 +19,8 @@ from drafter.training.records import SequenceRecord
 from drafter.training.variants import VARIANTS
 from models.transformer import Transformer
 from policies.drafter.options import Algorithm
-from tests.drafter.training_oracle import StepOracle, true_rows
+from tests.drafter.eagle_oracle import true_rows
+from tests.drafter.training_oracle import StepOracle
 from tests.drafter.training_support import ALGORITHMS, drafter_for, records_of
 from tests.engine.support import tiny_model
 

@@ -8,23 +8,8 @@ from torch import Tensor
 from drafter.eagle.model import Drafting
 from drafter.training.records import SequenceRecord
 from drafter.training.variants import Variant
-from models.packed import PackedContext
 from models.transformer import Transformer
-from tests.drafter.eagle_oracle import WholeContext
-
-
-def true_rows(target: Transformer, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
-    """[L, width]: states of a fresh, unpadded forward of this sequence alone; layer outputs by hooks."""
-    seen: dict[int, Tensor] = {}
-    handles = [
-        target.blocks[layer].register_forward_hook(lambda _m, _i, out, layer=layer: seen.__setitem__(layer, out))
-        for layer in layers
-    ]
-    with torch.no_grad():
-        final = target(torch.tensor(tokens), PackedContext.from_lengths([len(tokens)]))
-    for handle in handles:
-        handle.remove()
-    return torch.cat([*(seen[layer] for layer in layers), final], dim=1)
+from tests.drafter.eagle_oracle import WholeContext, true_rows
 
 
 @dataclass
