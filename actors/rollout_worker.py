@@ -21,6 +21,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,9 +33,12 @@ from numpy.typing import NDArray
 
 from actors.engine.types import (
     Capabilities,
+    Captured,
+    DrafterLoaded,
     DraftersSaved,
     EngineDiedError,
     EngineFailed,
+    EngineIdle,
     EngineWindow,
     Event,
     Request,
@@ -42,9 +46,11 @@ from actors.engine.types import (
     WeightsLoaded,
 )
 from actors.shared_rollouts import SharedRollouts
+from actors.spot_host import SpotEvent, SpotHost, SpotPlan
 from models.manifest import WeightsManifest
 
 EngineFactory = Callable[[], RolloutEngine]
+WorkerEvent = Event | SpotEvent
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -77,14 +83,18 @@ class WorkerStatus:
 class _Incarnation:
     """One engine from start to end, with its reader thread. Events end with None."""
 
-    def __init__(self, engine: RolloutEngine, loop: asyncio.AbstractEventLoop, name: str) -> None:
+    def __init__(
+        self, engine: RolloutEngine, loop: asyncio.AbstractEventLoop, name: str, spot: SpotHost | None
+    ) -> None:
         self.engine = engine
-        self.events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.events: asyncio.Queue[WorkerEvent | None] = asyncio.Queue()
         self.loading: dict[int, asyncio.Future[WeightsLoaded]] = {}  # by version
         self.saving: dict[str, asyncio.Future[DraftersSaved]] = {}  # by directory
+        self.drafting: dict[int, asyncio.Future[DrafterLoaded]] = {}  # by version of the drafter
         self.failure: EngineFailed | None = None
         self.window: EngineWindow | None = None
         self.streamed = False
+        self._spot = spot
         self._loop = loop
         self._closing = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
@@ -120,6 +130,17 @@ class _Incarnation:
                 if saver is not None and not saver.done():
                     saver.set_result(event)
                 continue
+            if isinstance(event, DrafterLoaded):
+                drafter = self.drafting.pop(event.version, None)
+                if drafter is not None and not drafter.done():
+                    drafter.set_result(event)
+                continue
+            if isinstance(event, Captured):
+                if self._spot is not None:
+                    self._spot.captured(event)
+                continue
+            if isinstance(event, EngineIdle) and self._spot is not None:
+                self._spot.out_of_work()
             if isinstance(event, EngineWindow):
                 self.window = event
             elif isinstance(event, EngineFailed) and self.failure is None:
@@ -130,12 +151,13 @@ class _Incarnation:
 
     def _fail_waiters(self) -> None:
         reason = self.failure.reason if self.failure else "the engine was closed"
-        waiters: list[asyncio.Future[Any]] = [*self.loading.values(), *self.saving.values()]
+        waiters: list[asyncio.Future[Any]] = [*self.loading.values(), *self.saving.values(), *self.drafting.values()]
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(EngineDiedError(reason))
         self.loading.clear()
         self.saving.clear()
+        self.drafting.clear()
 
     def close(self) -> None:
         """Blocking; the engine's own close has a deadline."""
@@ -147,9 +169,12 @@ class _Incarnation:
 class RolloutWorker:
     """See the module docstring. An actor by `ray.remote(RolloutWorker)`; all methods run on one event loop."""
 
-    def __init__(self, name: str, factory: EngineFactory) -> None:
+    def __init__(self, name: str, factory: EngineFactory, spot: SpotPlan | None = None) -> None:
+        """spot: how it trains the drafter when it has run out of work; None: it does not."""
         self._name = name
         self._factory = factory
+        self._spot_plan = spot
+        self._spot: SpotHost | None = None
         self._current: _Incarnation | None = None
         self._engine_state = "none"
         self._reason = ""
@@ -175,13 +200,19 @@ class RolloutWorker:
                 self._engine_state, self._reason = "failed", f"{type(error).__name__}: {error}"
                 raise
             self._starts += 1
-            self._current = _Incarnation(engine, asyncio.get_running_loop(), self._name)
+            if self._spot is not None:
+                self._spot.engine_restarted()
+            elif self._spot_plan is not None:
+                self._spot = self._spot_host(self._spot_plan)
+            self._current = _Incarnation(engine, asyncio.get_running_loop(), self._name, self._spot)
             self._engine_state, self._reason = "running", ""
         return self._status()
 
     @ray.method
     async def submit(self, requests: list[Request]) -> None:
-        """Give requests to the engine. Their outcome comes through `stream`."""
+        """Give requests to the engine. Their outcome comes through `stream`. Drafter training here stops first."""
+        if self._spot is not None:
+            await self._spot.begin_work(len(requests))
         await self._call(self._engine().engine.submit, requests)
 
     @ray.method
@@ -205,7 +236,23 @@ class RolloutWorker:
         loaded = await waiter
         if self._current is incarnation:
             self._loaded = loaded
+        if self._spot is not None:
+            await self._spot.target_changed(manifest, buffer)
         return loaded
+
+    @ray.method
+    async def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
+        """New weights of the drafter `name`, for the engine and for the trainer here. Answers when the engine has them;
+        the deadline is the caller's. Pass an ObjectRef as `buffer`. Raises NoEngineError, EngineDiedError."""
+        incarnation = self._engine()
+        if incarnation.failure is not None:
+            raise EngineDiedError(incarnation.failure.reason)
+        waiter: asyncio.Future[DrafterLoaded] = asyncio.get_running_loop().create_future()
+        incarnation.drafting[manifest.version] = waiter
+        await self._call(incarnation.engine.update_drafter, name, manifest, buffer)
+        if self._spot is not None:
+            await self._spot.drafter_changed(manifest, buffer)
+        return await waiter
 
     @ray.method
     async def remember(self, rollouts: SharedRollouts, own_index: int) -> None:
@@ -244,7 +291,7 @@ class RolloutWorker:
         return self._status()
 
     @ray.method
-    async def stream(self) -> AsyncGenerator[list[Event], None]:
+    async def stream(self) -> AsyncGenerator[list[WorkerEvent], None]:
         """Events of the present engine until it ends, in order, as they come. Ends after an EngineFailed, or when the
         engine is restarted or shut down. One reader per engine: raises RuntimeError on the second."""
         incarnation = self._engine()
@@ -262,9 +309,26 @@ class RolloutWorker:
 
     @ray.method
     async def shutdown(self) -> None:
-        """Close the engine; the actor itself stays and answers."""
+        """Close the engine and the trainer; the actor itself stays and answers."""
         async with self._changing:
+            spot, self._spot = self._spot, None
+            if spot is not None:
+                await spot.close()
             await self._close_engine()
+
+    def _spot_host(self, plan: SpotPlan) -> SpotHost:
+        def emit(event: SpotEvent) -> None:
+            if self._current is not None:
+                self._current.events.put_nowait(event)
+
+        async def pause() -> None:
+            await self._call(self._engine().engine.sleep)
+
+        async def resume() -> None:
+            await self._call(self._engine().engine.wake)
+
+        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return SpotHost(self._name, node, time.time_ns(), plan, pause=pause, resume=resume, emit=emit)
 
     def _engine(self) -> _Incarnation:
         if self._current is None:

@@ -58,12 +58,13 @@ def evaluate(config: Config, model: str | None) -> dict[str, float]:
     if model is not None:
         path = {"path": model, "tokenizer": tokenizer_dir(config)}
         config = config.model_copy(update={"model": config.model.model_copy(update=path)})
+    config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"train": False})})
     run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
     with (
         interrupt_flag() as interrupt,
         ray_session(address=config.cluster.address),
         Observer(run_dir, config) as observer,
-        open_job(config, observer, interrupt, Path(config.model.path)) as job,
+        open_job(config, observer, interrupt, Path(config.model.path), run_dir) as job,
     ):
         job.publish()
         return evaluate_job(job)

@@ -22,6 +22,7 @@ from actors.reward_worker import RewardPool
 from launch.collect import Collector
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher, spawner
+from launch.drafter_training import DrafterTraining, drafter_training
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
 from launch.requests import sampling_params
@@ -47,6 +48,7 @@ class Job:
     dispatcher: RolloutDispatcher
     collector: Collector
     speculation: SpeculationMeter | None = None  # None: it is off
+    drafter: DrafterTraining | None = None  # None: no drafter is trained
     steps_done: int = 0
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
     boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner changes it
@@ -61,6 +63,8 @@ class Job:
             manifest, ref = self.learner.publish(self.steps_done)
         written_s = time.monotonic()
         self.dispatcher.set_weights(manifest, ref)
+        if self.drafter is not None:
+            self.drafter.hand_out(self.dispatcher, self.steps_done)
         return {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
 
     @contextmanager
@@ -77,6 +81,7 @@ class Job:
             "order": self.order.state_dict(),
             "lengths": self.lengths.state_dict(),
             "evaluations": self.evaluations,
+            "drafter": self.drafter.state_dict() if self.drafter is not None else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,13 +89,17 @@ class Job:
         self.order.load_state_dict(state["order"])
         self.lengths.load_state_dict(state["lengths"])
         self.evaluations = dict(state["evaluations"])
+        if self.drafter is not None and state.get("drafter") is not None:
+            self.drafter.load_state_dict(state["drafter"])
 
 
 @contextmanager
-def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir: Path) -> Iterator[Job]:
+def open_job(
+    config: Config, observer: Observer, interrupt: Interrupt, model_dir: Path, run_dir: Path
+) -> Iterator[Job]:
     """Load the data, start every actor at once, and end them all when the block is left.
 
-    `model_dir`: the initial weights (the warm start's result, or model.path).
+    `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
     """
     model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
     engine = engine_options(config)
@@ -125,13 +134,19 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
         speculation = config.speculation
         meter = SpeculationMeter() if speculation.mode != "off" else None
         spawn = partial(spawn_engine, model, engine, seed=config.run.seed, speculation=speculation)
+        drafter = stack.enter_context(drafter_training(config, observer, run_dir, model))
         dispatcher = RolloutDispatcher(
-            spawner(lambda name: partial(spawn, name=name), placement.worker_options),
+            spawner(
+                lambda name: partial(spawn, name=name),
+                placement.worker_options,
+                lambda name: drafter.plan(name, engine) if drafter is not None else None,
+            ),
             config.rollout,
             start_timeout_s=config.cluster.start_timeout_s,
             on_event=observer.event,
             on_span=partial(_record_span, observer),
-            on_window=partial(_window, observer, meter),
+            on_window=lambda worker, window: _window(observer, meter, drafter, worker, window),
+            on_spot=drafter.event if drafter is not None else lambda worker, event: None,
         )
         stack.callback(dispatcher.close)
         dispatcher.start()
@@ -151,6 +166,7 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
             dispatcher=dispatcher,
             collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt, share=meter is not None),
             speculation=meter,
+            drafter=drafter,
         )
 
 
@@ -170,7 +186,15 @@ def _record_span(observer: Observer, actor: str, kind: str, start_s: float, end_
     observer.span(Span(actor, kind, start_s, end_s, observer.current_step))
 
 
-def _window(observer: Observer, meter: SpeculationMeter | None, worker: str, window: EngineWindow) -> None:
+def _window(
+    observer: Observer,
+    meter: SpeculationMeter | None,
+    drafter: DrafterTraining | None,
+    worker: str,
+    window: EngineWindow,
+) -> None:
+    if drafter is not None:
+        drafter.window(window)
     detail = f"{window.running} running, {window.waiting} waiting"
     if meter is not None:
         meter.window(worker, window)

@@ -36,7 +36,13 @@ def rl_step(job: Job) -> None:
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
-    collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout")
+    if job.drafter is not None:
+        job.drafter.begin(job.steps_done + 1)
+    try:
+        collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout")
+    finally:
+        if job.drafter is not None:
+            job.drafter.complete(job.steps_done + 1)
     require_some(collected, job.steps_done + 1)
     for group in collected.groups:
         if group.members:
@@ -57,6 +63,7 @@ def rl_step(job: Job) -> None:
         handed = job.publish()
     finally:  # the step is complete without it: whoever resumes from here finds its record
         end_s = time.monotonic()
+        speculation = job.speculation.take(verified(collected)) if job.speculation is not None else None
         responses = [m.sample(group.pick) for group in collected.groups for m in group.members]
         job.observer.samples(job.steps_done, responses)
         job.observer.step(
@@ -71,7 +78,8 @@ def rl_step(job: Job) -> None:
                     "step": end_s - start_s,
                 },
                 lengths=[member.rollout.tokens.size for member in collected.members],
-                speculation=job.speculation.take(verified(collected)) if job.speculation is not None else None,
+                speculation=speculation,
+                drafter=job.drafter.take(job.steps_done, speculation) if job.drafter is not None else None,
             )
         )
 

@@ -72,7 +72,7 @@ def run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path,
         lambda done, total: observer.progress("warm start", done, total),
         lambda message: observer.event("warm_start", message),
     )
-    with open_job(config, observer, interrupt, initial) as job:
+    with open_job(config, observer, interrupt, initial, run_dir) as job:
         job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
         if checkpoint is not None:
             job.learner.load(checkpoint / LEARNER_DIR)

@@ -15,7 +15,6 @@ from actors.engine.options import RolloutOptions
 from actors.engine.types import (
     EngineFailed,
     EngineWindow,
-    Event,
     Finished,
     IntArray,
     Progress,
@@ -24,7 +23,9 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
-from actors.rollout_worker import EngineFactory, RolloutWorker, WorkerStatus
+from actors.rollout_worker import EngineFactory, RolloutWorker, WorkerEvent, WorkerStatus
+from actors.spot.types import Checkpointed, MicroStep, Stopped, TrainerFailed
+from actors.spot_host import CaptureReport, DrafterReady, SpotEvent, SpotPlan
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
 from launch.dispatch.ledger import FailedRequest, Ledger
@@ -56,14 +57,18 @@ class DispatchStats:
 
 
 def spawner(
-    factory: Callable[[str], EngineFactory], options: Callable[[int], dict[str, Any]] = lambda index: {}
+    factory: Callable[[str], EngineFactory],
+    options: Callable[[int], dict[str, Any]] = lambda index: {},
+    spot: Callable[[str], SpotPlan | None] = lambda name: None,
 ) -> Callable[[int], WorkerHandle]:
     """How the dispatcher makes worker `index`: `factory(name)` is its picklable engine factory, `options(index)` are
-    Ray actor options (resources, scheduling strategy)."""
+    Ray actor options (resources, scheduling strategy), `spot(name)` how it trains the drafter when it is out of
+    work."""
 
     def spawn(index: int) -> WorkerHandle:
         name = f"rollout-{index}"
-        return ray.remote(RolloutWorker).options(**{"num_cpus": 0, **options(index)}).remote(name, factory(name))
+        worker = ray.remote(RolloutWorker).options(**{"num_cpus": 0, **options(index)})
+        return worker.remote(name, factory(name), spot(name))
 
     return spawn
 
@@ -80,6 +85,7 @@ class RolloutDispatcher:
         on_event: Callable[[str, str], None] = lambda kind, message: None,
         on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
         on_window: Callable[[str, EngineWindow], None] = lambda worker, window: None,
+        on_spot: Callable[[str, SpotEvent], None] = lambda worker, event: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -89,6 +95,7 @@ class RolloutDispatcher:
         self._start_timeout_s = start_timeout_s
         self._on_event = on_event
         self._on_window = on_window
+        self._on_spot = on_spot
         self._clock = clock
         self._wall = wall
         self._weights: Weights | None = None
@@ -206,6 +213,10 @@ class RolloutDispatcher:
         """All drafters take the saved state, those of engines restarted later too. Never waits, never fails."""
         self._drafters.load(self._seats, directory)
 
+    def set_drafter(self, name: str, manifest: WeightsManifest, ref: "ray.ObjectRef[Any]") -> None:
+        """All engines draft with these weights from now on, those restarted later too. Never waits, never fails."""
+        self._drafters.update(self._seats, name, Weights(manifest, ref))
+
     def abort_all(self) -> None:
         """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""
         self._on_finished, self._aborting = (lambda rollout: None), True
@@ -280,7 +291,7 @@ class RolloutDispatcher:
         self._check_deadlines()
 
     def _receive(self, seat: Seat, waitable: Waitable) -> None:
-        events: list[Event] | None = []
+        events: list[WorkerEvent] | None = []
         answer: WorkerStatus | WeightsLoaded | None = None
         try:  # only what the worker says: a RayError of a callback is not its fault
             if waitable is seat.stream:
@@ -304,7 +315,7 @@ class RolloutDispatcher:
         while seat.inbox:  # emptied by a loss; kept by an exception of a callback, for abort_all
             self._handle(seat, seat.inbox.popleft())
 
-    def _handle(self, seat: Seat, event: Event) -> None:
+    def _handle(self, seat: Seat, event: WorkerEvent) -> None:
         match event:
             case Finished(rollout):
                 self._finished(seat, rollout)
@@ -322,6 +333,8 @@ class RolloutDispatcher:
                 self._on_window(seat.name, event)
             case EngineFailed(reason):
                 self._lose(seat, reason, alive=True)
+            case MicroStep() | Stopped() | Checkpointed() | TrainerFailed() | DrafterReady() | CaptureReport():
+                self._on_spot(seat.name, event)
 
     def _progressed(self, seat: Seat) -> None:
         seat.progress_s = self._clock()

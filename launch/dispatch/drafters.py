@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from actors.engine.types import IntArray
 from actors.shared_rollouts import SharedRollouts
-from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState
+from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 
 SAVE_TIMEOUT_S = 60.0
 _MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
@@ -22,7 +22,8 @@ class DrafterMessages:
     """Messages to the drafters of all workers."""
 
     def __init__(self) -> None:
-        self._directory: str | None = None  # what an engine that starts anew begins with
+        self._directory: str | None = None  # what an engine that starts anew begins with ...
+        self._weights: dict[str, Weights] = {}  # ... and the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
 
     def share(self, seats: Iterable[Seat], rollouts: Sequence[tuple[IntArray, IntArray, int]]) -> None:
@@ -47,6 +48,21 @@ class DrafterMessages:
         if self._directory is not None and self._listens(seat):
             with suppress(RayError):
                 self._sent[seat].append(seat.handle.load_drafters.remote(self._directory))
+        for name, weights in self._weights.items():
+            self._send_weights(seat, name, weights)
+
+    def update(self, seats: Iterable[Seat], name: str, weights: Weights) -> None:
+        """All engines draft with these weights, those that are restarted later too."""
+        self._weights[name] = weights
+        for seat in seats:
+            if _up(seat):
+                self._send_weights(seat, name, weights)
+
+    def _send_weights(self, seat: Seat, name: str, weights: Weights) -> None:
+        with suppress(RayError):
+            self._sent.setdefault(seat, []).append(
+                seat.handle.update_drafter.remote(name, weights.manifest, weights.ref)
+            )
 
     def save(self, seats: Iterable[Seat], directory: str) -> str | None:
         """One worker writes its drafters' state; all have seen all rollouts. Returns why nothing was written."""

@@ -16,8 +16,8 @@ import ray
 from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle, ActorProxy
 
-from actors.engine.types import Event, Request, WeightsLoaded
-from actors.rollout_worker import RolloutWorker, WorkerStatus
+from actors.engine.types import Request, WeightsLoaded
+from actors.rollout_worker import RolloutWorker, WorkerEvent, WorkerStatus
 from models.manifest import WeightsManifest
 
 WorkerHandle = ActorProxy[RolloutWorker]
@@ -57,7 +57,7 @@ class Seat:
     reason: str = ""  # why it was lost last
     pending: "ObjectRef[Any] | None" = None  # answer of restart_engine or update_weights
     stream: ObjectRefGenerator | None = None
-    inbox: deque[Event] = field(default_factory=deque)  # taken from the stream, not handled yet
+    inbox: deque[WorkerEvent] = field(default_factory=deque)  # taken from the stream, not handled yet
     sends: list["ObjectRef[Any]"] = field(default_factory=list)  # submits and aborts whose failure must not go unseen
 
     def waitables(self) -> list[Waitable]:
@@ -98,7 +98,7 @@ class Seat:
         ref, self.pending = self.pending, None
         return cast(WorkerStatus | WeightsLoaded, ray.get(ref, timeout=FETCH_TIMEOUT_S))
 
-    def take_events(self) -> list[Event] | None:
+    def take_events(self) -> list[WorkerEvent] | None:
         """The next events of the stream, which is ready; None: it ended."""
         assert self.stream is not None
         try:
@@ -106,7 +106,7 @@ class Seat:
         except StopIteration:
             self.stream = None
             return None
-        return cast(list[Event], ray.get(ref, timeout=FETCH_TIMEOUT_S))
+        return cast(list[WorkerEvent], ray.get(ref, timeout=FETCH_TIMEOUT_S))
 
     def take_send(self, ref: Waitable) -> None:
         """Check a submit or abort that has been answered. Raises as `take_answer`."""

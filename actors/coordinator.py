@@ -1,0 +1,31 @@
+"""The coordinator's home in a cluster: a Ray actor, restarted wherever it dies. Owns nothing but its start.
+
+Workers and the driver speak to it over ZeroMQ, people over gRPC; Ray only starts it, and tells where it is. It stays on
+the driver's node, so that the address file in the run's folder outlives it: its successor takes over the same ports.
+"""
+
+from pathlib import Path
+
+import ray
+
+from coordinator.options import CoordinatorOptions
+from coordinator.service import CoordinatorService
+
+LOOPBACK = "127.0.0.1"
+
+
+class CoordinatorActor:
+    """An actor by `ray.remote(CoordinatorActor)`. Raises in its constructor what CoordinatorService raises."""
+
+    def __init__(self, options: CoordinatorOptions, directory: str, reachable: bool) -> None:
+        """reachable: from other nodes, so not at the loopback address, whatever `options.host` says by default."""
+        if reachable and options.host == LOOPBACK:
+            options = options.model_copy(
+                update={"host": ray.util.get_node_ip_address()}  # type: ignore[no-untyped-call]
+            )
+        self._service = CoordinatorService(options, directory=Path(directory))
+
+    @ray.method
+    def endpoint(self) -> str:
+        """For WorkerClient and DriverClient: tcp://host:port."""
+        return self._service.endpoint

@@ -1,0 +1,317 @@
+"""A rollout worker's spare time: its spot trainer, and its place in the coordinator's eyes.
+
+Owns the states BUSY, IDLE and TRAINING of one worker (design.md section 5) and the way of data into its trainer. It
+never delays work: a worker that is given requests stops training unasked, within `stop_timeout_s`, and reports it
+afterwards. Whatever fails here costs drafter training, never a rollout.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError
+
+from actors.engine.types import Captured
+from actors.spot.types import (
+    Checkpointed,
+    MicroStep,
+    NeedData,
+    Published,
+    Session,
+    SpotTrainer,
+    Started,
+    Stopped,
+    TrainerEvent,
+    TrainerFailed,
+)
+from coordinator.events import State, Stop, Train
+from coordinator.member import Identity
+from coordinator.options import CoordinatorOptions
+from coordinator.transport.client import WorkerClient
+from coordinator.transport.security import ClientKeys
+from drafter.training.records import SequenceRecord
+from models.manifest import WeightsManifest
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.05
+_BUFFER_TIMEOUT_S = 5.0
+_RETRY_S = (0.5, 2.0, 10.0)  # between a failure of the trainer and the next one; then it is given up
+
+
+@dataclass(frozen=True, slots=True)
+class SpotPlan:
+    """What a worker needs to train in its spare time. Picklable."""
+
+    factory: Callable[[], SpotTrainer]  # starts the trainer's process; may take seconds
+    buffers: Mapping[str, Any]  # handles of DataBufferActor by node id; a node without one uses another's
+    endpoint: str  # of the coordinator
+    coordinator: CoordinatorOptions
+    stop_timeout_s: float
+    group: str = "all"  # workers of one group can train together
+    keys: ClientKeys | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterReady:
+    """New drafter weights; `ref` points to the uint8 buffer that the manifest describes."""
+
+    manifest: WeightsManifest
+    ref: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """What an engine's `Captured` event said, without its rows, which went to the data buffer."""
+
+    sequences: int
+    bytes: int
+    seconds: float  # of engine steps
+    skipped: int
+
+
+SpotEvent = MicroStep | Stopped | Checkpointed | TrainerFailed | DrafterReady | CaptureReport
+
+
+class SpotHost:
+    """Lives on the event loop of its RolloutWorker; every method but the constructor's callbacks runs there."""
+
+    def __init__(
+        self,
+        name: str,
+        node: str,
+        incarnation: int,
+        plan: SpotPlan,
+        *,
+        pause: Callable[[], Awaitable[None]],
+        resume: Callable[[], Awaitable[None]],
+        emit: Callable[[SpotEvent], None],
+    ) -> None:
+        """`pause` releases the engine's memory (ValueError: it has requests), `resume` gives it back."""
+        self._name, self._plan = name, plan
+        here = ray.get_runtime_context().get_node_id()
+        self._buffer = plan.buffers.get(here) or next(iter(plan.buffers.values()))
+        self._pause, self._resume, self._emit = pause, resume, emit
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()  # one change between decoding and training at a time
+        self._busy, self._paused = True, False
+        self._session: Session | None = None
+        self._halted = asyncio.Event()  # the trainer stands still
+        self._halted.set()
+        self._target: tuple[WeightsManifest, NDArray[np.uint8]] | None = None
+        self._trainer: SpotTrainer | None = None
+        self._failures = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = threading.Event()
+        self._client = WorkerClient(
+            plan.endpoint,
+            Identity(name, incarnation, node, plan.group),
+            plan.coordinator,
+            keys=plan.keys,
+            on_command=lambda command: self._post(self._obey, command),
+        )
+        self._task(self._start_trainer())
+
+    # What the worker tells.
+
+    async def begin_work(self, requests: int) -> None:
+        """Requests have come: returns when the engine has its memory back, whatever the trainer does."""
+        async with self._lock:
+            if not self._busy:
+                self._busy = True
+                await self._halt(self._plan.stop_timeout_s)
+                if self._paused:
+                    self._paused = False
+                    await self._resume()
+            self._client.busy(requests)
+
+    def out_of_work(self) -> None:
+        """The engine has nothing left to do."""
+        if self._busy and not self._lock.locked():
+            self._busy = False
+            self._client.idle()
+
+    def captured(self, event: Captured) -> None:
+        """The engine has captured sequences: they go to the data buffer."""
+        self._emit(CaptureReport(len(event.records), event.bytes, event.seconds, event.skipped))
+        if event.records:
+            self._task(self._hand_over(list(event.records)))
+
+    async def _hand_over(self, records: list[SequenceRecord]) -> None:
+        try:
+            await asyncio.wait_for(self._buffer.add.remote([ray.put(records)]), _BUFFER_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            _log.warning("%s: %d captured sequences are lost: %s", self._name, len(records), error)
+
+    def engine_restarted(self) -> None:
+        """Another engine is up, awake and without work."""
+        self._paused = False
+
+    async def target_changed(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        """The engine holds new target weights."""
+        self._target = manifest, buffer
+        if self._trainer is not None:
+            await self._tell(self._trainer.set_target, manifest, buffer)
+
+    async def drafter_changed(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
+        """Every worker goes on from these drafter weights."""
+        if self._trainer is not None:
+            await self._tell(self._trainer.load, manifest, payload)
+
+    async def close(self) -> None:
+        self._closing.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.to_thread(self._client.close)
+        if self._trainer is not None:
+            await asyncio.to_thread(self._trainer.close)
+
+    # What the coordinator tells.
+
+    def _obey(self, command: Train | Stop) -> None:
+        match command:
+            case Train(session=session, epoch=epoch, members=members, store=store):
+                self._task(self._train(Session(session, epoch, members, members.index(self._name), store)))
+            case Stop(session=session, within_s=within_s):
+                self._task(self._stop(session, within_s))
+
+    async def _train(self, session: Session) -> None:
+        async with self._lock:
+            if self._busy or self._client.state is not State.TRAINING:
+                return  # Work, or a stop, came first.
+            if self._trainer is None:
+                self._client.trainer_failed(session.session, "its trainer is not up")
+                return
+            if self._session is None:
+                try:
+                    await self._pause()
+                except ValueError:  # Requests have reached the engine meanwhile.
+                    self._busy = True
+                    self._client.busy()
+                    return
+                self._paused = True
+            self._session = session
+            self._halted.clear()
+            await self._tell(self._trainer.start, session)
+
+    async def _stop(self, session: int, within_s: float) -> None:
+        async with self._lock:
+            if self._session is not None and self._session.session == session:
+                await self._halt(within_s)
+            self._client.stopped(session)
+
+    async def _halt(self, within_s: float) -> None:
+        """Stop the trainer; kill it if it has not stopped in time."""
+        if self._session is None or self._trainer is None:
+            return
+        await self._tell(self._trainer.stop)
+        try:
+            await asyncio.wait_for(self._halted.wait(), within_s)
+        except TimeoutError:
+            trainer, self._trainer = self._trainer, None
+            await asyncio.to_thread(trainer.kill)
+            self._failed(f"its trainer did not stop within {within_s:g} s and was killed")
+
+    # What the trainer tells.
+
+    def _heard(self, trainer: SpotTrainer, event: TrainerEvent) -> None:
+        if trainer is not self._trainer:
+            return  # of one that was killed
+        session = self._session
+        match event:
+            case Started(session=number, epoch=epoch, store=store):
+                self._client.started(number, epoch, store)
+            case NeedData():
+                if session is not None:
+                    self._task(self._feed(trainer, session.session, event.tokens))
+            case MicroStep():
+                self._failures = 0
+                self._client.progress(step=event.step)
+                self._emit(event)
+            case Stopped():
+                self._session = None
+                self._halted.set()
+                if session is not None and session.rank == 0:
+                    self._task(self._tell(trainer.publish))
+                self._client.stopped(event.session)
+                self._emit(event)
+            case Published(manifest, payload):
+                self._emit(DrafterReady(manifest, ray.put(payload)))
+            case Checkpointed():
+                self._emit(event)
+            case TrainerFailed(reason):
+                self._trainer = None
+                self._failed(reason)
+
+    def _failed(self, reason: str) -> None:
+        """The trainer is gone: say so, and start another a little later."""
+        session, self._session = self._session, None
+        self._halted.set()
+        if session is not None:
+            self._client.trainer_failed(session.session, reason)
+        self._emit(TrainerFailed(reason))
+        self._failures += 1
+        if self._failures <= len(_RETRY_S):
+            self._task(self._start_trainer(_RETRY_S[self._failures - 1]))
+
+    async def _feed(self, trainer: SpotTrainer, session: int, tokens: int) -> None:
+        """Bring sequences until the trainer has some or the session ends."""
+        version = self._target[0].version if self._target else 0
+        while self._session is not None and self._session.session == session:
+            try:
+                records = await asyncio.wait_for(self._buffer.sample.remote(tokens, version=version), _BUFFER_TIMEOUT_S)
+            except (RayError, TimeoutError) as error:
+                _log.warning("%s: the data buffer does not answer: %s", self._name, error)
+                records = []
+            if records:
+                await self._tell(trainer.feed, records)
+                return
+            await asyncio.sleep(0.1)
+
+    async def _start_trainer(self, delay_s: float = 0.0) -> None:
+        await asyncio.sleep(delay_s)
+        try:
+            trainer = await asyncio.to_thread(self._plan.factory)
+        except Exception as error:
+            self._failed(f"it did not start: {error}")
+            return
+        if self._closing.is_set():
+            await asyncio.to_thread(trainer.kill)
+            return
+        if self._target is not None:
+            await self._tell(trainer.set_target, *self._target)
+        self._trainer = trainer
+        await self._tell(trainer.publish)  # what it starts with: fresh, given, or from a checkpoint
+        threading.Thread(target=self._read, args=(trainer,), name=f"{self._name}-trainer", daemon=True).start()
+
+    def _read(self, trainer: SpotTrainer) -> None:
+        while not self._closing.is_set():
+            for event in trainer.poll(_POLL_S):
+                self._post(partial(self._heard, trainer), event)
+                if isinstance(event, TrainerFailed):
+                    return
+
+    # Plumbing.
+
+    def _post(self, function: Callable[[Any], None], argument: object) -> None:
+        """From another thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def _task(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, method: Callable[..., None], *args: object) -> None:
+        """A command to the trainer; one that has died says so through its events."""
+        try:
+            await asyncio.to_thread(method, *args)
+        except Exception as error:
+            _log.warning("%s: its trainer took no command: %s", self._name, error)

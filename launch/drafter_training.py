@@ -1,0 +1,206 @@
+"""The driver's side of drafter training: the coordinator, the data buffers, and which weights engines draft with.
+
+Owns the decisions between two rollouts (train in the next tail? hand out new weights? take them back?) and what is told
+about them. It never waits for a worker, a trainer or the coordinator while requests run, and nothing that fails here
+fails the run: drafts only save time.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.coordinator import CoordinatorActor
+from actors.data_buffer import DataBufferActor
+from actors.engine.options import EngineOptions
+from actors.engine.types import EngineWindow
+from actors.spot.process import spawn_trainer
+from actors.spot.types import MicroStep
+from actors.spot_host import CaptureReport, DrafterReady, SpotEvent, SpotPlan
+from coordinator.transport.client import DriverClient
+from launch.config import Config
+from launch.dispatch import RolloutDispatcher
+from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
+from models.options import ModelOptions
+from policies.drafter.canary import Canary, Verdict
+from policies.drafter.drift import DriftMonitor
+from policies.speculation.strategy import Strategy
+
+DRAFTER = "eagle"
+CHECKPOINTS_DIR = "drafter"  # in the run's folder
+_BUFFER_STATS_TIMEOUT_S = 2.0
+
+
+class DrafterTraining:
+    """One run's. Events come from the dispatcher's thread; nothing here is thread-safe."""
+
+    def __init__(self, config: Config, observer: Observer, run_dir: Path, model: ModelOptions) -> None:
+        options = config.drafter
+        self._config, self._observer, self._run_dir, self._model = config, observer, run_dir, model
+        self.meter = DrafterMeter()
+        self._drift = DriftMonitor(options.drift, options.every_steps)
+        self._canary = Canary(options.canary)
+        self._ready: DrafterReady | None = None  # the newest, not handed out yet
+        self._kept: dict[int, DrafterReady] = {}  # what engines draft with, and what they did before
+        self._drafting = 0  # version, of the engines
+        self._trained = False  # in this RL step
+        self._target_version = 0
+        here = ray.get_runtime_context().get_node_id()
+        timeout_s = config.cluster.start_timeout_s
+        self._coordinator = (
+            ray.remote(CoordinatorActor)
+            .options(num_cpus=0, max_restarts=-1, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False))
+            .remote(config.coordinator, str(run_dir.resolve()), config.cluster.layout != "embedded")
+        )
+        self._buffers = {
+            node["NodeID"]: ray.remote(DataBufferActor)
+            .options(
+                num_cpus=0,
+                max_restarts=-1,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True),
+            )
+            .remote(options.buffer, seed=options.seed)
+            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            if node["Alive"]
+        }
+        self._endpoint = str(ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s))
+        self._driver = DriverClient(self._endpoint, time.time_ns(), config.coordinator)
+        observer.event("coordinator", f"{self._endpoint}; look with: paceline status {run_dir}")
+
+    def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
+        """How worker `name` trains."""
+        options = self._config.drafter
+        path = self._config.speculation.eagle.path
+        return SpotPlan(
+            factory=partial(
+                spawn_trainer,
+                options,
+                self._model,
+                init=options.seed if path in (None, "random") else str(path),
+                checkpoint_dir=str((self._run_dir / CHECKPOINTS_DIR).resolve()),
+                name=f"{name}-trainer",
+                threads=engine.threads,
+                device=engine.device,
+                start_timeout_s=self._config.cluster.start_timeout_s,
+            ),
+            buffers=dict(self._buffers),
+            endpoint=self._endpoint,
+            coordinator=self._config.coordinator,
+            stop_timeout_s=options.stop_timeout_s,
+        )
+
+    # Around a rollout.
+
+    def begin(self, step: int) -> None:
+        """RL step `step` samples: whoever runs out of work may train, if it is due."""
+        self._trained = False
+        self._driver.rollout_started(step, train=self._drift.due(step))
+
+    def complete(self, step: int) -> None:
+        """Nothing is left to sample; training ends now, and nobody waits for it."""
+        self._driver.rollout_complete(step)
+
+    def hand_out(self, dispatcher: RolloutDispatcher, target_version: int) -> None:
+        """Between two rollouts, with the target's new weights: what the engines draft with from now on."""
+        if target_version != self._target_version:
+            self._target_version = target_version
+            self._canary.new_target()
+        ready, self._ready = self._ready, None
+        if ready is not None and self._canary.offer(ready.manifest.version):
+            self._kept[ready.manifest.version] = ready
+        wanted = self._kept.get(self._canary.version)
+        if wanted is None or wanted.manifest.version == self._drafting:
+            return
+        dispatcher.set_drafter(DRAFTER, wanted.manifest, wanted.ref)
+        self.meter.swapped(wanted.manifest.version)
+        before, self._drafting = self._drafting, wanted.manifest.version
+        self._kept = {v: kept for v, kept in self._kept.items() if v in (before, self._drafting)}
+
+    # What workers say.
+
+    def event(self, worker: str, event: SpotEvent) -> None:
+        match event:
+            case CaptureReport():
+                self.meter.captured(event.bytes)
+                return
+            case DrafterReady(manifest, _):
+                if manifest.version == self._canary.version:  # what a trainer starts with
+                    self._kept.setdefault(manifest.version, event)
+                elif self._ready is None or manifest.version > self._ready.manifest.version:
+                    self._ready = event
+                    self.meter.published(manifest.version)
+                return
+            case MicroStep():
+                self._trained = True
+                end_s = event.started_s + event.seconds
+                self._observer.span(Span(worker, TRAIN_SPAN, event.started_s, end_s, self._observer.current_step))
+                self._observer.worker(worker, "training", f"micro-step {event.step}, loss {event.loss:.3f}")
+        self.meter.event(worker, event)
+
+    def window(self, window: EngineWindow) -> None:
+        """What an engine drafted, and what of it was right."""
+        for use in window.strategies:
+            if not use.drafted or Strategy.parse(use.strategy).drafter != DRAFTER:
+                continue
+            self._drift.observe(use.strategy, use.drafted, use.accepted)
+            verdict = self._canary.observe(self._canary.version, use.strategy, use.drafted, use.accepted)
+            if verdict is Verdict.ROLL_BACK:
+                self._roll_back()
+            elif verdict is Verdict.COLLAPSED:
+                self._observer.event("drafter_collapsed", "acceptance fell with the target's new weights: retraining")
+
+    def _roll_back(self) -> None:
+        """The engines get the last good weights again with the next target weights."""
+        bad, good = self._canary.rolled_back[-1], self._canary.version
+        self.meter.rolled_back(bad)
+        self._observer.event("drafter_rolled_back", f"version {bad} drafts worse than version {good}, which comes back")
+
+    def take(self, step: int, speculation: StepSpeculation | None) -> StepDrafter:
+        """The record of RL step `step`."""
+        if self._trained:
+            self._drift.trained(step)
+        self._ask_buffers()
+        return self.meter.take(self._target_version, speculation)
+
+    def _ask_buffers(self) -> None:
+        asked = {node: buffer.stats.remote() for node, buffer in self._buffers.items()}
+        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_BUFFER_STATS_TIMEOUT_S)
+        for node, ref in asked.items():
+            if ref in ready:
+                with suppress(RayError):  # it is being restarted
+                    stats = ray.get(ref, timeout=1.0)
+                    self.meter.buffer(node, sequences=stats.sequences, bytes=stats.bytes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, JSON. The weights themselves are in the trainers' own checkpoints."""
+        return {"drift": self._drift.state_dict(), "canary": self._canary.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._drift.load_state_dict(state["drift"])
+
+    def close(self) -> None:
+        self._driver.close()
+        actors: list[Any] = [self._coordinator, *self._buffers.values()]
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+
+
+@contextmanager
+def drafter_training(
+    config: Config, observer: Observer, run_dir: Path, model: ModelOptions
+) -> Iterator[DrafterTraining | None]:
+    """For the length of a job; None where `drafter.train` is false."""
+    if not config.drafter.train:
+        yield None
+        return
+    training = DrafterTraining(config, observer, run_dir, model)
+    try:
+        yield training
+    finally:
+        training.close()
