@@ -15,7 +15,7 @@ from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.timeline import write_trace
 from launch.report.collect import chart_data
-from launch.summary import RunSummary, SpeculationSummary, seconds_text, summarise
+from launch.summary import DrafterSummary, RunSummary, SpeculationSummary, seconds_text, summarise
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "gantt.js", "page.js", "speculation.js", "drafter.js")
@@ -122,6 +122,8 @@ def _cards(summary: RunSummary) -> str:
     ]
     if summary.speculation is not None:
         cards.insert(5, _speculation_card(summary.speculation))
+    if summary.drafter is not None:
+        cards.insert(-2, _drafter_card(summary.drafter))
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -130,6 +132,12 @@ def _speculation_card(s: SpeculationSummary) -> str:
         return _card("Speculation", "0 s", "never paid")
     verb = "saved" if s.saved_s >= 0 else "lost"
     return _card("Speculation", f"{seconds_text(abs(s.saved_s))} s", f"{verb}, accept length {s.accept_length:.2f}")
+
+
+def _drafter_card(d: DrafterSummary) -> str:
+    value = f"{d.top3_last:.2f}" if d.top3_last is not None else "-"
+    first = f"from {d.top3_first:.2f}, " if d.top3_first is not None else ""
+    return _card("Drafter top-3 accuracy", value, f"{first}{d.micro_steps:,} micro-steps")
 
 
 def _card(label: str, value: str, more: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from actors.engine.types import EngineWindow, StrategyUse
-from launch.observe import Observer, SpeculationMeter, StepRecord
+from actors.spot.types import MicroStep
+from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.summary import print_summary, summarise
 from tests.launch.test_observer import make_config
 
@@ -126,3 +127,31 @@ def test_speculation_that_never_paid_and_that_was_off(tmp_path: Path) -> None:
     assert "never paid" in speculate(tmp_path / "on", StrategyUse("plain", 60, 600, 0, 0, 1.0, 0.0, 0.0))
     write(tmp_path / "off")
     assert summarise(tmp_path / "off").speculation is None
+
+
+def test_drafter_training(tmp_path: Path) -> None:
+    """Windows of two RL steps at either end; steps without training have no accuracy to count."""
+    meter, speculation = DrafterMeter(), SpeculationMeter()
+    with Observer(tmp_path, make_config()) as observer:
+        for step in range(1, 6):
+            if step != 3:
+                means = (2.0, 0.05 * step, 0.1 * step)
+                meter.event("rollout-0", MicroStep(step, 1, 1, 1, *means, 100, step - 1, float(step), 1.5))
+                meter.published(step)
+            if step == 5:
+                meter.rolled_back(4)
+            use = StrategyUse("eagle:4", 1, 10, 40, 10 * step, 0.5, 0.1, 0.4)
+            speculation.window("rollout-0", EngineWindow(0.0, 1.0, 1, 0, 0, 0, 0, 0, 0, (use,)))
+            used = speculation.take()
+            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=used, drafter=meter.take(step - 1, used)))
+    console = Console(file=StringIO(), width=200)
+    found = print_summary(tmp_path, console=console).drafter
+    assert found is not None
+    assert (found.micro_steps, found.published, found.rolled_back) == (4, 4, 1)
+    assert found.worker_s == pytest.approx(6.0)
+    assert (found.top3_first, found.top3_last) == (pytest.approx(0.15), pytest.approx(0.45))
+    assert (found.accept_first, found.accept_last) == (pytest.approx(2.5), pytest.approx(5.5))
+    assert isinstance(console.file, StringIO)
+    expected = "4 micro-steps in 6.0 s of idle workers, top-3 accuracy 0.15 -> 0.45, accept length 2.50 -> 5.50, 1 of 4"
+    assert expected in console.file.getvalue()
+    assert json.loads((tmp_path / "summary.json").read_text())["drafter"]["micro_steps"] == 4

@@ -162,14 +162,14 @@ function lineChart(host, series, options = {}) {
 
 // Dashed vertical lines; only as many labels as there is room for.
 function drawMarks(svg, marks, X, inner) {
-  const every = Math.ceil((marks.length * 64) / (inner.x1 - inner.x0)) || 1;
-  marks.forEach((mark, i) => {
+  let free = inner.x0;
+  for (const mark of marks) {
     const x = X(mark.x);
     svgEl("line", { x1: x, x2: x, y1: inner.y1, y2: inner.y0, stroke: "var(--faint)", "stroke-dasharray": "2 4" }, svg);
-    if (i % every) return;
-    const text = svgEl("text", { x: x + 3, y: inner.y1 + 8, class: "axis" }, svg);
-    text.textContent = mark.label;
-  });
+    if (x < free || x + 60 > inner.x1) continue;
+    svgEl("text", { x: x + 3, y: inner.y1 + 8, class: "axis" }, svg).textContent = mark.label;
+    free = x + 64;
+  }
 }
 
 function drawLine(svg, s, X, Y, options) {

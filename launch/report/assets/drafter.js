@@ -12,8 +12,8 @@ if (DATA.drafter) {
     [
       { ...top3, quiet: true },
       { ...top1, quiet: true },
-      { ...top3, name: "top 3, smoothed", faint: false, y: smooth(top3.y, 0.2) },
-      { ...top1, name: "top 1, smoothed", faint: false, y: smooth(top1.y, 0.2) },
+      { ...top3, name: "top 3, smoothed", faint: false, y: smooth(top3.y, 0.4) },
+      { ...top1, name: "top 1, smoothed", faint: false, y: smooth(top1.y, 0.4) },
     ],
     { height: 260, title: "micro-step", marks },
   );
