@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from coordinator.address import AddressFileError
 from coordinator.options import CoordinatorOptions, CurveOptions
-from coordinator.service import CoordinatorService
+from coordinator.service import CoordinatorService, OptionsError
 from coordinator.transport.security import KeyFilesError, write_keys
 
 
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         return _keys(parsed.directory) if parsed.command == "keys" else _run(vars(parsed))
-    except (OSError, KeyFilesError, AddressFileError, ValidationError) as error:
+    except (OSError, OptionsError, KeyFilesError, AddressFileError, ValidationError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
 

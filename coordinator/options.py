@@ -1,8 +1,8 @@
 """The `coordinator:` section of the configuration. Owns names and ranges only."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 
 class CurveOptions(BaseModel, frozen=True, extra="forbid"):
@@ -31,12 +31,12 @@ class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
     admin_port: Annotated[int, Field(ge=0, le=65535, description="for `paceline status`; 0: any free one")] = 0
     curve: CurveOptions = CurveOptions()
 
-    @model_validator(mode="after")
-    def _spans(self) -> Self:
-        if self.lease_s < 2 * self.heartbeat_s + self.stop_deadline_s:
-            raise ValueError(
-                f"lease_s {self.lease_s:g} must be at least 2 heartbeat_s + stop_deadline_s = "
-                f"{2 * self.heartbeat_s + self.stop_deadline_s:g}: one late heartbeat is no loss, and a worker that "
-                "hears nothing must have stopped training when it is given up"
-            )
-        return self
+    def contradiction(self) -> str:
+        """What the keys together make impossible; empty if nothing."""
+        least_s = 2 * self.heartbeat_s + self.stop_deadline_s
+        if self.lease_s >= least_s:
+            return ""
+        return (
+            f"{self.lease_s:g} is less than 2 heartbeat_s + stop_deadline_s = {least_s:g}: one late heartbeat would be a "
+            "loss, or a worker that is given up would still train"
+        )

@@ -30,8 +30,13 @@ from coordinator.transport.server import CoordinatorServer
 S = TypeVar("S")
 
 
+class OptionsError(ValueError):
+    """Options that contradict each other."""
+
+
 class CoordinatorService:
-    """Runs from construction to `close`. Raises OSError if a port is taken, KeyFilesError.
+    """Runs from construction to `close`. Raises OSError if a port is taken, OptionsError,
+    KeyFilesError, AddressFileError.
 
     directory: gets the address file. watch: called on the service's thread with every notice; must not block.
     """
@@ -43,6 +48,8 @@ class CoordinatorService:
         directory: Path | None = None,
         watch: Callable[[Notice], None] = lambda notice: None,
     ) -> None:
+        if fault := options.contradiction():
+            raise OptionsError(f"lease_s: {fault}")
         before = Address.read(directory) if directory is not None else None
         self._started_s = time.monotonic()
         self._feed, self._also = Feed(), watch

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from launch.admin_cli import add_commands
 from launch.errors import PacelineError, UsageError, as_expected
 from launch.interrupt import Interrupted
 
@@ -213,6 +214,9 @@ def report(
         from launch.report import write_report
 
         typer.echo(write_report(run, output))
+
+
+add_commands(app, lambda debug: _failures(debug, into_pipe=True))
 
 
 def main() -> None:

@@ -48,7 +48,8 @@ def spawn_engine(
 
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
     child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding.
-    `capture_bytes`, `recorded_layers`: see NativeEngine. Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
+    `capture_bytes`, `recorded_layers`: see NativeEngine.
+    Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     if options.backend != "native":
         raise EngineStartError(

@@ -210,6 +210,9 @@ class SpotLoop:
         except ValueError as error:
             self._tell(Skipped(len(records), str(error)))
             result = trainer.micro_step([], reduce=reduce)  # The others are not to wait.
+        except BrokenGroupError:
+            self._feeding.put_back(records)
+            raise
         seconds = time.perf_counter() - start_s
         if result.updated and result.positions:
             self._tell(_event(result, trainer, session, count, started_s, seconds))

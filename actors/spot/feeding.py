@@ -51,6 +51,11 @@ class Feeding:
         self._rows -= rows
         return pack
 
+    def put_back(self, pack: Sequence[SequenceRecord]) -> None:
+        """To be the next pack again: nothing was learned from it."""
+        self._records.extendleft(reversed(pack))
+        self._rows += sum(record.rows for record in pack)
+
     def wanted_rows(self) -> int:
         """Rows worth asking for: 0 while enough waits, or an answer to the last question does."""
         if self._asked or self._rows >= LOW_PACKS * self._pack_rows:

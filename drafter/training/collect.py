@@ -8,27 +8,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from drafter.training.records import SequenceRecord
 from models.packed import PackedContext
-from models.transformer import AttentionContext, Transformer
+from models.transformer import Transformer
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 @torch.no_grad()
-def forward_states(target: Transformer, tokens: Tensor, context: AttentionContext, layers: Sequence[int]) -> Tensor:
-    """Rows as in SequenceRecord, [T, (len(layers) + 1) H]: outputs of `layers` (from 0), then the final state."""
-    rotation, x = target.rope.at(context.positions), target.embed_tokens(tokens)
-    recorded: dict[int, Tensor] = {}
-    for index, block in enumerate(target.blocks):
-        x = block(x, rotation, context)
-        if index in layers:
-            recorded[index] = x
-    return torch.cat([*(recorded[layer] for layer in layers), target.norm(x)], dim=-1)
-
-
 def collect_records(
     target: Transformer,
     prompts: Sequence[NDArray[np.int32]],
@@ -56,7 +44,7 @@ def collect_records(
         fed = [sequences[i][:-1] for i in chosen]
         tokens = torch.from_numpy(np.concatenate(fed).astype(np.int64)).to(device)
         context = PackedContext.from_lengths([len(sequence) for sequence in fed], device)
-        states = forward_states(target, tokens, context, layers).contiguous().cpu()
+        states = target(tokens, context, tuple(layers)).contiguous().cpu()
         rows = states.view(torch.uint8).numpy()
         at = 0
         for i, sequence in zip(chosen, fed, strict=True):

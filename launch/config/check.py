@@ -21,7 +21,7 @@ DRAFTERS = ("ngram", "suffix", "eagle")
 
 def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
-    rules = (_objective, _rollout, _speculation, _drafter, _reward, _data, _learner, _layout)
+    rules = (_objective, _rollout, _speculation, _drafter, _reward, _data, _coordinator, _learner, _layout)
     return [issue for rule in rules for issue in rule(config)]
 
 
@@ -155,6 +155,11 @@ def _data(c: Config) -> Iterator[Issue]:
         yield Issue("data.chat_template", "is not used when data.template is plain")
     if c.data.template == "plain" and c.data.system_prompt is not None:
         yield Issue("data.system_prompt", "is not used when data.template is plain")
+
+
+def _coordinator(c: Config) -> Iterator[Issue]:
+    if fault := c.coordinator.contradiction():
+        yield Issue("coordinator.lease_s", fault, remedy="raise it, or lower the others")
 
 
 def _learner(c: Config) -> Iterator[Issue]:

@@ -8,6 +8,7 @@ from actors.data.options import DataOptions
 from actors.engine.options import RolloutOptions
 from actors.rewards.options import RewardOptions
 from actors.training.options import LearnerOptions, WarmupOptions
+from coordinator.options import CoordinatorOptions
 from models.options import ModelOptions
 from policies.drafter.options import DrafterOptions
 from policies.options import ObjectiveOptions
@@ -83,6 +84,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     data: DataOptions
     rollout: RolloutOptions = RolloutOptions()
     drafter: DrafterOptions = DrafterOptions()
+    coordinator: CoordinatorOptions = CoordinatorOptions()
     learner: LearnerOptions = LearnerOptions()
     objective: ObjectiveOptions = ObjectiveOptions()
     reward: RewardOptions = RewardOptions()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,6 +18,8 @@ import torch
 from actors.engine.options import EngineOptions
 from actors.engine.process import EngineStartError, spawn_engine
 from actors.engine.types import (
+    Captured,
+    DrafterLoaded,
     EngineDiedError,
     EngineFailed,
     EngineIdle,
@@ -26,12 +29,14 @@ from actors.engine.types import (
     RolloutEngine,
     WeightsLoaded,
 )
+from drafter.eagle.model import init_eagle
 from models import weights
 from models.checkpoint import hf_state_dict, init_model, save_model
 from models.ops.native import kernels
 from models.options import ModelOptions
-from policies.speculation.options import SpeculationOptions
+from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.support import assert_same, engine, make_requests, rollouts, run, tiny_model, write_config
+from tests.engine.test_capture import check_all
 
 OPTIONS = EngineOptions(max_running=8, kv_tokens=4096, block_tokens=8, threads=1, progress_every_tokens=5)
 DEADLINE_S = 60.0
@@ -253,3 +258,48 @@ def test_a_child_speculates_remembers_and_keeps_what_its_drafters_know(model_dir
 def test_a_child_that_cannot_speculate_as_asked_says_why(model_dir: Path) -> None:
     with pytest.raises(EngineStartError, match=r"rollout\.speculation"):
         speculative(model_dir, ("eagle:4",))
+
+
+def test_captured_states_cross_as_memory(model_dir: Path, tmp_path: Path) -> None:
+    requests = make_requests(12, prompts=4, seed=1)
+    spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, capture_bytes=1 << 26, recorded_layers=(0, 1))
+    before = psutil.Process().num_fds()
+    spawned.submit(requests)
+    events = collect(spawned, EngineIdle)
+    while len(rollouts(events)) < 12:
+        events += collect(spawned, EngineIdle)
+    spawned.close()
+    assert psutil.Process().num_fds() <= before
+    assert_same(rollouts(events), run(engine(tiny_model(tmp_path)), requests))
+    check_all(tiny_model(tmp_path), events, requests, (0, 1))
+    reports = [event for event in events if isinstance(event, Captured)]
+    assert all(report.seconds > 0 for report in reports)
+
+
+def test_a_drafter_takes_new_weights_or_says_why_not(model_dir: Path, tmp_path: Path) -> None:
+    target = tiny_model(tmp_path)
+    model = init_eagle(target.config, 3, dtype=torch.float32, device="cpu", batch_invariant=True)
+    manifest, buffer = weights.pack(model.state_dict(), version=5)
+    spawned = speculative(model_dir, ("eagle:2", "ngram:2"), eagle=EagleOptions(path="random"))
+    spawned.submit(make_requests(4, prompts=2, seed=1))
+    spawned.update_drafter("eagle", manifest, buffer)
+    loaded = next(e for e in collect(spawned, DrafterLoaded) if isinstance(e, DrafterLoaded))
+    assert (loaded.name, loaded.version, loaded.checksum, loaded.reason) == ("eagle", 5, manifest.checksum, "")
+    assert loaded.seconds >= 0
+
+    def refused(name: str, payload: np.ndarray, **tensors: torch.Tensor) -> str:
+        sent = manifest
+        if tensors:
+            sent, payload = weights.pack(tensors, version=6)
+        spawned.update_drafter(name, sent, payload)
+        return next(e for e in collect(spawned, DrafterLoaded) if isinstance(e, DrafterLoaded)).reason
+
+    damaged = buffer.copy()
+    damaged[3] ^= 255
+    assert "checksum" in refused("eagle", damaged)
+    assert "drafter.algorithm" in refused("eagle", buffer, other=torch.zeros(3))
+    assert "no weights" in refused("ngram", buffer)
+    assert "no drafter" in refused("eagel", buffer)
+    spawned.submit(make_requests(4, prompts=2, seed=2))
+    collect(spawned, EngineIdle)
+    spawned.close()

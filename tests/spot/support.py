@@ -49,8 +49,9 @@ def record(seed: int, rows: int = 40, version: int = 0, **changes: Any) -> Seque
 
 
 def spawn(target: Path, checkpoints: Path, **options: Any) -> ProcessTrainer:
+    model = ModelOptions(path=str(target))
     trainer = spawn_trainer(
-        options_of(**options), ModelOptions(path=str(target)), checkpoint_dir=checkpoints, threads=1, device="cpu"
+        options_of(**options), model, checkpoint_dir=checkpoints, threads=1, device="cpu", niceness=0
     )
     assert isinstance(trainer, ProcessTrainer)
     return trainer
