@@ -99,6 +99,7 @@ class NativeEngine:
             self._table,
             self._steps,
             config.vocab_size,
+            next(model.parameters()).device,
             drafters,
             policy,
             rejection=verification == "rejection",

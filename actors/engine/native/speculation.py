@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -58,6 +59,7 @@ class Speculator:
         table: SlotTable,
         steps: StepArrays,
         vocab_size: int,
+        device: torch.device,
         drafters: Mapping[str, Drafter],
         policy: StrategyPolicy | None,
         *,
@@ -66,7 +68,7 @@ class Speculator:
         kv: KVPlaces | None = None,
     ) -> None:
         self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
-        self._drafters = dict(drafters)
+        self._device, self._drafters = device, dict(drafters)
         self._hidden, self._kv = hidden, kv
         self._history = table.tokens.view()
         self._history.flags.writeable = False
@@ -185,10 +187,12 @@ class Speculator:
         return drafts
 
     def _distributions(self, answer: Drafts, clean: StepDrafts) -> Tensor | None:
-        """What the drafted tokens were drawn with, cut like the drafts."""
-        given = answer.distributions
+        """What the drafted tokens were drawn with, cut like the drafts; None if it makes no sense."""
+        given: object = answer.distributions
         requests, width = clean.tokens.shape
-        if given is None or clean.parents is not None:
+        if not isinstance(given, Tensor) or clean.parents is not None:
+            return None
+        if given.layout is not torch.strided or not given.is_floating_point() or given.device != self._device:
             return None
         if given.ndim != 3 or len(given) != requests or given.shape[1] < width or given.shape[2] != self._vocab_size:
             return None
