@@ -165,9 +165,9 @@ class NativeEngine:
         """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
         self._speculator.remember(prompts, responses)
 
-    def save_drafters(self, directory: str) -> None:
-        """Write what the drafters would lose with this process."""
-        self._speculator.save(directory)
+    def save_drafters(self, directory: str) -> str | None:
+        """Write what the drafters would lose with this process. Returns what failed, if anything; never raises."""
+        return self._speculator.save(directory)
 
     def load_drafters(self, directory: str) -> None:
         """Restore what `save_drafters` wrote; what is missing stays as it is."""

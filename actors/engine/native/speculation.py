@@ -108,9 +108,19 @@ class Speculator:
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         self._tell(lambda drafter: drafter.remember(prompts, responses))
 
-    def save(self, directory: str) -> None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        self._tell(lambda drafter: drafter.save(directory))
+    def save(self, directory: str) -> str | None:
+        """Returns what failed. A full disk says nothing against a drafter: none is given up."""
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return str(error)
+        failures = []
+        for name, drafter in self._drafters.items():
+            try:
+                drafter.save(directory)
+            except Exception as error:
+                failures.append(f"{name}: {error}")
+        return "; ".join(failures) or None
 
     def load(self, directory: str) -> None:
         self._tell(lambda drafter: drafter.load(directory))
