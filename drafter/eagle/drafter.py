@@ -114,7 +114,7 @@ class EagleDrafter:
         """The weights come with the options or by `load_weights`: an older copy must not replace them."""
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """See `Drafter.propose`. Requests without enough kept states get no draft."""
+        """See `Drafter.propose`. Requests without kept states get no draft; no path is longer than MAX_FED_ROWS + 1."""
         shape = (len(batch.slots), strategy.tokens_to_verify)
         tokens, counts = np.zeros(shape, np.int64), np.zeros(shape[0], np.int64)
         parents = np.full(shape, -1, np.int64) if strategy.is_tree else None
@@ -128,11 +128,12 @@ class EagleDrafter:
                     tokens[ready.index, : grown.shape[1]], counts[ready.index] = grown, known
                     parents[ready.index, : before.shape[1]] = before
                 else:
-                    drawn, soft = self._chain(ready, hidden, strategy.depth)
-                    tokens[ready.index], counts[ready.index] = drawn, strategy.depth
+                    depth = min(strategy.depth, MAX_FED_ROWS + 1)  # the last token is not fed
+                    drawn, soft = self._chain(ready, hidden, depth)
+                    tokens[ready.index, :depth], counts[ready.index] = drawn, depth
                     if soft is not None:
                         distributions = soft.new_zeros((*shape, soft.shape[2]))
-                        distributions[torch.from_numpy(ready.index)] = soft
+                        distributions[torch.from_numpy(ready.index), :depth] = soft
         return Drafts(tokens, counts, parents, distributions)
 
     # Catching up.

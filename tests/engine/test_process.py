@@ -19,9 +19,9 @@ from actors.engine import wire
 from actors.engine.options import EngineOptions
 from actors.engine.process import EngineStartError, spawn_engine
 from actors.engine.types import (
+    DraftersSaved,
     EngineDiedError,
     EngineFailed,
-    DraftersSaved,
     EngineIdle,
     EngineWindow,
     Event,

@@ -187,7 +187,7 @@ class NativeEngine:
                 known = 0 if prefix is None else len(prefix.tokens)
                 limit = self._limits.sequence_limit(request)
                 self._scheduler.add(Ticket(request, prefix, known, limit, len(request.prompt_tokens) + known))
-        self._idle = False
+        self._idle = self._idle and not requests
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """End requests now: each is Finished with reason ABORT and the tokens it has (none, if it never ran)."""
