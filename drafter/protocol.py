@@ -98,7 +98,7 @@ class Drafter(Protocol):
         May raise: then the engine goes on without this drafter."""
 
     def new_target(self, version: int) -> None:
-        """The target model's weights changed (in place)."""
+        """The target model's weights are of this version now: they changed in place, or the engine starts."""
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         """Rollouts that other workers finished."""

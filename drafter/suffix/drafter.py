@@ -123,5 +123,7 @@ class SuffixDrafter:
             return
         try:
             self._index.load(str(path))
+            # The file has a version of its own, but how old a rollout is depends on the weights that are loaded.
+            self._index.set_version(self._version)
         except RuntimeError as error:
             _LOG.warning("the suffix drafter goes on without its saved index: %s", error)

@@ -106,6 +106,7 @@ class NativeEngine:
             hidden=self._hidden,
             kv=kv,
         )
+        self._speculator.new_target(weights_version)
         watcher = self._speculator if self._speculator.has_drafters else None
         self._scheduler = Scheduler(self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watcher)
         self._max_nodes = 0 if policy is None else policy.max_nodes
