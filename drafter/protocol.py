@@ -50,7 +50,9 @@ class BatchView:
     history: NDArray[np.int32]  # [slots, max_tokens]; prompt and response of request r: history[slots[r], :lengths[r]]
     lengths: Int64Array  # [R], tokens known (prompt and response)
     prompt_lengths: Int64Array  # [R]
-    noise_keys: Int64Array  # [R]; the token after `lengths[r]` is drawn with noise position lengths - prompt_lengths
+    # [R]; the token after `lengths[r]` is drawn with noise position lengths - prompt_lengths. With `verification:
+    # rejection` they are other keys, for the drafter's own draws.
+    noise_keys: Int64Array
     temperatures: NDArray[np.float32]  # [R]
     vocab_size: int
     top_k: Int64Array  # [R], 0 is off

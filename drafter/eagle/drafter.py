@@ -24,7 +24,6 @@ from policies.speculation.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
 MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for
-_OWN_STREAM = 0x5DEECE66D  # sampled drafts must not see the target's noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +169,11 @@ class EagleDrafter:
     def _batch(self, batch: BatchView, index: Int64Array, places: Places) -> _Batch:
         top_k, top_p = batch.top_k[index], batch.top_p[index]
         lengths = batch.lengths[index]
-        keys = batch.noise_keys[index]
         return _Batch(
             index,
             lengths,
             places,
-            self._there(keys ^ _OWN_STREAM if self._sampled else keys),
+            self._there(batch.noise_keys[index]),
             lengths - batch.prompt_lengths[index],
             self._there(batch.temperatures[index]),
             self._there(top_k),

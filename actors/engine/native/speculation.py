@@ -25,6 +25,8 @@ from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
 _log = logging.getLogger(__name__)
+# Rejection sampling draws by the request's noise wherever nothing was drafted: what is drafted must not depend on it.
+_OTHER_NOISE = 0x5DEECE66D
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,13 @@ class _Requests:
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, table: SlotTable, slots: Int64Array) -> "_Requests":
+    def of(cls, table: SlotTable, slots: Int64Array, other_noise: int) -> "_Requests":
         fixed: dict[str, Any] = {
             "request_ids": table.request_id[slots],
             "prompt_ids": table.prompt_id[slots],
             "slots": slots.copy(),
             "prompt_lengths": table.prompt_length[slots],
-            "noise_keys": table.noise_key[slots],
+            "noise_keys": table.noise_key[slots] ^ other_noise,
             "temperatures": table.temperature[slots],
             "top_k": table.top_k[slots],
             "top_p": table.top_p[slots],
@@ -72,7 +74,8 @@ class Speculator:
         self._hidden, self._kv = hidden, kv
         self._history = table.tokens.view()
         self._history.flags.writeable = False
-        self._requests = _Requests.of(table, np.zeros(0, np.int64))
+        self._other_noise = _OTHER_NOISE if rejection else 0
+        self._requests = _Requests.of(table, np.zeros(0, np.int64), self._other_noise)
         self.draft_s = 0.0  # of the last step
         self.use(policy)
 
@@ -211,7 +214,7 @@ class Speculator:
     def _view(self, slots: Int64Array, needs_hidden: bool) -> BatchView:
         table = self._table
         if self._requests.slots is not slots:
-            self._requests = _Requests.of(table, slots)
+            self._requests = _Requests.of(table, slots, self._other_noise)
         lengths = table.length[slots]
         return BatchView(
             history=self._history,
