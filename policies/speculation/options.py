@@ -10,7 +10,7 @@ from policies.speculation.strategy import Strategy
 class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
     """The suffix drafter (DAS 4.1): an index per problem over its recent rollouts and the request's own text."""
 
-    window_rollouts: Annotated[int, Field(ge=1, description="finished rollouts kept per problem")] = 32
+    window_rollouts: Annotated[int, Field(ge=1, le=4096, description="finished rollouts kept per problem")] = 32
     max_bytes: Annotated[int, Field(ge=1 << 20, description="memory limit; whole problems leave, oldest use first")] = (
         512 << 20
     )

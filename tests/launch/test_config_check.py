@@ -55,6 +55,18 @@ Write = Callable[..., Path]
             "rollout.speculation.batch_thresholds",
         ),
         (
+            ["rollout.speculation={mode: paper, strategies: ['suffix:8', 'ngram:8'], batch_thresholds: [1, 8]}"],
+            "rollout.speculation.batch_thresholds",
+        ),
+        (["rollout.speculation.epsilon=0.2"], "rollout.speculation.epsilon"),
+        (["rollout.speculation={mode: fixed, strategies: ['suffix:8'], seed: 3}"], "rollout.speculation.seed"),
+        (["rollout.speculation={mode: paper, exploration: 0.1}"], "rollout.speculation.exploration"),
+        (
+            ["rollout.speculation={strategies: ['suffix:8'], eagle: {path: random}}"],
+            "rollout.speculation.eagle.path",
+        ),
+        (["rollout.speculation.suffix.window_rollouts=5000"], "rollout.speculation.suffix.window_rollouts"),
+        (
             ["rollout.speculation.verification=rejection", "model.batch_invariant=true"],
             "rollout.speculation.verification",
         ),
@@ -79,6 +91,8 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["rollout.speculation={mode: fixed, strategies: ['eagle:4x2/8'], eagle: {path: random}}"],
         ["rollout.speculation={mode: paper, batch_thresholds: [1, 8, 32]}"],
         ["rollout.speculation={mode: off, strategies: ['eagle:4']}"],
+        ["rollout.speculation={mode: paper, epsilon: 0.2, seed: 3}"],
+        ["rollout.speculation={strategies: ['suffix:8', 'eagle:2'], eagle: {path: random}, exploration: 0.02}"],
     ],
 )
 def test_no_false_alarms(write_config: Write, overrides: list[str]) -> None:
