@@ -65,15 +65,17 @@ class _Arm:
         if self.holds:
             self.value = _speedup(self.holds, cost)
 
-    def fell(self, cost: PlainCost) -> bool:
-        """Its last holds are far below its window, which loses the older ones: the world has changed."""
+    def changed(self, cost: PlainCost) -> bool:
+        """Its last holds are far from its window, which loses the older ones: the world has changed."""
         recent: list[Hold] = []
         for hold in reversed(self.holds):
             recent.append(hold)
             tokens = sum(running * count for parts, _ in recent for running, count in parts)
             if tokens >= FELL_TOKENS and len(recent) >= FELL_HOLDS:
                 break
-        if self.value is None or 2 * len(recent) > len(self.holds) or _speedup(recent, cost) > FELL * self.value:
+        if self.value is None or 2 * len(recent) > len(self.holds):
+            return False
+        if FELL * self.value < _speedup(recent, cost) < self.value / FELL:
             return False
         self.holds = deque(reversed(recent), self.holds.maxlen)
         self.judge(cost)
@@ -246,7 +248,8 @@ class AdaptivePolicy:
         arm.holds.append(hold)
         arm.judge(self._cost)
         self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, elapsed_s - plain_s)
-        if not self._exploring and arm.fell(self._cost):
+        before = arm.value or 0.0
+        if arm.changed(self._cost) and not self._exploring and (arm.value or 0.0) < before:
             self._start_over(arm)
             return
         best = bucket.best()
@@ -299,15 +302,16 @@ class AdaptivePolicy:
         plain, step = bucket.plain, self._step
         if best is not plain and step >= plain.due_step and not self._cost.measured_near(running):
             return plain  # What plain decoding costs here was only inferred.
-        chosen, most = None, 0.0
+        chosen, most = None, 0.0  # by promise and by how long it has waited: else those that come close starve the rest
         for arm in bucket.arms:
             if arm is best or step < arm.due_step:
                 continue
             promise = self._promise(bucket, arm, running)
             if arm.value is None and promise < HOPELESS * (best.value or 1.0) and step < HOPELESS_WAIT_STEPS:
                 continue
-            if promise > most:
-                chosen, most = arm, promise
+            urgency = promise * (1 + (step - arm.due_step) / arm.wait_steps)
+            if urgency > most:
+                chosen, most = arm, urgency
         if chosen is None and best is not plain and step >= plain.due_step:
             return plain  # It may have become slower or faster: every reward is relative to it.
         return chosen
