@@ -36,6 +36,7 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
+from drafter.build import history_tokens
 from drafter.protocol import Drafter, KVPlaces
 from models import weights
 from models.checkpoint import load_hf_state_dict
@@ -83,8 +84,7 @@ class NativeEngine:
         if blocks < 1:
             raise ValueError(f"rollout.engine.kv_tokens={options.kv_tokens} is less than one block of {block_tokens}")
         self._limits = Limits(config.vocab_size, model_tokens, blocks, block_tokens)
-        # No sequence can be longer than the cache plus the last token, whose K/V are not stored.
-        max_tokens = min(model_tokens, blocks * block_tokens + 1)
+        max_tokens = history_tokens(model, options)
         self._table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
         self._hidden: HiddenStore | None = None
         kv: KVPlaces | None = None
