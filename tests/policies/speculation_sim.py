@@ -72,11 +72,10 @@ class Step:
         """What plain decoding would have taken for the same tokens."""
         return self.world.step_s(PLAIN, self.running) * (1 + self.accepted / self.running)
 
-    def lost_s(self, arms: Sequence[Strategy]) -> float:
-        """Expected seconds beyond what the best strategy takes for as many tokens."""
-        best = self.world.gain(self.world.best(arms, self.running), self.running)
-        share = self.world.gain(self.strategy, self.running) / best
-        return self.world.step_s(self.strategy, self.running) * (1 - share)
+    @property
+    def kind(self) -> tuple[int, Strategy, int]:
+        """What its expected speed-up depends on."""
+        return id(self.world), self.strategy, self.running
 
 
 Running = Callable[[float], int]  # requests that run when so many tokens per request were decoded
@@ -86,8 +85,8 @@ def constant(running: int) -> Running:
     return lambda tokens: running
 
 
-def long_tail(requests: int, middle: float = 42.0, spread: float = 0.95, longest: int = 200) -> Running:
-    """Waves of requests with log-normal lengths (the demo's: median 42, 90 % below 143): the last ones run alone."""
+def long_tail(requests: int, middle: float = 42.0, spread: float = 0.95, longest: int = 400) -> Running:
+    """Waves of requests with log-normal lengths (as the demo's: median 42, 90 % below 143); the last one runs alone."""
     shares = ((i + 0.5) / requests for i in range(requests))
     lengths = sorted(min(middle * math.exp(spread * _normal_quantile(share)), longest) for share in shares)
 
@@ -145,13 +144,28 @@ def share(steps: Sequence[Step], strategy: Strategy) -> float:
 
 def share_near_best(steps: Sequence[Step], candidates: Sequence[Strategy], within: float = 0.97) -> float:
     """Of steps whose strategy has at least so much of the best expected speed-up."""
-    worth: dict[tuple[Strategy, int], bool] = {}
+    worth = worth_of(steps, lambda running: candidates)
+    return sum(worth[step.kind] >= within for step in steps) / len(steps)
+
+
+def worth_of(
+    steps: Sequence[Step], candidates: Callable[[int], Sequence[Strategy]]
+) -> dict[tuple[int, Strategy, int], float]:
+    """Expected speed-up over the best candidate's, for every kind of step."""
+    worth = {}
     for step in steps:
-        key = step.strategy, step.running
-        if key not in worth:
-            best = step.world.gain(step.world.best(candidates, step.running), step.running)
-            worth[key] = step.world.gain(step.strategy, step.running) >= within * best
-    return sum(worth[step.strategy, step.running] for step in steps) / len(steps)
+        if step.kind not in worth:
+            best = step.world.best(candidates(step.running), step.running)
+            gain = step.world.gain(step.strategy, step.running)
+            worth[step.kind] = gain / step.world.gain(best, step.running)
+    return worth
+
+
+def bound_share(steps: Sequence[Step], candidates: Callable[[int], Sequence[Strategy]]) -> float:
+    """Expected speed over that of an engine which always knows the best of the candidates (for so many running)."""
+    worth = worth_of(steps, candidates)
+    needed = {step.kind: step.world.step_s(step.strategy, step.running) for step in steps}
+    return sum(needed[step.kind] * worth[step.kind] for step in steps) / sum(needed[step.kind] for step in steps)
 
 
 def speedup(steps: Sequence[Step]) -> float:
@@ -164,7 +178,9 @@ def elapsed_s(steps: Sequence[Step]) -> float:
 
 
 def lost_s(steps: Sequence[Step], candidates: Sequence[Strategy]) -> float:
-    return sum(step.lost_s(candidates) for step in steps)
+    """Expected seconds beyond what the best strategy takes for as many tokens."""
+    worth = worth_of(steps, lambda running: candidates)
+    return sum(step.world.step_s(step.strategy, step.running) * (1 - worth[step.kind]) for step in steps)
 
 
 def quiet(world: World) -> World:
