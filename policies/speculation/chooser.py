@@ -29,11 +29,12 @@ QUIET = 4  # a quarter of the allowance, and holds four times as long, while eve
 FELL, FELL_TOKENS, FELL_HOLDS = 0.7, 128, 3  # an arm has fallen when so much text gains less than this of its value
 ROWS_PER_STEP = 16  # rows beyond its own that cost as much as a plain step, before anything was measured
 FIRST_WAIT_STEPS = 64
-LONGEST_WAIT_STEPS = 1 << 14
+LONGEST_WAIT_STEPS = 1 << 11
+STALE_STEPS = 1 << 11  # holds older than this count no more, but for the last two
 CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
 HOPELESS = 0.85  # arms that promise less than this share of the best are tried late
 HOPELESS_WAIT_STEPS = 1 << 11
-BUCKET_NODES = (64, 32, 16, 8, 6, 4)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
+BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class ArmBelief:
     reward: float | None  # speed-up against plain decoding; None: never tried
 
 
-Hold = tuple[tuple[tuple[int, float], ...], float]  # ((running requests, tokens per request), ...) and seconds
+# ((running requests, tokens per request), ...), seconds, and the engine step at its end
+Hold = tuple[tuple[tuple[int, float], ...], float, int]
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class _Arm:
         recent: list[Hold] = []
         for hold in reversed(self.holds):
             recent.append(hold)
-            tokens = sum(running * count for parts, _ in recent for running, count in parts)
+            tokens = sum(running * count for parts, _, _ in recent for running, count in parts)
             if tokens >= FELL_TOKENS and len(recent) >= FELL_HOLDS:
                 break
         if self.value is None or 2 * len(recent) > len(self.holds):
@@ -87,8 +89,8 @@ class _Arm:
 
 
 def _speedup(holds: Collection[Hold], cost: PlainCost) -> float:
-    gain_s = sum(tokens * (cost.at(running) or 0.0) for parts, _ in holds for running, tokens in parts)
-    return gain_s / sum(elapsed_s for _, elapsed_s in holds)
+    gain_s = sum(tokens * (cost.at(running) or 0.0) for parts, _, _ in holds for running, tokens in parts)
+    return gain_s / sum(elapsed_s for _, elapsed_s, _ in holds)
 
 
 @dataclass(slots=True)
@@ -233,7 +235,7 @@ class AdaptivePolicy:
         self._step += steps
         rival = bucket.best()
         self._credit_s += self._exploration * raw_s / (QUIET if bucket.quiet() else 1)
-        hold: Hold = (tuple(parts), max(elapsed_s, 1e-9))
+        hold: Hold = (tuple(parts), max(elapsed_s, 1e-9), self._step)
         if self._exploring:
             spent_s = min(raw_s, 2 * elapsed_s)
             self._credit_s -= max(0.0, spent_s - hold[1] * _speedup((hold,), self._cost) / (rival.value or 1.0))
@@ -246,6 +248,8 @@ class AdaptivePolicy:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
             return
         arm.holds.append(hold)
+        while len(arm.holds) > 2 and arm.holds[0][2] < self._step - STALE_STEPS:
+            arm.holds.popleft()
         arm.judge(self._cost)
         self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, elapsed_s - plain_s)
         before = arm.value or 0.0
@@ -253,7 +257,7 @@ class AdaptivePolicy:
             self._start_over(arm)
             return
         best = bucket.best()
-        if (arm.value or 0.0) > CLOSE * (best.value or 1.0):
+        if self._promise(arm, segments[-1][0]) > CLOSE * (best.value or 1.0):
             arm.wait_steps = FIRST_WAIT_STEPS
         else:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
@@ -306,7 +310,7 @@ class AdaptivePolicy:
         for arm in bucket.arms:
             if arm is best or step < arm.due_step:
                 continue
-            promise = self._promise(bucket, arm, running)
+            promise = self._promise(arm, running)
             if arm.value is None and promise < HOPELESS * (best.value or 1.0) and step < HOPELESS_WAIT_STEPS:
                 continue
             urgency = promise * (1 + (step - arm.due_step) / arm.wait_steps)
@@ -321,14 +325,15 @@ class AdaptivePolicy:
         if arm is bucket.plain:
             gain = 1.0
         else:
-            gain = self._promise(bucket, arm, running)
+            gain = self._promise(arm, running)
             if gain == math.inf:
                 gain = 1 / (1 + running * arm.strategy.tokens_to_verify / ROWS_PER_STEP)
         return steps * (self._cost.at(running) or 0.0) * max(0.0, 1 / gain - 1 / (bucket.best().value or 1.0))
 
-    def _promise(self, bucket: _Bucket, arm: _Arm, running: int) -> float:
-        """What to expect of an arm: its own value, else by its drafter's profile; a drafter never tried comes first."""
-        if arm.value is not None:
-            return arm.value
+    def _promise(self, arm: _Arm, running: int) -> float:
+        """What to expect of an arm: its own value or, if that is more, what its drafter's profile says, because a short
+        trial may be bad luck; a drafter never tried comes first."""
         predicted = self._profiles[arm.strategy.drafter].predict(arm.strategy, running, self._cost.at(running) or 0.0)
-        return math.inf if predicted is None else predicted
+        if arm.value is None:
+            return math.inf if predicted is None else predicted
+        return arm.value if predicted is None else max(arm.value, predicted)
