@@ -31,6 +31,7 @@ ROWS_PER_STEP = 16  # rows beyond its own that cost as much as a plain step, bef
 FIRST_WAIT_STEPS = 64
 LONGEST_WAIT_STEPS = 1 << 11
 STALE_STEPS = 1 << 11  # holds older than this count no more, but for the last two
+SURE_TRIES = 3  # before them an arm that loses is tried again soon: the machine may have interrupted its trial
 CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
 HOPELESS = 0.85  # arms that promise less than this share of the best are tried late
 HOPELESS_WAIT_STEPS = 1 << 11
@@ -89,8 +90,14 @@ class _Arm:
 
 
 def _speedup(holds: Collection[Hold], cost: PlainCost) -> float:
-    gain_s = sum(tokens * (cost.at(running) or 0.0) for parts, _, _ in holds for running, tokens in parts)
-    return gain_s / sum(elapsed_s for _, elapsed_s, _ in holds)
+    """Of all holds, of a few all but the worst: one that the machine interrupted must not spoil an arm."""
+    parts = [
+        (sum(tokens * (cost.at(running) or 0.0) for running, tokens in decoded), elapsed_s)
+        for decoded, elapsed_s, _ in holds
+    ]
+    if 3 <= len(parts) < 8:
+        parts.remove(min(parts, key=lambda part: part[0] / part[1]))
+    return sum(gain_s for gain_s, _ in parts) / sum(elapsed_s for _, elapsed_s in parts)
 
 
 @dataclass(slots=True)
@@ -107,8 +114,8 @@ class _Bucket:
         return best
 
     def quiet(self) -> bool:
-        """Every drafter was tried, and plain decoding is the best."""
-        tried = {arm.strategy.drafter for arm in self.arms if arm.value is not None}
+        """Every drafter was tried enough, and plain decoding is the best."""
+        tried = {arm.strategy.drafter for arm in self.arms if arm.value is not None and arm.tries >= SURE_TRIES}
         return self.best() is self.plain and all(arm.strategy.drafter in tried for arm in self.arms)
 
 
@@ -222,10 +229,11 @@ class AdaptivePolicy:
         elapsed_s = raw_s = plain_s = 0.0
         parts = []
         for running, times_s, taken in segments:
-            middle_s = sorted(times_s)[len(times_s) // 2]
+            middle_s = sorted(times_s)[len(times_s) // 2 if len(times_s) > 2 else 0]
             count = len(times_s)
-            # A step that the machine interrupted says nothing about the arm.
-            elapsed_s += sum(min(time_s, 2 * middle_s) for time_s in times_s)
+            # A step that the machine interrupted says nothing about the arm, nor does its very first step.
+            limit_s = 2 * middle_s if arm.tries else middle_s
+            elapsed_s += sum(min(time_s, limit_s) for time_s in times_s)
             raw_s += sum(times_s)
             if arm is plain:
                 self._cost.add(running, middle_s)
@@ -257,7 +265,7 @@ class AdaptivePolicy:
             self._start_over(arm)
             return
         best = bucket.best()
-        if self._promise(arm, segments[-1][0]) > CLOSE * (best.value or 1.0):
+        if arm.tries < SURE_TRIES or self._promise(arm, segments[-1][0]) > CLOSE * (best.value or 1.0):
             arm.wait_steps = FIRST_WAIT_STEPS
         else:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
