@@ -268,14 +268,16 @@ class RolloutWorker:
     @ray.method
     async def save_drafters(self, directory: str) -> None:
         """Answers when everything that the drafters would lose with the engine is in `directory`. The deadline is the
-        caller's. Raises NoEngineError, EngineDiedError."""
+        caller's. Raises NoEngineError, EngineDiedError, and RuntimeError where it could not be written."""
         incarnation = self._engine()
         if incarnation.failure is not None:
             raise EngineDiedError(incarnation.failure.reason)
         saver: asyncio.Future[DraftersSaved] = asyncio.get_running_loop().create_future()
         incarnation.saving[directory] = saver
         await self._call(incarnation.engine.save_drafters, directory)
-        await saver
+        saved = await saver
+        if saved.failure is not None:
+            raise RuntimeError(saved.failure)
 
     @ray.method
     async def sleep(self) -> None:

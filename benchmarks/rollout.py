@@ -7,8 +7,9 @@ natural lengths. A case is a number of requests submitted together, decoded unti
 speed-up is the mean time of the two plain runs around a contender's run over its own, and medians are reported. Every
 run must draw the tokens of the first.
 
-Drafters know one earlier epoch of the same prompts (other noise), as in RL, and the chooser has seen one run of this
-size; "cold" ones know nothing. A "hostile" drafter is wrong at every token. The bound is that of `tools/bound.py`.
+Drafters know one earlier epoch of the same prompts (other noise), as in RL, and the chooser has decoded
+`--learning-runs` runs of this size, well under a second each; "cold" ones know nothing. A "hostile" drafter is wrong at
+every token. The bound is that of `tools/bound.py`.
 `--base` adds the plain engine of an older checkout, in a process of its own, to the same interleaving. Cases are merged
 into the record one by one, so that a run may cover some of them; a record is of one machine.
 """
@@ -84,12 +85,19 @@ class Case:
 
 
 def measure(
-    case: Case, contenders: Sequence[Contender], pass_cost: PassCost, base: BaseEngine | None, repeats: int
+    case: Case,
+    contenders: Sequence[Contender],
+    pass_cost: PassCost,
+    base: BaseEngine | None,
+    *,
+    repeats: int,
+    learning_runs: int,
 ) -> dict[str, Any]:
     """All runs of a case, as a row of the record."""
     for contender in contenders:
         if contender.learns:
-            case.run(contender, warmup=True)
+            for _ in range(learning_runs):
+                case.run(contender, warmup=True)
     if base is not None:
         base_over_off(case, base)
     off = [case.off()]
@@ -188,7 +196,9 @@ def measure_target(
                 contenders, left_out = contenders_for(case, eagle, options)
                 sizes = [2**i for i in range(batch.bit_length())]
                 pass_cost = interpolated({size: pass_seconds(target, size) for size in sizes})
-                row = measure(case, contenders, pass_cost, base, options.repeats)
+                row = measure(
+                    case, contenders, pass_cost, base, repeats=options.repeats, learning_runs=options.learning_runs
+                )
                 row |= {"parameters": target.parameters, "eagle": eagle is not None, "left_out": left_out}
                 print(line(row), flush=True)
                 merge(Path(options.out), row, machine(options, demo))
@@ -223,6 +233,7 @@ def main() -> None:
     parser.add_argument("--fixed", nargs="*", default=list(FIXED), metavar="STRATEGY")
     parser.add_argument("--eagle", action="append", default=[], metavar="SIZE=DIR", help="drafter weights of a size")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--learning-runs", type=int, default=4, help="runs in which the chooser learns, not counted")
     parser.add_argument("--seconds", type=float, default=0.4, help="of a plain run, at least")
     parser.add_argument("--min-requests", type=int, default=8, help="in a run, at least")
     parser.add_argument("--case-seconds", type=float, default=25.0, help="leave out fixed contenders beyond it")

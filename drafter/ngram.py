@@ -13,6 +13,7 @@ children per node.
 import numpy as np
 from numpy.typing import NDArray
 
+from drafter.native_index import propose
 from drafter.protocol import BatchView, Drafts
 from models.ops.native import kernels
 from policies.speculation.strategy import Strategy
@@ -65,26 +66,8 @@ class NgramDrafter:
         self._index.end(slot, tokens, finished)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """Chains of at most strategy.depth tokens, or trees of at most strategy.tokens_to_verify nodes.
-
-        Raises ValueError if the batch names a slot without a request."""
-        if batch.history.shape != self._history_shape:
-            raise ValueError(f"history is {batch.history.shape}, this drafter was made for {self._history_shape}")
-        shape = (len(batch.slots), strategy.tokens_to_verify)
-        tokens, counts = np.empty(shape, np.int64), np.empty(shape[0], np.int64)
-        parents = np.empty(shape, np.int64)
-        self._index.propose(
-            batch.history,
-            batch.slots,
-            batch.lengths,
-            batch.room,
-            strategy.depth,
-            strategy.top_k,
-            tokens,
-            parents,
-            counts,
-        )
-        return Drafts(tokens, counts, parents if strategy.is_tree else None)
+        """See `native_index.propose`."""
+        return propose(self._index, self._history_shape, batch, strategy)
 
     def new_target(self, version: int) -> None:
         self._index.age()

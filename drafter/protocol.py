@@ -52,7 +52,9 @@ class BatchView:
     history: NDArray[np.int32]  # [slots, max_tokens]; prompt and response of request r: history[slots[r], :lengths[r]]
     lengths: Int64Array  # [R], tokens known (prompt and response)
     prompt_lengths: Int64Array  # [R]
-    noise_keys: Int64Array  # [R]; the token after `lengths[r]` is drawn with noise position lengths - prompt_lengths
+    # [R]; the token after `lengths[r]` is drawn with noise position lengths - prompt_lengths. With `verification:
+    # rejection` they are other keys, for the drafter's own draws.
+    noise_keys: Int64Array
     temperatures: NDArray[np.float32]  # [R]
     vocab_size: int
     top_k: Int64Array  # [R], 0 is off
@@ -100,7 +102,7 @@ class Drafter(Protocol):
         May raise: then the engine goes on without this drafter."""
 
     def new_target(self, version: int) -> None:
-        """The target model's weights changed (in place)."""
+        """The target model's weights are of this version now: they changed in place, or the engine starts."""
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         """Rollouts that other workers finished."""

@@ -135,8 +135,8 @@ def _client(run: Path | None, address: str | None) -> Iterator["AdminClient"]:
         except NoCoordinatorError as error:
             raise PacelineError(
                 f"no coordinator answers at {where} ({source})",
-                remedy="the run has ended, its coordinator is being restarted (try again in some seconds), or it runs on "
-                "another machine (ssh -L)",
+                remedy="the run has ended, its coordinator is being restarted (try again in some seconds), or it runs "
+                "on another machine (ssh -L)",
             ) from error
 
 

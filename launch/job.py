@@ -94,9 +94,7 @@ class Job:
 
 
 @contextmanager
-def open_job(
-    config: Config, observer: Observer, interrupt: Interrupt, model_dir: Path, run_dir: Path
-) -> Iterator[Job]:
+def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir: Path, run_dir: Path) -> Iterator[Job]:
     """Load the data, start every actor at once, and end them all when the block is left.
 
     `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.

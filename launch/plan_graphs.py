@@ -104,7 +104,7 @@ def rendered(report: GraphReport) -> RenderableType:
         _memory_table(report),
         Text(
             "naive: every strategy at every number of requests, outputs kept per graph, longest context only\n"
-            "predicted from shapes (docs/speculation.md); used on CUDA only, with rollout.engine.cuda_graphs",
+            "predicted from shapes (docs/engine.md); used on CUDA only, with rollout.engine.cuda_graphs",
             style="dim",
         ),
     )

@@ -110,8 +110,7 @@ def _apply(
         case wire.Remember(prompts, responses):
             engine.remember(list(prompts), list(responses))
         case wire.SaveDrafters(directory):
-            engine.save_drafters(directory)
-            return DraftersSaved(directory)
+            return DraftersSaved(directory, engine.save_drafters(directory))
         case wire.LoadDrafters(directory):
             engine.load_drafters(directory)
         case wire.UpdateDrafter(name, manifest):

@@ -139,9 +139,10 @@ class WeightsLoaded:
 
 @dataclass(frozen=True, slots=True)
 class DraftersSaved:
-    """Answer to save_drafters: everything is in the directory."""
+    """Answer to save_drafters: everything is in the directory, or `failure` says what is missing and why."""
 
     directory: str
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

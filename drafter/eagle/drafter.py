@@ -25,7 +25,6 @@ from policies.speculation.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
 MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for
-_OWN_STREAM = 0x5DEECE66D  # sampled drafts must not see the target's noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class EagleDrafter:
         """The weights come with the options or by `load_weights`: an older copy must not replace them."""
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """See `Drafter.propose`. Requests without enough kept states get no draft."""
+        """See `Drafter.propose`. Requests without kept states get no draft; no path is longer than MAX_FED_ROWS + 1."""
         shape = (len(batch.slots), strategy.tokens_to_verify)
         tokens, counts = np.zeros(shape, np.int64), np.zeros(shape[0], np.int64)
         parents = np.full(shape, -1, np.int64) if strategy.is_tree else None
@@ -140,11 +139,12 @@ class EagleDrafter:
                     tokens[ready.index, : grown.shape[1]], counts[ready.index] = grown, known
                     parents[ready.index, : before.shape[1]] = before
                 else:
-                    drawn, soft = self._chain(ready, hidden, strategy.depth)
-                    tokens[ready.index], counts[ready.index] = drawn, strategy.depth
+                    depth = min(strategy.depth, MAX_FED_ROWS + 1)  # the last token is not fed
+                    drawn, soft = self._chain(ready, hidden, depth)
+                    tokens[ready.index, :depth], counts[ready.index] = drawn, depth
                     if soft is not None:
                         distributions = soft.new_zeros((*shape, soft.shape[2]))
-                        distributions[torch.from_numpy(ready.index)] = soft
+                        distributions[torch.from_numpy(ready.index), :depth] = soft
         return Drafts(tokens, counts, parents, distributions)
 
     # Catching up.
@@ -181,12 +181,11 @@ class EagleDrafter:
     def _batch(self, batch: BatchView, index: Int64Array, places: Places) -> _Batch:
         top_k, top_p = batch.top_k[index], batch.top_p[index]
         lengths = batch.lengths[index]
-        keys = batch.noise_keys[index]
         return _Batch(
             index,
             lengths,
             places,
-            self._there(keys ^ _OWN_STREAM if self._sampled else keys),
+            self._there(batch.noise_keys[index]),
             lengths - batch.prompt_lengths[index],
             self._there(batch.temperatures[index]),
             self._there(top_k),

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from drafter.native_index import propose
 from drafter.protocol import BatchView, Drafts
 from models.ops.native import kernels
 from policies.speculation.options import SuffixOptions
@@ -80,28 +81,8 @@ class SuffixDrafter:
             self._index.publish(tokens[:prompt_length], tokens[prompt_length:], self._version)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """Chains of at most strategy.depth tokens, or trees of at most strategy.tokens_to_verify nodes.
-
-        Raises ValueError if the batch names a slot without a request."""
-        if batch.history.shape != self._history_shape:
-            raise ValueError(f"history is {batch.history.shape}, this drafter was made for {self._history_shape}")
-        shape = (len(batch.slots), strategy.tokens_to_verify)
-        tokens, parents = np.empty(shape, np.int64), np.empty(shape, np.int64)
-        counts = np.empty(shape[0], np.int64)
-        self._index.propose(
-            batch.history,
-            batch.slots,
-            batch.lengths,
-            batch.room,
-            strategy.depth,
-            strategy.top_k,
-            self._min_probability,
-            self._match_factor,
-            tokens,
-            parents,
-            counts,
-        )
-        return Drafts(tokens, counts, parents if strategy.is_tree else None)
+        """See `native_index.propose`."""
+        return propose(self._index, self._history_shape, batch, strategy, self._min_probability, self._match_factor)
 
     def new_target(self, version: int) -> None:
         self._version = version
@@ -123,5 +104,7 @@ class SuffixDrafter:
             return
         try:
             self._index.load(str(path))
+            # The file has a version of its own, but how old a rollout is depends on the weights that are loaded.
+            self._index.set_version(self._version)
         except RuntimeError as error:
             _LOG.warning("the suffix drafter goes on without its saved index: %s", error)

@@ -79,7 +79,9 @@ def _rows(q: Tensor, keys: Tensor, values: Tensor, own: Tensor) -> tuple[Tensor,
     """As `_segment`, for the last m of n rows."""
     groups, count, repeats, dim = q.shape
     total = keys.shape[1]
-    scores = torch.bmm(q.reshape(groups, count * repeats, dim), keys.transpose(1, 2)).view(groups, count, repeats, total)
+    scores = torch.bmm(q.reshape(groups, count * repeats, dim), keys.transpose(1, 2)).view(
+        groups, count, repeats, total
+    )
     later = torch.ones(count, total, dtype=torch.bool, device=q.device).triu_(total - count + 1)
     scores = torch.cat((scores.masked_fill(later[:, None], -torch.inf), own), dim=-1)
     weights = scores.float().softmax(-1).to(values.dtype)

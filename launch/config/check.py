@@ -83,9 +83,20 @@ def _speculation(c: Config) -> Iterator[Issue]:
             f"mode fixed needs exactly one strategy, got {len(strategies)}",
             remedy=f"for example {key}.strategies=[suffix:8], or {key}.mode=adaptive",
         )
-    if s.mode != "paper" and s.batch_thresholds is not None:
-        yield Issue(f"{key}.batch_thresholds", "is only used with mode paper", remedy=f"set {key}.mode=paper")
+    if strategies and s.eagle.path is not None and not any(strategy.drafter == "eagle" for strategy in strategies):
+        yield Issue(f"{key}.eagle.path", f"is set, but {key}.strategies names no eagle", remedy="name one, or unset it")
+    used_by = {"batch_thresholds": "paper", "epsilon": "paper", "seed": "paper", "exploration": "adaptive"}
+    for name, mode in used_by.items():
+        if s.mode != mode and getattr(s, name) != type(s).model_fields[name].default:
+            yield Issue(f"{key}.{name}", f"is only used with mode {mode}", remedy=f"set {key}.mode={mode}")
     thresholds = s.batch_thresholds
+    groups = len({strategy.tokens_to_verify for strategy in strategies})
+    if s.mode == "paper" and thresholds and 0 < groups < len(thresholds):
+        yield Issue(
+            f"{key}.batch_thresholds",
+            f"names {len(thresholds)} buckets for {groups} groups of strategies with equal tokens to verify",
+            remedy="leave thresholds out, or add strategies",
+        )
     if thresholds and (thresholds[0] != 1 or list(thresholds) != sorted(set(thresholds))):
         yield Issue(f"{key}.batch_thresholds", f"must ascend from 1, got {list(thresholds)}")
     if s.verification == "rejection" and c.model.batch_invariant:

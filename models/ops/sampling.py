@@ -23,13 +23,9 @@ def sample(
     if not takes(logits):
         return reference.sample(logits, cutoff, temperature, keys, positions)
     rows, vocab = logits.shape
-    if not cutoff.shape == temperature.shape == keys.shape == positions.shape == (rows,):
-        raise ValueError(f"cutoff, temperature, keys and positions must be [{rows}], one entry per row of logits")
     if vocab == 0:
         raise ValueError("logits of an empty vocabulary")
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    cutoff, temperature = as_float32(cutoff), as_float32(temperature)
-    keys, positions = as_int64(keys), as_int64(positions)
+    logits, cutoff, temperature, keys, positions = _for_kernels(logits, cutoff, temperature, keys, positions)
     tokens = torch.empty(rows, dtype=torch.int64)
     logprobs, logprobs_t1 = torch.empty(rows), torch.empty(rows)
     kernels.sample(  # type: ignore[union-attr]
@@ -71,11 +67,7 @@ def sample_topk(
         raise ValueError(f"k={k} of a vocabulary of {vocab}")
     if not takes(logits):
         return reference.sample_topk(logits, cutoff, temperature, keys, positions, k, scale=scale, noise=noise)
-    if not cutoff.shape == temperature.shape == keys.shape == positions.shape == (rows,):
-        raise ValueError(f"cutoff, temperature, keys and positions must be [{rows}], one entry per row of logits")
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    cutoff, temperature = as_float32(cutoff), as_float32(temperature)
-    keys, positions = as_int64(keys), as_int64(positions)
+    logits, cutoff, temperature, keys, positions = _for_kernels(logits, cutoff, temperature, keys, positions)
     tokens, logprobs = torch.empty((rows, k), dtype=torch.int64), torch.empty((rows, k))
     kernels.sample_topk(  # type: ignore[union-attr]
         logits.dtype is torch.bfloat16,
@@ -95,6 +87,17 @@ def sample_topk(
         logprobs.data_ptr(),
     )
     return tokens, logprobs
+
+
+def _for_kernels(
+    logits: Tensor, cutoff: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Logits with dense rows; cutoff and temperature float32, keys and positions int64. Raises ValueError."""
+    rows = logits.shape[0]
+    if not cutoff.shape == temperature.shape == keys.shape == positions.shape == (rows,):
+        raise ValueError(f"cutoff, temperature, keys and positions must be [{rows}], one entry per row of logits")
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    return logits, as_float32(cutoff), as_float32(temperature), as_int64(keys), as_int64(positions)
 
 
 def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -26,14 +26,16 @@ GRANT_STEPS = 8  # plain steps' worth of exploration beyond the share of decode 
 GRANT_EVERY_STEPS = 1 << 13  # ... at most once in so many steps
 MARGIN = 0.03  # an arm must beat plain decoding by this: the largest of several noisy means is too large
 QUIET = 4  # a quarter of the allowance, and holds four times as long, while every arm has lost against plain decoding
-FELL, FELL_TOKENS, FELL_HOLDS = 0.7, 128, 3  # an arm has fallen when so much text gains less than this of its value
+FELL, FELL_TOKENS, FELL_HOLDS = 0.7, 512, 3  # an arm has fallen when so much text gains less than this of its value
 ROWS_PER_STEP = 16  # rows beyond its own that cost as much as a plain step, before anything was measured
 FIRST_WAIT_STEPS = 64
-LONGEST_WAIT_STEPS = 1 << 14
+LONGEST_WAIT_STEPS = 1 << 11
+STALE_STEPS = 1 << 11  # holds older than this count no more, but for the last two
+SURE_TRIES = 3  # before them an arm that loses is tried again soon: the machine may have interrupted its trial
 CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
 HOPELESS = 0.85  # arms that promise less than this share of the best are tried late
 HOPELESS_WAIT_STEPS = 1 << 11
-BUCKET_NODES = (64, 32, 16, 8, 6, 4)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
+BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class ArmBelief:
     reward: float | None  # speed-up against plain decoding; None: never tried
 
 
-Hold = tuple[tuple[tuple[int, float], ...], float]  # ((running requests, tokens per request), ...) and seconds
+# ((running requests, tokens per request), ...), seconds, and the engine step at its end
+Hold = tuple[tuple[tuple[int, float], ...], float, int]
 
 
 @dataclass(slots=True)
@@ -65,15 +68,17 @@ class _Arm:
         if self.holds:
             self.value = _speedup(self.holds, cost)
 
-    def fell(self, cost: PlainCost) -> bool:
-        """Its last holds are far below its window, which loses the older ones: the world has changed."""
+    def changed(self, cost: PlainCost) -> bool:
+        """Its last holds are far from its window, which loses the older ones: the world has changed."""
         recent: list[Hold] = []
         for hold in reversed(self.holds):
             recent.append(hold)
-            tokens = sum(running * count for parts, _ in recent for running, count in parts)
+            tokens = sum(running * count for parts, _, _ in recent for running, count in parts)
             if tokens >= FELL_TOKENS and len(recent) >= FELL_HOLDS:
                 break
-        if self.value is None or 2 * len(recent) > len(self.holds) or _speedup(recent, cost) > FELL * self.value:
+        if self.value is None or 2 * len(recent) > len(self.holds):
+            return False
+        if FELL * self.value < _speedup(recent, cost) < self.value / FELL:
             return False
         self.holds = deque(reversed(recent), self.holds.maxlen)
         self.judge(cost)
@@ -85,8 +90,14 @@ class _Arm:
 
 
 def _speedup(holds: Collection[Hold], cost: PlainCost) -> float:
-    gain_s = sum(tokens * (cost.at(running) or 0.0) for parts, _ in holds for running, tokens in parts)
-    return gain_s / sum(elapsed_s for _, elapsed_s in holds)
+    """Of all holds, of a few all but the worst: one that the machine interrupted must not spoil an arm."""
+    parts = [
+        (sum(tokens * (cost.at(running) or 0.0) for running, tokens in decoded), elapsed_s)
+        for decoded, elapsed_s, _ in holds
+    ]
+    if 3 <= len(parts) < 8:
+        parts.remove(min(parts, key=lambda part: part[0] / part[1]))
+    return sum(gain_s for gain_s, _ in parts) / sum(elapsed_s for _, elapsed_s in parts)
 
 
 @dataclass(slots=True)
@@ -103,8 +114,8 @@ class _Bucket:
         return best
 
     def quiet(self) -> bool:
-        """Every drafter was tried, and plain decoding is the best."""
-        tried = {arm.strategy.drafter for arm in self.arms if arm.value is not None}
+        """Every drafter was tried enough, and plain decoding is the best."""
+        tried = {arm.strategy.drafter for arm in self.arms if arm.value is not None and arm.tries >= SURE_TRIES}
         return self.best() is self.plain and all(arm.strategy.drafter in tried for arm in self.arms)
 
 
@@ -233,10 +244,11 @@ class AdaptivePolicy:
         elapsed_s = raw_s = plain_s = 0.0
         parts = []
         for running, times_s, taken in segments:
-            middle_s = sorted(times_s)[len(times_s) // 2]
+            middle_s = sorted(times_s)[len(times_s) // 2 if len(times_s) > 2 else 0]
             count = len(times_s)
-            # A step that the machine interrupted says nothing about the arm.
-            elapsed_s += sum(min(time_s, 2 * middle_s) for time_s in times_s)
+            # A step that the machine interrupted says nothing about the arm, nor does its very first step.
+            limit_s = 2 * middle_s if arm.tries else middle_s
+            elapsed_s += sum(min(time_s, limit_s) for time_s in times_s)
             raw_s += sum(times_s)
             if arm is plain:
                 self._cost.add(running, middle_s)
@@ -246,7 +258,7 @@ class AdaptivePolicy:
         self._step += steps
         rival = bucket.best()
         self._credit_s += self._exploration * raw_s / (QUIET if bucket.quiet() else 1)
-        hold: Hold = (tuple(parts), max(elapsed_s, 1e-9))
+        hold: Hold = (tuple(parts), max(elapsed_s, 1e-9), self._step)
         if self._exploring:
             spent_s = min(raw_s, 2 * elapsed_s)
             self._credit_s -= max(0.0, spent_s - hold[1] * _speedup((hold,), self._cost) / (rival.value or 1.0))
@@ -259,13 +271,16 @@ class AdaptivePolicy:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
             return
         arm.holds.append(hold)
+        while len(arm.holds) > 2 and arm.holds[0][2] < self._step - STALE_STEPS:
+            arm.holds.popleft()
         arm.judge(self._cost)
         self._profiles[arm.strategy.drafter].learn(arm.strategy, requests, steps, accepted, elapsed_s - plain_s)
-        if not self._exploring and arm.fell(self._cost):
+        before = arm.value or 0.0
+        if arm.changed(self._cost) and not self._exploring and (arm.value or 0.0) < before:
             self._start_over(arm)
             return
         best = bucket.best()
-        if (arm.value or 0.0) > CLOSE * (best.value or 1.0):
+        if arm.tries < SURE_TRIES or self._promise(arm, segments[-1][0]) > CLOSE * (best.value or 1.0):
             arm.wait_steps = FIRST_WAIT_STEPS
         else:
             arm.wait_steps = min(2 * arm.wait_steps, LONGEST_WAIT_STEPS)
@@ -314,15 +329,16 @@ class AdaptivePolicy:
         plain, step = bucket.plain, self._step
         if best is not plain and step >= plain.due_step and not self._cost.measured_near(running):
             return plain  # What plain decoding costs here was only inferred.
-        chosen, most = None, 0.0
+        chosen, most = None, 0.0  # by promise and by how long it has waited: else those that come close starve the rest
         for arm in bucket.arms:
             if arm is best or step < arm.due_step:
                 continue
-            promise = self._promise(bucket, arm, running)
+            promise = self._promise(arm, running)
             if arm.value is None and promise < HOPELESS * (best.value or 1.0) and step < HOPELESS_WAIT_STEPS:
                 continue
-            if promise > most:
-                chosen, most = arm, promise
+            urgency = promise * (1 + (step - arm.due_step) / arm.wait_steps)
+            if urgency > most:
+                chosen, most = arm, urgency
         if chosen is None and best is not plain and step >= plain.due_step:
             return plain  # It may have become slower or faster: every reward is relative to it.
         return chosen
@@ -332,14 +348,15 @@ class AdaptivePolicy:
         if arm is bucket.plain:
             gain = 1.0
         else:
-            gain = self._promise(bucket, arm, running)
+            gain = self._promise(arm, running)
             if gain == math.inf:
                 gain = 1 / (1 + running * arm.strategy.tokens_to_verify / ROWS_PER_STEP)
         return steps * (self._cost.at(running) or 0.0) * max(0.0, 1 / gain - 1 / (bucket.best().value or 1.0))
 
-    def _promise(self, bucket: _Bucket, arm: _Arm, running: int) -> float:
-        """What to expect of an arm: its own value, else by its drafter's profile; a drafter never tried comes first."""
-        if arm.value is not None:
-            return arm.value
+    def _promise(self, arm: _Arm, running: int) -> float:
+        """What to expect of an arm: its own value or, if that is more, what its drafter's profile says, because a short
+        trial may be bad luck; a drafter never tried comes first."""
         predicted = self._profiles[arm.strategy.drafter].predict(arm.strategy, running, self._cost.at(running) or 0.0)
-        return math.inf if predicted is None else predicted
+        if arm.value is None:
+            return math.inf if predicted is None else predicted
+        return arm.value if predicted is None else max(arm.value, predicted)

@@ -10,7 +10,7 @@ from policies.speculation.strategy import Strategy
 class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
     """The suffix drafter (DAS 4.1): an index per problem over its recent rollouts and the request's own text."""
 
-    window_rollouts: Annotated[int, Field(ge=1, description="finished rollouts kept per problem")] = 32
+    window_rollouts: Annotated[int, Field(ge=1, le=4096, description="finished rollouts kept per problem")] = 32
     max_bytes: Annotated[int, Field(ge=1 << 20, description="memory limit; whole problems leave, oldest use first")] = (
         512 << 20
     )
@@ -42,8 +42,8 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.01
     window: Annotated[int, Field(ge=1, description="measurements kept per arm and batch bucket")] = 32
-    seed: int = 0
     # mode: paper
+    seed: Annotated[int, Field(description="mode paper: of exploration's random stream")] = 0
     epsilon: Annotated[float, Field(ge=0, le=1, description="mode paper: exploration probability")] = 0.1
     batch_thresholds: Annotated[
         tuple[int, ...] | None, Field(description="mode paper: first batch size of each bucket, ascending, from 1")

@@ -23,11 +23,11 @@ class StrategyPolicy(Protocol):
         """The strategy of a step that decodes `running` >= 1 requests."""
 
     def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
-        """What a step brought: `accepted` of `drafted` tokens, summed over its requests. Steps with prompt chunks, and
-        those right after new weights or a switch of drafter, are recorded too, by `skip` instead."""
+        """What a step brought: `accepted` of `drafted` tokens, summed over its requests; or `skip`."""
 
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
-        """A step whose time says nothing about the strategy (it held prompt chunks)."""
+        """A step whose time says nothing about the strategy: it held prompt chunks or copied blocks, captured a graph,
+        or was the first with new weights."""
 
     def unavailable(self, drafter: str) -> None:
         """The drafter failed: never choose it again."""

@@ -219,8 +219,12 @@ def _child(pipe: Connection) -> None:
                 with Path(options.notes).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(value) + "\n")
             elif kind == "save" and not options.mute_drafters:
-                (Path(value) / "index").write_text("drafts", encoding="utf-8")
-                events.append(DraftersSaved(value))
+                failure = None
+                try:
+                    (Path(value) / "index").write_text("drafts", encoding="utf-8")
+                except OSError as error:
+                    failure = str(error)
+                events.append(DraftersSaved(value, failure))
             elif kind == "weights":
                 manifest, buffer = value
                 version = manifest.version

@@ -112,6 +112,8 @@ async def test_drafters_hear_of_other_workers_and_are_saved(tmp_path: Path) -> N
     await w.load_drafters("earlier")
     await asyncio.wait_for(w.save_drafters(str(tmp_path)), DEADLINE_S)
     assert (tmp_path / "index").read_text() == "drafts"
+    with pytest.raises(RuntimeError, match="missing"):
+        await asyncio.wait_for(w.save_drafters(str(tmp_path / "missing")), DEADLINE_S)
     told = [json.loads(line) for line in notes.read_text().splitlines()]  # before the save, and so written by now
     assert told == [{"remember": [[[1], [2, 3]], [[7], [8]]]}, {"load": "earlier"}]
     await w.shutdown()

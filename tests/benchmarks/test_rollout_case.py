@@ -68,7 +68,7 @@ def test_a_case_with_every_kind_of_contender(target: Target, task: Task, tmp_pat
     save_model(target.model, tmp_path / "model")
     base = BaseEngine(ROOT, sys.executable, tmp_path / "model", "float32", 1)
     try:
-        row = rollout.measure(case, contenders, pass_cost, base, repeats=2)
+        row = rollout.measure(case, contenders, pass_cost, base, repeats=2, learning_runs=1)
     finally:
         base.close()
     assert (row["requests"], row["tokens"]) == (2, case.reference.tokens)

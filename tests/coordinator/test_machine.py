@@ -37,13 +37,18 @@ def test_the_machine_takes_the_edges_of_the_table_and_every_one_of_them() -> Non
     taken: dict[tuple[str, str], set[str]] = {}
 
     def note(machine: Machine, event: Event, before: str) -> None:
-        if hasattr(event, "worker") and type(event) in TABLE[State.BUSY, None] | TABLE[State.TRAINING, None or _RUNNING]:
+        if (
+            hasattr(event, "worker")
+            and type(event) in TABLE[State.BUSY, None] | TABLE[State.TRAINING, None or _RUNNING]
+        ):
             taken.setdefault((before, type(event).__name__), set()).add(place(machine, event))
 
     rng = random.Random(5)
     for _ in range(1500):
         random_sequence(rng, 40, note)
-    lines = {(f"{s} {p or ''}".strip(), event.__name__): edge for (s, p), row in TABLE.items() for event, edge in row.items()}
+    lines = {
+        (f"{s} {p or ''}".strip(), event.__name__): edge for (s, p), row in TABLE.items() for event, edge in row.items()
+    }
     assert set(lines) <= set(taken), f"never taken: {sorted(set(lines) - set(taken))}"
     ends = {Edge.TO_BUSY: "BUSY", Edge.TO_IDLE: "IDLE", Edge.REMOVE: "nowhere", Edge.RUN: "TRAINING running"}
     for (before, event), edge in lines.items():

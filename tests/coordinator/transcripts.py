@@ -1,11 +1,11 @@
 """Golden transcripts: a file of events in, the same file with what the machine answered out.
 
-    # a comment
-    options threshold=2
-    restart term=2 settles_at_s=5
-    0.1 Idle worker=w0
-        Changed worker=w0 before=BUSY after=IDLE reason="out of work"
-        = w0 IDLE
+# a comment
+options threshold=2
+restart term=2 settles_at_s=5
+0.1 Idle worker=w0
+    Changed worker=w0 before=BUSY after=IDLE reason="out of work"
+    = w0 IDLE
 """
 
 import shlex

@@ -9,6 +9,7 @@ import torch
 
 from actors.engine.native.engine import NativeEngine
 from drafter.eagle import EagleDrafter, EagleModel, EagleWeightsError, init_eagle, load_eagle, save_eagle
+from drafter.eagle.drafter import MAX_FED_ROWS
 from drafter.protocol import BatchView, Drafts
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
@@ -112,6 +113,20 @@ def test_drafts_equal_those_from_scratch(tmp_path: Path, family: str, strategy: 
     core = NativeEngine(model, options_of(max_running=4), drafters=drafters, policy=policy, hidden_tokens=16)
     assert_same(run(core, requests), plain)
     assert eagle.checked > 40
+
+
+@pytest.mark.parametrize("strategy", ["eagle:90", "eagle:70x2/80"])
+def test_drafts_deeper_than_its_cache_end_there(tmp_path: Path, strategy: str) -> None:
+    model = tiny_model(tmp_path)
+    requests = make_requests(2, seed=3, max_new_tokens=120)
+    plain, records = run(NativeEngine(model, options_of()), requests), []
+    policy = FixedPolicy(Strategy.parse(strategy))
+    core = NativeEngine(
+        model, options_of(), drafters={"eagle": drafter_of(model)}, policy=policy, on_step=records.append
+    )
+    assert_same(run(core, requests), plain)
+    assert policy.choose(1) == Strategy.parse(strategy), "the drafter failed"
+    assert max(record.drafted for record in records) >= MAX_FED_ROWS
 
 
 def test_starts_from_the_states_that_are_kept(tmp_path: Path) -> None:

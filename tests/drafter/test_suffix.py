@@ -180,6 +180,21 @@ def test_saved_windows_return_and_unreadable_ones_are_left_out(tmp_path: Path, c
     assert other.drafts()[1] == RESPONSE[:4].tolist()
 
 
+def test_rollouts_behind_a_loaded_index_are_as_old_as_the_weights(tmp_path: Path):
+    """Saved at version 50: what is sampled next, with the weights of version 50, is not fifty versions old."""
+    engine, other = Engine(epoch_decay=0.5), Engine(epoch_decay=0.5)
+    engine.drafter.new_target(50)
+    for _ in range(2):
+        engine.rollout(np.array([1, 2, 3, 30, 31], np.int32))
+    engine.drafter.save(str(tmp_path))
+    other.drafter.load(str(tmp_path))
+    for _ in range(3):
+        other.rollout(np.array([1, 2, 3, 40, 41], np.int32))
+    other.begin(1)
+    other.sample(1, RESPONSE[:3])
+    assert other.drafts()[1][:1] == [40]
+
+
 def test_a_history_of_another_shape_or_an_unknown_slot_is_refused():
     engine = Engine()
     engine.begin(0)

@@ -250,6 +250,8 @@ def test_progress_and_windows_add_up(tmp_path: Path) -> None:
     assert windows[-1].running == windows[-1].waiting == 0
     assert [type(event) for event in events[-2:]] == [EngineWindow, EngineIdle]
     assert sum(isinstance(event, EngineIdle) for event in events) == 1
+    core.submit([])
+    assert not core.has_work
     starts = {i: rollout.started_s for i, rollout in results.items()}
     assert all(0 < starts[i] < results[i].finished_s for i in starts)
 

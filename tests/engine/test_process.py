@@ -20,6 +20,7 @@ from actors.engine.process import EngineStartError, spawn_engine
 from actors.engine.types import (
     Captured,
     DrafterLoaded,
+    DraftersSaved,
     EngineDiedError,
     EngineFailed,
     EngineIdle,
@@ -239,6 +240,12 @@ def test_a_child_speculates_remembers_and_keeps_what_its_drafters_know(model_dir
     first = speculative(model_dir, ("suffix:6",))
     first.remember([r.prompt_tokens for r in requests], [expected[r.request_id].tokens for r in requests])
     first.save_drafters(str(tmp_path / "kept"))
+    assert collect(first, DraftersSaved) == [DraftersSaved(str(tmp_path / "kept"))]
+    (tmp_path / "file").touch()
+    first.save_drafters(str(tmp_path / "file" / "below"))
+    (answer,) = collect(first, DraftersSaved)
+    assert isinstance(answer, DraftersSaved)
+    assert "file" in str(answer.failure)
     first.submit(requests)
     events = collect(first, EngineIdle)
     assert_same(rollouts(events), expected)

@@ -165,6 +165,29 @@ def test_plain_steps_and_trees_are_those_of_coupled_sampling(tmp_path: Path) -> 
     assert trees.accepted > 0
 
 
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_drafters_see_the_noise_of_the_targets_draws_only_where_it_cannot_bias_them(
+    tmp_path: Path, verification: str
+) -> None:
+    """With rejection sampling, a place without a draft is drawn by that noise: who knew it, and drafted just where the
+    draw would be some token, would make that token rarer."""
+    requests = make_requests(6, seed=54, max_new_tokens=8)
+    keys = {request.request_id: request.noise_key for request in requests}
+    shown: dict[int, set[int]] = {}
+
+    class Sees(DrafterBase):
+        def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+            for request_id, key in zip(batch.request_ids, batch.noise_keys, strict=True):
+                shown.setdefault(int(request_id), set()).add(int(key) & (2**64 - 1))
+            return super().propose(batch, strategy)
+
+    Counted(tiny_model(tmp_path), Sees(), "test:4", verification=verification).run(requests)
+    assert all(len(seen) == 1 for seen in shown.values()), "one key per request, so that drafts are reproducible"
+    assert len(set.union(*shown.values())) == len(requests)
+    same = {request_id for request_id, (key,) in shown.items() if key == keys[request_id] & (2**64 - 1)}
+    assert same == (set(keys) if verification == "coupled" else set())
+
+
 def test_good_drafts_stand(tmp_path: Path) -> None:
     """At T = 0 the oracle is right under rejection sampling as well: the fewest steps."""
     model = tiny_model(tmp_path)

@@ -8,6 +8,8 @@ import pytest
 from actors.engine.native.engine import NativeEngine
 from actors.engine.types import Rollout
 from drafter.protocol import BatchView, Drafts
+from models.checkpoint import hf_state_dict
+from models.weights import pack
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import (
@@ -185,6 +187,20 @@ def test_the_strategy_may_change_at_every_step(tmp_path: Path) -> None:
         events += core.step()
         step += 1
     assert_same(rollouts(events), expected)
+
+
+def test_drafters_know_the_version_that_the_engine_starts_with(tmp_path: Path) -> None:
+    class Told(DrafterBase):
+        def __init__(self) -> None:
+            self.versions: list[int] = []
+
+        def new_target(self, version: int) -> None:
+            self.versions.append(version)
+
+    model, drafter = tiny_model(tmp_path), Told()
+    core = NativeEngine(model, options_of(), weights_version=7, drafters={"test": drafter})
+    core.update_weights(*pack(hf_state_dict(model), 8))
+    assert drafter.versions == [7, 8]
 
 
 def test_oracle_drafts_need_the_fewest_steps(tmp_path: Path) -> None:

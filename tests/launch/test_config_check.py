@@ -56,6 +56,18 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
             "rollout.speculation.batch_thresholds",
         ),
         (
+            ["rollout.speculation={mode: paper, strategies: ['suffix:8', 'ngram:8'], batch_thresholds: [1, 8]}"],
+            "rollout.speculation.batch_thresholds",
+        ),
+        (["rollout.speculation.epsilon=0.2"], "rollout.speculation.epsilon"),
+        (["rollout.speculation={mode: fixed, strategies: ['suffix:8'], seed: 3}"], "rollout.speculation.seed"),
+        (["rollout.speculation={mode: paper, exploration: 0.1}"], "rollout.speculation.exploration"),
+        (
+            ["rollout.speculation={strategies: ['suffix:8'], eagle: {path: random}}"],
+            "rollout.speculation.eagle.path",
+        ),
+        (["rollout.speculation.suffix.window_rollouts=5000"], "rollout.speculation.suffix.window_rollouts"),
+        (
             ["rollout.speculation.verification=rejection", "model.batch_invariant=true"],
             "rollout.speculation.verification",
         ),
@@ -93,6 +105,8 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         [*TRAINED, "rollout.speculation.strategies=[eagle:4, plain]"],
         [*TRAINED, "drafter.algorithm=eagle3", "drafter.layers=[0, 1, 2]"],
         ["drafter.layers=[0, 1, 2]"],
+        ["rollout.speculation={mode: paper, epsilon: 0.2, seed: 3}"],
+        ["rollout.speculation={strategies: ['suffix:8', 'eagle:2'], eagle: {path: random}, exploration: 0.02}"],
     ],
 )
 def test_no_false_alarms(write_config: Write, overrides: list[str]) -> None:

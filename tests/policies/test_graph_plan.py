@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.speculation.bandit import BegMabPolicy
-from policies.speculation.chooser import AdaptivePolicy
+from policies.speculation.chooser import BUCKET_NODES, AdaptivePolicy
 from policies.speculation.graph_memory import ModelShape, predict
 from policies.speculation.graph_plan import (
     CapturePlan,
@@ -81,7 +81,7 @@ def test_larger_batches_are_captured_with_fewer_tokens() -> None:
     plan = bucketed_plan(policy.arms_at, batch_buckets(64))
     most = {batch: max(g.rows for g in plan.of("target") if g.batch == batch) for batch in batch_buckets(64)}
     assert most[1] == 17
-    assert most[32] == 5
+    assert most[32] == BUCKET_NODES[-1] + 1 < most[1]
     assert most[64] == 1
     assert list(most.values()) == sorted(most.values(), reverse=True)
 

@@ -34,6 +34,12 @@ def chain(count: int, nodes: int) -> np.ndarray:
     return np.tile(np.arange(nodes) - 1, (count, 1))
 
 
+def spread(distributions: Any) -> Drafts:
+    """Chains of the token 3 that claim to be drawn from `distributions` [R, K, V]."""
+    requests, width = len(distributions), len(distributions[0])
+    return Drafts(np.full((requests, width), 3), np.full(requests, width), None, distributions)
+
+
 HOSTILE: Mapping[str, Answer] = {
     "random chains": lambda rng, r, k: Drafts(rng.integers(0, VOCAB, (r, k)), rng.integers(0, k + 1, r)),
     "random trees": lambda rng, r, k: full(
@@ -76,6 +82,12 @@ HOSTILE: Mapping[str, Answer] = {
     "distributions of another size": lambda rng, r, k: Drafts(
         np.full((r, k), 3), np.full(r, k), None, torch.zeros((r, k, 3))
     ),
+    "distributions in numpy": lambda rng, r, k: spread(np.full((r, k, VOCAB), 1 / VOCAB)),
+    "distributions as a list": lambda rng, r, k: spread([[[1.0] * VOCAB] * k] * r),
+    "distributions of integers": lambda rng, r, k: spread(torch.ones((r, k, VOCAB), dtype=torch.int64)),
+    "distributions of complex numbers": lambda rng, r, k: spread(torch.ones((r, k, VOCAB), dtype=torch.complex64)),
+    "distributions elsewhere": lambda rng, r, k: spread(torch.ones((r, k, VOCAB), device="meta")),
+    "sparse distributions": lambda rng, r, k: spread(torch.ones((r, k, VOCAB)).to_sparse()),
 }
 
 

@@ -1,5 +1,7 @@
 """No drafter, however wrong, changes a token or stops the engine; one that raises is given up and the policy told."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,20 @@ def test_one_that_raises_is_given_up_at_once(
     if method != "remember" or calls == 0:
         assert [r.levelname for r in caplog.records if "not used again" in r.message] == ["ERROR"]
         assert policy.choose(1) is PLAIN
+
+
+def test_a_save_that_fails_is_told_and_costs_no_drafter(case: tuple, tmp_path: Path) -> None:
+    model, requests, expected = case
+    drafters = {"full": Raises("save"), "good": Adversary(expected)}
+    policy = FixedPolicy(Strategy.parse("full:4"))
+    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy)
+    assert core.save_drafters(str(tmp_path / "kept")) == "full: drafter is out of order"
+    assert policy.choose(1) == Strategy.parse("full:4")
+    (tmp_path / "file").touch()
+    failure = core.save_drafters(str(tmp_path / "file" / "below"))
+    assert failure is not None
+    assert str(tmp_path / "file") in failure
+    assert run(core, requests).keys() == expected.keys()
 
 
 def test_running_out_of_memory_in_a_drafter_is_its_own_affair(case: tuple) -> None:

@@ -30,7 +30,7 @@ class StepBuffers:
             self._host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
             self._host_bytes = self._host.numpy()
             self._device = torch.empty(size, dtype=torch.uint8, device=device)
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def upload(self, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
         """The arrays as tensors on the device, valid until the next upload.

@@ -38,6 +38,7 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
+from drafter.build import history_tokens
 from drafter.protocol import Drafter, KVPlaces, TrainedDrafter
 from models import weights
 from models.checkpoint import load_hf_state_dict
@@ -89,8 +90,7 @@ class NativeEngine:
         if blocks < 1:
             raise ValueError(f"rollout.engine.kv_tokens={options.kv_tokens} is less than one block of {block_tokens}")
         self._limits = Limits(config.vocab_size, model_tokens, blocks, block_tokens)
-        # No sequence can be longer than the cache plus the last token, whose K/V are not stored.
-        max_tokens = min(model_tokens, blocks * block_tokens + 1)
+        max_tokens = history_tokens(model, options)
         self._table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
         recorded = _recorded_layers(drafters, recorded_layers)
         empty = next(model.parameters()).detach().new_empty(0, (len(recorded) + 1) * config.hidden_size)
@@ -107,12 +107,14 @@ class NativeEngine:
             self._table,
             self._steps,
             config.vocab_size,
+            next(model.parameters()).device,
             drafters,
             policy,
             rejection=verification == "rejection",
             hidden=self._hidden,
             kv=kv,
         )
+        self._speculator.new_target(weights_version)
         watchers: list[SlotWatcher] = [self._speculator] if self._speculator.has_drafters else []
         if self._capture is not None:
             watchers.append(self._capture)
@@ -177,9 +179,9 @@ class NativeEngine:
         """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
         self._speculator.remember(prompts, responses)
 
-    def save_drafters(self, directory: str) -> None:
-        """Write what the drafters would lose with this process."""
-        self._speculator.save(directory)
+    def save_drafters(self, directory: str) -> str | None:
+        """Write what the drafters would lose with this process. Returns what failed, if anything; never raises."""
+        return self._speculator.save(directory)
 
     def load_drafters(self, directory: str) -> None:
         """Restore what `save_drafters` wrote; what is missing stays as it is."""
@@ -201,7 +203,7 @@ class NativeEngine:
                 if self._capture is not None:
                     self._capture.submitted(limit)
                 self._scheduler.add(Ticket(request, prefix, known, limit, len(request.prompt_tokens) + known))
-        self._idle = False
+        self._idle = self._idle and not requests
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """End requests now: each is Finished with reason ABORT and the tokens it has (none, if it never ran)."""

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +28,8 @@ from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
 _log = logging.getLogger(__name__)
+# Rejection sampling draws by the request's noise wherever nothing was drafted: what is drafted must not depend on it.
+_OTHER_NOISE = 0x5DEECE66D
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,13 @@ class _Requests:
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, table: SlotTable, slots: Int64Array) -> "_Requests":
+    def of(cls, table: SlotTable, slots: Int64Array, other_noise: int) -> "_Requests":
         fixed: dict[str, Any] = {
             "request_ids": table.request_id[slots],
             "prompt_ids": table.prompt_id[slots],
             "slots": slots.copy(),
             "prompt_lengths": table.prompt_length[slots],
-            "noise_keys": table.noise_key[slots],
+            "noise_keys": table.noise_key[slots] ^ other_noise,
             "temperatures": table.temperature[slots],
             "top_k": table.top_k[slots],
             "top_p": table.top_p[slots],
@@ -61,6 +64,7 @@ class Speculator:
         table: SlotTable,
         steps: StepArrays,
         vocab_size: int,
+        device: torch.device,
         drafters: Mapping[str, Drafter],
         policy: StrategyPolicy | None,
         *,
@@ -69,11 +73,12 @@ class Speculator:
         kv: KVPlaces | None = None,
     ) -> None:
         self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
-        self._drafters = dict(drafters)
+        self._device, self._drafters = device, dict(drafters)
         self._hidden, self._kv = hidden, kv
         self._history = table.tokens.view()
         self._history.flags.writeable = False
-        self._requests = _Requests.of(table, np.zeros(0, np.int64))
+        self._other_noise = _OTHER_NOISE if rejection else 0
+        self._requests = _Requests.of(table, np.zeros(0, np.int64), self._other_noise)
         self.draft_s = 0.0  # of the last step
         self.use(policy)
 
@@ -124,9 +129,19 @@ class Speculator:
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         self._tell(lambda drafter: drafter.remember(prompts, responses))
 
-    def save(self, directory: str) -> None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        self._tell(lambda drafter: drafter.save(directory))
+    def save(self, directory: str) -> str | None:
+        """Returns what failed. A full disk says nothing against a drafter: none is given up."""
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return str(error)
+        failures = []
+        for name, drafter in self._drafters.items():
+            try:
+                drafter.save(directory)
+            except Exception as error:
+                failures.append(f"{name}: {error}")
+        return "; ".join(failures) or None
 
     def load(self, directory: str) -> None:
         self._tell(lambda drafter: drafter.load(directory))
@@ -203,10 +218,12 @@ class Speculator:
         return drafts
 
     def _distributions(self, answer: Drafts, clean: StepDrafts) -> Tensor | None:
-        """What the drafted tokens were drawn with, cut like the drafts."""
-        given = answer.distributions
+        """What the drafted tokens were drawn with, cut like the drafts; None if it makes no sense."""
+        given: object = answer.distributions
         requests, width = clean.tokens.shape
-        if given is None or clean.parents is not None:
+        if not isinstance(given, Tensor) or clean.parents is not None:
+            return None
+        if given.layout is not torch.strided or not given.is_floating_point() or given.device != self._device:
             return None
         if given.ndim != 3 or len(given) != requests or given.shape[1] < width or given.shape[2] != self._vocab_size:
             return None
@@ -215,7 +232,7 @@ class Speculator:
     def _view(self, slots: Int64Array, needs_hidden: bool) -> BatchView:
         table = self._table
         if self._requests.slots is not slots:
-            self._requests = _Requests.of(table, slots)
+            self._requests = _Requests.of(table, slots, self._other_noise)
         lengths = table.length[slots]
         return BatchView(
             history=self._history,
