@@ -5,7 +5,7 @@ torch is imported when the rank joins, so the driver can import this module with
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from models.options import ModelOptions
 from policies.options import ObjectiveOptions
 
 if TYPE_CHECKING:
+    from actors.training.capture import CapturePlan, StepCapture
     from actors.training.trainer import Trainer
 
 
@@ -50,6 +51,10 @@ class LearnerRank:
         self._trainer: Trainer | None = None
         self._store: Any = None
         self._published: ray.ObjectRef[Any] | None = None
+        self._version = 0  # of the weights: what was published last
+        self._capture_plan: CapturePlan | None = None
+        self._buffer: Any = None
+        self._captured: ray.ObjectRef[Any] | None = None
         # Before torch is imported. OpenMP threads spin while they wait: long spins cost 2x and more where cores are
         # shared (a supervised step on 2 cores with 3 others busy: 0.31 s, with this 0.14 s), none costs 25 % where they
         # are not (0.041 s, with this 0.043 s, passive 0.052 s).
@@ -96,6 +101,22 @@ class LearnerRank:
         self._trainer = Trainer(spec.model, options, spec.objective, rank=rank, init=spec.init, seed=spec.seed)
 
     @ray.method
+    def capture_into(
+        self, buffers: Mapping[str, Any], max_bytes: int, fused: tuple[int, int, int] | None, eagle3: bool, seed: int
+    ) -> None:
+        """From now on `train_step` hands hidden states to a data buffer: this node's, else another's (handles of
+        DataBufferActor by node id). `eagle3`: with the outputs of the layers `fused`, by default the usual ones."""
+        from actors.training.capture import CapturePlan
+        from drafter.eagle.model import fused_layers
+
+        layers: tuple[int, ...] = ()
+        if eagle3:
+            layers = fused_layers(len(self._ready.network.blocks), fused)
+        self._capture_plan = CapturePlan(max_bytes, layers, seed)
+        here = ray.get_runtime_context().get_node_id()
+        self._buffer = buffers.get(here) or next(iter(buffers.values()))
+
+    @ray.method
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
         """Start a phase with a fresh optimizer."""
         self._ready.begin(optimizer, total_steps)
@@ -103,7 +124,13 @@ class LearnerRank:
     @ray.method
     def train_step(self, sequences: Sequence[TrainSequence]) -> StepResult:
         """One RL step on all of these (each rank takes its share)."""
-        return self._ready.rl_step(sequences, temperature=self._spec.temperature)
+        capture = self._step_capture()
+        result = self._ready.rl_step(sequences, temperature=self._spec.temperature, capture=capture)
+        if capture is not None and capture.records:
+            # The buffer copies it; until the next step it has the time to. Nobody waits for it.
+            self._captured = ray.put(capture.records)
+            self._buffer.add.remote([self._captured])
+        return result
 
     @ray.method
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
@@ -114,6 +141,7 @@ class LearnerRank:
     def publish(self, version: int) -> "tuple[WeightsManifest, ray.ObjectRef[Any]] | None":
         """Rank 0: manifest and the buffer in the object store, owned by this actor; None from the others."""
         published = self._ready.publish(version)
+        self._version = version
         if published is None:
             return None
         manifest, buffer = published
@@ -142,6 +170,13 @@ class LearnerRank:
             from actors.training.parallel import leave_group
 
             leave_group()
+
+    def _step_capture(self) -> "StepCapture | None":
+        if self._capture_plan is None:
+            return None
+        from actors.training.capture import StepCapture
+
+        return StepCapture(self._capture_plan, self._version, self._ready.publish_dtype)
 
     @property
     def _ready(self) -> "Trainer":

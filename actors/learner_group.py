@@ -83,6 +83,23 @@ class LearnerGroup:
         """Node and process of each rank."""
         return list(self._places)
 
+    def capture_into(
+        self,
+        buffers: Mapping[str, Any],
+        *,
+        max_bytes: int,
+        eagle3: bool = False,
+        layers: tuple[int, int, int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """From now on every `train_step` hands hidden states of its sequences to data buffers (handles by node id), at
+        most `max_bytes` per rank. `eagle3`: with the outputs of `layers`, by default the usual three."""
+        self._call(
+            "capture_into",
+            self._timeout_s,
+            lambda rank: rank.capture_into.remote(buffers, max_bytes, layers, eagle3, seed),
+        )
+
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
         """Start a phase (warm start, RL) of `total_steps` optimizer steps: fresh optimizer and schedule. The current
         weights become the reference of the KL term."""

@@ -20,9 +20,11 @@ from actors.coordinator import CoordinatorActor
 from actors.data_buffer import DataBufferActor
 from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow
+from actors.learner_group import LearnerGroup
 from actors.spot.process import spawn_trainer
 from actors.spot.types import MicroStep
 from actors.spot_host import CaptureReport, DrafterReady, SpotEvent, SpotPlan
+from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher
@@ -95,6 +97,18 @@ class DrafterTraining:
             stop_timeout_s=options.stop_timeout_s,
         )
 
+    def capture_from(self, learner: LearnerGroup) -> None:
+        """Where the configuration says so, the learner's own pass gives the hidden states, and no engine does."""
+        options = self._config.drafter
+        if options.capture.source == "learner":
+            learner.capture_into(
+                self._buffers,
+                max_bytes=options.capture.max_bytes_per_step,
+                eagle3=options.algorithm == "eagle3",
+                layers=options.layers,
+                seed=options.seed,
+            )
+
     # Around a rollout.
 
     def begin(self, step: int) -> None:
@@ -122,7 +136,11 @@ class DrafterTraining:
         before, self._drafting = self._drafting, wanted.manifest.version
         self._kept = {v: kept for v, kept in self._kept.items() if v in (before, self._drafting)}
 
-    # What workers say.
+    # What others say.
+
+    def learned(self, result: StepResult) -> None:
+        """The learner's RL step, which may have captured hidden states."""
+        self.meter.captured(int(result.metrics.get("capture/bytes", 0)))
 
     def event(self, worker: str, event: SpotEvent) -> None:
         match event:

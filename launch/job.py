@@ -131,8 +131,18 @@ def open_job(config: Config, observer: Observer, interrupt: Interrupt, model_dir
         )
         speculation = config.speculation
         meter = SpeculationMeter() if speculation.mode != "off" else None
-        spawn = partial(spawn_engine, model, engine, seed=config.run.seed, speculation=speculation)
+        capture = config.drafter.capture
+        spawn = partial(
+            spawn_engine,
+            model,
+            engine,
+            seed=config.run.seed,
+            speculation=speculation,
+            capture_bytes=capture.max_bytes_per_step if config.drafter.train and capture.source == "engine" else 0,
+        )
         drafter = stack.enter_context(drafter_training(config, observer, run_dir, model))
+        if drafter is not None:
+            drafter.capture_from(learner)
         dispatcher = RolloutDispatcher(
             spawner(
                 lambda name: partial(spawn, name=name),

@@ -54,6 +54,8 @@ def rl_step(job: Job) -> None:
     job.boundary = None
     result = learn(job, sequences)
     check_agreement(config, job.steps_done + 1, result.metrics)
+    if job.drafter is not None:
+        job.drafter.learned(result)
     publish_s = time.monotonic()
     job.observer.progress("publish")
     job.steps_done += 1

@@ -31,6 +31,8 @@ class TokenBatch:
     advantages: Tensor  # float32 [R]; zeros for demonstrations
     sampler_logprobs_t1: Tensor  # float32 [R]; zeros for demonstrations
     samplers: Tensor  # int64 [R], rollout worker that drew the token; zeros for demonstrations
+    sequences: tuple[TrainSequence | Demonstration, ...]  # [S]; none on a rank without work
+    starts: tuple[int, ...]  # [S], of each sequence in `tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ def build_mini_batch(
                 advantages=_tensor(np.repeat(advantages, flat.response_lengths), np.float32, rank.device),
                 sampler_logprobs_t1=_tensor(logprobs, np.float32, rank.device),
                 samplers=_tensor(np.repeat(samplers, flat.response_lengths), np.int64, rank.device),
+                sequences=tuple(chosen),
+                starts=tuple(flat.cu_seqlens[: len(chosen)].tolist()),
             )
         )
     return MiniBatch(tuple(micro), sum(len(r) for r in responses), computed)

@@ -4,7 +4,8 @@ Owns which implementation is built, and the log-softmax over the vocabulary, whi
 that the logits of all tokens never exist together. Knows nothing of losses, optimizers or ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
 from models.options import ModelOptions
 from models.packed import PackedContext
-from models.transformer import Transformer
+from models.transformer import Transformer, final_states
 
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 logits that exist at once; with fewer rows nothing is recomputed
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -79,6 +80,13 @@ def vocab_size_of(network: CausalModel) -> int:
     return int(network.model.get_output_embeddings().weight.shape[0])
 
 
+def hidden_size_of(network: CausalModel) -> int:
+    """Columns of the states that the logits are computed from."""
+    if isinstance(network, Transformer):
+        return network.config.hidden_size
+    return int(network.model.get_output_embeddings().weight.shape[1])
+
+
 class LogProbModel(nn.Module):
     """Network and chunked head in one module, so that one forward call is one unit for sharding."""
 
@@ -87,6 +95,20 @@ class LogProbModel(nn.Module):
         self.network = network
         self.vocab_size = vocab_size_of(network)
         self.chunk_rows = max(1, chunk_bytes // (4 * self.vocab_size))
+        self._tell: Callable[[Tensor], None] | None = None
+        self._recorded: tuple[int, ...] = ()
+
+    @contextmanager
+    def telling(self, tell: Callable[[Tensor], None], layers: tuple[int, ...] = ()) -> Iterator[None]:
+        """Forwards inside the block tell what they computed at their tokens, detached: [T, W], the outputs of `layers`
+        (from 0) before the final state. Raises ValueError for layers of a network that does not record them."""
+        if layers and not isinstance(self.network, Transformer):
+            raise ValueError("outputs of layers are recorded by model.implementation=native only")
+        self._tell, self._recorded = tell, layers
+        try:
+            yield
+        finally:
+            self._tell, self._recorded = None, ()
 
     def forward(
         self, tokens: Tensor, cu_seqlens: Tensor, rows: Tensor, targets: Tensor, temperature: float
@@ -96,7 +118,7 @@ class LogProbModel(nn.Module):
         Returns float32 [R] each: log-softmax(logits / temperature) (differentiable), log-softmax(logits), and the
         entropy of softmax(logits / temperature) in nats; the last two without gradient.
         """
-        hidden = self.network(tokens, PackedContext(cu_seqlens)).index_select(0, rows)
+        hidden = self._states(tokens, PackedContext(cu_seqlens)).index_select(0, rows)
         if rows.numel() <= self.chunk_rows:
             return chunk_logprobs(self.network.logits, hidden, targets, temperature)
         parts = []
@@ -108,6 +130,18 @@ class LogProbModel(nn.Module):
             parts.append(part)
         logprobs, logprobs_t1, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
         return logprobs, logprobs_t1, entropy
+
+    def _states(self, tokens: Tensor, context: PackedContext) -> Tensor:
+        """[T, H]"""
+        if self._recorded:
+            assert isinstance(self.network, Transformer)
+            computed = self.network(tokens, context, self._recorded)
+            states = final_states(self.network, computed)
+        else:
+            computed = states = self.network(tokens, context)
+        if self._tell is not None:
+            self._tell(computed.detach())
+        return states
 
 
 def chunk_logprobs(

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from actors.training import batches
+from actors.training.capture import StepCapture
 from actors.training.errors import NonFiniteError
-from actors.training.network import DTYPES, LogProbModel, build_network
+from actors.training.network import DTYPES, LogProbModel, build_network, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, shard
@@ -51,7 +52,7 @@ class Trainer:
         """Build the network on this rank's device. `force_sharding`: FSDP2 also with one rank (needs a group)."""
         self.options, self.objective, self.model_options = learner, objective, model
         self.rank = rank or Rank()
-        self._publish_dtype = DTYPES[model.dtype]
+        self.publish_dtype = DTYPES[model.dtype]
         # bfloat16 compute keeps float32 master weights; parameters are cast inside the forward pass, so that the
         # learner computes with the very numbers that the engine gets.
         self._compute_dtype = torch.bfloat16 if learner.autocast_bf16 else None
@@ -59,7 +60,7 @@ class Trainer:
         self._build_args = {
             "init": init,
             "seed": seed,
-            "dtype": torch.float32 if learner.autocast_bf16 else self._publish_dtype,
+            "dtype": torch.float32 if learner.autocast_bf16 else self.publish_dtype,
             "device": self.rank.device,
             "batch_invariant": invariant,
         }
@@ -90,11 +91,14 @@ class Trainer:
 
     # Steps ------------------------------------------------------------------------------------------------------
 
-    def rl_step(self, sequences: Sequence[TrainSequence], *, temperature: float) -> StepResult:
+    def rl_step(
+        self, sequences: Sequence[TrainSequence], *, temperature: float, capture: StepCapture | None = None
+    ) -> StepResult:
         """One RL step: `mini_batches` optimizer steps over consecutive parts of `sequences`.
 
         Old log-probs are the learner's own under the weights at the start of this call. `temperature` is the
-        sampler's, > 0. All ranks pass the same sequences. Raises ValueError for bad input, NonFiniteError.
+        sampler's, > 0. All ranks pass the same sequences. `capture` takes the hidden states under those weights; it
+        changes no number. Raises ValueError for bad input, NonFiniteError.
         """
         if not temperature > 0:
             raise ValueError(f"rollout.sampling.temperature is {temperature}: learning needs one above 0")
@@ -106,16 +110,20 @@ class Trainer:
             self._mini_batch([sequences[i] for i in part])
             for part in batches.split_mini_batches(len(sequences), self.options.mini_batches)
         ]
+        if capture is not None:
+            own = [s for mini in minis for batch in mini.micro for s in batch.sequences]
+            capture.choose(own, hidden_size_of(self.network))
         statistics = StepStatistics(self.rank.device, 1 + max(s.sampler for s in sequences))
         # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
-        old = [self._old_logprobs(mini, temperature, statistics) for mini in minis[1:]]
+        old = [self._old_logprobs(mini, temperature, statistics, capture) for mini in minis[1:]]
         reference = [self._reference_logprobs(mini, temperature) for mini in minis]
         trained_s = time.perf_counter()
         losses, norms, lr = [], [], 0.0
         for number, mini in enumerate(minis):
             loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
             for m, batch in enumerate(mini.micro):
-                logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature)
+                taken = capture if number == 0 else None
+                logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature, taken)
                 if number == 0:
                     statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
                 old_logprobs = logprobs.detach() if number == 0 else old[number - 1][m]
@@ -127,6 +135,8 @@ class Trainer:
             losses.append(value)
             norms.append(norm)
         metrics = statistics.reduce(self.rank) | _means(losses, norms, lr)
+        if capture is not None:
+            metrics |= capture.metrics(self.rank)
         seconds = {"logprobs": trained_s - start_s, "train": time.perf_counter() - trained_s}
         tokens = sum(m.computed_tokens for m in minis)
         return StepResult(tuple(losses), tuple(norms), metrics, tokens, seconds, started_s)
@@ -158,14 +168,14 @@ class Trainer:
         tensors = hf_state_dict(self.network)
         if self.rank.index != 0:
             return None
-        return pack({name: tensor.to(self._publish_dtype) for name, tensor in tensors.items()}, version)
+        return pack({name: tensor.to(self.publish_dtype) for name, tensor in tensors.items()}, version)
 
     def export(self, out_dir: str | Path) -> None:
         """Write a Hugging Face model directory with the tokenizer, atomically. All ranks call it, rank 0 writes."""
         tensors = hf_state_dict(self.network)
         if self.rank.index == 0:
             tokenizer = self.model_options.tokenizer or self.model_options.path
-            named = {name: tensor.to(self._publish_dtype) for name, tensor in tensors.items()}
+            named = {name: tensor.to(self.publish_dtype) for name, tensor in tensors.items()}
             source = self.model_options.path
             write_checkpoint(self.network.hf_config(), named, out_dir, tokenizer_dir=tokenizer, source_dir=source)
         self.rank.barrier()
@@ -207,7 +217,12 @@ class Trainer:
             packing=self.options.packing,
         )
 
-    def _forward(self, module: nn.Module, batch: batches.TokenBatch, temperature: float) -> tuple[Tensor, ...]:
+    def _forward(
+        self, module: LogProbModel, batch: batches.TokenBatch, temperature: float, capture: StepCapture | None = None
+    ) -> tuple[Tensor, ...]:
+        if capture is not None:
+            with module.telling(lambda states: capture.take(states, batch), capture.layers):
+                return self._forward(module, batch, temperature)
         args = (batch.tokens, batch.cu_seqlens, batch.rows, batch.targets, temperature)
         if self._compute_dtype is None or self._sharded:  # FSDP2 casts by its own policy
             outputs: tuple[Tensor, ...] = module(*args)
@@ -237,10 +252,12 @@ class Trainer:
         return value, norm, lr
 
     @torch.no_grad()
-    def _old_logprobs(self, mini: batches.MiniBatch, temperature: float, statistics: StepStatistics) -> list[Tensor]:
+    def _old_logprobs(
+        self, mini: batches.MiniBatch, temperature: float, statistics: StepStatistics, capture: StepCapture | None
+    ) -> list[Tensor]:
         old = []
         for batch in mini.micro:
-            logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature)
+            logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature, capture)
             statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
             old.append(logprobs)
         return old

@@ -69,10 +69,10 @@ class DataBuffer:
         """Keep them, and of a request's two records of one version the later one."""
         for record in records:
             self._tally["added"] += 1
+            self._see(record.target_version)
             if not record.rows or record.bytes > self._options.max_bytes:
                 self._tally["refused"] += 1
                 continue
-            self._see(record.target_version)
             number = self._numbers
             self._numbers += 1
             name = record.request_id if record.request_id >= 0 else -1 - number

@@ -31,7 +31,7 @@ def record(request_id: int, version: int = 3, rows: int = 200, width: int = 256)
 
 
 @pytest.fixture
-def buffer(ray_cluster: Any) -> Iterator[Any]:
+def buffer(ray_head: str) -> Iterator[Any]:
     options = BufferOptions(max_bytes=1 << 21)
     actor = ray.remote(DataBufferActor).options(num_cpus=0, max_restarts=1).remote(options, seed=1)
     yield actor

@@ -4,18 +4,25 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
+import torch
 
+from actors.data_buffer import DataBufferActor
 from actors.learner_group import LearnerGroup
 from actors.training.errors import CheckpointMismatchError, LearnerLostError
 from actors.training.options import LearnerOptions, OptimizerOptions
+from models.checkpoint import init_model
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
+from policies.drafter.options import BufferOptions
 from policies.options import ObjectiveOptions
+from tests.engine.test_capture import fresh_rows
 from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer
 
 OPTIMIZER = OptimizerOptions(lr=1e-2)
@@ -79,6 +86,32 @@ def test_two_ranks_behind_the_facade_equal_one_trainer(pair: LearnerGroup, model
 
     pair.export(tmp_path / "model")
     assert (tmp_path / "model" / "config.json").is_file()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_every_rank_hands_hidden_states_of_its_share_to_the_data_buffer(model_dir: Path, ray_head: str) -> None:
+    buffer = ray.remote(DataBufferActor).options(num_cpus=0).remote(BufferOptions())
+    with make_group(model_dir, 2) as group:
+        group.publish(4)
+        group.capture_into({"another node": buffer}, max_bytes=1 << 20, eagle3=True, layers=(0, 0, 1))
+        sequences = make_sequences(9)
+        metrics = group.train_step(sequences, 5).metrics
+        deadline_s = time.monotonic() + 30
+        while (stats := ray.get(buffer.stats.remote(), timeout=30)).sequences < 9:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        assert (stats.sequences, stats.bytes) == (9, metrics["capture/bytes"])
+        records = ray.get(buffer.sample.remote(10_000, version=5), timeout=30)
+    whole = {np.concatenate((s.prompt_tokens, s.response_tokens)).tobytes() for s in sequences}
+    assert {record.tokens.tobytes() for record in records} == whole
+    assert {(record.target_version, record.width) for record in records} == {(4, 4 * 32)}
+    model = init_model(model_dir, 5)
+    for record in records:
+        want = fresh_rows(model, record.tokens, (0, 0, 1))[:-1]
+        got = torch.from_numpy(record.states.copy()).view(torch.float32)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    ray.kill(buffer)
 
 
 @pytest.mark.ray

@@ -1,0 +1,85 @@
+"""Hidden states from the learner's own log-prob pass: the other source of what drafters learn from (TLT's own).
+
+Owns which of a rank's sequences are kept in an RL step, and their records. It computes nothing: every sequence passes
+the network once under the weights that sampled it anyway, and the rows of those that are kept are copied to the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.data.packing import input_tokens
+from actors.training.batches import TokenBatch
+from actors.training.parallel import Rank
+from actors.training.types import Demonstration, TrainSequence
+from drafter.training.records import SequenceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlan:
+    """What is captured, in every RL step. `layers`: whose outputs stand before the final state in every row."""
+
+    max_bytes: int  # per rank and RL step
+    layers: tuple[int, ...] = ()
+    seed: int = 0
+
+
+class StepCapture:
+    """Of one rank in one RL step, whose first forward is of the target's `version`.
+
+    Sequences are kept in a random order that depends on `plan.seed` and the version only, up to the first that does not
+    fit the budget: length has no part in the choice.
+    """
+
+    def __init__(self, plan: CapturePlan, version: int, dtype: torch.dtype) -> None:
+        """`dtype`: of the states in the records, which is the engines'."""
+        self.layers, self.records = plan.layers, list[SequenceRecord]()
+        self.seconds = 0.0  # of the learner's step
+        self._plan, self._version, self._dtype = plan, version, dtype
+        self._kept: set[int] = set()  # by id(): they live as long as the step
+
+    def choose(self, sequences: Sequence[TrainSequence | Demonstration], hidden_size: int) -> None:
+        """Which of the rank's own sequences are kept."""
+        row_bytes = (len(self.layers) + 1) * hidden_size * self._dtype.itemsize
+        room = self._plan.max_bytes
+        for i in np.random.default_rng((self._plan.seed, self._version)).permutation(len(sequences)):
+            rows = _rows(sequences[i])
+            room -= rows * row_bytes + 4 * (rows + 1)
+            if room < 0:
+                return
+            self._kept.add(id(sequences[i]))
+
+    def take(self, states: Tensor, batch: TokenBatch) -> None:
+        """What the network computed at the tokens of a micro-batch, [T, W]."""
+        start_s = perf_counter()
+        for sequence, start in zip(batch.sequences, batch.starts, strict=True):
+            if id(sequence) in self._kept:
+                self.records.append(self._record(sequence, states[start : start + _rows(sequence)]))
+        self.seconds += perf_counter() - start_s
+
+    def metrics(self, rank: Rank) -> dict[str, float]:
+        """`capture/*`: sequences and bytes of all ranks, seconds of the mean rank. Every rank must call it."""
+        own = [len(self.records), sum(record.bytes for record in self.records), self.seconds / rank.size]
+        sums = rank.sum(torch.tensor(own, dtype=torch.float64, device=rank.device)).tolist()
+        return dict(zip(("capture/sequences", "capture/bytes", "capture/seconds"), sums, strict=True))
+
+    def _record(self, sequence: TrainSequence | Demonstration, states: Tensor) -> SequenceRecord:
+        # A copy: the micro-batch's memory is not to live on for it.
+        host = states.detach().to("cpu", self._dtype, copy=True).contiguous()
+        return SequenceRecord(
+            np.concatenate((sequence.prompt_tokens, sequence.response_tokens)).astype(np.int32),
+            len(sequence.prompt_tokens),
+            0,
+            host.view(torch.uint8).numpy(),
+            str(self._dtype).removeprefix("torch."),
+            host.shape[1],
+            self._version,
+        )
+
+
+def _rows(sequence: TrainSequence | Demonstration) -> int:
+    return input_tokens(len(sequence.prompt_tokens), len(sequence.response_tokens))
