@@ -6,8 +6,6 @@ pass k its query sees the keys of pass 1 of rows 0 .. i (true states) and the ke
 own output): exactly the cache that drafting would have. HASS and EAGLE-3 say the same with shifted features and a mask.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -26,17 +24,12 @@ class ChainContext:
 
     def __init__(self, batch: PackedBatch, last_position: int) -> None:
         self._batch, self._last = batch, last_position
-        self._keys: list[Tensor] = []  # of each pass, [T, G, D]: G heads of keys and values
+        self._keys: list[Tensor] = []  # of each pass, [T, Hkv, D]
         self._values: list[Tensor] = []
-        self._true: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # of pass 1 by segment, [G, n, D]
         self.positions = batch.positions
 
     def next_pass(self) -> None:
         """The rows move on by one position. Past the model's last position they stay there, unsupervised."""
-        if not self._true[0]:
-            lengths = self._batch.lengths
-            keys, values = (x[0].transpose(0, 1).contiguous().split(lengths, 1) for x in (self._keys, self._values))
-            self._true = keys, values
         self.positions = (self.positions + 1).clamp(max=self._last)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -47,46 +40,35 @@ class ChainContext:
         lengths = self._batch.lengths
         if len(self._keys) == 1:
             return ops.packed_attention(q, k, v, self._batch.cu_seqlens, scale, max_seqlen=max(lengths))
-        rows, heads, dim = q.shape
-        groups = k.shape[1]
-        grouped = (q * scale).view(rows, groups, heads // groups, dim)
-        own = [(grouped * keys[:, :, None]).sum(-1) for keys in self._keys[1:]]
-        own_scores = torch.stack(own, -1).transpose(0, 1).split(lengths, 1)  # [G, n, R, K] of each segment
-        queries = grouped.transpose(0, 1).contiguous().split(lengths, 1)  # [G, n, R, D]
-        parts = [_segment(*tensors) for tensors in zip(queries, *self._true, own_scores, strict=True)]
-        seen, weights = (torch.cat(tensors, 1).transpose(0, 1) for tensors in zip(*parts, strict=True))
-        for index, values in enumerate(self._values[1:]):
-            seen = seen + weights[..., index : index + 1] * values[:, :, None]
-        return seen.reshape(rows, heads, dim)
+        own_keys, own_values = torch.stack(self._keys[1:], 1), torch.stack(self._values[1:], 1)  # [T, k - 1, Hkv, D]
+        parts = (x.split(lengths) for x in (q * scale, self._keys[0], self._values[0], own_keys, own_values))
+        return torch.cat([_segment(*tensors) for tensors in zip(*parts, strict=True)])
 
 
-def _segment(q: Tensor, keys: Tensor, values: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """One segment of n rows: scaled queries [G, n, R, D], keys and values [G, n, D], and what each query scores with the
-    K keys of its own row [G, n, R, K] -> what it takes from `values` [G, n, R, D], and its weights for its own [.., K]."""
-    rows = q.shape[1]
+def _segment(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
+    """One segment of n rows, q scaled; as in `_rows` -> [n, Hq, D]."""
+    rows = len(q)
     recompute = rows * rows > _KEPT_SCORES and torch.is_grad_enabled()
-    parts = []
+    out = []
     for start in range(0, rows, _CHUNK_ROWS):
         end = min(start + _CHUNK_ROWS, rows)
-        args = q[:, start:end], keys[:, :end], values[:, :end], own[:, start:end]
-        parts.append(checkpoint(_rows, *args, use_reentrant=False) if recompute else _rows(*args))
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([seen for seen, _ in parts], 1), torch.cat([weights for _, weights in parts], 1)
+        args = q[start:end], keys[:end], values[:end], own_keys[start:end], own_values[start:end]
+        out.append(checkpoint(_rows, *args, use_reentrant=False) if recompute else _rows(*args))
+    return out[0] if len(out) == 1 else torch.cat(out)
 
 
-def _rows(q: Tensor, keys: Tensor, values: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """As `_segment`, for the last m of n rows."""
-    groups, count, repeats, dim = q.shape
-    total = keys.shape[1]
-    scores = torch.bmm(q.reshape(groups, count * repeats, dim), keys.transpose(1, 2)).view(
-        groups, count, repeats, total
-    )
-    later = torch.ones(count, total, dtype=torch.bool, device=q.device).triu_(total - count + 1)
-    scores = torch.cat((scores.masked_fill(later[:, None], -torch.inf), own), dim=-1)
-    weights = scores.float().softmax(-1).to(values.dtype)
-    true = weights[..., :total].reshape(groups, count * repeats, total)
-    return torch.bmm(true, values).view(groups, count, repeats, dim), weights[..., total:]
+def _rows(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
+    """Queries [m, Hq, D] of the last m of n rows; keys, values [n, Hkv, D]; own ones [m, K, Hkv, D] -> [m, Hq, D]."""
+    count, heads, dim = q.shape
+    total, groups = keys.shape[:2]
+    grouped = q.view(count, groups, heads // groups, dim)
+    hidden = torch.ones(count, total, dtype=torch.bool, device=q.device).triu(total - count + 1)
+    scores = torch.einsum("mgrd,ngd->grmn", grouped, keys).masked_fill(hidden, -torch.inf)
+    own = torch.einsum("mgrd,mkgd->grmk", grouped, own_keys)
+    weights = torch.cat((scores, own), dim=-1).float().softmax(-1).to(values.dtype)
+    seen = torch.einsum("grmn,ngd->mgrd", weights[..., :total], values)
+    seen = seen + torch.einsum("grmk,mkgd->mgrd", weights[..., total:], own_values)
+    return seen.reshape(count, heads, dim)
 
 
 def run_passes(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, passes: int) -> list[Tensor]:
