@@ -1,0 +1,253 @@
+"""Drafter training: packed micro-steps against the same sequences in batches of 8 padded to the longest.
+
+    python -m benchmarks.drafter_packing [--target runs/demo/model ...] [--threads 1] [--repeats 7] [--quick]
+
+Counts supervised tokens per second of whole micro-steps: packing or padding, forward, losses, backward, AdamW. Both
+train the same network on the same sequences in the same order with the same sums of losses, which is checked. Three
+ways take turns within one process; ratios are taken within a round, and the figure is their median with the lowest and
+highest:
+
+- packed: the trainer's own micro-step;
+- padded: one update per batch of 8, as TLT's vanilla batching (Figure 17b);
+- padded, same updates: those batches of 8 summed up to as many updates as packed makes, so that the optimizer's share
+  cancels and padding alone is left.
+
+The padded ways are given the packed attention kernel on segments of equal length, which is faster than a dense mask.
+Lengths: the demo's own rollouts (prompt and response) of every target given, as its responses are short when RL starts
+and longer later; and log-normal ones with a long tail, whose states are random.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.machine import describe_machine
+from benchmarks.tools.rollouts import record_history
+from benchmarks.tools.targets import find_demo, load_target, load_task
+from drafter.training.collect import collect_records
+from drafter.training.head import TargetHead
+from drafter.training.packing import pack_records
+from drafter.training.passes import run_passes
+from drafter.training.records import SequenceRecord
+from drafter.training.trainer import DrafterTrainer
+from models.rope import RopeTable
+from policies.drafter.options import DrafterOptions
+
+RESULTS = Path(__file__).parent / "results" / "drafter_packing.json"
+BATCH = 8
+TAIL_MEDIAN, TAIL_SIGMA, TAIL_MAX = 256, 1.0, 2048  # tokens; sigma of the logarithm
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sequences in the order they are trained on, for one target."""
+
+    name: str
+    head: TargetHead
+    records: list[SequenceRecord]
+
+    @property
+    def rows(self) -> int:
+        """Supervised tokens."""
+        return sum(record.rows - 1 for record in self.records)
+
+
+def demo_case(directory: Path, count: int) -> Case:
+    """`count` rollouts of the demo in random order, as an epoch of training takes them."""
+    target = load_target(directory, "demo", "float32")
+    prompts, responses = record_history(target, load_task(directory))
+    records = list(collect_records(target.model, prompts, responses))
+    order = np.random.default_rng(SEED).permutation(len(records))[:count]
+    usable = [records[int(i)] for i in order if records[int(i)].rows >= 3]
+    return Case(f"demo, {directory.name}", TargetHead.of(target.model, 0), usable)
+
+
+def tail_case(demo: Case, count: int) -> Case:
+    """The demo's network with more positions, and log-normal lengths."""
+    rng = np.random.default_rng(SEED)
+    config = replace(demo.head.config, max_position_embeddings=TAIL_MAX)
+    lengths = np.clip(np.rint(rng.lognormal(np.log(TAIL_MEDIAN), TAIL_SIGMA, count)), 8, TAIL_MAX).astype(int)
+    records = [
+        SequenceRecord(
+            rng.integers(0, config.vocab_size, n).astype(np.int32),
+            1,
+            0,
+            rng.standard_normal((n - 1, config.hidden_size), np.float32).view(np.uint8),
+            "float32",
+            config.hidden_size,
+            0,
+        )
+        for n in lengths
+    ]
+    return Case("long tail", replace(demo.head, config=config, rope=RopeTable(config)), records)
+
+
+def packs(records: Sequence[SequenceRecord], tokens: int) -> Iterator[list[SequenceRecord]]:
+    """In order, of at most `tokens` tokens or one sequence."""
+    pack, size = list[SequenceRecord](), 0
+    for record in records:
+        if pack and size + len(record.tokens) > tokens:
+            yield pack
+            pack, size = [], 0
+        pack.append(record)
+        size += len(record.tokens)
+    if pack:
+        yield pack
+
+
+def batches(records: Sequence[SequenceRecord]) -> list[list[SequenceRecord]]:
+    return [list(records[i : i + BATCH]) for i in range(0, len(records), BATCH)]
+
+
+def padded(records: Sequence[SequenceRecord]) -> tuple[list[SequenceRecord], Tensor]:
+    """All as long as the longest, and which of the rows, bool [batch * rows], are real."""
+    longest = max(record.rows for record in records)
+    full, real = [], []
+    for record in records:
+        states = np.zeros((longest, record.states.shape[1]), np.uint8)
+        states[: record.rows] = record.states
+        tokens = np.zeros(longest + 1, np.int32)
+        tokens[: len(record.tokens)] = record.tokens
+        full.append(replace(record, tokens=tokens, states=states))
+        real.append(torch.arange(longest - 1) < record.rows - 1)
+    return full, torch.cat(real)
+
+
+def padded_loss(trainer: DrafterTrainer, records: Sequence[SequenceRecord]) -> tuple[Tensor, int]:
+    """(the sum of EAGLE's losses over real rows of one padded batch, how many there are)."""
+    head = trainer.head
+    full, real = padded(records)
+    batch = pack_records(full, head.version)
+    assert batch is not None
+    (out,) = run_passes(trainer.model, head, batch, 1)
+    states = batch.states[batch.at + 1]
+    with torch.no_grad():
+        wanted = head.logits(states).softmax(-1)
+    divergence = -(wanted * head.logits(out).log_softmax(-1)).sum(-1)
+    distance = F.smooth_l1_loss(out, states, reduction="none").mean(-1)
+    total = ((divergence + trainer.variant.hidden_weight * distance) * real).sum()
+    return total, int(real.sum())
+
+
+class Padded:
+    """The update of a trainer, by padded batches."""
+
+    def __init__(self, trainer: DrafterTrainer) -> None:
+        self._trainer, self._parameters = trainer, list(trainer.model.parameters())
+        self._optimizer = torch.optim.AdamW(self._parameters, trainer.options.learning_rate, weight_decay=0.0)
+
+    def update(self, group: Sequence[Sequence[SequenceRecord]]) -> float:
+        """One step of the optimizer by the mean over all batches of the group; returns that mean."""
+        self._optimizer.zero_grad(set_to_none=False)
+        total, rows = 0.0, 0
+        for records in group:
+            loss, count = padded_loss(self._trainer, records)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total, rows = total + float(loss.detach()), rows + count
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter.grad /= rows
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._trainer.options.max_grad_norm)
+        self._optimizer.step()
+        return total / rows
+
+
+def measure(case: Case, repeats: int) -> dict[str, Any]:
+    """Every way over all sequences, `repeats` times, in turns."""
+    options = DrafterOptions(algorithm="eagle")
+    trainers = [DrafterTrainer(case.head, options) for _ in range(3)]
+    packed, by_batch, by_update = trainers[0], Padded(trainers[1]), Padded(trainers[2])
+    groups = list(packs(case.records, options.micro_step_tokens))
+    same_loss(case, groups)
+    ways: dict[str, Callable[[], object]] = {
+        "packed": lambda: [packed.micro_step(group) for group in groups],
+        "padded": lambda: [by_batch.update([records]) for records in batches(case.records)],
+        "padded, same updates": lambda: [by_update.update(batches(group)) for group in groups],
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name, way in ways.items():
+            start_s = time.perf_counter()
+            way()
+            if repeat:  # the first is warm-up
+                rates[name].append(case.rows / (time.perf_counter() - start_s))
+    lengths = [len(record.tokens) for record in case.records]
+    computed = sum(max(record.rows - 1 for record in batch) * len(batch) for batch in batches(case.records))
+    report: dict[str, Any] = {
+        "case": case.name,
+        "sequences": len(lengths),
+        "length_p50": float(np.median(lengths)),
+        "length_p90": float(np.quantile(lengths, 0.9)),
+        "length_max": max(lengths),
+        "supervised_tokens": case.rows,
+        "padded_tokens_over_supervised": round(computed / case.rows, 3),
+        "updates": {"packed": len(groups), "padded": len(batches(case.records)), "padded, same updates": len(groups)},
+        "tokens_per_s": {name: round(median(values)) for name, values in rates.items()},
+    }
+    for name in list(ways)[1:]:
+        ratios = [a / b for a, b in zip(rates["packed"], rates[name], strict=True)]
+        report[f"packed_over_{name.replace(', ', '_').replace(' ', '_')}"] = {
+            "median": round(median(ratios), 3),
+            "lowest": round(min(ratios), 3),
+            "highest": round(max(ratios), 3),
+        }
+    return report
+
+
+def same_loss(case: Case, groups: Sequence[Sequence[SequenceRecord]]) -> None:
+    """SystemExit unless packed and padded say the same of fresh weights: then they do the same work."""
+    trainer = DrafterTrainer(case.head, DrafterOptions(algorithm="eagle"))
+    with torch.no_grad():
+        for group in groups[:3]:
+            sums = [padded_loss(trainer, records) for records in batches(group)]
+            expected = float(sum(loss for loss, _ in sums)) / sum(rows for _, rows in sums)
+            found = trainer.evaluate(group).loss
+            if abs(found - expected) > 1e-4 * abs(expected):
+                raise SystemExit(f"{case.name}: the packed loss is {found}, the padded one {expected}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", nargs="+", help="model directories of the demo; default: the newest in runs/")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--sequences", type=int, default=384)
+    parser.add_argument("--quick", action="store_true", help="48 sequences, 2 repeats: does it run?")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    count, repeats = (48, 2) if arguments.quick else (arguments.sequences, arguments.repeats)
+    torch.set_num_threads(arguments.threads)
+    demos = [demo_case(find_demo(given), count) for given in arguments.target or [None]]
+    rows = []
+    for case in (*demos, tail_case(demos[0], count // 2)):
+        rows.append(measure(case, repeats))
+        print(json.dumps(rows[-1], indent=1), flush=True)
+    report = {
+        "what": "supervised tokens per second of EAGLE training, packed against padded (TLT Figure 17b: 2.2x)",
+        "machine": describe_machine(),
+        "settings": {
+            "threads": arguments.threads,
+            "repeats": repeats,
+            "micro_step_tokens": DrafterOptions().micro_step_tokens,
+            "padded_batch": BATCH,
+            "long_tail": {"median": TAIL_MEDIAN, "sigma": TAIL_SIGMA, "max": TAIL_MAX, "seed": SEED},
+        },
+        "cases": rows,
+    }
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
