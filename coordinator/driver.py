@@ -43,7 +43,7 @@ class Driver:
         return out
 
     def hear(self, message: Ack | Tell, now_s: float) -> None:
-        if isinstance(message, Ack):
+        if isinstance(message, Ack) and message.incarnation == self._link.incarnation:
             self.term = max(self.term, message.term)
             self._link.hear(message, now_s)
 

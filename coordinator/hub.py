@@ -61,9 +61,9 @@ class Hub:
             if isinstance(event, WorkerEvent) and peer not in self.machine.roster.workers:
                 link.close()
         if fate in (Fate.NEW, Fate.REPEATED):  # acknowledged before anything else is asked of it
-            self._out.insert(first, (peer, Ack(say.number, self.machine.term, link.error)))
+            self._out.insert(first, (peer, Ack(say.incarnation, say.number, self.machine.term, link.error)))
         elif fate is Fate.UNOPENED:
-            self._out.append((peer, Tell(Reregister(peer, self.machine.term), say.number)))
+            self._out.append((peer, Tell(Reregister(peer, self.machine.term), say.incarnation, say.number)))
         return fate
 
     def control(self, event: ControlEvent, now_s: float) -> None:
@@ -101,5 +101,5 @@ class Hub:
         if not isinstance(command, Reregister):
             self._owed[name] = (command, now_s + RESEND_S)
             self._resend_at_s = min(self._resend_at_s, now_s + RESEND_S)
-        link = self._links.get(name)
-        self._out.append((name, Tell(command, link.number if link is not None else -1)))
+        link = self._links[name]  # the machine knows whom it has heard only
+        self._out.append((name, Tell(command, link.incarnation, link.number)))

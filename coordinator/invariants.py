@@ -1,8 +1,10 @@
 """What must hold of a machine between two steps. Reads, never changes it; costs time in proportion to its workers."""
 
+from collections.abc import Iterator
+
 from coordinator.events import State
 from coordinator.machine import Machine
-from coordinator.roster import Phase
+from coordinator.roster import Phase, Roster, Worker
 
 
 class BrokenInvariantError(AssertionError):
@@ -14,40 +16,57 @@ def check_invariants(machine: Machine, now_s: float) -> None:
 
     `now_s` must be the time of the last step, or one before the machine's next deadline.
     """
-    options, roster, due_s = machine.options, machine.roster, machine.next_deadline_s
-    _hold(due_s > now_s, "a deadline has passed")
-    longest_s = max(options.start_deadline_s, options.stop_deadline_s)
-    idle = 0
-    for worker in roster:
-        training = worker.state is State.TRAINING
-        _hold(training == (worker.session is not None) == (worker.phase is not None), f"{worker} is in two states")
-        is_idle = worker.state is State.IDLE
-        idle += is_idle
-        _hold((worker.name in roster.idle.get(worker.group, ())) == is_idle, f"{worker} is not where it is looked for")
-        lease_ends_s = worker.heard_s + options.lease_s
-        _hold(now_s < lease_ends_s and due_s <= lease_ends_s, f"nobody will notice when {worker} falls silent")
-        owes = worker.phase in (Phase.STARTING, Phase.STOPPING)
-        _hold(owes == (worker.answer_by_s is not None), f"{worker} owes an answer without a deadline, or none with one")
-        if worker.answer_by_s is not None:
-            in_time = now_s < worker.answer_by_s <= now_s + longest_s and due_s <= worker.answer_by_s
-            _hold(in_time, f"nobody will notice when {worker} does not answer")
-        member = roster.session_of(worker) is not None
-        _hold(member == (worker.phase in (Phase.STARTING, Phase.RUNNING)), f"{worker} trains alone or not at all")
-    stopping = {worker.name for worker in roster if worker.phase is Phase.STOPPING}
-    _hold(set().union(*roster.stopping.values()) == stopping, "the index of stopping workers is wrong")
-    _hold(sum(map(len, roster.idle.values())) == idle, "the index of idle workers is wrong")
+    for contradiction in _contradictions(machine, now_s):
+        raise BrokenInvariantError(f"{now_s:.3f}: {contradiction}")
+
+
+def _contradictions(machine: Machine, now_s: float) -> Iterator[str]:
+    roster, due_s = machine.roster, machine.next_deadline_s
+    if due_s <= now_s:
+        yield "a deadline has passed"
+    for worker in roster.workers.values():
+        yield from _of_worker(machine, worker, now_s)
+    yield from _of_indexes(roster)
     for group, session in roster.sessions.items():
-        _hold(
-            bool(session.members) and len(set(session.members)) == len(session.members), f"{session} is empty or twice"
-        )
-        _hold(session.epoch <= machine.sessions.epoch, f"{session} is of an epoch that has not been")
+        if not session.members or len(set(session.members)) < len(session.members):
+            yield f"{session} is empty, or has a member twice"
+        if session.epoch > machine.sessions.epoch:
+            yield f"{session} is of an epoch that has not been"
         for name in session.members:
-            worker = roster.workers[name]
-            _hold(worker.group == group == session.group and worker.session == session.number, f"{worker}: {session}")
-    if machine.paused or machine.rolling is False:
-        _hold(not roster.sessions, "a session where nobody is to train")
+            member = roster.workers[name]
+            if not (member.group == group == session.group and member.session == session.number):
+                yield f"{member} is no member of {session}"
+    if (machine.paused or machine.rolling is False) and roster.sessions:
+        yield "a session where nobody is to train"
 
 
-def _hold(truth: bool, message: str) -> None:
-    if not truth:
-        raise BrokenInvariantError(message)
+def _of_worker(machine: Machine, worker: Worker, now_s: float) -> Iterator[str]:
+    options, due_s = machine.options, machine.next_deadline_s
+    if not (worker.state is State.TRAINING) == (worker.session is not None) == (worker.phase is not None):
+        yield f"{worker} is in two states"
+    lease_ends_s = worker.heard_s + options.lease_s
+    if not (now_s < lease_ends_s and due_s <= lease_ends_s):
+        yield f"nobody will notice when {worker} falls silent"
+    if (worker.phase in (Phase.STARTING, Phase.STOPPING)) != (worker.answer_by_s is not None):
+        yield f"{worker} owes an answer without a deadline, or none with one"
+    if worker.answer_by_s is not None:
+        longest_s = max(options.start_deadline_s, options.stop_deadline_s)
+        if not (now_s < worker.answer_by_s <= now_s + longest_s and due_s <= worker.answer_by_s):
+            yield f"nobody will notice when {worker} does not answer"
+    is_member = machine.roster.session_of(worker) is not None
+    if is_member != (worker.phase in (Phase.STARTING, Phase.RUNNING)):
+        yield f"{worker} trains alone or not at all"
+
+
+def _of_indexes(roster: Roster) -> Iterator[str]:
+    idle = {name for names in roster.idle.values() for name in names}
+    if idle != {worker.name for worker in roster.workers.values() if worker.state is State.IDLE}:
+        yield f"idle workers are looked for as {idle}"
+    stopping = {name for names in roster.stopping.values() for name in names}
+    if stopping != {worker.name for worker in roster.workers.values() if worker.phase is Phase.STOPPING}:
+        yield f"stopping workers are looked for as {stopping}"
+    for index in (roster.idle, roster.stopping):
+        for group, names in index.items():
+            for name in names:
+                if roster.workers[name].group != group:
+                    yield f"{name} is looked for in {group}"

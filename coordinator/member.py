@@ -121,6 +121,8 @@ class Member:
         return [command for command in commands if self._trains_in(command.session)]
 
     def hear(self, message: Ack | Tell, now_s: float) -> None:
+        if message.incarnation != self.identity.incarnation:
+            return  # meant for a process of this name before
         if isinstance(message, Ack):
             self.term = max(self.term, message.term)
             self.error = message.error or self.error

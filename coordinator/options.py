@@ -37,6 +37,6 @@ class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
         if self.lease_s >= least_s:
             return ""
         return (
-            f"{self.lease_s:g} is less than 2 heartbeat_s + stop_deadline_s = {least_s:g}: one late heartbeat would be a "
-            "loss, or a worker that is given up would still train"
+            f"{self.lease_s:g} is less than 2 heartbeat_s + stop_deadline_s = {least_s:g}: one late heartbeat would be "
+            "a loss, or a worker that is given up would still train"
         )

@@ -8,6 +8,7 @@ hang, fail, or do not come up. Everything follows from the seed. What is checked
   - a worker that has work trains no longer than the stop deadline, and none is told to train while it has work;
   - of one group, no two workers ever train in different sessions;
   - the machine's own invariants hold after every message (`coordinator.invariants`);
+  - nobody is due for ever: time goes on;
   - once the faults end, books and truth agree within a bounded time, and idle workers train: every wait has ended.
 """
 
@@ -28,6 +29,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.wire import DRIVER, Ack, Say, Tell
 
 EPSILON_S = 1e-6
+MAX_EVENTS_AT_ONCE = 100_000
 
 
 class BrokenTruthError(AssertionError):
@@ -144,8 +146,13 @@ class Simulation:
         heapq.heappush(self._queue, (self.now_s + delay_s, self._serial, act))
 
     def _run_until(self, end_s: float) -> None:
+        still = 0
         while self._queue and self._queue[0][0] <= end_s:
-            self.now_s, _, act = heapq.heappop(self._queue)
+            at_s, _, act = heapq.heappop(self._queue)
+            still = still + 1 if at_s == self.now_s else 0
+            if still > MAX_EVENTS_AT_ONCE:
+                raise BrokenTruthError(f"{at_s:.3f}: time stands still, somebody is always due")
+            self.now_s = at_s
             self.outcome.events += 1
             act()
         self.now_s = self.outcome.virtual_s = end_s

@@ -24,18 +24,20 @@ def speaker(say: Say) -> str:
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Heard, and all before it. `error` says why it changed nothing."""
+    """Heard, and all of this incarnation before it. `error` says why it changed nothing."""
 
+    incarnation: int
     number: int
     term: int
     error: str = ""
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A command, given when the coordinator had heard the worker's message `heard`; sent again while it is owed an
-    answer."""
+    """A command to one incarnation of a worker, given when the coordinator had heard its message `heard`; sent again
+    while it is owed an answer."""
 
     command: Command
+    incarnation: int
     heard: int
 
 

@@ -7,8 +7,8 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launch.errors import PacelineError, UsageError
+from launch.failures import failures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,13 +32,12 @@ Run = Annotated[
 At = Annotated[str | None, typer.Option("--address", metavar="HOST:PORT", help="of the admin service, instead of RUN")]
 Json = Annotated[bool, typer.Option("--json", help="for programs: one JSON document (with --watch: one per line)")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
-Failures = Callable[[bool], AbstractContextManager[None]]
 
 _COLOURS = {"BUSY": "green", "IDLE": "yellow", "TRAINING": "cyan"}
 
 
-def add_commands(app: typer.Typer, failures: Failures) -> None:
-    """failures(debug): shows an expected failure without its traceback."""
+def add_commands(app: typer.Typer) -> None:
+    """Registers the commands."""
 
     @app.command()
     def status(
@@ -48,7 +48,7 @@ def add_commands(app: typer.Typer, failures: Failures) -> None:
         debug: Debug = False,
     ) -> None:
         """Show what the rollout workers of a run do, as its coordinator sees them."""
-        with failures(debug), _client(run, address) as client:
+        with failures(debug, into_pipe=True), _client(run, address) as client:
             if watch:
                 _watch(client, as_json=as_json)
             else:
@@ -66,7 +66,7 @@ def add_commands(app: typer.Typer, failures: Failures) -> None:
         debug: Debug = False,
     ) -> None:
         """Train no drafter on a worker or a node any more; what trains there stops. Rollouts go on."""
-        with failures(debug):
+        with failures(debug, into_pipe=True):
             if bool(worker) == bool(node):
                 raise UsageError("give --worker or --node, one of them")
             with _client(run, address) as client:
@@ -79,13 +79,13 @@ def add_commands(app: typer.Typer, failures: Failures) -> None:
     @app.command()
     def pause(run: Run = None, address: At = None, as_json: Json = False, debug: Debug = False) -> None:
         """Stop spot training everywhere until `resume`. Rollouts go on."""
-        with failures(debug), _client(run, address) as client:
+        with failures(debug, into_pipe=True), _client(run, address) as client:
             _show(client.pause(), as_json)
 
     @app.command()
     def resume(run: Run = None, address: At = None, as_json: Json = False, debug: Debug = False) -> None:
         """Let spot training go on after `pause`."""
-        with failures(debug), _client(run, address) as client:
+        with failures(debug, into_pipe=True), _client(run, address) as client:
             _show(client.resume(), as_json)
 
     @app.command()
@@ -97,7 +97,7 @@ def add_commands(app: typer.Typer, failures: Failures) -> None:
         debug: Debug = False,
     ) -> None:
         """Change from how many idle workers on spot training begins."""
-        with failures(debug), _client(run, address) as client:
+        with failures(debug, into_pipe=True), _client(run, address) as client:
             _show(client.set_threshold(idle_workers), as_json)
 
 

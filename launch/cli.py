@@ -1,4 +1,4 @@
-"""The command line. Owns arguments, exit codes and how failures are shown; the work is imported when it is asked for.
+"""The command line. Owns arguments; the work is imported when it is asked for.
 
 Nothing here may import torch or ray at module level: `paceline --help` answers at once.
 Exit codes: 0 done, 1 failed, 2 usage or configuration, 130 interrupted.
@@ -6,17 +6,14 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 130 interrupted.
 
 import shlex
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
 from launch.admin_cli import add_commands
-from launch.errors import PacelineError, UsageError, as_expected
-from launch.interrupt import Interrupted
+from launch.errors import UsageError
+from launch.failures import failures
 
 app = typer.Typer(
     name="paceline",
@@ -42,7 +39,7 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train: warm start if configured, then RL steps, evaluation, checkpoints, report and the exported model."""
-    with _failures(debug):
+    with failures(debug):
         from launch.config import load_config
 
         loaded = load_config(config, overrides or [])
@@ -57,7 +54,7 @@ def train(
 @app.command()
 def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Supervised warm start from demonstrations; prints the folder of the resulting model."""
-    with _failures(debug):
+    with failures(debug):
         from launch.config import load_config
 
         loaded = load_config(config, overrides or [])
@@ -77,7 +74,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Mean reward on the held-out prompts (data.eval)."""
-    with _failures(debug):
+    with failures(debug):
         from launch.config import load_config
 
         loaded = load_config(config, overrides or [])
@@ -100,7 +97,7 @@ def show_config(
     debug: Debug = False,
 ) -> None:
     """Print the resolved configuration with the source of every value; warn about what this machine lacks."""
-    with _failures(debug, into_pipe=True):
+    with failures(debug, into_pipe=True):
         from launch.config import check_environment, load_config
         from launch.config.show import resolved_lines, schema_markdown
 
@@ -121,7 +118,7 @@ def show_config(
 @app.command("plan-graphs")
 def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Show which CUDA graphs an engine captures, and their predicted memory; needs no GPU."""
-    with _failures(debug, into_pipe=True):
+    with failures(debug, into_pipe=True):
         from launch.config import load_config
 
         loaded = load_config(config, overrides or [])
@@ -143,7 +140,7 @@ def export_drafter(
     debug: Debug = False,
 ) -> None:
     """Write a trained drafter as stock vLLM loads it (methods eagle and eagle3)."""
-    with _failures(debug):
+    with failures(debug):
         from launch.export_drafter import export
 
         typer.echo(export(drafter, target, out, method))
@@ -177,7 +174,7 @@ def warmup_drafter(
     debug: Debug = False,
 ) -> None:
     """Fit a drafter to a target before a run, to a plateau; the directory is for rollout.speculation.eagle.path."""
-    with _failures(debug):
+    with failures(debug):
         from launch.warmup_drafter import DrafterWarmup
         from launch.warmup_drafter import warmup_drafter as run_it
 
@@ -210,13 +207,13 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write one self-contained HTML file about a run, and its Perfetto trace; works while the run goes on."""
-    with _failures(debug):
+    with failures(debug):
         from launch.report import write_report
 
         typer.echo(write_report(run, output))
 
 
-add_commands(app, lambda debug: _failures(debug, into_pipe=True))
+add_commands(app)
 
 
 def main() -> None:
@@ -230,59 +227,3 @@ def _require(config: object) -> None:
     assert isinstance(config, Config)
     if issues := check_environment(config):
         raise ConfigError(issues)
-
-
-@contextmanager
-def _failures(debug: bool, *, into_pipe: bool = False) -> Iterator[None]:
-    """Expected failures become a panel and an exit code; bugs keep their traceback.
-
-    into_pipe: the command only prints, so a closed pipe means that the reader (`head`) has had enough.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        if into_pipe:
-            raise  # typer ends quietly
-        _fail(PacelineError("a pipe to another process broke", remedy="run again with --debug"), debug)
-    except (typer.Exit, typer.Abort):
-        raise
-    except (KeyboardInterrupt, Interrupted):
-        typer.secho("interrupted", fg="yellow", err=True)
-        raise typer.Exit(130) from None
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        _fail(error, debug)
-
-
-def _fail(error: Exception, debug: bool) -> NoReturn:
-    expected = as_expected(error)
-    if expected is None:
-        if not debug:
-            traceback.print_exception(error)
-        expected = PacelineError(
-            f"{type(error).__name__}: {error}".rstrip(": "),
-            remedy="this is a bug: please report it with the traceback above",
-        )
-        expected.title = "Internal error"
-    _panel(expected)
-    raise typer.Exit(expected.exit_code) from None
-
-
-def _panel(error: PacelineError) -> None:
-    """A red panel; rules above and below instead where a line is too long, so that commands can still be copied."""
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-
-    text = f"{error.message}\n\n{error.remedy}" if error.remedy else error.message
-    body = Text(error.message)
-    if error.remedy:
-        body.append(f"\n\n{error.remedy}", style="dim")
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
-    if max(len(line) for line in text.splitlines()) + 4 <= console.width:
-        console.print(Panel(body, title=error.title, border_style="red", title_align="left"))
-        return
-    console.rule(f"[bold red]{error.title}", align="left", style="red")
-    console.print(body, soft_wrap=True)
-    console.rule(style="red")

@@ -1,4 +1,4 @@
-"""Random events for a machine: likely and unlikely ones, with fields near the truth."""
+"""Random events for the coordinator's machine, whose invariants are checked after each. Owns how likely they are."""
 
 import random
 from collections.abc import Callable
