@@ -90,13 +90,14 @@ def hidden_size_of(network: CausalModel) -> int:
 class LogProbModel(nn.Module):
     """Network and chunked head in one module, so that one forward call is one unit for sharding."""
 
+    _tell: Callable[[Tensor], None] | None = None  # see `telling`
+    _recorded: tuple[int, ...] = ()
+
     def __init__(self, network: CausalModel, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> None:
         super().__init__()
         self.network = network
         self.vocab_size = vocab_size_of(network)
         self.chunk_rows = max(1, chunk_bytes // (4 * self.vocab_size))
-        self._tell: Callable[[Tensor], None] | None = None
-        self._recorded: tuple[int, ...] = ()
 
     @contextmanager
     def telling(self, tell: Callable[[Tensor], None], layers: tuple[int, ...] = ()) -> Iterator[None]:

@@ -293,7 +293,7 @@ def test_nothing_is_left_behind(target: Path, tmp_path: Path) -> None:
         del answer
         quiet(trainer)
         counts.append(child.num_fds())
-    assert len(set(counts)) == 1
+    assert counts[-1] <= counts[0], "what came as memory is closed, now or with the next garbage collection"
     os.kill(trainer.pid, signal.SIGKILL)
     assert "SIGKILL" in until_a(trainer, TrainerFailed).reason
     assert trainer.poll(0.0) == []

@@ -14,7 +14,7 @@ from actors.spot.types import MicroStep, Published, Session, Started, Stopped, T
 from tests.spot.support import only, record, save_target, spawn, until, until_a
 
 Trainers = Mapping[str, ProcessTrainer]
-LONG = 1500  # rows; a micro-step of tenths of a second
+ROWS = 150
 
 
 @pytest.fixture
@@ -64,9 +64,10 @@ def gathered(trainers: Trainers, epoch: int, members: str) -> None:
 
 
 def kill_in_a_micro_step(trainers: Trainers, members: str, victim: str) -> str:
-    """The rest, who must make that micro-step again."""
+    """The rest, who wait for it in that micro-step and must make it again."""
+    os.kill(trainers[victim].pid, signal.SIGSTOP)
     for name in members:
-        trainers[name].feed([record(1, rows=LONG)])
+        trainers[name].feed([record(1, rows=ROWS)])
     time.sleep(0.15)
     os.kill(trainers[victim].pid, signal.SIGKILL)
     assert "SIGKILL" in until_a(trainers[victim], TrainerFailed).reason
@@ -76,7 +77,7 @@ def kill_in_a_micro_step(trainers: Trainers, members: str, victim: str) -> str:
 def made_again(trainers: Trainers, epoch: int, members: str) -> None:
     for name in members:
         steps = only(until(trainers[name], lambda found: bool(only(found, MicroStep))), MicroStep)
-        assert [(step.epoch, step.tokens) for step in steps] == [(epoch, LONG - 1)]
+        assert [(step.epoch, step.tokens) for step in steps] == [(epoch, ROWS - 1)]
 
 
 def test_replicas_stay_equal_through_joins_kills_and_leaves(trainers: Trainers) -> None:
