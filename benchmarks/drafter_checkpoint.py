@@ -79,9 +79,9 @@ def frozen(trainer: DrafterTrainer) -> dict[str, Tensor]:
     return {"frozen.embedding": head.embedding, "frozen.norm": head.norm, "frozen.lm_head": head.lm_head}
 
 
-def compare(trainer: DrafterTrainer, repeats: int, rows: int) -> dict[str, Any]:
+def compare(trainer: DrafterTrainer, repeats: int, rows: int, disk: str | None) -> dict[str, Any]:
     """Every way in turn, `repeats` times after one that is not counted."""
-    with tempfile.TemporaryDirectory(dir=ROOT) as directory:
+    with tempfile.TemporaryDirectory(dir=disk) as directory:
         ways = _ways(trainer, Path(directory))
         found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in ways}
         micro_steps: list[float] = []
@@ -154,12 +154,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--rows", type=int, default=512, help="of the micro-step before every save")
+    parser.add_argument("--disk", help="directory to write to; default: the system's for temporary files")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "drafter_checkpoint.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
     for name, (config, dtype) in TARGETS.items():
-        results[name] = compare(trainer_of(config, dtype), options.repeats, options.rows)
+        results[name] = compare(trainer_of(config, dtype), options.repeats, options.rows, options.disk)
         print(name, json.dumps(results[name]), flush=True)
     record = {"machine": describe_machine(), "threads": 1, "repeats": options.repeats, "targets": results}
     Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,35 @@
+"""The arithmetic of the benchmarks of spot training."""
+
+import numpy as np
+import pytest
+
+from benchmarks import capture, preemption
+
+
+def test_preemptions_are_held_against_one_micro_step_and_50_ms() -> None:
+    micro_steps = np.full(10, 0.1)
+    taken = np.zeros((200, len(preemption.PARTS)))
+    total = preemption.PARTS.index("total")
+    taken[:, total] = np.linspace(0.01, 0.14, 200)
+    answer = preemption.summary(taken, micro_steps)
+    assert (answer["bound_ms"], answer["preemptions"], answer["kept"]) == (150.0, 200, True)
+    assert answer["total_ms"]["max"] == 140.0
+    taken[-3:, total] = 0.2  # p99 is beyond
+    assert preemption.summary(taken, micro_steps)["kept"] is False
+    taken[-3:-1, total] = 0.1
+    assert preemption.summary(taken, micro_steps)["kept"] is True
+
+
+def test_an_interval_holds_the_median_and_shrinks() -> None:
+    rng = np.random.default_rng(1)
+    few, many = (rng.normal(1.0, 0.1, n) for n in (10, 1000))
+    low, high = capture.interval(many)
+    assert low <= np.median(many) <= high
+    assert high - low < 0.5 * np.subtract(*capture.interval(few)[::-1])
+    assert capture.interval([2.0, 2.0]) == (2.0, 2.0)
+
+
+def test_captured_requests_have_long_tailed_lengths() -> None:
+    lengths = [request.sampling.max_new_tokens for request in capture.requests_of(500)]
+    assert np.median(lengths) == pytest.approx(42, abs=10)
+    assert max(lengths) == 200
