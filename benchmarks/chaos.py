@@ -1,0 +1,166 @@
+"""Is a run with drafter training the same when a part of it is killed? In turn: trainer, rollout worker, engine,
+coordinator, data buffer.
+
+    python -m benchmarks.chaos [--runs 20] [--steps 5] [--seed 0] [--out benchmarks/results/chaos.json]
+
+Runs the demo (batch-invariant) from its cached warm start once undisturbed, then --runs times with one SIGKILL at a
+seeded moment each. Every run must end by itself with the same responses, rewards, losses and gradient norms, and say
+what was lost. Exit code 1 if one does not. About a minute per run on two cores.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe_machine
+from benchmarks.tools.chaos import (
+    TITLES,
+    Moment,
+    NothingToKillError,
+    VictimName,
+    difference,
+    kill_at,
+    reasons,
+    step_seconds,
+)
+from launch.observe.journal import read
+from launch.ray_session import ray_session
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "examples/guess_and_check/config.yaml"
+RESULT = ROOT / "benchmarks/results/chaos.json"
+ATTEMPTS = 3  # to find something to kill
+RUN_TIMEOUT_S = 300.0
+
+
+class Jobs:
+    """Starts the demo's job in processes of their own on one Ray head."""
+
+    def __init__(self, folder: Path, steps: int, address: str, extra: list[str]) -> None:
+        self.folder, self._steps, self._address, self._extra = folder, steps, address, extra
+
+    def start(self, name: str) -> "subprocess.Popen[bytes]":
+        overrides = [
+            f"run.name={name}",
+            f"run.dir={self.folder}",
+            f"run.steps={self._steps}",
+            "drafter.train=true",
+            "observe.samples_per_step=100000",  # all
+            "observe.tensorboard=false",
+            "checkpoint.every=0",
+            "eval.samples=1",
+            *self._extra,
+        ]
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        environment = {**os.environ, "RAY_ADDRESS": self._address}
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "launch", "train", str(CONFIG), *overrides],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+            )
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+
+def undisturbed(jobs: Jobs) -> dict[int, float]:
+    """Seconds of each RL step."""
+    process = jobs.start("undisturbed")
+    if process.wait(2 * RUN_TIMEOUT_S) != 0:
+        sys.exit(jobs.log("undisturbed"))
+    return step_seconds(jobs.folder / "undisturbed")
+
+
+def disturbed(jobs: Jobs, index: int, victim: VictimName, seconds: dict[int, float], seed: int) -> dict[str, Any]:
+    """One run. A moment that comes too late, when the job is over, is drawn again."""
+    name = f"{index:02d}-{victim}"
+    for attempt in range(ATTEMPTS):
+        moment = Moment.draw(1000 * seed + 10 * index + attempt, len(seconds))
+        begin_s = time.monotonic()
+        process = jobs.start(name)
+        try:
+            kill = kill_at(process, jobs.folder / name, victim, moment, seconds)
+        except NothingToKillError as error:
+            process.wait(RUN_TIMEOUT_S)
+            print(f"{name}: {error}; another moment", flush=True)
+            continue
+        try:
+            code = process.wait(RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+        run = jobs.folder / name
+        differs = difference(jobs.folder / "undisturbed", run) if code == 0 else None
+        said = reasons(run, victim)
+        return {
+            "victim": victim,
+            "killed": kill.title.strip(),
+            "at": asdict(moment),
+            "states": kill.states,
+            "exit_code": code,
+            "identical": code == 0 and differs is None,
+            "difference": differs,
+            "reason": said[0] if said else None,
+            "events": _events_after(run, kill.at_s),
+            "seconds": round(time.monotonic() - begin_s, 1),
+        }
+    raise SystemExit(f"{name}: no moment was found in {ATTEMPTS} runs")
+
+
+def _events_after(run: Path, at_s: float) -> list[str]:
+    events = [e for e in read(run / "events.jsonl") if e["at_s"] >= at_s]
+    return [f"{e['kind']}: {e['message']}"[:300] for e in events if e["kind"] not in ("checkpoint", "finished")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--victims", nargs="+", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs/chaos", help="its runs, and the warm start's cache")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("overrides", nargs="*", help="of the configuration, for all runs")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    with ray_session(address="local", cpus=16, object_store_bytes=512 * 2**20) as session:
+        jobs = Jobs(folder, args.steps, session.address, args.overrides)
+        seconds = undisturbed(jobs)
+        print(f"undisturbed: {sum(seconds.values()):.1f} s in {len(seconds)} RL steps", flush=True)
+        for index in range(args.runs):
+            victim = args.victims[index % len(args.victims)]
+            row = disturbed(jobs, index, victim, seconds, args.seed)
+            rows.append(row)
+            outcome = "identical" if row["identical"] else f"NOT identical: {row['difference'] or row['exit_code']}"
+            print(f"{index:2d} {victim} in step {row['at']['step']}: {outcome}; {row['reason']}", flush=True)
+    result = {
+        "question": "is a run the same when a part of it is killed?",
+        "machine": describe_machine(("torch", "ray")),
+        "config": str(CONFIG.relative_to(ROOT)),
+        "steps": args.steps,
+        "seed": args.seed,
+        "runs": len(rows),
+        "identical": sum(row["identical"] for row in rows),
+        "reason_shown": sum(row["reason"] is not None for row in rows),
+        "rows": rows,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['identical']} of {len(rows)} identical, reason shown in {result['reason_shown']}; {args.out}")
+    return 0 if result["identical"] == result["reason_shown"] == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Killing a part of a running job, and whether the run ended as if nothing had happened. Owns no Ray head and no job.
+
+Victims are found among the descendants of this process, so the job's Ray head must have been started by it.
+"""
+
+import json
+import random
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from benchmarks.same_losses import Key, first_difference, read_metrics
+from coordinator.address import Address
+from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
+from launch.observe.journal import read
+
+VictimName = Literal["trainer", "rollout_worker", "engine", "coordinator", "buffer"]
+# By what a command line holds; Ray writes an actor's class into its own.
+TITLES: dict[VictimName, str] = {
+    "trainer": "actors.spot.child",
+    "rollout_worker": "ray::RolloutWorker",
+    "engine": "actors.engine.child",
+    "coordinator": "ray::CoordinatorActor",
+    "buffer": "ray::DataBufferActor",
+}
+# The event of events.jsonl that says so.
+EVENTS: dict[VictimName, str] = {
+    "trainer": "trainer_lost",
+    "rollout_worker": "worker_lost",
+    "engine": "worker_lost",
+    "coordinator": "coordinator_restarted",
+    "buffer": "buffer_lost",
+}
+# Who did the work, how fast, and what only saves time, may differ; everything else is what was sampled and learned.
+MAY_DIFFER = (
+    "rollouts/reissued", "workers/lost", "logprob_gap/worker/", "engine/", "speculation/", "drafter/", "capture/"
+)  # fmt: skip
+_TRAINING_WAIT_S = 5.0
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """In RL step `step`, after `share` of the time it took undisturbed."""
+
+    step: int
+    share: float
+
+    @classmethod
+    def draw(cls, seed: int, steps: int) -> "Moment":
+        source = random.Random(seed)
+        return cls(source.randint(1, steps), round(source.random(), 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    pid: int
+    title: str
+    at_s: float  # Unix time
+    states: dict[str, str]  # of the workers, as the coordinator believed just before
+
+
+class NothingToKillError(RuntimeError):
+    """The job had ended, or had no such process, when the moment came."""
+
+
+def kill_at(
+    process: "subprocess.Popen[bytes]", run_dir: Path, victim: VictimName, moment: Moment, seconds: dict[int, float]
+) -> Kill:
+    """Wait for the moment, then SIGKILL one process of the kind; a trainer while some worker trains, if that comes
+    within 5 s. `seconds`: of each RL step, undisturbed. Raises NothingToKillError."""
+    while _steps_done(run_dir) < moment.step - 1:
+        _alive(process)
+        time.sleep(_POLL_S)
+    time.sleep(moment.share * seconds[moment.step])
+    states = _states(run_dir)
+    if victim == "trainer":
+        deadline_s = time.monotonic() + _TRAINING_WAIT_S
+        while "TRAINING" not in states.values() and time.monotonic() < deadline_s:
+            _alive(process)
+            time.sleep(_POLL_S)
+            states = _states(run_dir)
+    _alive(process)
+    found = processes_of(victim)
+    if not found:
+        raise NothingToKillError(f"no {TITLES[victim]} runs")
+    chosen = _busiest(found) if victim == "trainer" else random.Random(moment.share).choice(found)
+    title = " ".join(chosen.cmdline())[:80]
+    chosen.kill()
+    return Kill(chosen.pid, title, time.time(), states)
+
+
+def processes_of(victim: VictimName) -> list[psutil.Process]:
+    """Of the jobs on this process's Ray head, oldest first."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any(TITLES[victim] in part for part in process.cmdline()):
+                found.append((process.create_time(), process))
+        except psutil.Error:
+            continue  # it has ended meanwhile
+    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+
+def _busiest(found: list[psutil.Process]) -> psutil.Process:
+    """The one that computes."""
+
+    def spent_s(process: psutil.Process) -> float:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+    before = [spent_s(process) for process in found]
+    time.sleep(0.03)
+    return max(zip(found, before, strict=True), key=lambda pair: spent_s(pair[0]) - pair[1])[0]
+
+
+def _alive(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is not None:
+        raise NothingToKillError(f"the job had ended (exit code {process.returncode}) when the moment came")
+
+
+def _steps_done(run_dir: Path) -> int:
+    """-1 before the first RL step begins."""
+    records = read(run_dir / "metrics.jsonl")
+    return max((int(record["step"]) for record in records), default=-1)
+
+
+def _states(run_dir: Path) -> dict[str, str]:
+    address = Address.read(run_dir)
+    if address is None:
+        return {}
+    try:
+        with AdminClient(address.admin, timeout_s=1.0) as client:
+            return {worker.name: worker.state for worker in client.status().workers}
+    except (NoCoordinatorError, RequestRefusedError):
+        return {}
+
+
+def step_seconds(run_dir: Path) -> dict[int, float]:
+    """Seconds of each RL step."""
+    records = read(run_dir / "metrics.jsonl")
+    return {int(r["step"]): float(r["seconds/step"]) for r in records if r["kind"] == "step"}
+
+
+def reasons(run_dir: Path, victim: VictimName) -> list[str]:
+    """What the run said about the loss."""
+    return [str(e["message"]) for e in read(run_dir / "events.jsonl") if e["kind"] == EVENTS[victim]]
+
+
+def difference(before: Path, after: Path) -> str | None:
+    """The first thing in which two runs differ that they must not; None if they sampled and learned the same.
+
+    Compares every metric but MAY_DIFFER and timings, the length of each response, and the text, reward and end of each
+    recorded one (all, if observe.samples_per_step says so).
+    """
+    found = first_difference(_learned(before), _learned(after))
+    if found is not None:
+        return found
+    for name in ("lengths.jsonl", "samples.jsonl"):
+        mine, theirs = (_sorted(read(run / name)) for run in (before, after))
+        if mine != theirs:
+            at = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
+            return f"{name}: {len(mine)} and {len(theirs)} records; {at}"
+    return None
+
+
+def _learned(run: Path) -> dict[Key, dict[str, Any]]:
+    return {
+        key: {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
+        for key, record in read_metrics(run).items()
+    }
+
+
+def _sorted(records: list[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps({k: v for k, v in record.items() if k != "at_s"}, sort_keys=True) for record in records)
