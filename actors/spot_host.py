@@ -80,7 +80,10 @@ SpotEvent = MicroStep | Stopped | Checkpointed | TrainerFailed | DrafterReady | 
 
 
 class SpotHost:
-    """Lives on the event loop of its RolloutWorker; every method but the constructor's callbacks runs there."""
+    """Lives on the event loop of its RolloutWorker; every method but the constructor's callbacks runs there.
+
+    To the coordinator it is IDLE only while it has a trainer: one without could not obey.
+    """
 
     def __init__(
         self,
@@ -135,7 +138,8 @@ class SpotHost:
         """The engine has nothing left to do."""
         if self._busy and not self._lock.locked():
             self._busy = False
-            self._client.idle()
+            if self._trainer is not None:
+                self._client.idle()
 
     def captured(self, event: Captured) -> None:
         """The engine has captured sequences: they go to the data buffer."""
@@ -288,6 +292,8 @@ class SpotHost:
             await self._tell(trainer.set_target, *self._target)
         self._trainer = trainer
         await self._tell(trainer.publish)  # what it starts with: fresh, given, or from a checkpoint
+        if not self._busy:
+            self._client.idle()
         threading.Thread(target=self._read, args=(trainer,), name=f"{self._name}-trainer", daemon=True).start()
 
     def _read(self, trainer: SpotTrainer) -> None:

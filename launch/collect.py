@@ -4,7 +4,7 @@ Serves RL steps and evaluations alike. Owns the overlap of grading with sampling
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.data.tokenizers import Tokenizer
@@ -88,14 +88,25 @@ class Collector:
         self._observer, self._interrupt = observer, interrupt
         self._share = share
 
-    def run(self, picks: Sequence[Pick], samples: int, requests: Sequence[Request], phase: str) -> Round:
+    def run(
+        self,
+        picks: Sequence[Pick],
+        samples: int,
+        requests: Sequence[Request],
+        phase: str,
+        *,
+        decoding: Callable[[], None] = lambda: None,
+    ) -> Round:
         """Sample and grade; `requests` are `samples` per pick in canonical order (launch.requests).
 
+        `decoding` is called once, when the first response has come: by then every worker that gets work has it.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
         arrived: dict[int, tuple[Rollout, str]] = {}
 
         def finished(rollout: Rollout) -> None:
+            if not arrived:
+                decoding()
             text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
             arrived[rollout.request_id] = rollout, text
             prompt = picks[rollout.request_id // samples].prompt

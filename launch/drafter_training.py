@@ -51,8 +51,9 @@ class DrafterTraining:
         self._ready: DrafterReady | None = None  # the newest, not handed out yet
         self._kept: dict[int, DrafterReady] = {}  # what engines draft with, and what they did before
         self._drafting = 0  # version, of the engines
-        self._trained = False  # in this RL step
+        self._trained = False  # since the last record
         self._target_version = 0
+        self._apart = config.cluster.layout == "disaggregated"
         here = ray.get_runtime_context().get_node_id()
         timeout_s = config.cluster.start_timeout_s
         self._coordinator = (
@@ -113,12 +114,17 @@ class DrafterTraining:
 
     def begin(self, step: int) -> None:
         """RL step `step` samples: whoever runs out of work may train, if it is due."""
-        self._trained = False
         self._driver.rollout_started(step, train=self._drift.due(step))
 
-    def complete(self, step: int) -> None:
-        """Nothing is left to sample; training ends now, and nobody waits for it."""
-        self._driver.rollout_complete(step)
+    def sampled(self, step: int) -> None:
+        """Nothing is left to sample. Where the learner needs this machine, training ends now; nobody waits for it."""
+        if not self._apart:
+            self._driver.rollout_complete(step)
+
+    def publishing(self, step: int) -> None:
+        """New target weights are about to come. A learner with devices of its own has left the workers' alone."""
+        if self._apart:
+            self._driver.rollout_complete(step)
 
     def hand_out(self, dispatcher: RolloutDispatcher, target_version: int) -> None:
         """Between two rollouts, with the target's new weights: what the engines draft with from now on."""
@@ -183,6 +189,7 @@ class DrafterTraining:
         """The record of RL step `step`."""
         if self._trained:
             self._drift.trained(step)
+            self._trained = False
         self._ask_buffers()
         return self.meter.take(self._target_version, speculation)
 

@@ -59,6 +59,8 @@ class Job:
         The seconds of both halves: `publish` (the learner writes them), `sync` (the workers load them).
         """
         start_s = time.monotonic()
+        if self.drafter is not None:
+            self.drafter.publishing(self.steps_done)
         with self.span("publish"):
             manifest, ref = self.learner.publish(self.steps_done)
         written_s = time.monotonic()

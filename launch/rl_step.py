@@ -1,6 +1,8 @@
 """One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order and their metrics."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -36,13 +38,8 @@ def rl_step(job: Job) -> None:
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
-    if job.drafter is not None:
-        job.drafter.begin(job.steps_done + 1)
-    try:
-        collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout")
-    finally:
-        if job.drafter is not None:
-            job.drafter.complete(job.steps_done + 1)
+    with spare_time(job) as decoding:
+        collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout", decoding=decoding)
     require_some(collected, job.steps_done + 1)
     for group in collected.groups:
         if group.members:
@@ -84,6 +81,19 @@ def rl_step(job: Job) -> None:
                 drafter=job.drafter.take(job.steps_done, speculation) if job.drafter is not None else None,
             )
         )
+
+
+@contextmanager
+def spare_time(job: Job) -> Iterator[Callable[[], None]]:
+    """Around a rollout: from the call of what it yields on, workers without work may train the drafter."""
+    drafter, step = job.drafter, job.steps_done + 1
+    if drafter is None:
+        yield lambda: None
+        return
+    try:
+        yield lambda: drafter.begin(step)
+    finally:
+        drafter.sampled(step)
 
 
 def verified(collected: Round) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from launch.evaluate import evaluate_job
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
 from launch.job import Job, open_job
 from launch.observe import Observer
+from launch.offline_fit import offline_fit
 from launch.ray_session import ray_session
 from launch.report import write_report
 from launch.rl_step import rl_step
@@ -72,6 +73,7 @@ def run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path,
         lambda done, total: observer.progress("warm start", done, total),
         lambda message: observer.event("warm_start", message),
     )
+    config = offline_fit(config, interrupt, initial, run_dir, lambda message: observer.event("drafter_fit", message))
     with open_job(config, observer, interrupt, initial, run_dir) as job:
         job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
         if checkpoint is not None:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from actors.data import PromptOrder, check_vocabulary, load_demonstrations, load_tokenizer
@@ -86,11 +86,15 @@ def fingerprint(config: Config) -> str:
     learner = config.learner
     digest.update(f"{config.run.seed} {learner.packing} {learner.micro_batch_tokens} {learner.autocast_bf16}".encode())
     folders = {Path(config.model.path), Path(tokenizer_dir(config))}
-    files = sorted(file for folder in folders for file in folder.iterdir() if file.is_file())
-    data = Path(config.warmup.data)
-    for file in [*files, *(sorted(data.rglob("*")) if data.is_dir() else [data])]:
-        if file.is_file():
-            digest.update(file.name.encode())
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "blake2b").digest())
+    add_files(digest, [*sorted(folders), Path(config.warmup.data)])
     return digest.hexdigest()
+
+
+def add_files(digest: "hashlib.blake2b", paths: Iterable[Path]) -> None:
+    """Names and contents of the files, and of those in the folders, in a fixed order."""
+    for path in paths:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                digest.update(file.name.encode())
+                with file.open("rb") as stream:
+                    digest.update(hashlib.file_digest(stream, "blake2b").digest())

@@ -78,6 +78,12 @@ class _Source:
 
 def warmup_drafter(given: DrafterWarmup, say: Callable[[str], None] = print) -> Path:
     """Train, and write `given.out`: a directory for rollout.speculation.eagle.path. Returns it."""
+    with interrupt_flag() as interrupt:
+        return fit_drafter(given, say, interrupt.check)
+
+
+def fit_drafter(given: DrafterWarmup, say: Callable[[str], None], check: Callable[[], None]) -> Path:
+    """`warmup_drafter` on any thread; `check` is called often, and may raise."""
     source = _source(given)
     if (given.out / "config.json").exists():
         raise UsageError(f"--out: {given.out} holds a model or drafter already", remedy="choose another directory")
@@ -86,25 +92,24 @@ def warmup_drafter(given: DrafterWarmup, say: Callable[[str], None] = print) -> 
     tokenizer = load_tokenizer(str(source.tokenizer))
     check_vocabulary(tokenizer, read_config(source.target)["vocab_size"])
     target = load_model(source.target, dtype=dtype, device=device, batch_invariant=False).requires_grad_(False)
-    with interrupt_flag() as interrupt:
-        pairs = _pairs(given, source, target, tokenizer, interrupt.check, say)
-        head, options = TargetHead.of(target, 0), source.drafter
-        trainer = DrafterTrainer(head, options, device=device, model=_start(given, target, device))
-        layers = trainer.model.layers
-        say(
-            f"{len(pairs[0])} sequences, {sum(map(len, pairs[1]))} response tokens; {source.drafter.algorithm}, "
-            f"{sum(p.numel() for p in trainer.model.parameters()):,} trainable parameters"
-            + (f", target layers {', '.join(map(str, layers))}" if layers else "")
-        )
-        rule = PlateauRule(max_steps=given.max_steps)
-        history = fit(
-            trainer,
-            TargetRecords(target, *pairs, layers=layers),
-            rule,
-            seed=given.seed,
-            report=lambda progress: say(_line(progress)),
-            check=interrupt.check,
-        )
+    pairs = _pairs(given, source, target, tokenizer, check, say)
+    head, options = TargetHead.of(target, 0), source.drafter
+    trainer = DrafterTrainer(head, options, device=device, model=_start(given, target, device))
+    layers = trainer.model.layers
+    say(
+        f"{len(pairs[0])} sequences, {sum(map(len, pairs[1]))} response tokens; {source.drafter.algorithm}, "
+        f"{sum(p.numel() for p in trainer.model.parameters()):,} trainable parameters"
+        + (f", target layers {', '.join(map(str, layers))}" if layers else "")
+    )
+    rule = PlateauRule(max_steps=given.max_steps)
+    history = fit(
+        trainer,
+        TargetRecords(target, *pairs, layers=layers),
+        rule,
+        seed=given.seed,
+        report=lambda progress: say(_line(progress)),
+        check=check,
+    )
     save_eagle(trainer.model, given.out)
     record = {
         "target": str(source.target),

@@ -39,6 +39,14 @@ class CanaryOptions(BaseModel, frozen=True, extra="forbid"):
     min_drafted: Annotated[int, Field(ge=1, description="drafted tokens before it judges")] = 256
 
 
+class OfflineOptions(BaseModel, frozen=True, extra="forbid"):
+    """The drafter's start before the first RL step: a fit to the initial target's own rollouts of data.train."""
+
+    samples: Annotated[int, Field(ge=1, description="rollouts per prompt to learn from")] = 4
+    limit: Annotated[int | None, Field(ge=1, description="prompts; default: all")] = None
+    max_steps: Annotated[int, Field(ge=1, description="micro-steps, if no plateau is reached before")] = 20_000
+
+
 class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
     """Training of the EAGLE drafter on rollout workers that have run out of work (TLT 4)."""
 
@@ -62,6 +70,9 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
     checkpoint_keep: Annotated[int, Field(ge=1)] = 2
     stop_timeout_s: Annotated[float, Field(gt=0, description="a trainer that has not stopped by then is killed")] = 2.0
     seed: int = 0
+    offline: Annotated[
+        OfflineOptions | None, Field(description="fit before the first RL step, kept for later runs; default: none")
+    ] = None
     capture: CaptureOptions = CaptureOptions()
     buffer: BufferOptions = BufferOptions()
     canary: CanaryOptions = CanaryOptions()
