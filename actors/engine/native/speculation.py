@@ -122,6 +122,9 @@ class Speculator:
             drafter.update(manifest.version, dict(weights.unpack(manifest, buffer)))
         except (ValueError, weights.WeightsCorruptError) as error:
             return str(error)
+        except Exception as error:  # Nobody knows what it holds now.
+            self._give_up(name)
+            return f"drafter {name!r} failed and is not used again: {error}"
         if self.policy is not None:
             self.policy.renewed(name)
         return ""

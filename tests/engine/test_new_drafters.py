@@ -1,0 +1,109 @@
+"""New weights of a drafter between two steps of running requests: they change what is drafted, and nothing else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.engine.native.engine import NativeEngine
+from actors.engine.native.telemetry import StepRecord
+from actors.engine.types import Event
+from drafter.build import build_drafters
+from drafter.eagle.model import init_eagle
+from models import weights
+from models.transformer import Transformer
+from policies.speculation.options import EagleOptions, SpeculationOptions
+from policies.speculation.policy import FixedPolicy
+from policies.speculation.strategy import Strategy
+from tests.engine.support import (
+    DrafterBase,
+    assert_same,
+    drain,
+    engine,
+    make_requests,
+    options_of,
+    rollouts,
+    tiny_model,
+)
+
+
+class Told(FixedPolicy):
+    """Notes which drafters are new, and which are gone."""
+
+    def __init__(self, strategy: str) -> None:
+        super().__init__(Strategy.parse(strategy))
+        self.new: list[str] = []
+        self.gone: list[str] = []
+
+    def renewed(self, drafter: str) -> None:
+        self.new.append(drafter)
+
+    def unavailable(self, drafter: str) -> None:
+        self.gone.append(drafter)
+        super().unavailable(drafter)
+
+
+def published(model: Transformer, version: int) -> tuple[weights.WeightsManifest, weights.Buffer]:
+    drafter = init_eagle(model.config, version, dtype=torch.float32, device="cpu", batch_invariant=True)
+    return weights.pack(drafter.state_dict(), version)
+
+
+@pytest.mark.parametrize("strategy", ["eagle:3", "eagle:3x2/6"])
+@pytest.mark.parametrize("every_steps", [1, 4])
+def test_tokens_and_the_targets_kv_stay(tmp_path: Path, strategy: str, every_steps: int) -> None:
+    model = tiny_model(tmp_path)
+    requests = make_requests(16, prompts=5, seed=6)
+
+    def steps_of(core: NativeEngine) -> Iterator[list[Event]]:
+        core.submit(requests)
+        while core.has_work:
+            yield core.step()
+
+    told: list[StepRecord] = []
+    plain = NativeEngine(model, options_of(max_running=6), on_step=told.append)
+    expected = rollouts([event for events in steps_of(plain) for event in events])
+    prefilled, kept = sum(step.prefill_tokens for step in told), 0
+
+    speculation = SpeculationOptions(strategies=(strategy,), eagle=EagleOptions(path="random"))
+    options, policy = options_of(max_running=6), Told(strategy)
+    told.clear()
+    core = NativeEngine(
+        model, options, drafters=build_drafters(speculation, model, options), policy=policy, on_step=told.append
+    )
+    events: list[Event] = []
+    for number, found in enumerate(steps_of(core)):
+        events += found
+        if number % every_steps == 0:
+            manifest, buffer = published(model, number + 1)
+            answer = core.update_drafter("eagle", manifest, buffer)
+            assert (answer.version, answer.checksum, answer.reason) == (number + 1, manifest.checksum, "")
+            kept += 1
+    assert_same(rollouts(events), expected)
+    assert policy.new == ["eagle"] * kept
+    assert sum(step.drafted for step in told) > 0
+    assert sum(step.prefill_tokens for step in told) == prefilled, "no prompt is computed again"
+
+
+class Breaks(DrafterBase):
+    """Fails in the middle of taking new weights."""
+
+    def __init__(self) -> None:
+        self.hidden_layers: tuple[int, ...] = ()
+
+    def update(self, version: int, tensors: object) -> None:
+        raise RuntimeError("half of it is there")
+
+
+def test_a_drafter_that_breaks_over_new_weights_is_given_up(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    requests, policy = make_requests(4, seed=2), Told("test:2")
+    core = NativeEngine(model, options_of(), drafters={"test": Breaks()}, policy=policy)
+    core.submit(requests)
+    events = core.step()
+    assert "half of it" in core.update_drafter("test", *published(model, 1)).reason
+    assert policy.gone == ["test"]
+    expected = engine(model)
+    expected.submit(requests)
+    assert_same(rollouts(events + drain(core)), rollouts(drain(expected)))
+    assert "failed" in core.update_drafter("test", *published(model, 2)).reason
