@@ -5,6 +5,7 @@ about them. It never waits for a worker, a trainer or the coordinator while requ
 fails the run: drafts only save time.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from actors.spot_host import CaptureReport, DrafterReady, SpotEvent, SpotPlan
 from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
 from launch.config import Config
+from launch.config.tree import FRESH_WEIGHTS
 from launch.dispatch import RolloutDispatcher
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
 from models.options import ModelOptions
@@ -79,13 +81,13 @@ class DrafterTraining:
     def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
         """How worker `name` trains."""
         options = self._config.drafter
-        path = self._config.speculation.eagle.path
+        path = self._config.rollout.speculation.eagle.path
         return SpotPlan(
             factory=partial(
                 spawn_trainer,
                 options,
                 self._model,
-                init=options.seed if path in (None, "random") else str(path),
+                init=options.seed if path in (None, FRESH_WEIGHTS) else str(path),
                 checkpoint_dir=str((self._run_dir / CHECKPOINTS_DIR).resolve()),
                 name=f"{name}-trainer",
                 threads=engine.threads,
@@ -106,7 +108,7 @@ class DrafterTraining:
                 self._buffers,
                 max_bytes=options.capture.max_bytes_per_step,
                 eagle3=options.algorithm == "eagle3",
-                layers=options.layers,
+                layers=options.layers or _recorded_layers(self._config.rollout.speculation.eagle.path),
                 seed=options.seed,
             )
 
@@ -214,6 +216,14 @@ class DrafterTraining:
         actors: list[Any] = [self._coordinator, *self._buffers.values()]
         for actor in actors:
             ray.kill(actor, no_restart=True)
+
+
+def _recorded_layers(path: str | None) -> tuple[int, int, int] | None:
+    """The target's layers that the drafter at rollout.speculation.eagle.path reads, where it says so."""
+    if path in (None, FRESH_WEIGHTS):
+        return None
+    layers = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get("layers")
+    return (layers[0], layers[1], layers[2]) if layers else None
 
 
 @contextmanager

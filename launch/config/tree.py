@@ -96,8 +96,12 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def speculation(self) -> SpeculationOptions:
-        """`rollout.speculation` as engines get it: a drafter to train that has no weights begins with fresh ones."""
-        options = self.rollout.speculation
-        if not self.drafter.train or options.eagle.path is not None:
+        """`rollout.speculation` as engines get it: a drafter to train that has no weights begins with fresh ones, of
+        the kind that is trained."""
+        options, drafter = self.rollout.speculation, self.drafter
+        if not drafter.train or options.eagle.path not in (None, FRESH_WEIGHTS):
             return options
-        return options.model_copy(update={"eagle": options.eagle.model_copy(update={"path": FRESH_WEIGHTS})})
+        path = FRESH_WEIGHTS
+        if drafter.algorithm == "eagle3":
+            path += ":eagle3" + (f":{','.join(map(str, drafter.layers))}" if drafter.layers else "")
+        return options.model_copy(update={"eagle": options.eagle.model_copy(update={"path": path})})

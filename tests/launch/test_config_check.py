@@ -153,12 +153,17 @@ def test_drafter_weights_must_exist(write_config: Write, tmp_path: Path) -> None
 
 
 def test_a_trained_drafter_begins_with_fresh_weights_unless_it_has_some(write_config: Write) -> None:
+    from drafter.eagle.files import fresh_path
+
     def path(*overrides: str) -> str | None:
         return load_config(write_config(), list(overrides)).config.speculation.eagle.path
 
     assert path() is None
     assert path(*TRAINED) == "random"
     assert path(*TRAINED, "rollout.speculation.eagle.path=/heads/eagle") == "/heads/eagle"
+    eagle3 = (*TRAINED, "drafter.algorithm=eagle3")
+    assert path(*eagle3) == path(*eagle3, "rollout.speculation.eagle.path=random") == "random:eagle3"
+    assert path(*eagle3, "drafter.layers=[0, 1, 3]") == fresh_path("eagle3", (0, 1, 3)) == "random:eagle3:0,1,3"
     unset = load_config(write_config(), list(TRAINED)).config
     assert unset.rollout.speculation.eagle.path is None  # what the user wrote stays what is shown
 
