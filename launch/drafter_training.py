@@ -8,13 +8,12 @@ fails the run: drafts only save time.
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.coordinator import CoordinatorActor
@@ -23,13 +22,14 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow
 from actors.learner_group import LearnerGroup
 from actors.spot.process import spawn_trainer
-from actors.spot.types import MicroStep
+from actors.spot.types import MicroStep, TrainerFailed
 from actors.spot_host import CaptureReport, DrafterReady, SpotEvent, SpotPlan
 from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
 from launch.config import Config
 from launch.config.tree import FRESH_WEIGHTS
 from launch.dispatch import RolloutDispatcher
+from launch.drafter_watch import DrafterWatch
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
 from models.options import ModelOptions
 from policies.drafter.canary import Canary, Verdict
@@ -38,7 +38,6 @@ from policies.speculation.strategy import Strategy
 
 DRAFTER = "eagle"
 CHECKPOINTS_DIR = "drafter"  # in the run's folder
-_BUFFER_STATS_TIMEOUT_S = 2.0
 
 
 class DrafterTraining:
@@ -76,6 +75,7 @@ class DrafterTraining:
         }
         self._endpoint = str(ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s))
         self._driver = DriverClient(self._endpoint, time.time_ns(), config.coordinator)
+        self._watch = DrafterWatch(self._coordinator, self._buffers, run_dir, observer.event)
         observer.event("coordinator", f"{self._endpoint}; look with: paceline status {run_dir}")
 
     def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
@@ -167,6 +167,8 @@ class DrafterTraining:
                 end_s = event.started_s + event.seconds
                 self._observer.span(Span(worker, TRAIN_SPAN, event.started_s, end_s, self._observer.current_step))
                 self._observer.worker(worker, "training", f"micro-step {event.step}, loss {event.loss:.3f}")
+            case TrainerFailed(reason):
+                self._observer.event("trainer_lost", f"{worker}: {reason}")
         self.meter.event(worker, event)
 
     def window(self, window: EngineWindow) -> None:
@@ -175,7 +177,7 @@ class DrafterTraining:
             if not use.drafted or Strategy.parse(use.strategy).drafter != DRAFTER:
                 continue
             self._drift.observe(use.strategy, use.drafted, use.accepted)
-            verdict = self._canary.observe(self._canary.version, use.strategy, use.drafted, use.accepted)
+            verdict = self._canary.observe(self._drafting, use.strategy, use.drafted, use.accepted)
             if verdict is Verdict.ROLL_BACK:
                 self._roll_back()
             elif verdict is Verdict.COLLAPSED:
@@ -192,17 +194,9 @@ class DrafterTraining:
         if self._trained:
             self._drift.trained(step)
             self._trained = False
-        self._ask_buffers()
+        for node, stats in self._watch.look().items():
+            self.meter.buffer(node, sequences=stats.sequences, bytes=stats.bytes)
         return self.meter.take(self._target_version, speculation)
-
-    def _ask_buffers(self) -> None:
-        asked = {node: buffer.stats.remote() for node, buffer in self._buffers.items()}
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_BUFFER_STATS_TIMEOUT_S)
-        for node, ref in asked.items():
-            if ref in ready:
-                with suppress(RayError):  # it is being restarted
-                    stats = ray.get(ref, timeout=1.0)
-                    self.meter.buffer(node, sequences=stats.sequences, bytes=stats.bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, JSON. The weights themselves are in the trainers' own checkpoints."""
@@ -212,6 +206,7 @@ class DrafterTraining:
         self._drift.load_state_dict(state["drift"])
 
     def close(self) -> None:
+        self._watch.look()
         self._driver.close()
         actors: list[Any] = [self._coordinator, *self._buffers.values()]
         for actor in actors:

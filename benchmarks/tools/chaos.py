@@ -32,14 +32,14 @@ EVENTS: dict[VictimName, str] = {
     "trainer": "trainer_lost",
     "rollout_worker": "worker_lost",
     "engine": "worker_lost",
-    "coordinator": "coordinator_restarted",
+    "coordinator": "coordinator_lost",
     "buffer": "buffer_lost",
 }
 # Who did the work, how fast, and what only saves time, may differ; everything else is what was sampled and learned.
 MAY_DIFFER = (
     "rollouts/reissued", "workers/lost", "logprob_gap/worker/", "engine/", "speculation/", "drafter/", "capture/"
 )  # fmt: skip
-_TRAINING_WAIT_S = 5.0
+_WAIT_S = 10.0
 _POLL_S = 0.01
 
 
@@ -72,20 +72,18 @@ def kill_at(
     process: "subprocess.Popen[bytes]", run_dir: Path, victim: VictimName, moment: Moment, seconds: dict[int, float]
 ) -> Kill:
     """Wait for the moment, then SIGKILL one process of the kind; a trainer while some worker trains, if that comes
-    within 5 s. `seconds`: of each RL step, undisturbed. Raises NothingToKillError."""
+    within 10 s. `seconds`: of each RL step, undisturbed. Raises NothingToKillError."""
     while _steps_done(run_dir) < moment.step - 1:
         _alive(process)
         time.sleep(_POLL_S)
     time.sleep(moment.share * seconds[moment.step])
-    states = _states(run_dir)
-    if victim == "trainer":
-        deadline_s = time.monotonic() + _TRAINING_WAIT_S
-        while "TRAINING" not in states.values() and time.monotonic() < deadline_s:
-            _alive(process)
-            time.sleep(_POLL_S)
-            states = _states(run_dir)
+    states, found = _states(run_dir), processes_of(victim)
+    deadline_s = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline_s and (not found or (victim == "trainer" and "TRAINING" not in states.values())):
+        _alive(process)
+        time.sleep(_POLL_S)
+        states, found = _states(run_dir), processes_of(victim)
     _alive(process)
-    found = processes_of(victim)
     if not found:
         raise NothingToKillError(f"no {TITLES[victim]} runs")
     chosen = _busiest(found) if victim == "trainer" else random.Random(moment.share).choice(found)
