@@ -104,9 +104,11 @@ def speeds(
     for turn in range(rounds + 1):
         for name, engine in engines.items():
             start_s = time.perf_counter()
-            responses = accept(engine, requests).responses
+            rollouts = accept(engine, requests).rollouts
             if turn:  # the first is warm-up
-                found[name].append(sum(map(len, responses.values())) / (time.perf_counter() - start_s))
+                found[name].append(
+                    sum(len(rollout.tokens) for rollout in rollouts.values()) / (time.perf_counter() - start_s)
+                )
     return {name: median(values) for name, values in found.items()}
 
 
@@ -119,7 +121,7 @@ def report_of(
     for name, run in runs.items():
         assert run.records is not None
         whole = accept(drafting_engine(target, run.trainer.model, len(requests), depth), requests)
-        if any(not np.array_equal(whole.responses[i], tokens) for i, tokens in expected.items()):
+        if any(not np.array_equal(whole.rollouts[i].tokens, tokens) for i, tokens in expected.items()):
             raise SystemExit(f"{name} is not lossless: its responses differ from plain decoding's")
         short = whole
         if run.short is not run.trainer:

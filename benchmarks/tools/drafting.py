@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, Finished, Request, StrategyUse
-from benchmarks.tools.rollouts import Tokens, engine_options
+from actors.engine.types import EngineWindow, Finished, Request, Rollout, StrategyUse
+from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import Target
 from drafter.eagle import Drafting, EagleDrafter, save_eagle
 from models.checkpoint import hf_state_dict, load_hf_state_dict, parameter_count
@@ -25,7 +25,7 @@ class Acceptance:
     verifications: int
     accepted: int
     by_depth: tuple[float, ...]  # of the tokens drafted at depth 1, 2, ..., accepted given all before were
-    responses: dict[int, Tokens]  # by request id
+    rollouts: dict[int, Rollout]  # by request id
 
     @property
     def accept_length(self) -> float:
@@ -65,18 +65,18 @@ def drafting_engine(target: Target, model: Drafting, running: int, depth: int) -
 def accept(engine: NativeEngine, requests: Sequence[Request]) -> Acceptance:
     """Decode them all, with whatever weights and drafter the engine has now."""
     used: list[StrategyUse] = []
-    responses: dict[int, Tokens] = {}
+    rollouts: dict[int, Rollout] = {}
     engine.submit(requests)
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, EngineWindow):
                 used += [use for use in event.strategies if use.drafted]
             elif isinstance(event, Finished):
-                responses[event.rollout.request_id] = event.rollout.tokens
+                rollouts[event.rollout.request_id] = event.rollout
     depth = max((len(use.offered) for use in used), default=0)
     offered, taken = (
         [sum(row[i] for row in rows if i < len(row)) for i in range(depth)]
         for rows in ([use.offered for use in used], [use.taken for use in used])
     )
     shares = tuple(round(t / o, 4) if o else 0.0 for t, o in zip(taken, offered, strict=True))
-    return Acceptance(offered[0] if offered else 0, sum(taken), shares, responses)
+    return Acceptance(offered[0] if offered else 0, sum(taken), shares, rollouts)

@@ -49,7 +49,7 @@ def find_demo(given: str | None) -> Path:
     warm start. SystemExit if there is none."""
     if given is not None:
         return Path(given)
-    for pattern in ("*/model/config.json", "warm_starts/*/config.json"):
+    for pattern in ("*/model/tokenizer.json", "warm_starts/*/tokenizer.json"):
         found = sorted((ROOT / "runs").glob(pattern), key=lambda file: file.stat().st_mtime)
         if found:
             return found[-1].parent
