@@ -72,7 +72,8 @@ class Plan:
     compared: int = 64  # requests
     table_prompts: int = 48
     depth: int = 6
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3  # of the offline fit, the demo's
+    online_rate: float = 1 / 3  # of it, while it follows the target
 
 
 @dataclass(slots=True)
@@ -116,6 +117,7 @@ class Experiment:
 
     def _copy(self, fitted: DrafterTrainer, name: str) -> Arm:
         trainer = DrafterTrainer(fitted.head, fitted.options, model=fitted.model)
+        trainer.rate_scale = self.plan.online_rate
         if name == "frozen":
             return Arm(trainer, None)
         offset = {"long_share": 0.0} if name == "no offset" else {}
