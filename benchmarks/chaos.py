@@ -55,7 +55,6 @@ class Jobs:
             "observe.samples_per_step=100000",  # all
             "observe.tensorboard=false",
             "checkpoint.every=0",
-            "eval.samples=1",
             *self._extra,
         ]
         shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -34,8 +34,10 @@ class DrafterWatch:
         asked |= {buffer.stats.remote(): node for node, buffer in self._buffers.items()}
         ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_TIMEOUT_S)
         found: dict[str, BufferStats] = {}
-        for ref in ready:
-            node = asked[ref]
+        for ref, node in asked.items():
+            if ref not in ready:
+                self._failed(node, f"it does not answer within {_TIMEOUT_S:g} s")
+                continue
             try:
                 answer = ray.get(ref, timeout=_TIMEOUT_S)
             except RayError as error:

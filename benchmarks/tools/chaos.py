@@ -69,17 +69,25 @@ class NothingToKillError(RuntimeError):
 
 
 def kill_at(
-    process: "subprocess.Popen[bytes]", run_dir: Path, victim: VictimName, moment: Moment, seconds: dict[int, float]
+    process: "subprocess.Popen[bytes]",
+    run_dir: Path,
+    victim: VictimName,
+    moment: Moment,
+    seconds: dict[int, float],
+    *,
+    idle_trainers: bool = False,
 ) -> Kill:
     """Wait for the moment, then SIGKILL one process of the kind; a trainer while some worker trains, if that comes
-    within 10 s. `seconds`: of each RL step, undisturbed. Raises NothingToKillError."""
+    within 10 s and not `idle_trainers`. `seconds`: of each RL step, undisturbed. Raises NothingToKillError."""
     while _steps_done(run_dir) < moment.step - 1:
         _alive(process)
         time.sleep(_POLL_S)
     time.sleep(moment.share * seconds[moment.step])
     states, found = _states(run_dir), processes_of(victim)
     deadline_s = time.monotonic() + _WAIT_S
-    while time.monotonic() < deadline_s and (not found or (victim == "trainer" and "TRAINING" not in states.values())):
+    while time.monotonic() < deadline_s and (
+        not found or (victim == "trainer" and not idle_trainers and "TRAINING" not in states.values())
+    ):
         _alive(process)
         time.sleep(_POLL_S)
         states, found = _states(run_dir), processes_of(victim)

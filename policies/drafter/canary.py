@@ -24,8 +24,9 @@ class Verdict(StrEnum):
 class Canary:
     """Watches one drafter, whose versions are its micro-steps.
 
-    Version numbers are used once: a trainer that goes back to older weights goes on counting. After COLLAPSED the
-    driver hands the same version out again (an engine's copy may be damaged) and trains; it is judged no further.
+    A trainer that goes back to older weights counts on from their number; until it has passed the newest that was ever
+    offered, what it makes is not handed out. After COLLAPSED the version stays, training is what helps, and it is
+    judged no further until the next swap.
     """
 
     def __init__(self, options: CanaryOptions, version: int = 0) -> None:
