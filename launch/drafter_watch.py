@@ -72,12 +72,10 @@ class DrafterWatch:
         self._added[node] = stats.added
 
     def _say_coordinator(self, reason: str) -> None:
-        self._on_event(
-            "coordinator_lost", f"{reason}; it is started again and asks the workers where they are, rollouts go on"
-        )
+        self._on_event("coordinator_lost", f"{reason}; Ray starts it again, rollouts go on without it")
 
     def _say_buffer(self, node: str, reason: str) -> None:
-        self._on_event("buffer_lost", f"data buffer of node {node[:8]}: {reason}; it is started again, empty")
+        self._on_event("buffer_lost", f"data buffer of node {node[:8]}: {reason}; what it held is given up")
 
     def _known_term(self) -> int:
         address = Address.read(self._run_dir)

@@ -38,12 +38,15 @@ def test_one_other_loss_or_length_is_a_difference(runs: Runs, tmp_path: Path) ->
     """The comparison can fail."""
     runs.run("chaos-short", "run.steps=1")
     whole = runs.root / "chaos-short"
-    for name, changed, found in (("metrics", '"loss/mean":', "loss/mean"), ("lengths", '"lengths":[', "lengths.jsonl")):
+    for name, old, new, found in (
+        ("metrics", '"loss/mean":', '"loss/mean":0,"before":', "loss/mean"),
+        ("lengths", '"lengths":[', '"lengths":[0,', "lengths.jsonl"),
+    ):
         copy = tmp_path / name
         copy.mkdir()
         for file in ("metrics.jsonl", "lengths.jsonl", "samples.jsonl"):
             text = (whole / file).read_text()
-            (copy / file).write_text(text.replace(changed, f"{changed}1", 1) if file.startswith(name) else text)
+            (copy / file).write_text(text.replace(old, new, 1) if file.startswith(name) else text)
         assert found in (difference(whole, copy) or "")
     assert difference(whole, whole) is None
 
