@@ -323,7 +323,7 @@ def main() -> None:
     experiment = Experiment(find_warm_start(arguments.target), plan)
     for number in range(plan.steps):
         experiment.step(number)
-    report = {
+    report: dict[str, Any] = {
         "what": "a drafter that follows the target through RL, beside a frozen one (TLT Figures 15, 16; Table 6)",
         "machine": describe_machine(),
         "plan": asdict(plan),

@@ -84,7 +84,7 @@ class Run:
             self.short = DrafterTrainer(self.trainer.head, self.trainer.options, model=self.trainer.model)
 
 
-def train(runs: Mapping[str, Run], plan: Sequence[Sequence[int]]) -> None:
+def train(runs: Mapping[Algorithm, Run], plan: Sequence[Sequence[int]]) -> None:
     """Each variant in turn on each pack."""
     for number, pack in enumerate(plan, 1):
         for run in runs.values():
@@ -95,10 +95,12 @@ def train(runs: Mapping[str, Run], plan: Sequence[Sequence[int]]) -> None:
 
 
 def speeds(
-    target: Target, runs: Mapping[str, Run], requests: Sequence[Request], depth: int, rounds: int
+    target: Target, runs: Mapping[Algorithm, Run], requests: Sequence[Request], depth: int, rounds: int
 ) -> dict[str, float]:
     """Median tokens/s of one request at a time, plain and with each drafter in turns."""
-    engines = {name: drafting_engine(target, run.trainer.model, 1, depth) for name, run in runs.items()}
+    engines: dict[str, NativeEngine] = {}
+    for algorithm, run in runs.items():
+        engines[algorithm] = drafting_engine(target, run.trainer.model, 1, depth)
     engines["plain"] = NativeEngine(target.model, engine_options(1))
     found: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(rounds + 1):
@@ -113,7 +115,7 @@ def speeds(
 
 
 def report_of(
-    runs: Mapping[str, Run], target: Target, requests: Sequence[Request], depth: int, judged: list[int]
+    runs: Mapping[Algorithm, Run], target: Target, requests: Sequence[Request], depth: int, judged: list[int]
 ) -> dict[str, Any]:
     """What each variant came to."""
     expected = decode(target, [requests], record=False).responses
