@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN]", help="folder of the run; default: the newest below runs/", show_default=False),
+    typer.Argument(metavar="RUN", help="folder of the run; default: the newest below runs/", show_default=False),
 ]
 At = Annotated[str | None, typer.Option("--address", metavar="HOST:PORT", help="of the admin service, instead of RUN")]
 Json = Annotated[bool, typer.Option("--json", help="for programs: one JSON document (with --watch: one per line)")]
@@ -90,7 +90,7 @@ def add_commands(app: typer.Typer) -> None:
 
     @app.command()
     def threshold(
-        idle_workers: Annotated[int, typer.Argument(min=1, help="idle workers of one group that start a session")],
+        workers: Annotated[int, typer.Argument(min=1, help="idle workers of one group that start a session")],
         run: Run = None,
         address: At = None,
         as_json: Json = False,
@@ -98,7 +98,7 @@ def add_commands(app: typer.Typer) -> None:
     ) -> None:
         """Change from how many idle workers on spot training begins."""
         with failures(debug, into_pipe=True), _client(run, address) as client:
-            _show(client.set_threshold(idle_workers), as_json)
+            _show(client.set_threshold(workers), as_json)
 
 
 def find_address(run: Path | None, runs: Path = Path("runs")) -> tuple[str, str]:

@@ -110,7 +110,7 @@ class AdminServer:
         try:
             with self._feed.subscribe() as subscription:
                 status_at_s = 0.0
-                while context.is_active() and not self._closing:
+                while context.is_active() and not (self._closing and subscription.changes.empty()):
                     if subscription.cut_off:
                         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "reads too slowly")
                     now_s = time.monotonic()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.tools.coordinator_events import OPTIONS, place, random_event, random_sequence, snapshot
 from coordinator.events import Event, Heartbeat, Idle, Register, RolloutStarted, Started, State, Stopped, Tick, Train
 from coordinator.machine import IllegalTransitionError, Machine, UnknownTargetError
 from coordinator.table import TABLE, Edge
-from benchmarks.tools.coordinator_events import OPTIONS, place, random_event, random_sequence, snapshot
 from tests.coordinator.transcripts import replay
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.txt"))

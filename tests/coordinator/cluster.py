@@ -1,0 +1,98 @@
+"""A coordinator on localhost and what talks to it, for tests: clients, and a bare socket that says anything."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from coordinator.events import Train
+from coordinator.machine import Machine
+from coordinator.member import Identity
+from coordinator.options import CoordinatorOptions
+from coordinator.transport.client import Command, WorkerClient
+from coordinator.transport.security import ClientKeys, ServerKeys
+from coordinator.transport.server import CoordinatorServer
+from coordinator.wire import Ack, Say, Tell, decode_answer, encode
+
+OPTIONS = CoordinatorOptions(heartbeat_s=0.2, lease_s=4, start_deadline_s=20, stop_deadline_s=1)
+PATIENCE_S = 20.0
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it holds. Raises AssertionError after PATIENCE_S."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.005)
+
+
+@contextmanager
+def served(
+    options: CoordinatorOptions = OPTIONS, *, keys: ServerKeys | None = None, term: int = 1
+) -> Iterator[CoordinatorServer]:
+    """The machine behind a socket, without an admin service."""
+    server = CoordinatorServer(Machine(options, term=term), "tcp://127.0.0.1:*", keys=keys)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def worker(
+    endpoint: str,
+    name: str,
+    options: CoordinatorOptions = OPTIONS,
+    *,
+    keys: ClientKeys | None = None,
+    on_command: Callable[[Command], None] | None = None,
+) -> Iterator[WorkerClient]:
+    client = WorkerClient(endpoint, Identity(name, 1, "n0", "g"), options, keys=keys, on_command=on_command)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def states(server: CoordinatorServer) -> dict[str, str]:
+    """By worker: its state, and what it does in it."""
+    return server.call(lambda hub, now_s: {w.name: f"{w.state} {w.phase or ''}".strip() for w in hub.machine.roster})
+
+
+def train_command(client: WorkerClient) -> Train:
+    """The next command, which must be to train."""
+    (command,) = client.poll(PATIENCE_S)
+    assert isinstance(command, Train)
+    return command
+
+
+class Raw:
+    """A bare DEALER: says what it is told to, and hears every answer."""
+
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        if keys is not None:
+            keys.apply(self._socket)
+        self._socket.connect(endpoint)
+
+    def __enter__(self) -> "Raw":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def send(self, *frames: bytes) -> None:
+        self._socket.send_multipart(list(frames))
+
+    def say(self, say: Say) -> None:
+        self.send(encode(say))
+
+    def answer(self, timeout_s: float = PATIENCE_S) -> Ack | Tell | None:
+        """None: no answer within `timeout_s`."""
+        if not self._socket.poll(round(timeout_s * 1000)):
+            return None
+        return decode_answer(self._socket.recv())

@@ -1,0 +1,170 @@
+"""`paceline status`, `drain`, `pause`, `resume` and `threshold`, against a real coordinator."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from coordinator.options import CoordinatorOptions
+from coordinator.service import CoordinatorService
+from coordinator.status import Change, SessionStatus, Status, WorkerStatus
+from launch.admin_cli import change_line, find_address, rendered
+from launch.cli import app
+from launch.errors import PacelineError
+from tests.coordinator.cluster import eventually, train_command, worker
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = CoordinatorOptions(heartbeat_s=0.1, lease_s=20, start_deadline_s=60, stop_deadline_s=10)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[CoordinatorService]:
+    with CoordinatorService(OPTIONS, directory=tmp_path / "run") as service:
+        yield service
+
+
+@pytest.fixture
+def folder(service: CoordinatorService, tmp_path: Path) -> str:
+    return str(tmp_path / "run")
+
+
+def test_status_drain_pause_and_threshold(service: CoordinatorService, folder: str) -> None:
+    with worker(service.endpoint, "rollout-0", OPTIONS) as client:
+        eventually(lambda: client.connected)
+        service.rollout_started(7)
+        client.idle()
+        train = train_command(client)
+        client.started(train.session, train.epoch, "h:1")
+        eventually(lambda: service.status().workers[0].phase == "running")
+        code, out, err = run("status", folder)
+        assert (code, err) == (0, "")
+        assert "RL step 7, the tail is open for training; 1 of 1 workers train; threshold 1" in out
+        assert re.search(r"rollout-0\s+TRAINING\s+[\d.]+ s\s+\d+\s+micro-step 0\s+g\s+n0\s+leads", out)
+
+        code, out, _ = run("drain", folder, "--worker", "rollout-0", "--reason", "maintenance")
+        assert code == 0
+        assert re.search(r"rollout-0\s+TRAINING \(stopping\).*drained", out)
+        (stop,) = client.poll(20)
+        client.stopped(train.session)
+        eventually(lambda: service.status().workers[0].state == "IDLE")
+
+        code, out, _ = run("pause", folder, "--json")
+        assert code == 0
+        status = json.loads(out)
+        assert status["paused"] is True
+        assert status["workers"][0]["drained"] is True
+        assert "spot training is paused" in run("status", "--address", service.address.admin)[1]
+        assert run("drain", folder, "--worker", "rollout-0", "--undo")[0] == 0
+        assert client.poll(0.05) == []
+        assert "threshold 3" in run("threshold", "3", folder)[1]
+        assert run("resume", folder)[0] == 0
+        assert client.poll(0.05) == []
+        assert run("threshold", "1", folder)[0] == 0
+        assert train_command(client).session > train.session
+    assert stop.session == train.session
+    assert "drained nodes: n9" in run("drain", folder, "--node", "n9")[1]
+    assert "no workers registered" in run("status", folder)[1]
+
+
+def test_what_the_coordinator_refuses_is_shown_with_its_reason(service: CoordinatorService, folder: str) -> None:
+    code, out, err = run("drain", folder, "--worker", "rollout-9")
+    assert (code, out) == (1, "")
+    assert "there is no worker 'rollout-9'; registered: none" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["drain", "--address", "127.0.0.1:1"], "--worker or --node"),
+        (["drain", "--worker", "w", "--node", "n"], "--worker or --node"),
+        (["status", ".", "--address", "127.0.0.1:1"], "RUN or --address"),
+        (["threshold", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_usage_errors(arguments: list[str], words: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_watch_follows(service: CoordinatorService, folder: str) -> None:
+    """Into a pipe: a table, then a line per change, until the coordinator ends."""
+    command = [sys.executable, "-m", "launch", "status", folder, "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert "no RL step yet" in process.stdout.readline()
+        with worker(service.endpoint, "w0", OPTIONS) as client:
+            eventually(lambda: client.connected)
+            client.idle()
+            eventually(lambda: service.status().workers[0].state == "IDLE")
+        eventually(lambda: not service.status().workers)
+        service.close()
+        assert process.stderr is not None
+        out, err = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 1
+    assert "no coordinator answers" in err
+    nobody, new, idle, gone = out.splitlines()
+    assert nobody.strip() == "no workers registered"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}  w0: new -> BUSY \(registered\)", new)
+    assert idle.endswith("w0: BUSY -> IDLE (out of work)")
+    assert gone.endswith("w0: IDLE -> gone (said goodbye)")
+
+
+def test_a_run_that_has_ended(service: CoordinatorService, folder: str) -> None:
+    service.close()
+    code, _, err = run("status", folder)
+    assert code == 1
+    assert "no coordinator answers at 127.0.0.1:" in err
+    assert f"written by process {os.getpid()}" in err
+    assert "Traceback" not in err
+
+
+def test_the_newest_run_is_found(tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match="has, or had, a coordinator"):
+        find_address(None, tmp_path)
+    with pytest.raises(PacelineError, match="no coordinator, or none yet"):
+        find_address(tmp_path, tmp_path)
+    for name, age_s in (("a", 10), ("b", 0), ("c", 20)):
+        with CoordinatorService(OPTIONS, directory=tmp_path / name) as service:
+            pass
+        path = tmp_path / name / "coordinator.json"
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age_s))
+        if name == "b":
+            newest = service.address.admin
+    found, source = find_address(None, tmp_path)
+    assert found == newest
+    assert str(tmp_path / "b") in source
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def test_what_is_shown_in_words() -> None:
+    idle = WorkerStatus("w0", 1, "n0", "g", "IDLE", "", 0, 0, 0, 75, 0.1, True, 12.3, 2)
+    busy = WorkerStatus("w1", 1, "n0", "g", "BUSY", "", 0, 31, 0, 7200, 0.1, False, 0, 0)
+    sessions = (SessionStatus("g", 4, 9, ("w9",)),)
+    status = Status(2, 9, 30.0, "tcp://h:1", 4, False, False, True, 2, (busy, idle), sessions, (), {})
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    console.print(rendered(status))
+    first, _, above, below = console.export_text().splitlines()
+    console.file.close()
+    assert first.startswith("RL step 4, restarted, waiting for the workers to register; 0 of 2 workers train")
+    assert words(above) == words("w0 IDLE 1 min g n0 drained, rests 12 s, 2 trainer failures")
+    assert words(below) == words("w1 BUSY 2.0 h 31 requests g n0")
+    change = Change(0.0, group="g", session=4, epoch=9, members=("w0", "w1"))
+    assert change_line(change).endswith("session 4 of g, epoch 9: w0, w1")
+    assert change_line(Change(0.0, group="g", session=4, epoch=10)).endswith("session 4 of g, epoch 10: ended")
