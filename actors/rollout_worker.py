@@ -191,6 +191,8 @@ class RolloutWorker:
         """Start the engine, after closing the one before if there is one. Raises what the factory raises."""
         async with self._changing:
             await self._close_engine()
+            if self._spot is not None:
+                await self._spot.engine_lost()
             self._engine_state = "starting"
             self._loaded = None
             try:
@@ -200,12 +202,12 @@ class RolloutWorker:
                 self._engine_state, self._reason = "failed", f"{type(error).__name__}: {error}"
                 raise
             self._starts += 1
-            if self._spot is not None:
-                self._spot.engine_restarted()
-            elif self._spot_plan is not None:
+            if self._spot is None and self._spot_plan is not None:
                 self._spot = self._spot_host(self._spot_plan)
             self._current = _Incarnation(engine, asyncio.get_running_loop(), self._name, self._spot)
             self._engine_state, self._reason = "running", ""
+            if self._spot is not None:
+                self._spot.out_of_work()
         return self._status()
 
     @ray.method

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -109,6 +110,8 @@ class SpotHost:
         self._halted.set()
         self._target: tuple[WeightsManifest, NDArray[np.uint8]] | None = None
         self._trainer: SpotTrainer | None = None
+        self._newest: SpotTrainer | None = None  # that was started; set by the thread that did
+        self._reader: threading.Thread | None = None
         self._failures = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = threading.Event()
@@ -129,10 +132,10 @@ class SpotHost:
             if not self._busy:
                 self._busy = True
                 await self._halt(self._plan.stop_timeout_s)
-                if self._paused:
-                    self._paused = False
-                    await self._resume()
             self._client.busy(requests)
+            if self._paused:
+                self._paused = False
+                await self._resume()
 
     def out_of_work(self) -> None:
         """The engine has nothing left to do."""
@@ -153,9 +156,13 @@ class SpotHost:
         except (RayError, TimeoutError) as error:
             _log.warning("%s: %d captured sequences are lost: %s", self._name, len(records), error)
 
-    def engine_restarted(self) -> None:
-        """Another engine is up, awake and without work."""
-        self._paused = False
+    async def engine_lost(self) -> None:
+        """Another engine is about to start, and will want the memory; it will be awake."""
+        async with self._lock:
+            self._busy = True
+            await self._halt(self._plan.stop_timeout_s)
+            self._client.busy(0)
+            self._paused = False
 
     async def target_changed(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
         """The engine holds new target weights."""
@@ -169,12 +176,16 @@ class SpotHost:
             await self._tell(self._trainer.load, manifest, payload)
 
     async def close(self) -> None:
+        """End the trainer, one that is being started too, and say goodbye to the coordinator."""
         self._closing.set()
         for task in self._tasks:
             task.cancel()
+        self._trainer = None  # what it still says is of no interest
         await asyncio.to_thread(self._client.close)
-        if self._trainer is not None:
-            await asyncio.to_thread(self._trainer.close)
+        if self._newest is not None:
+            await asyncio.to_thread(self._newest.close)
+        if self._reader is not None:
+            await asyncio.to_thread(self._reader.join)
 
     # What the coordinator tells.
 
@@ -195,7 +206,8 @@ class SpotHost:
             if self._session is None:
                 try:
                     await self._pause()
-                except ValueError:  # Requests have reached the engine meanwhile.
+                except Exception as error:  # Requests have reached the engine meanwhile, or it is gone.
+                    _log.info("%s does not train: %s", self._name, error)
                     self._busy = True
                     self._client.busy()
                     return
@@ -220,7 +232,7 @@ class SpotHost:
         except TimeoutError:
             trainer, self._trainer = self._trainer, None
             await asyncio.to_thread(trainer.kill)
-            self._failed(f"its trainer did not stop within {within_s:g} s and was killed")
+            self._failed(f"did not stop within {within_s:g} s and was killed")
 
     # What the trainer tells.
 
@@ -239,18 +251,21 @@ class SpotHost:
                 self._client.progress(step=event.step)
                 self._emit(event)
             case Stopped():
+                self._emit(event)
+                if session is None or session.session != event.session:
+                    return  # Said twice: it had stopped by itself when it was told to.
                 self._session = None
                 self._halted.set()
-                if session is not None and session.rank == 0:
+                if session.rank == 0:
                     self._task(self._tell(trainer.publish))
                 self._client.stopped(event.session)
-                self._emit(event)
             case Published(manifest, payload):
                 self._emit(DrafterReady(manifest, ray.put(payload)))
             case Checkpointed():
                 self._emit(event)
             case TrainerFailed(reason):
                 self._trainer = None
+                self._task(asyncio.to_thread(trainer.kill))  # leaves nothing of it behind
                 self._failed(reason)
 
     def _failed(self, reason: str) -> None:
@@ -259,6 +274,7 @@ class SpotHost:
         self._halted.set()
         if session is not None:
             self._client.trainer_failed(session.session, reason)
+        self._client.busy(0)  # it could not obey
         self._emit(TrainerFailed(reason))
         self._failures += 1
         if self._failures <= len(_RETRY_S):
@@ -281,20 +297,28 @@ class SpotHost:
     async def _start_trainer(self, delay_s: float = 0.0) -> None:
         await asyncio.sleep(delay_s)
         try:
-            trainer = await asyncio.to_thread(self._plan.factory)
+            trainer = await asyncio.to_thread(self._spawn)
         except Exception as error:
-            self._failed(f"it did not start: {error}")
+            self._failed(str(error))
             return
-        if self._closing.is_set():
-            await asyncio.to_thread(trainer.kill)
-            return
-        if self._target is not None:
-            await self._tell(trainer.set_target, *self._target)
+        told = None
+        while told is not self._target:  # which may change again meanwhile
+            assert self._target is not None
+            told = self._target
+            await self._tell(trainer.set_target, *told)
         self._trainer = trainer
+        self._reader = threading.Thread(target=self._read, args=(trainer,), name=f"{self._name}-trainer", daemon=True)
+        self._reader.start()
         await self._tell(trainer.publish)  # what it starts with: fresh, given, or from a checkpoint
-        if not self._busy:
+        if not self._busy and self._trainer is trainer:
             self._client.idle()
-        threading.Thread(target=self._read, args=(trainer,), name=f"{self._name}-trainer", daemon=True).start()
+
+    def _spawn(self) -> SpotTrainer:
+        """On a thread, which outlives a cancelled task: what it starts after `close` has looked, it ends itself."""
+        trainer = self._newest = self._plan.factory()
+        if self._closing.is_set():
+            trainer.kill()
+        return trainer
 
     def _read(self, trainer: SpotTrainer) -> None:
         while not self._closing.is_set():
@@ -307,7 +331,7 @@ class SpotHost:
 
     def _post(self, function: Callable[[Any], None], argument: object) -> None:
         """From another thread."""
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: the worker is going away
             self._loop.call_soon_threadsafe(function, argument)
 
     def _task(self, work: Any) -> None:

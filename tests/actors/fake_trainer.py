@@ -1,0 +1,115 @@
+"""A spot trainer without a process or a network: it answers what it is told, and writes down what it was told."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.spot.types import (
+    MicroStep,
+    NeedData,
+    Published,
+    Session,
+    Started,
+    Stopped,
+    TrainerEvent,
+    TrainerFailed,
+)
+from drafter.training.records import SequenceRecord
+from models.manifest import WeightsManifest
+
+
+@dataclass
+class Script:
+    """How trainers behave, and what happened to all of them in order."""
+
+    log: list[str] = field(default_factory=list)
+    made: list["FakeTrainer"] = field(default_factory=list)
+    starts: int = 0
+    gate: threading.Event | None = None  # a start waits for it
+    fail_to_start: str = ""
+    deaf: bool = False  # does not stop
+    stop_s: float = 0.0  # from the command to stop to the answer
+
+    def trainer(self) -> "FakeTrainer":
+        """The factory of a SpotPlan."""
+        self.starts += 1
+        if self.gate is not None:
+            self.gate.wait(30.0)
+        if self.fail_to_start:
+            raise RuntimeError(self.fail_to_start)
+        trainer = FakeTrainer(self)
+        self.made.append(trainer)
+        return trainer
+
+
+class FakeTrainer:
+    """A SpotTrainer: one micro-step per `feed`, and its steps are its version."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._events: deque[tuple[float, TrainerEvent]] = deque()  # and when it is told
+        self._changed = threading.Condition()
+        self._session: Session | None = None
+        self.steps = 0
+        self.targets: list[int] = []  # versions
+        self.loaded: list[int] = []
+        self.fed: list[SequenceRecord] = []
+        self.alive = True
+
+    def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        self.targets.append(manifest.version)
+
+    def start(self, session: Session) -> None:
+        self._session = session
+        self._script.log.append("start")
+        self.say(Started(session.session, session.epoch), NeedData(64))
+
+    def feed(self, records: Sequence[SequenceRecord]) -> None:
+        if self._session is None:
+            return
+        self.fed += records
+        self.steps += 1
+        step = self.steps, self._session.session, self._session.epoch
+        self.say(MicroStep(*step, 1, 2.0, 0.5, 0.75, len(records), 0, time.time(), 0.01), NeedData(64))
+
+    def stop(self) -> None:
+        self._script.log.append("stop")
+        if not self._script.deaf:
+            number, self._session = (self._session.session if self._session else 0), None
+            self.say(Stopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
+
+    def publish(self) -> None:
+        self.say(Published(WeightsManifest(self.steps, 0, (), 4), np.zeros(4, np.uint8)))
+
+    def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
+        self.loaded.append(manifest.version)
+
+    def say(self, *events: TrainerEvent, after_s: float = 0.0) -> None:
+        with self._changed:
+            self._events.extend((time.monotonic() + after_s, event) for event in events)
+            self._changed.notify()
+
+    def poll(self, timeout_s: float) -> list[TrainerEvent]:
+        with self._changed:
+            if not self._events:
+                self._changed.wait(timeout_s)
+            told = []
+            while self._events and self._events[0][0] <= time.monotonic():
+                told.append(self._events.popleft()[1])
+        self._script.log += ["stopped" for event in told if isinstance(event, Stopped)]
+        return told
+
+    def kill(self) -> None:
+        if self.alive:
+            self._script.log.append("kill")
+            self.say(TrainerFailed("killed"))
+        self.alive = False
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self.alive = False
+        self.say(TrainerFailed("closed"))
