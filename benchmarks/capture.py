@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -61,16 +62,34 @@ def requests_of(count: int, seed: int = 0, epoch: int = 0) -> list[Request]:
     return [Request(i, i, prompts[i], int(keys[i]), SamplingParams(lengths[i])) for i in range(count)]
 
 
-def blocks(engine: NativeEngine) -> Iterator[tuple[float, list[Event]]]:
-    """Seconds and events of every `CHUNK_STEPS` steps, while it has work for all of them."""
-    while engine.has_work:
+@dataclass(slots=True)
+class Delivered:
+    """What was captured. Never the states: a worker hands them on at once, and their memory is used again."""
+
+    seconds: float = 0.0
+    sequences: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Captured):
+                self.seconds += event.seconds
+                self.sequences += len(event.records)
+                self.tokens += sum(len(record.tokens) for record in event.records)
+                self.bytes += event.bytes
+
+
+def blocks(engine: NativeEngine, delivered: Delivered) -> Iterator[float]:
+    """Seconds of every `CHUNK_STEPS` steps, while it has work for all of them."""
+    while True:
         start_s = perf_counter()
-        events: list[Event] = []
         for _ in range(CHUNK_STEPS):
-            events += engine.step()
+            delivered.add(engine.step())
         seconds = perf_counter() - start_s
-        if engine.has_work:
-            yield seconds, events
+        if not engine.has_work:
+            return
+        yield seconds
 
 
 def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int) -> dict[str, Any]:
@@ -85,27 +104,24 @@ def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int)
         engine.submit(requests)
         for _ in range(CHUNK_STEPS):
             engine.step()
-    runs = [blocks(engine) for engine in filter(None, (off, on, recording))]
+    told = [Delivered(), Delivered(), Delivered()]
+    runs = [blocks(engine, into) for engine, into in zip(filter(None, (off, on, recording)), told, strict=False)]
     times: list[list[float]] = [[] for _ in runs]
-    told: list[Captured] = []
     for turn in range(max(3, steps // CHUNK_STEPS)):
         order = range(len(runs)) if turn % 2 == 0 else range(len(runs) - 1, -1, -1)
         for i in order:
-            seconds, events = next(runs[i])
-            times[i].append(seconds / CHUNK_STEPS)
-            if i == 1:
-                told += [event for event in events if isinstance(event, Captured)]
+            times[i].append(next(runs[i]) / CHUNK_STEPS)
     off_s, on_s = np.array(times[0]), np.array(times[1])
-    captured = [record for event in told for record in event.records]
+    captured = told[1]
     answer = {
         "engine_steps": len(off_s) * CHUNK_STEPS,
         "off_us": round(median(off_s) * 1e6, 1),
         "on_us": round(median(on_s) * 1e6, 1),
         "ratio": round(float(np.median(on_s / off_s)), 4),
         "ratio_95": [round(x, 4) for x in interval(on_s / off_s)],
-        "told_us_per_step": round(sum(event.seconds for event in told) / (len(off_s) * CHUNK_STEPS) * 1e6, 1),
-        "sequences": len(captured),
-        "bytes_per_token": round(sum(r.bytes for r in captured) / max(1, sum(len(r.tokens) for r in captured)), 1),
+        "told_us_per_step": round(captured.seconds / (len(off_s) * CHUNK_STEPS) * 1e6, 1),
+        "sequences": captured.sequences,
+        "bytes_per_token": round(captured.bytes / max(1, captured.tokens), 1),
     }
     if recording is not None:
         ratios = on_s / np.array(times[2])

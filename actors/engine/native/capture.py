@@ -23,7 +23,7 @@ from actors.engine.native.slots import SlotTable
 from actors.engine.types import Captured
 from drafter.training.records import SequenceRecord
 
-CHUNK_STEPS = 64
+CHUNK_STEPS = 256
 CHUNK_BYTES = 32 << 20  # of step outputs that are held back at most before a chunk is picked
 
 Int64Array = NDArray[np.int64]
@@ -32,7 +32,7 @@ NOBODY = -1
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """Rows of consecutive positions from `first` on, in host memory; views of the chunks they came with."""
+    """Rows of consecutive positions from `first` on, in host memory of their own."""
 
     first: int
     parts: list[Tensor] = field(default_factory=list)
@@ -87,6 +87,7 @@ class Capture:
         self._next = 0
         self._steps: list[tuple[ComputedStep, Int64Array]] = []  # with the owner of each request
         self._held_bytes = 0
+        self._room: Tensor | None = None
         self._ended: list[int] = []  # sequences to deliver
         self._skipped = 0
         self._seconds = 0.0
@@ -214,17 +215,26 @@ class Capture:
         # Steps follow one another, so a stable order by owner leaves positions ascending.
         order = np.argsort(owner[index], kind="stable")
         owners, positions = owner[index][order], (first[index] + column)[order]
-        everything = torch.cat([step.rows for step, _ in steps])
-        picked = torch.from_numpy((base[index] + inside)[order]).to(everything.device)
-        rows = everything.index_select(0, picked).cpu()
+        rows = self._joined([step.rows for step, _ in steps])
+        picked = torch.from_numpy((base[index] + inside)[order])
+        if rows.device.type != "cpu":  # One transfer for all.
+            rows, picked = rows.index_select(0, picked.to(rows.device)).cpu(), torch.arange(len(picked))
         edges = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)).tolist()
         for a, b in pairwise(edges):
             owner_id = int(owners[a])
             sequence = self._sequences.get(owner_id)
             if sequence is not None:
-                sequence.take(rows[a:b], int(positions[a]))
+                # Memory of its own, small enough to be used again soon: fresh pages cost more than copies.
+                sequence.take(rows.index_select(0, picked[a:b]), int(positions[a]))
                 if sequence.own is None and sequence.prompt.count >= sequence.reusable:
                     self._release(owner_id)
+
+    def _joined(self, rows: list[Tensor]) -> Tensor:
+        """One behind the other, in memory that the next call uses again."""
+        total = sum(part.shape[0] for part in rows)
+        if self._room is None or self._room.shape[0] < total:
+            self._room = rows[0].new_empty(total, self._width)
+        return torch.cat(rows, out=self._room[:total])
 
     def _shrink(self) -> None:
         """Give up sequences while those that are held and those delivered do not fit the budget together."""
@@ -253,7 +263,6 @@ class Capture:
     def _record(self, sequence: _Sequence) -> SequenceRecord:
         assert sequence.tokens is not None
         assert sequence.own is not None
-        # The chunks hold rows of other requests too, and the record outlives them.
         states = torch.cat([*sequence.prompt.parts, *sequence.own.parts])
         if len(states) != len(sequence.tokens) - 1:
             raise AssertionError(f"{len(states)} rows of {len(sequence.tokens)} tokens were captured")
