@@ -78,6 +78,7 @@ class Drafts:
     # Probability each node was drawn with, over the whole vocabulary, float32 [R, K, V]: only for
     # `verification: rejection` of sampled chains. None: the tokens were chosen, not sampled (one-hot).
     distributions: Tensor | None = field(default=None)
+    caught_up: bool = False  # the drafter first had to work through text that it had not followed
 
 
 class Drafter(Protocol):

@@ -83,6 +83,7 @@ class EagleDrafter:
         self.model: Drafting = model.requires_grad_(False)
         self.hidden_layers = self.model.layers
         self.version = 0
+        self._path_tokens = 1  # that its last step can have brought a request
         self._cache = EagleCache(
             target.config, slots, blocks, block_tokens, MAX_FED_ROWS, parameter.dtype, self._device
         )
@@ -130,10 +131,12 @@ class EagleDrafter:
         tokens, counts = np.zeros(shape, np.int64), np.zeros(shape[0], np.int64)
         parents = np.full(shape, -1, np.int64) if strategy.is_tree else None
         distributions: Tensor | None = None
+        caught_up = False
         with torch.inference_mode():
             started = self._catch_up(batch)
             if started is not None:
-                ready, hidden = started
+                ready, hidden, most_rows = started
+                caught_up = most_rows > self._path_tokens  # more than its own last step can have brought
                 if parents is not None:
                     grown, before, known = self._tree(ready, hidden, strategy)
                     tokens[ready.index, : grown.shape[1]], counts[ready.index] = grown, known
@@ -145,12 +148,14 @@ class EagleDrafter:
                     if soft is not None:
                         distributions = soft.new_zeros((*shape, soft.shape[2]))
                         distributions[torch.from_numpy(ready.index), :depth] = soft
-        return Drafts(tokens, counts, parents, distributions)
+        self._path_tokens = strategy.depth + 1
+        return Drafts(tokens, counts, parents, distributions, caught_up)
 
     # Catching up.
 
-    def _catch_up(self, batch: BatchView) -> tuple[_Batch, Tensor] | None:
-        """Feed the positions that the target has computed since; the output of each request's last one, [R', H]."""
+    def _catch_up(self, batch: BatchView) -> tuple[_Batch, Tensor, int] | None:
+        """Feed the positions that the target has computed since; the output of each request's last one, [R', H], and
+        the most positions of a request."""
         cache, slots, lengths = self._cache, batch.slots, batch.lengths
         if batch.hidden is None or batch.kv is None:
             raise RuntimeError("the engine keeps no hidden states: an EAGLE drafter must be there from its start")
@@ -176,7 +181,7 @@ class EagleDrafter:
         context = cache.context(places, position, places.slots(owner, local), rows, places.committed)
         out = self._forward(tokens, self.model.features(kept.rows), context)
         last = out if len(owner) == len(index) else out[torch.from_numpy(rows.cumsum() - 1).to(self._device)]
-        return self._batch(batch, index, places), last
+        return self._batch(batch, index, places), last, int(rows.max())
 
     def _batch(self, batch: BatchView, index: Int64Array, places: Places) -> _Batch:
         top_k, top_p = batch.top_k[index], batch.top_p[index]

@@ -87,6 +87,9 @@ class BegMabPolicy:
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
         pass
 
+    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        pass
+
     def unavailable(self, drafter: str) -> None:
         self._failed.add(drafter)
 

@@ -44,5 +44,9 @@ def build_policy(options: SpeculationOptions, drafters: Sequence[str]) -> Strate
         )
     drafting = [arm for arm in arms if arm != PLAIN]  # plain decoding is an arm anyway
     return AdaptivePolicy(
-        drafting, max_running=options.max_running, exploration=options.exploration, window=options.window
+        drafting,
+        max_running=options.max_running,
+        exploration=options.exploration,
+        window=options.window,
+        context_rows={"eagle": options.eagle.context_tokens},
     )

@@ -8,7 +8,7 @@ instead of naming them; exploration has an allowance of decode time, losing arms
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.speculation.costs import PlainCost
@@ -35,6 +35,7 @@ SURE_TRIES = 3  # before them an arm that loses is tried again soon: the machine
 CLOSE = 0.75  # an arm above this share of the best is tried again soon: a few steps say little about it
 HOPELESS = 0.85  # arms that promise less than this share of the best are tried late
 HOPELESS_WAIT_STEPS = 1 << 11
+PATIENCE_STEPS = 1 << 11  # an arm that has waited so long gets what the allowance brings in so many steps
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more running requests
 
 
@@ -122,8 +123,19 @@ class _Bucket:
 class AdaptivePolicy:
     """See the module docstring; implements StrategyPolicy. Deterministic: same records, same choices."""
 
-    def __init__(self, arms: Sequence[Strategy], *, max_running: int, exploration: float, window: int) -> None:
+    def __init__(
+        self,
+        arms: Sequence[Strategy],
+        *,
+        max_running: int,
+        exploration: float,
+        window: int,
+        context_rows: Mapping[str, int] | None = None,
+    ) -> None:
+        """context_rows: by drafter, what it must work through per request when it is switched on, at most."""
         self._exploration, self._window = exploration, window
+        self._context_rows = context_rows or {}
+        self._context_s: dict[str, float] = {}  # the same in measured seconds
         self._switch = ElasticSwitch(max_running)
         self._cost = PlainCost()
         self._profiles = {arm.drafter: DrafterProfile() for arm in arms}
@@ -196,6 +208,14 @@ class AdaptivePolicy:
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
         pass
 
+    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        extra_s = max(0.0, elapsed_s - (self._cost.at(running) or elapsed_s))
+        before_s = self._context_s.get(strategy.drafter, extra_s / running)
+        self._context_s[strategy.drafter] = (before_s + extra_s / running) / 2
+        if self._exploring and strategy is self._strategy:
+            self._credit_s -= extra_s
+            self._left += 1  # the trial has still to be made
+
     def unavailable(self, drafter: str) -> None:
         for bucket in self._buckets:
             bucket.arms = [arm for arm in bucket.arms if arm.strategy.drafter != drafter]
@@ -204,19 +224,16 @@ class AdaptivePolicy:
             self._times_s, self._accepted, self._segments = [], 0, []
 
     def renewed(self, drafter: str) -> None:
-        """All its arms are worth a trial; one in use stays so until its next holds say otherwise."""
-        self._fresh = True
+        """All its arms are worth a trial. New weights are mostly the old ones moved a little: what was measured last
+        is still what to expect, until the next holds say otherwise."""
         if drafter in self._profiles:
-            self._profiles[drafter] = DrafterProfile()
+            self._profiles[drafter].fade()
         for bucket in self._buckets:
-            best = bucket.best()
             for arm in bucket.arms:
                 if arm.strategy.drafter == drafter:
                     arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, self._step
-                    if arm is best:
+                    if arm.holds:
                         arm.holds = deque([arm.holds[-1]], arm.holds.maxlen)
-                    else:
-                        arm.forget()
 
     def plain_s(self, running: int) -> float | None:
         return self._cost.at(running)
@@ -306,7 +323,7 @@ class AdaptivePolicy:
             self._fresh, self._next_grant_step = False, self._step + GRANT_EVERY_STEPS
             self._credit_s = max(self._credit_s, 0.0) + GRANT_STEPS * plain_s
         best = bucket.best()
-        candidate = self._candidate(bucket, best, running) if self._credit_s > 0 else None
+        candidate = self._candidate(bucket, best, running, trial_steps) if self._credit_s > 0 else None
         if candidate is not None and self._credit_s >= self._stake_s(bucket, candidate, running, trial_steps):
             self._hold(bucket, candidate, trial_steps, exploring=True)
             return
@@ -324,11 +341,12 @@ class AdaptivePolicy:
         self._held, self._arm, self._exploring = bucket, arm, exploring
         self._left = steps - 1
 
-    def _candidate(self, bucket: _Bucket, best: _Arm, running: int) -> _Arm | None:
-        """The arm most worth a trial now, if any."""
+    def _candidate(self, bucket: _Bucket, best: _Arm, running: int, trial_steps: int) -> _Arm | None:
+        """The arm most worth a trial now, or worth saving for, if any."""
         plain, step = bucket.plain, self._step
         if best is not plain and step >= plain.due_step and not self._cost.measured_near(running):
             return plain  # What plain decoding costs here was only inferred.
+        saved_s = self._exploration * PATIENCE_STEPS * (self._cost.at(running) or 0.0)
         chosen, most = None, 0.0  # by promise and by how long it has waited: else those that come close starve the rest
         for arm in bucket.arms:
             if arm is best or step < arm.due_step:
@@ -337,7 +355,11 @@ class AdaptivePolicy:
             if arm.value is None and promise < HOPELESS * (best.value or 1.0) and step < HOPELESS_WAIT_STEPS:
                 continue
             urgency = promise * (1 + (step - arm.due_step) / arm.wait_steps)
-            if urgency > most:
+            if urgency <= most:
+                continue
+            stake_s = self._stake_s(bucket, arm, running, trial_steps)
+            # What is too dear now waits for cheaper ones; for what has waited long, the allowance is saved up.
+            if stake_s <= self._credit_s or (step - arm.due_step >= PATIENCE_STEPS and stake_s <= saved_s):
                 chosen, most = arm, urgency
         if chosen is None and best is not plain and step >= plain.due_step:
             return plain  # It may have become slower or faster: every reward is relative to it.
@@ -345,13 +367,18 @@ class AdaptivePolicy:
 
     def _stake_s(self, bucket: _Bucket, arm: _Arm, running: int, steps: int) -> float:
         """What a trial may lose against the best arm, if it keeps no more than one token per step."""
+        plain_s, drafter = self._cost.at(running) or 0.0, arm.strategy.drafter
+        context_s = 0.0
         if arm is bucket.plain:
             gain = 1.0
         else:
             gain = self._promise(arm, running)
             if gain == math.inf:
                 gain = 1 / (1 + running * arm.strategy.tokens_to_verify / ROWS_PER_STEP)
-        return steps * (self._cost.at(running) or 0.0) * max(0.0, 1 / gain - 1 / (bucket.best().value or 1.0))
+            if drafter != self._arm.strategy.drafter:
+                unmeasured_s = plain_s * self._context_rows.get(drafter, 0) / ROWS_PER_STEP
+                context_s = running * self._context_s.get(drafter, unmeasured_s)
+        return context_s + steps * plain_s * max(0.0, 1 / gain - 1 / (bucket.best().value or 1.0))
 
     def _promise(self, arm: _Arm, running: int) -> float:
         """What to expect of an arm: its own value or, if that is more, what its drafter's profile says, because a short

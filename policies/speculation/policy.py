@@ -29,6 +29,9 @@ class StrategyPolicy(Protocol):
         """A step whose time says nothing about the strategy: it held prompt chunks or copied blocks, captured a graph,
         or was the first with new weights."""
 
+    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        """A step in which the drafter worked through text that it had not followed: what switching to it costs."""
+
     def unavailable(self, drafter: str) -> None:
         """The drafter failed: never choose it again."""
 
@@ -60,6 +63,9 @@ class FixedPolicy:
         pass
 
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        pass
+
+    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
         pass
 
     def unavailable(self, drafter: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from policies.speculation.strategy import Strategy
 
+_FADED = 8  # request-steps that count of an older version
 _MEMORY = 256  # request-steps after which what was seen counts for half
 
 
@@ -31,6 +32,11 @@ class DrafterProfile:
         self.accepted = keep * self.accepted + accepted
         # A draft accepted whole was not ended by a rejection; with a tokens of d accepted on average, about a / d were.
         self.ended = keep * self.ended + requests * (1 - accepted / requests / strategy.depth)
+
+    def fade(self) -> None:
+        """The drafter has changed: what was seen is only where to begin."""
+        keep = min(1.0, _FADED / self.requests) if self.requests else 1.0
+        self.requests, self.accepted, self.ended = keep * self.requests, keep * self.accepted, keep * self.ended
 
     @property
     def rate(self) -> float | None:

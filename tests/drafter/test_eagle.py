@@ -85,6 +85,7 @@ class Turns:
 
     def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None: ...
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None: ...
+    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None: ...
     def unavailable(self, drafter: str) -> None:
         raise AssertionError(f"{drafter} failed")
 
@@ -113,6 +114,34 @@ def test_drafts_equal_those_from_scratch(tmp_path: Path, family: str, strategy: 
     core = NativeEngine(model, options_of(max_running=4), drafters=drafters, policy=policy, hidden_tokens=16)
     assert_same(run(core, requests), plain)
     assert eagle.checked > 40
+
+
+def test_a_step_that_catches_up_is_not_a_measurement(tmp_path: Path) -> None:
+    """Switched on for some steps among many plain ones: the first works through what it has missed."""
+
+    class Noting(Turns):
+        def __init__(self) -> None:
+            super().__init__("plain", "plain", "plain", "eagle:2")
+            self.kinds: list[str] = []
+
+        def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+            self.kinds += ["usual"] if strategy.depth else []
+
+        def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+            assert strategy.depth
+            self.kinds.append("late")
+
+    model = tiny_model(tmp_path)
+    policy = Noting()
+    core = NativeEngine(
+        model, options_of(max_running=4), drafters={"eagle": drafter_of(model)}, policy=policy, hidden_tokens=16
+    )
+    run(core, make_requests(4, prompts=4, seed=3, max_new_tokens=60))
+    first_to_last = policy.kinds[3:]  # turns of three steps, without the first: its requests were in their prompts
+    assert len(first_to_last) >= 6
+    assert {tuple(first_to_last[i : i + 3]) for i in range(0, len(first_to_last) - 2, 3)} == {
+        ("late", "usual", "usual")
+    }
 
 
 @pytest.mark.parametrize("strategy", ["eagle:90", "eagle:70x2/80"])

@@ -94,6 +94,12 @@ class Mixed:
     def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
         pass
 
+    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        pass
+
+    def renewed(self, drafter: str) -> None:
+        pass
+
     def unavailable(self, drafter: str) -> None:
         self.strategies = [s for s in self.strategies if s.drafter != drafter] or [PLAIN]
 

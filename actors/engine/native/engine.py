@@ -307,7 +307,9 @@ class NativeEngine:
         typical = not (plan.prefill_tokens or plan.copies or captured or self._fresh_weights)
         self._fresh_weights = False
         if policy is not None and decoding:
-            if typical:
+            if typical and speculator.caught_up:
+                policy.caught_up(strategy, decoding, elapsed_s)
+            elif typical:
                 policy.record(strategy, decoding, drafted, settled.accepted_tokens, elapsed_s)
             else:
                 policy.skip(strategy, decoding, elapsed_s)

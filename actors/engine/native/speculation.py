@@ -79,7 +79,7 @@ class Speculator:
         self._history.flags.writeable = False
         self._other_noise = _OTHER_NOISE if rejection else 0
         self._requests = _Requests.of(table, np.zeros(0, np.int64), self._other_noise)
-        self.draft_s = 0.0  # of the last step
+        self.draft_s, self.caught_up = 0.0, False  # of the last step
         self.use(policy)
 
     def use(self, policy: StrategyPolicy | None) -> None:
@@ -179,7 +179,7 @@ class Speculator:
 
         Beside prompt chunks there are no trees and no drafts with probabilities.
         """
-        self.draft_s = 0.0
+        self.draft_s, self.caught_up = 0.0, False
         if strategy.depth == 0 or (plan.prefill_tokens and (strategy.is_tree or self._rejection)):
             return None
         start_s = perf_counter()
@@ -194,6 +194,7 @@ class Speculator:
             slots = slots[decoding]
         try:
             answer = drafter.propose(self._view(slots, drafter.needs_hidden), strategy)
+            self.caught_up = answer.caught_up
             nodes = min(strategy.tokens_to_verify, self._max_nodes)
             cleaned = self._steps.clean(
                 slots, answer.tokens, answer.counts, answer.parents, strategy.depth, nodes, self._vocab_size
