@@ -24,6 +24,7 @@ from actors.spot.rendezvous import LIMIT_S
 from actors.spot.residence import Residence
 from actors.spot.types import MicroStep, NeedData, Session, Skipped, Started, Stopped, TrainerEvent, TrainerFailed
 from drafter.eagle.files import load_eagle
+from drafter.training.cut import HEAD_TENSORS
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
 from models.config import ModelConfig
@@ -267,7 +268,7 @@ def _build(start: wire.Start) -> DrafterTrainer:
     dtype = getattr(torch, start.model.dtype)
     config = ModelConfig.from_hf(read_config(start.model.path))
     with SafetensorsDirectory(Path(start.model.path)) as tensors:
-        wanted = [name for name in wire.TARGET_TENSORS if name in tensors]
+        wanted = [name for name in HEAD_TENSORS if name in tensors]
         embedding, norm, *head = (tensors[name].to(dtype) for name in wanted)
     lm_head = head[0] if head and not config.tie_word_embeddings else embedding
     target = TargetHead(config, 0, embedding, norm, lm_head, RopeTable(config))

@@ -14,6 +14,7 @@ from actors.processes.link import Bytes
 from actors.processes.parent import ChildProcess
 from actors.spot import wire
 from actors.spot.types import Published, Session, SpotTrainer, TrainerEvent, TrainerFailed
+from drafter.training.cut import cut_head
 from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
@@ -94,7 +95,7 @@ class ProcessTrainer:
 
     def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
         """Sends the part that a trainer keeps; `buffer` may be reused when this returns."""
-        cut, memory = wire.cut_target(manifest, buffer)
+        cut, memory = cut_head(manifest, buffer)
         self._send(wire.SetTarget(cut), memory)
 
     def start(self, session: Session) -> None:

@@ -1,7 +1,5 @@
 """What passes between a spot trainer and its child over `actors.processes.link`. Plain data; no torch."""
 
-import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,10 +12,7 @@ from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.drafter.options import DrafterOptions
 
-# What drafters share with their target (drafter.training.head).
-TARGET_TENSORS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 _ALIGNMENT_BYTES = 64
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class SetTarget:
-    """With what `cut_target` left of the target's weights as memory."""
+    """With what `cut_head` left of the target's weights as memory."""
 
     manifest: WeightsManifest
 
@@ -105,21 +100,6 @@ class PublishedWeights:
     """With the payload as memory."""
 
     manifest: WeightsManifest
-
-
-def cut_target(manifest: WeightsManifest, buffer: Bytes) -> tuple[WeightsManifest, Bytes]:
-    """The same version with `TARGET_TENSORS` only; without torch, so a supervisor can do it. The checksum is left at 0:
-    it is the engine's to verify the whole."""
-    specs, parts, offset = [], [], 0
-    for spec in manifest.tensors:
-        if spec.name in TARGET_TENSORS:
-            size = math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]
-            padded = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-            parts.append(buffer[spec.offset_bytes : spec.offset_bytes + padded])
-            specs.append(dataclasses.replace(spec, offset_bytes=offset))
-            offset += padded
-    memory = np.concatenate(parts) if parts else np.empty(0, np.uint8)
-    return WeightsManifest(manifest.version, 0, tuple(specs), offset), memory
 
 
 def to_memory(records: Sequence[SequenceRecord]) -> tuple[tuple[RecordHead, ...], Bytes]:

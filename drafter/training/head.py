@@ -9,14 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafter.training.cut import EMBEDDING, HEAD, HEAD_TENSORS, NORM
 from models.config import ModelConfig
 from models.manifest import WeightsManifest
 from models.rope import RopeTable
 from models.transformer import Transformer
-from models.weights import Buffer, pack, unpack
-
-_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-HEAD_TENSORS = (_EMBEDDING, _NORM, _HEAD)
+from models.weights import Buffer, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,9 @@ class TargetHead:
 
         Raises ValueError if a tensor is missing or has another shape than `config` says."""
         found = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}
-        shapes = {_EMBEDDING: (config.vocab_size, config.hidden_size), _NORM: (config.hidden_size,)}
+        shapes = {EMBEDDING: (config.vocab_size, config.hidden_size), NORM: (config.hidden_size,)}
         if not config.tie_word_embeddings:
-            shapes[_HEAD] = shapes[_EMBEDDING]
+            shapes[HEAD] = shapes[EMBEDDING]
         for name, shape in shapes.items():
             if name not in found or tuple(found[name].shape) != shape:
                 has = "is missing" if name not in found else f"is {list(found[name].shape)}"
@@ -55,8 +53,8 @@ class TargetHead:
                     f"target weights version {manifest.version}: {name} {has}, the model has {list(shape)}"
                 )
         kept = {name: found[name].to(device, copy=True) for name in shapes}
-        head = kept.get(_HEAD, kept[_EMBEDDING])
-        return cls(config, manifest.version, kept[_EMBEDDING], kept[_NORM], head, RopeTable(config))
+        head = kept.get(HEAD, kept[EMBEDDING])
+        return cls(config, manifest.version, kept[EMBEDDING], kept[NORM], head, RopeTable(config))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [T] -> float32 [T, H]"""
@@ -65,9 +63,3 @@ class TargetHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """States after the final norm [T, H] -> float32 [T, V]."""
         return F.linear(hidden.to(self.lm_head.dtype), self.lm_head).float()
-
-
-def cut_head(manifest: WeightsManifest, buffer: Buffer) -> tuple[WeightsManifest, Buffer]:
-    """The same version with the tensors that `TargetHead` needs and no others: megabytes in the place of gigabytes."""
-    parts = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}
-    return pack(parts, manifest.version)

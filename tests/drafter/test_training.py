@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from drafter.eagle import EagleDrafter, EagleWeightsError, init_eagle, load_eagle, save_eagle
-from drafter.training.head import HEAD_TENSORS, TargetHead, cut_head
+from drafter.training.cut import HEAD_TENSORS, cut_head
+from drafter.training.head import TargetHead
 from drafter.training.losses import objective_of
 from drafter.training.packing import pack_records
 from drafter.training.records import SequenceRecord

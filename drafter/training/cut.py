@@ -1,0 +1,30 @@
+"""The tensors of a target that a drafter shares, cut out of the weights that travel to engines. No torch: a supervisor
+does it, so that megabytes are sent to a trainer in the place of gigabytes."""
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.manifest import WeightsManifest
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+HEAD_TENSORS = (EMBEDDING, NORM, HEAD)
+_ALIGNMENT_BYTES = 64
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def cut_head(manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> tuple[WeightsManifest, NDArray[np.uint8]]:
+    """The same version with `HEAD_TENSORS` only, copied. The checksum is left at 0: it is the engine's to verify the
+    whole."""
+    specs, parts, offset = [], [], 0
+    for spec in manifest.tensors:
+        if spec.name in HEAD_TENSORS:
+            size = math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]
+            padded = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            parts.append(buffer[spec.offset_bytes : spec.offset_bytes + padded])
+            specs.append(dataclasses.replace(spec, offset_bytes=offset))
+            offset += padded
+    memory = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    return WeightsManifest(manifest.version, 0, tuple(specs), offset), memory
