@@ -38,7 +38,8 @@ class StepDrafter:
 
     updates: Sequence[Update]
     worker_s: float  # spent in micro-steps, summed over workers
-    counts: Mapping[str, float]  # published, rolled_back, preempted, failures, captured_bytes
+    # published, rolled_back, preempted, failures, captured_bytes, capture_skipped, capture_s
+    counts: Mapping[str, float]
     levels: Mapping[str, float]  # version, stale_versions, buffer_bytes, buffer_sequences, stop_s: those that are known
     published: Sequence[int] = ()  # versions
     rolled_back: Sequence[int] = ()
@@ -101,6 +102,7 @@ class DrafterMeter:
         self._rolled_back: list[int] = []
         self._counts: Counter[str] = Counter()
         self._stop_s: float | None = None
+        self._capture_s = 0.0
 
     def event(self, worker: str, event: TrainerEvent) -> None:
         """What a worker's trainer says."""
@@ -132,9 +134,12 @@ class DrafterMeter:
         """What a node's data buffer holds now."""
         self._buffers[node] = sequences, bytes
 
-    def captured(self, bytes: int) -> None:
-        """Hidden states that an engine or a learner rank handed over since it last said so."""
+    def captured(self, bytes: int, seconds: float = 0.0, skipped: int = 0) -> None:
+        """Hidden states that an engine or the learner handed over since it last said so, what of its time that took,
+        and how many sequences it left out."""
         self._counts["captured_bytes"] += bytes
+        self._counts["capture_skipped"] += skipped
+        self._capture_s += seconds
 
     def take(self, target_version: int, speculation: StepSpeculation | None = None) -> StepDrafter:
         """Everything since the last `take`. target_version: what the engines decoded with; speculation: of the same RL
@@ -146,7 +151,8 @@ class DrafterMeter:
             "buffer_bytes": sum(n for _, n in self._buffers.values()) if self._buffers else None,
             "stop_s": self._stop_s,
         }
-        counts = {name: float(self._counts[name]) for name in ("preempted", "failures", "captured_bytes")}
+        names = "preempted", "failures", "captured_bytes", "capture_skipped"
+        counts = {name: float(self._counts[name]) for name in names} | {"capture_s": self._capture_s}
         counts |= {"published": float(len(self._published)), "rolled_back": float(len(self._rolled_back))}
         used = by_drafter(speculation.strategies).get(DRAFTER) if speculation is not None else None
         taken = StepDrafter(

@@ -52,8 +52,8 @@ def test_metrics_of_a_step() -> None:
     meter.buffer("node-a", sequences=9, bytes=1000)
     meter.buffer("node-a", sequences=10, bytes=2000)
     meter.buffer("node-b", sequences=1, bytes=50)
-    meter.captured(700)
-    meter.captured(300)
+    meter.captured(700, 0.25, 2)
+    meter.captured(300, 0.5)
     found = meter.take(6, speculation.take()).metrics()
     assert found == pytest.approx(
         {
@@ -75,6 +75,8 @@ def test_metrics_of_a_step() -> None:
             "drafter/buffer_sequences": 11.0,
             "drafter/buffer_bytes": 2050.0,
             "drafter/captured_bytes": 1000.0,
+            "drafter/capture_skipped": 2.0,
+            "drafter/capture_s": 0.75,
         }
     )
 
@@ -99,6 +101,8 @@ def test_take_begins_anew_and_keeps_what_still_holds() -> None:
         "drafter/preempted": 0.0,
         "drafter/failures": 0.0,
         "drafter/captured_bytes": 0.0,
+        "drafter/capture_skipped": 0.0,
+        "drafter/capture_s": 0.0,
     }
 
 
