@@ -8,16 +8,11 @@ fails the run: drafts only save time.
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from actors.coordinator import CoordinatorActor
-from actors.data_buffer import DataBufferActor
 from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow
 from actors.learner_group import LearnerGroup
@@ -29,6 +24,7 @@ from coordinator.transport.client import DriverClient
 from launch.config import Config
 from launch.config.tree import FRESH_WEIGHTS
 from launch.dispatch import RolloutDispatcher
+from launch.drafter_actors import DrafterActors, drafter_actors
 from launch.drafter_watch import DrafterWatch
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
 from models.options import ModelOptions
@@ -43,40 +39,28 @@ CHECKPOINTS_DIR = "drafter"  # in the run's folder
 class DrafterTraining:
     """One run's. Events come from the dispatcher's thread; nothing here is thread-safe."""
 
-    def __init__(self, config: Config, observer: Observer, run_dir: Path, model: ModelOptions) -> None:
+    def __init__(
+        self,
+        config: Config,
+        observer: Observer,
+        run_dir: Path,
+        model: ModelOptions,
+        actors: DrafterActors,
+        driver: DriverClient,
+        watch: DrafterWatch,
+    ) -> None:
         options = config.drafter
         self._config, self._observer, self._run_dir, self._model = config, observer, run_dir, model
+        self._actors, self._driver, self._watch = actors, driver, watch
         self.meter = DrafterMeter()
         self._drift = DriftMonitor(options.drift, options.every_steps)
         self._canary = Canary(options.canary)
         self._ready: DrafterReady | None = None  # the newest, not handed out yet
-        self._kept: dict[int, DrafterReady] = {}  # what engines draft with, and what they did before
+        self._kept: dict[int, DrafterReady] = {}  # what engines draft with, and what they go back to
         self._drafting = 0  # version, of the engines
         self._trained = False  # since the last record
         self._target_version = 0
         self._apart = config.cluster.layout == "disaggregated"
-        here = ray.get_runtime_context().get_node_id()
-        timeout_s = config.cluster.start_timeout_s
-        self._coordinator = (
-            ray.remote(CoordinatorActor)
-            .options(num_cpus=0, max_restarts=-1, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False))
-            .remote(config.coordinator, str(run_dir.resolve()), config.cluster.layout != "embedded")
-        )
-        self._buffers = {
-            node["NodeID"]: ray.remote(DataBufferActor)
-            .options(
-                num_cpus=0,
-                max_restarts=-1,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True),
-            )
-            .remote(options.buffer, seed=options.seed)
-            for node in ray.nodes()  # type: ignore[no-untyped-call]
-            if node["Alive"]
-        }
-        self._endpoint = str(ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s))
-        self._driver = DriverClient(self._endpoint, time.time_ns(), config.coordinator)
-        self._watch = DrafterWatch(self._coordinator, self._buffers, run_dir, observer.event)
-        observer.event("coordinator", f"{self._endpoint}; look with: paceline status {run_dir}")
 
     def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
         """How worker `name` trains."""
@@ -94,8 +78,8 @@ class DrafterTraining:
                 device=engine.device,
                 start_timeout_s=self._config.cluster.start_timeout_s,
             ),
-            buffers=dict(self._buffers),
-            endpoint=self._endpoint,
+            buffers=dict(self._actors.buffers),
+            endpoint=self._actors.endpoint,
             coordinator=self._config.coordinator,
             stop_timeout_s=options.stop_timeout_s,
         )
@@ -105,7 +89,7 @@ class DrafterTraining:
         options = self._config.drafter
         if options.capture.source == "learner":
             learner.capture_into(
-                self._buffers,
+                self._actors.buffers,
                 max_bytes=options.capture.max_bytes_per_step,
                 eagle3=options.algorithm == "eagle3",
                 layers=options.layers or _recorded_layers(self._config.rollout.speculation.eagle.path),
@@ -141,19 +125,20 @@ class DrafterTraining:
             return
         dispatcher.set_drafter(DRAFTER, wanted.manifest, wanted.ref)
         self.meter.swapped(wanted.manifest.version)
-        before, self._drafting = self._drafting, wanted.manifest.version
-        self._kept = {v: kept for v, kept in self._kept.items() if v in (before, self._drafting)}
+        self._drafting = wanted.manifest.version
+        self._kept = {v: kept for v, kept in self._kept.items() if v in (self._canary.good, self._drafting)}
 
     # What others say.
 
     def learned(self, result: StepResult) -> None:
         """The learner's RL step, which may have captured hidden states."""
-        self.meter.captured(int(result.metrics.get("capture/bytes", 0)))
+        found = result.metrics
+        self.meter.captured(int(found.get("capture/bytes", 0)), found.get("capture/seconds", 0.0))
 
     def event(self, worker: str, event: SpotEvent) -> None:
         match event:
             case CaptureReport():
-                self.meter.captured(event.bytes)
+                self.meter.captured(event.bytes, event.seconds, event.skipped)
                 return
             case DrafterReady(manifest, _):
                 if manifest.version == self._canary.version:  # what a trainer starts with
@@ -204,13 +189,7 @@ class DrafterTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._drift.load_state_dict(state["drift"])
-
-    def close(self) -> None:
-        self._watch.look()
-        self._driver.close()
-        actors: list[Any] = [self._coordinator, *self._buffers.values()]
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
+        self._canary.load_state_dict(state["canary"])
 
 
 def _recorded_layers(path: str | None) -> tuple[int, int, int] | None:
@@ -229,8 +208,11 @@ def drafter_training(
     if not config.drafter.train:
         yield None
         return
-    training = DrafterTraining(config, observer, run_dir, model)
-    try:
-        yield training
-    finally:
-        training.close()
+    with ExitStack() as stack:
+        actors = stack.enter_context(drafter_actors(config, run_dir))
+        driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator)
+        stack.callback(driver.close)
+        watch = DrafterWatch(actors.coordinator, actors.buffers, run_dir, observer.event)
+        stack.callback(watch.look)  # what was lost at the end is said too
+        observer.event("coordinator", f"{actors.endpoint}; look with: paceline status {run_dir}")
+        yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch)

@@ -44,6 +44,11 @@ class Canary:
         return self._current
 
     @property
+    def good(self) -> int:
+        """The last version that passed: what a roll-back brings."""
+        return self._good
+
+    @property
     def rolled_back(self) -> tuple[int, ...]:
         """Versions that were taken back, in order."""
         return tuple(self._rolled_back)

@@ -1,22 +1,33 @@
-"""The driver's side: which weights engines draft with, over swaps, a collapse and a roll-back; with real actors."""
+"""The driver's side: when the drafter is trained, and which weights engines draft with, over swaps, a collapse, a
+roll-back and a restart. The actors are Ray's in the last test only; elsewhere they are not needed to decide.
+"""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow, StrategyUse
-from actors.spot.types import MicroStep, TrainerFailed
-from actors.spot_host import DrafterReady
+from actors.spot.types import Checkpointed, MicroStep, Stopped, TrainerFailed
+from actors.spot_host import CaptureReport, DrafterReady
+from drafter.training.buffer import DataBuffer
+from launch.config.tree import Config
+from launch.drafter_actors import DrafterActors
 from launch.drafter_training import DrafterTraining, drafter_training
-from launch.observe import Observer
+from launch.observe import Observer, Span
 from launch.observe.journal import read
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
+from policies.drafter.options import BufferOptions
 from tests.report.synthetic import config
+from tests.spot.support import record
 
-pytestmark = pytest.mark.ray
+BUFFERS = {"n0": "buffer of n0", "n1": "buffer of n1"}
 
 
 class Dispatcher:
@@ -32,17 +43,53 @@ class Dispatcher:
         self.refs.append(ref)
 
 
+class Driver:
+    """Notes what the coordinator is told: (step, whether to train) at the start, and the step at the end."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, bool] | int] = []
+
+    def rollout_started(self, step: int, *, train: bool = True) -> None:
+        self.said.append((step, train))
+
+    def rollout_complete(self, step: int) -> None:
+        self.said.append(step)
+
+
+Make = Callable[..., DrafterTraining]
+
+
+def settings_of(run_dir: Path, drafter: dict[str, Any], **sections: Any) -> Config:
+    values = config(run_dir, steps=9).model_dump() | sections
+    return Config.model_validate(values | {"drafter": {"train": True, **drafter}})
+
+
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[DrafterTraining]:
-    run_dir = tmp_path / "run"
-    drafter = config(run_dir, steps=9).drafter.model_copy(update={"train": True})
-    settings = config(run_dir, steps=9).model_copy(update={"drafter": drafter})
-    with (
-        Observer(run_dir, settings) as observer,
-        drafter_training(settings, observer, run_dir, ModelOptions(path="model")) as training,
-    ):
-        assert training is not None
-        yield training
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def make(tmp_path: Path, driver: Driver) -> Iterator[Make]:
+    """Makes what is tested: keyword `drafter` is that section of the configuration, others are other sections."""
+    buffer = DataBuffer(BufferOptions(), 0)
+    buffer.add([record(0), record(1)])
+    watch = SimpleNamespace(look=lambda: {"n0": buffer.stats})
+    with ExitStack() as stack:
+
+        def made(drafter: dict[str, Any] | None = None, **sections: Any) -> DrafterTraining:
+            settings = settings_of(tmp_path / "run", drafter or {}, **sections)
+            observer = stack.enter_context(Observer(tmp_path / "run", settings))
+            actors = DrafterActors("coordinator", "tcp://127.0.0.1:1", BUFFERS)
+            model = ModelOptions(path="model")
+            return DrafterTraining(settings, observer, tmp_path / "run", model, actors, driver, watch)  # type: ignore[arg-type]
+
+        yield made
+
+
+@pytest.fixture
+def training(make: Make) -> DrafterTraining:
+    return make()
 
 
 def ready(version: int) -> DrafterReady:
@@ -53,6 +100,10 @@ def drafted(rate: float, tokens: int = 1000) -> EngineWindow:
     use = StrategyUse("eagle:4", 1, 10, tokens, round(tokens * rate), 0.5, 0.1, 0.4)
     other = StrategyUse("suffix:4", 1, 10, tokens, 0, 0.5, 0.1, 0.4)  # another drafter's, never counted
     return EngineWindow(0.0, 1.0, 1, 0, 0, 0, 0, 0, 0, (use, other))
+
+
+def micro_step(number: int = 1) -> MicroStep:
+    return MicroStep(number, 1, 1, 1, 2.0, 0.1, 0.2, 100, 0, 5.0, 0.5)
 
 
 def kinds(tmp_path: Path) -> list[str]:
@@ -99,10 +150,163 @@ def test_the_reason_of_a_lost_trainer_is_shown_and_its_absence_is_waited_for_by_
     training: DrafterTraining, tmp_path: Path
 ) -> None:
     training.begin(1)
-    training.event("rollout-1", MicroStep(1, 1, 1, 1, 2.0, 0.1, 0.2, 100, 0, 5.0, 0.5))
+    training.event("rollout-1", micro_step())
     training.event("rollout-1", TrainerFailed("process 7 ended with signal SIGKILL"))
     training.sampled(1)
     record = training.take(1, None)
     assert (len(record.updates), record.counts["failures"]) == (1, 1)
     lost = [e["message"] for e in read(tmp_path / "run/events.jsonl") if e["kind"] == "trainer_lost"]
     assert lost == ["rollout-1: process 7 ended with signal SIGKILL"]
+
+
+def test_a_roll_back_finds_the_last_good_weights_however_long_ago_they_passed(training: DrafterTraining) -> None:
+    engines: Any = Dispatcher()
+    training.event("rollout-0", ready(10))
+    training.hand_out(engines, 1)
+    training.window(drafted(0.6))
+    for version, target in ((20, 2), (30, 3), (40, 4)):  # each is on trial when the next one comes
+        training.event("rollout-0", ready(version))
+        training.hand_out(engines, target)
+        training.window(drafted(0.1, tokens=10))
+    training.window(drafted(0.1))
+    training.hand_out(engines, 5)
+    assert (engines.versions, engines.refs[-1]) == ([10, 20, 30, 40, 10], "weights 10")
+
+
+def test_engines_that_draft_with_the_wanted_weights_are_told_nothing(training: DrafterTraining) -> None:
+    engines: Any = Dispatcher()
+    training.hand_out(engines, 0)
+    training.event("rollout-0", ready(0))
+    training.hand_out(engines, 1)
+    training.event("rollout-0", ready(5))
+    training.hand_out(engines, 2)
+    training.event("rollout-1", ready(5))  # a member of the same session, or a trainer that has started again
+    training.event("rollout-1", ready(4))
+    training.hand_out(engines, 3)
+    assert engines.versions == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "rates", "due"),
+    [
+        ({}, {1, 2, 3}, [0.6] * 4, [True] * 4),  # always
+        ({"every_steps": 3}, {1, 4}, [0.6] * 4, [True, False, False, True]),
+        ({"every_steps": 3}, {2}, [0.6] * 4, [True, True, False, False]),  # it could not be trained at first
+        ({"drift": 0.5}, {1}, [0.6, 0.6, 0.2, 0.2], [True, False, False, True]),  # measured after the training
+    ],
+)
+def test_when_the_drafter_is_trained(
+    make: Make, driver: Driver, options: dict[str, Any], trained: set[int], rates: list[float], due: list[bool]
+) -> None:
+    training = make(options)
+    for step, rate in enumerate(rates, 1):
+        training.begin(step)
+        training.window(drafted(rate))
+        if step in trained:
+            training.event("rollout-0", micro_step(step))
+        training.sampled(step)
+        training.publishing(step)
+        training.take(step, None)
+    assert [said for said in driver.said if isinstance(said, tuple)] == list(enumerate(due, 1))
+
+
+@pytest.mark.parametrize(("layout", "ended_by"), [("embedded", "sampled"), ("disaggregated", "publishing")])
+def test_training_ends_when_its_machine_is_needed(make: Make, driver: Driver, layout: str, ended_by: str) -> None:
+    training = make(cluster={"layout": layout})
+    training.begin(7)
+    for moment in ("sampled", "publishing"):
+        before = len(driver.said)
+        getattr(training, moment)(7)
+        assert driver.said[before:] == ([7] if moment == ended_by else [])
+
+
+def test_a_resumed_run_knows_when_it_trained_and_how_well_was_drafted(
+    make: Make, driver: Driver, tmp_path: Path
+) -> None:
+    training, engines = make({"every_steps": 3}), Dispatcher()
+    training.event("rollout-0", ready(20))
+    training.hand_out(engines, 1)  # type: ignore[arg-type]
+    training.window(drafted(0.6))
+    training.event("rollout-0", micro_step())
+    training.take(1, None)
+    training.hand_out(engines, 2)  # type: ignore[arg-type]
+    state = json.loads(json.dumps(training.state_dict()))
+
+    resumed, engines = make({"every_steps": 3}), Dispatcher()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    for step in (2, 3, 4):
+        resumed.begin(step)
+    assert driver.said == [(2, False), (3, False), (4, True)]
+    resumed.hand_out(engines, 2)  # type: ignore[arg-type]
+    assert engines.versions == []  # no trainer is up yet: engines draft with what they started with
+    resumed.event("rollout-0", ready(20))  # from the trainer's checkpoint
+    resumed.hand_out(engines, 3)  # type: ignore[arg-type]
+    resumed.event("rollout-0", ready(21))
+    resumed.hand_out(engines, 4)  # type: ignore[arg-type]
+    resumed.window(drafted(0.1))  # against 0.6, of before the restart
+    resumed.hand_out(engines, 5)  # type: ignore[arg-type]
+    assert engines.versions == [20, 21, 20]
+    assert "drafter_rolled_back" in kinds(tmp_path)
+
+
+def test_what_happened_is_recorded_once(training: DrafterTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[Span] = []
+    monkeypatch.setattr(Observer, "span", lambda self, span: spans.append(span))
+    training.event("rollout-0", CaptureReport(3, 1000, 0.1, 0))
+    training.event("rollout-1", CaptureReport(1, 24, 0.1, 2))
+    training.event("rollout-1", micro_step(4))
+    training.event("rollout-1", Checkpointed(4, "d", 0.001, 0.2))
+    training.event("rollout-1", Stopped(1, 4, 0.25))
+    training.learned(SimpleNamespace(metrics={"capture/bytes": 76.0}))  # type: ignore[arg-type]
+    metrics = training.take(1, None).metrics()
+    expected = {"micro_steps": 1, "captured_bytes": 1100, "preempted": 1, "stop_s": 0.25, "failures": 0, "published": 0}
+    assert {name: metrics[f"drafter/{name}"] for name in expected} == expected
+    assert (metrics["drafter/buffer_sequences"], metrics["drafter/buffer_bytes"]) == (2, 2 * record(0).bytes)
+    again = training.take(2, None).metrics()
+    assert again["drafter/micro_steps"] == again["drafter/captured_bytes"] == 0
+    assert spans == [Span("rollout-1", "train_drafter", 5.0, 5.5, 1)]
+
+
+def test_a_workers_plan_names_what_its_trainer_begins_with(make: Make, tmp_path: Path) -> None:
+    speculation = {"speculation": {"eagle": {"path": "drafts"}}}
+    for training, init in ((make({"seed": 3}), 3), (make({"seed": 3}, rollout=speculation), "drafts")):
+        plan = training.plan("rollout-1", EngineOptions(threads=2))
+        assert (plan.buffers, plan.endpoint, plan.stop_timeout_s) == (BUFFERS, "tcp://127.0.0.1:1", 2.0)
+        asked = plan.factory.keywords  # type: ignore[attr-defined]
+        assert (asked["init"], asked["threads"], asked["name"]) == (init, 2, "rollout-1-trainer")
+        assert asked["checkpoint_dir"] == str(tmp_path / "run/drafter")
+
+
+@pytest.mark.parametrize("source", ["engine", "learner"])
+def test_the_learner_captures_only_where_it_is_asked_to(make: Make, source: str) -> None:
+    asked: list[Any] = []
+    learner: Any = SimpleNamespace(capture_into=lambda *args, **kwargs: asked.append((args, kwargs)))
+    capture = {"source": source, "max_bytes_per_step": 1 << 20}
+    make({"algorithm": "eagle3", "layers": (0, 1, 2), "seed": 5, "capture": capture}).capture_from(learner)
+    options = {"max_bytes": 1 << 20, "eagle3": True, "layers": (0, 1, 2), "seed": 5}
+    assert asked == ([((BUFFERS,), options)] if source == "learner" else [])
+
+
+@pytest.mark.ray
+def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    settings, run_dir = settings_of(tmp_path / "run", {}), tmp_path / "run"
+    model = ModelOptions(path="model")
+    with (
+        Observer(run_dir, settings) as observer,
+        drafter_training(settings, observer, run_dir, model) as training,
+    ):
+        assert training is not None
+        plan = training.plan("rollout-0", EngineOptions())
+        assert set(plan.buffers) == {node["NodeID"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
+        assert training.take(1, None).metrics()["drafter/buffer_sequences"] == 0
+    assert kinds(tmp_path) == ["coordinator"]  # its end is no loss
+    for buffer in plan.buffers.values():
+        with pytest.raises(RayError):
+            ray.get(buffer.stats.remote(), timeout=30.0)
+    off = settings.model_copy(update={"drafter": settings.drafter.model_copy(update={"train": False})})
+    with Observer(run_dir, off) as observer, drafter_training(off, observer, run_dir, model) as training:
+        assert training is None

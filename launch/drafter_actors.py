@@ -1,0 +1,47 @@
+"""The actors that drafter training needs beside the rollout workers: the coordinator, and a data buffer on every node.
+Owns their start, where they run, and their end; Ray starts them again whenever they die.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.coordinator import CoordinatorActor
+from actors.data_buffer import DataBufferActor
+from launch.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterActors:
+    coordinator: Any
+    endpoint: str  # of the coordinator: tcp://host:port
+    buffers: Mapping[str, Any]  # by node id
+
+
+@contextmanager
+def drafter_actors(config: Config, run_dir: Path) -> Iterator[DrafterActors]:
+    """For the length of a job. Raises what the coordinator's start raises."""
+    started: list[Any] = []
+
+    def start(actor: type, node: str, *args: Any, soft: bool) -> Any:
+        where = NodeAffinitySchedulingStrategy(node, soft=soft)
+        started.append(ray.remote(actor).options(num_cpus=0, max_restarts=-1, scheduling_strategy=where).remote(*args))
+        return started[-1]
+
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        reachable = config.cluster.layout != "embedded"
+        coordinator = start(CoordinatorActor, here, config.coordinator, str(run_dir.resolve()), reachable, soft=False)
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        options = config.drafter
+        buffers = {node: start(DataBufferActor, node, options.buffer, options.seed, soft=True) for node in nodes}
+        endpoint = ray.get(coordinator.endpoint.remote(), timeout=config.cluster.start_timeout_s)
+        yield DrafterActors(coordinator, str(endpoint), buffers)
+    finally:
+        for actor in started:
+            ray.kill(actor, no_restart=True)
