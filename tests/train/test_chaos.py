@@ -39,7 +39,7 @@ def test_one_other_loss_or_length_is_a_difference(runs: Runs, tmp_path: Path) ->
     runs.run("chaos-short", "run.steps=1")
     whole = runs.root / "chaos-short"
     for name, old, new, found in (
-        ("metrics", '"loss/mean":', '"loss/mean":0,"before":', "loss/mean"),
+        ("metrics", '"loss/mean":', '"loss/mean":0,"x":', "loss/mean"),
         ("lengths", '"lengths":[', '"lengths":[0,', "lengths.jsonl"),
     ):
         copy = tmp_path / name
