@@ -29,6 +29,7 @@ def test_every_step_is_drawn() -> None:
     ratios = {name: [1.0, 0.97, 1.2] for name in RATIOS}
     drawn = svg(ratios, {name: interval(series) for name, series in ratios.items()})
     assert drawn.count("<circle") == 9
-    assert drawn.startswith("<svg") and drawn.endswith("</svg>\n")
+    assert drawn.startswith("<svg")
+    assert drawn.endswith("</svg>\n")
     with pytest.raises(KeyError):
         svg({"unknown": [1.0]}, {"unknown": interval([1.0])})
