@@ -46,13 +46,13 @@ class Session:
 
     number: int
     group: str
-    members: list[str]
+    members: dict[str, None]  # an ordered set
     epoch: int = 0  # of its members
     store: str | None = None  # of the leader; None until the leader has set up this epoch or an earlier one
 
     @property
     def leader(self) -> str:
-        return self.members[0]
+        return next(iter(self.members))
 
     def settled(self, roster: "Roster") -> bool:
         """All members train in the present epoch, and others can join."""

@@ -50,24 +50,26 @@ class Sessions:
                 self._consider(group, now_s)
 
     def _consider(self, group: str, now_s: float) -> None:
-        idle = [
-            w for name in self._roster.idle.get(group, ()) if self._eligible(w := self._roster.workers[name], now_s)
-        ]
+        if group not in self._roster.idle:
+            return
         session = self._roster.sessions.get(group)
         if session is None:
+            idle = self._eligible(group, now_s)
             if len(idle) >= self.threshold and not self._haunted(group, now_s):
                 self.epoch += 1
-                session = Session(self.epoch, group, [idle[0].name])
+                session = Session(self.epoch, group, {idle[0]: None})
                 self._roster.sessions[group] = session
                 self._announce(session, now_s)
-        elif session.settled(self._roster):
-            joining = idle[: self._options.max_members - len(session.members)]
+        elif (room := self._options.max_members - len(session.members)) > 0 and session.settled(self._roster):
+            joining = self._eligible(group, now_s)[:room]
             if joining:
-                session.members += [worker.name for worker in joining]
+                session.members |= dict.fromkeys(joining)
                 self._announce(session, now_s)
 
-    def _eligible(self, worker: Worker, now_s: float) -> bool:
-        return not self._roster.drained(worker) and now_s >= worker.rests_until_s
+    def _eligible(self, group: str, now_s: float) -> list[str]:
+        """Idle workers that may train, first to be idle first."""
+        workers = (self._roster.workers[name] for name in self._roster.idle[group])
+        return [w.name for w in workers if not self._roster.drained(w) and now_s >= w.rests_until_s]
 
     def _haunted(self, group: str, now_s: float) -> bool:
         """Somebody may still train in an older session there."""
@@ -85,7 +87,7 @@ class Sessions:
         worker.phase, worker.answer_by_s = Phase.RUNNING, None
         if session.leader == worker.name and session.store is None:
             session.store = event.store
-            for name in session.members[1:]:
+            for name in list(session.members)[1:]:
                 follower = self._roster.workers[name]
                 if event.store:
                     self._train(follower, session, now_s)
@@ -110,12 +112,12 @@ class Sessions:
             self.stop(worker, unwelcome, now_s)
             return
         if session is None:
-            session = Session(event.session, worker.group, [worker.name])
+            session = Session(event.session, worker.group, {worker.name: None})
             self._roster.sessions[worker.group] = session
         elif event.leader and session.store is None:
-            session.members.insert(0, worker.name)
+            session.members = {worker.name: None} | session.members
         else:
-            session.members.append(worker.name)
+            session.members[worker.name] = None
         if event.leader and session.leader == worker.name:
             session.store = event.store or None
         if not self.closed:
@@ -179,7 +181,7 @@ class Sessions:
         if session is not None:
             if session.leader == worker.name:
                 session.store = None
-            session.members.remove(worker.name)
+            del session.members[worker.name]
         return session
 
     def _go_on(self, session: Session | None, now_s: float) -> None:
@@ -192,7 +194,8 @@ class Sessions:
             return
         if session.store is None and not self.closed:
             workers = self._roster.workers
-            session.members.sort(key=lambda name: workers[name].phase is not Phase.RUNNING)  # stable: the oldest leads
+            oldest_first = sorted(session.members, key=lambda name: workers[name].phase is not Phase.RUNNING)
+            session.members = dict.fromkeys(oldest_first)
         if not self.closed:
             self._announce(session, now_s)
 

@@ -34,7 +34,7 @@ from coordinator.wire import (
 )
 
 HARD_LIMIT_BYTES = 16 * MAX_FRAME_BYTES
-_BATCH = 256  # messages between two looks at the time
+_BATCH = 64  # messages between two looks at the time, and two sendings
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )

@@ -101,6 +101,6 @@ def test_a_session_grows_to_its_limit_only() -> None:
     while owing := [w for w in machine.roster if w.answer_by_s is not None]:
         session = machine.roster.sessions["g"]
         machine.step(Started(owing[0].name, 1, session.number, session.epoch, "h:1"), 0.1)
-    assert machine.roster.sessions["g"].members == ["w0", "w1", "w2"]
+    assert list(machine.roster.sessions["g"].members) == ["w0", "w1", "w2"]
     trained: list[Any] = machine.step(Stopped("w1", 1, 1), 0.2)
     assert [t.members for t in trained if isinstance(t, Train)] == [("w0", "w2")] * 2

@@ -63,7 +63,7 @@ HEAR = Member.hear
         ("coordinator.member.Member.connected", lambda self, now_s: True, range(60)),
         ("coordinator.member.Member._stop_here", lambda self, reason: None, range(20)),
         ("coordinator.member.Member.hear", hear_any_incarnation, range(200)),
-        ("coordinator.link.Inlink.close", lambda self: None, range(150, 200)),  # rarely matters
+        ("coordinator.link.Inlink.close", lambda self: None, range(100, 150)),  # rarely matters
         ("coordinator.link.Outlink.repeats", lambda self, now_s: [], range(2)),
     ],
 )
