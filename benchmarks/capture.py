@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["demo", "20m"])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--seconds", type=float, default=8.0, help="about, per engine and row of the table")
+    parser.add_argument("--seconds", type=float, default=4.0, help="about, per engine and row of the table")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "capture.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)

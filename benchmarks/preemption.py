@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="demo", choices=["demo", "20m"], help="its shape; the weights are fresh")
     parser.add_argument("--preemptions", type=int, default=200)
-    parser.add_argument("--micro-step-tokens", type=int, default=DrafterOptions().micro_step_tokens)
+    parser.add_argument("--micro-step-tokens", type=int, default=512, help="as in the demo")
     parser.add_argument("--running", type=int, default=4, help="requests that the other worker decodes; 0: no other")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "preemption.json"))
     options = parser.parse_args()
