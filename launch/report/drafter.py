@@ -29,7 +29,7 @@ def drafter_data(
     if not records:
         return None
     used = {_step(r): by_drafter(strategies_of(r)).get(DRAFTER) for r in speculation if isinstance(r.get("step"), int)}
-    steps = sorted(used)
+    steps, recorded = sorted(used), {_step(record) for record in records}
     totals = [used[step] or Totals() for step in steps]
     return {
         "curve": _curve([update for record in records for update in updates_of(record)]),
@@ -37,7 +37,7 @@ def drafter_data(
         "accept_length": [total.accept_length for total in totals],
         "acceptance": [total.acceptance for total in totals],
         "positions": _positions(totals),
-        "time": worker_time(spans),
+        "time": worker_time([span for span in spans if span.step in recorded]),
         "versions": _versions(records),
     }
 

@@ -182,11 +182,11 @@ function drawLine(svg, s, X, Y, options) {
   });
   const style = { d: path, fill: "none", stroke: s.color, "stroke-width": s.faint ? 1.2 : 2.2, "stroke-linejoin": "round" };
   svgEl("path", { ...style, opacity: s.faint ? 0.38 : 1, "stroke-dasharray": s.dash || "none" }, svg);
-  if (s.dots || s.x.length === 1)
-    s.x.forEach((x, i) => {
-      if (finite(s.y[i]))
-        svgEl("circle", { cx: X(x), cy: Y(s.y[i]), r: 4, fill: "var(--panel)", stroke: s.color, "stroke-width": 2.2 }, svg);
-    });
+  const alone = (i) => !finite(s.y[i - 1]) && !finite(s.y[i + 1]); // no line goes through it
+  s.x.forEach((x, i) => {
+    if (finite(s.y[i]) && (s.dots || alone(i)))
+      svgEl("circle", { cx: X(x), cy: Y(s.y[i]), r: 4, fill: "var(--panel)", stroke: s.color, "stroke-width": 2.2 }, svg);
+  });
 }
 
 // series: [{name, color, y}] stacked over steps x; more steps than pixels allow are averaged in groups.

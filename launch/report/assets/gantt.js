@@ -111,11 +111,14 @@ function gantt(host, timeline) {
     pen.fillStyle = color("--faint");
     pen.textAlign = "left";
     if (inView.length > 1) {
+      let free = 0; // steps get shorter as a run goes on
       inView.forEach((w, i) => {
         if (i % every) return;
         const x = left + (w.from - view[0]) * k;
         line(pen, x, 4, height);
-        if (x < width - right - 44) pen.fillText(`step ${w.step}`, x + 4, 10);
+        if (x < free || x >= width - right - 44) return;
+        pen.fillText(`step ${w.step}`, x + 4, 10);
+        free = x + 50;
       });
     } else {
       for (const t of ticks(view[0] / 1000, view[1] / 1000, 8)) {
