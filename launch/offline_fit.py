@@ -17,6 +17,7 @@ from actors.placement import place
 from launch.config import Config
 from launch.errors import PacelineError
 from launch.interrupt import Interrupt
+from launch.job import tokenizer_dir
 from launch.warmup import add_files
 from launch.warmup_drafter import DrafterWarmup, fit_drafter
 
@@ -110,10 +111,11 @@ def _keep(fitted: Path, directory: Path) -> None:
 
 
 def _fingerprint(config: Config, target: Path) -> str:
-    """Hash over everything the fit depends on: options, prompts, sampling and the target's files."""
+    """Hash over everything the fit depends on: options, prompts, sampling, and the files of target and tokenizer."""
     digest = hashlib.blake2b(digest_size=12)
     fitted = config.drafter.model_dump_json(exclude=_ONLINE)
-    for part in (fitted, config.data.model_dump_json(exclude={"eval"}), config.rollout.sampling.model_dump_json()):
+    prompts = config.data.model_dump_json(exclude={"train", "eval", "eval_split", "shuffle"})
+    for part in (fitted, prompts, config.rollout.sampling.model_dump_json()):
         digest.update(part.encode())
-    add_files(digest, [target, Path(config.data.train)])
+    add_files(digest, [target, Path(tokenizer_dir(config)), Path(config.data.train)])
     return digest.hexdigest()
