@@ -21,6 +21,7 @@ from actors.spot.types import MicroStep, TrainerFailed
 from actors.spot_host import CaptureReport, DrafterReady, SpotEvent, SpotPlan
 from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
+from coordinator.transport.security import configured_keys
 from launch.config import Config
 from launch.config.tree import FRESH_WEIGHTS
 from launch.dispatch import RolloutDispatcher
@@ -82,6 +83,7 @@ class DrafterTraining:
             endpoint=self._actors.endpoint,
             coordinator=self._config.coordinator,
             stop_timeout_s=options.stop_timeout_s,
+            keys=configured_keys(self._config.coordinator, "worker"),
         )
 
     def capture_from(self, learner: LearnerGroup) -> None:
@@ -210,7 +212,8 @@ def drafter_training(
         return
     with ExitStack() as stack:
         actors = stack.enter_context(drafter_actors(config, run_dir))
-        driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator)
+        keys = configured_keys(config.coordinator, "driver")
+        driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator, keys=keys)
         stack.callback(driver.close)
         watch = DrafterWatch(actors.coordinator, actors.buffers, run_dir, observer.event)
         stack.callback(watch.look)  # what was lost at the end is said too

@@ -51,7 +51,6 @@ class _Connection(Generic[E]):
     def __init__(self, name: str, end: E, endpoint: str, keys: ClientKeys | None, clock: Clock) -> None:
         self._end, self._clock = end, clock
         self._lock = threading.Lock()
-        self._endpoint = self._wanted = endpoint
         self._closing = False
         self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -73,11 +72,6 @@ class _Connection(Generic[E]):
         with self._lock:
             return self._end.connected(self._clock())
 
-    def move(self, endpoint: str) -> None:
-        """The coordinator is to be found elsewhere from now on."""
-        self._wanted = endpoint
-        self._waker.wake()
-
     def close(self) -> None:
         """Send what is waiting, if that is possible at once, and end."""
         self._closing = True
@@ -94,10 +88,6 @@ class _Connection(Generic[E]):
         try:
             while True:
                 closing = self._closing
-                if self._wanted != self._endpoint:
-                    self._dealer.disconnect(self._endpoint)
-                    self._endpoint = self._wanted
-                    self._dealer.connect(self._endpoint)
                 with self._lock:
                     self._end.tick(self._clock())
                     says, due_s = self._end.take(), self._end.due_s

@@ -13,6 +13,7 @@ from pathlib import Path
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from coordinator.options import CoordinatorOptions
 from coordinator.wire import DRIVER
 
 ANY_WORKER = "*"
@@ -80,6 +81,11 @@ def client_keys(directory: Path, role: str) -> ClientKeys:
     pair, server = _read(directory / f"{role}.json"), _read(directory / "coordinator.json")
     public, secret = _key(directory, pair, "public"), _key(directory, pair, "secret")
     return ClientKeys(public, secret, _key(directory, server, "public"))
+
+
+def configured_keys(options: CoordinatorOptions, role: str) -> ClientKeys | None:
+    """`client_keys` as the options say; None: no encryption. Raises KeyFilesError."""
+    return None if options.curve.directory is None else client_keys(Path(options.curve.directory), role)
 
 
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> ThreadAuthenticator:

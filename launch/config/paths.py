@@ -14,6 +14,7 @@ INPUT_PATHS = (
     "data.eval",
     "warmup.data",
     "rollout.speculation.eagle.path",
+    "coordinator.curve.directory",
 )
 M = TypeVar("M", bound=BaseModel)
 

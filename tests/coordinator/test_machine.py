@@ -9,7 +9,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tools.coordinator_events import OPTIONS, place, random_event, random_sequence, snapshot
-from coordinator.events import Event, Heartbeat, Idle, Register, RolloutStarted, Started, State, Stopped, Tick, Train
+from coordinator.events import (
+    Busy,
+    Event,
+    Heartbeat,
+    Idle,
+    Leave,
+    Register,
+    RolloutStarted,
+    Started,
+    State,
+    Stopped,
+    Tick,
+    Train,
+    TrainerFailed,
+)
 from coordinator.machine import IllegalTransitionError, Machine, UnknownTargetError
 from coordinator.table import TABLE, Edge
 from tests.coordinator.transcripts import replay
@@ -104,3 +118,16 @@ def test_a_session_grows_to_its_limit_only() -> None:
     assert list(machine.roster.sessions["g"].members) == ["w0", "w1", "w2"]
     trained: list[Any] = machine.step(Stopped("w1", 1, 1), 0.2)
     assert [t.members for t in trained if isinstance(t, Train)] == [("w0", "w2")] * 2
+
+
+def test_the_manual_shows_this_table() -> None:
+    """docs/coordinator.md, line by line."""
+    ends = {Edge.IGNORE: "-", Edge.RUN: "running", Edge.TO_BUSY: "BUSY", Edge.TO_IDLE: "IDLE", Edge.REMOVE: "gone"}
+    events = (Busy, Idle, Started, Stopped, TrainerFailed, Heartbeat, Leave)
+    lines = [f"| in | {' | '.join(event.__name__ for event in events)} |", "|" + "---|" * (1 + len(events))]
+    for (state, phase), row in TABLE.items():
+        cells = [ends[row[event]] if event in row else "error" for event in events]
+        lines.append(f"| {state} {phase or ''}".rstrip() + f" | {' | '.join(cells)} |")
+    manual = Path(__file__).parents[2] / "docs" / "coordinator.md"
+    assert "\n".join(lines) in manual.read_text(encoding="utf-8")
+    assert {event for row in TABLE.values() for event in row} == set(events)

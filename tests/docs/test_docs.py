@@ -19,9 +19,9 @@ PAGES = sorted(
 SECTIONS = "|".join(Config.model_fields)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 KEY = re.compile(rf"(?<![\w./-])(?:{SECTIONS})(?:\.[a-z_0-9*]+)+\b(?![(/])")
-MODULE = re.compile(r"python -m ((?:launch|benchmarks|examples|actors|models)[\w.]*)")
+MODULE = re.compile(r"python -m ((?:launch|benchmarks|coordinator|examples|actors|models)[\w.]*)")
 SOURCE = re.compile(
-    r"(?<![\w./-])(?:actors|benchmarks|docs|drafter|examples|launch|models|native|policies|tests)/[\w./-]+\w"
+    r"(?<![\w./-])(?:actors|benchmarks|coordinator|docs|drafter|examples|launch|models|native|policies|tests)/[\w./-]+\w"
 )
 FILES = (".jsonl", ".json", ".md", ".py", ".yaml", ".parquet", ".gz")
 MADE = re.compile(r"examples/guess_and_check/data|models/Qwen|benchmarks/results")  # by a command
