@@ -10,6 +10,7 @@ Owns `results/drafter_checkpoint.json`. Four ways to save one trainer, in turns,
     asynchronous selective    what a spot trainer does (`actors.spot.checkpoints`)
 
 All write to the same disk and are durable (fsync) when they end. `blocking` is what the training thread waited for.
+A micro-step follows every save: `beside` is how long it takes while the file is being written, on the one core.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from actors.spot.checkpoints import Checkpoints, history, restore
+from actors.spot.types import Checkpointed
 from actors.training.persistence import save_tensors
 from benchmarks.capture import interval
 from benchmarks.engine_throughput import DEMO
@@ -79,59 +82,79 @@ def frozen(trainer: DrafterTrainer) -> dict[str, Tensor]:
     return {"frozen.embedding": head.embedding, "frozen.norm": head.norm, "frozen.lm_head": head.lm_head}
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    blocking_s: float
+    beside_s: float  # of the micro-step that followed at once
+    durable_s: float
+    bytes: int
+
+
 def compare(trainer: DrafterTrainer, repeats: int, rows: int, disk: str | None) -> dict[str, Any]:
     """Every way in turn, `repeats` times after one that is not counted."""
+
+    def micro_step() -> float:
+        record = record_of(trainer, rows, trainer.steps)
+        start_s = perf_counter()
+        trainer.micro_step([record])
+        return perf_counter() - start_s
+
     with tempfile.TemporaryDirectory(dir=disk) as directory:
-        ways = _ways(trainer, Path(directory))
-        found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in ways}
-        micro_steps: list[float] = []
-        for turn in range(repeats + 1):
+        ways = _ways(trainer, Path(directory), micro_step)
+        found: dict[str, list[Save]] = {name: [] for name in ways}
+        alone = []
+        saved = 0
+        for _ in range(repeats + 1):
             for name, save in ways.items():
-                start_s = perf_counter()
-                trainer.micro_step([record_of(trainer, rows, turn)])
-                micro_steps.append(perf_counter() - start_s)
+                alone.append(micro_step())
+                saved = trainer.steps
                 found[name].append(save())
-        steps, restored = trainer.steps, DrafterTrainer(trainer.head, DrafterOptions(), seed=1)
+        restored = DrafterTrainer(trainer.head, DrafterOptions(), seed=1)
         assert restore(history(Path(directory) / OURS), restored.load_state_dict, restored.state_dict())
-        assert restored.steps == steps, "the last save is what is restored"
+        assert restored.steps == saved, "the last save is what is restored"
     answer: dict[str, Any] = {"trainable": sum(p.numel() for p in trainer.model.parameters())}
-    answer["micro_step_ms"] = round(median(micro_steps[1:]) * 1e3, 2)
-    for name, runs in found.items():
-        blocking, whole = (np.array([run[i] for run in runs[1:]]) for i in (0, 1))
+    answer["micro_step_ms"] = round(median(alone[1:]) * 1e3, 2)
+    for name, saves in found.items():
         answer[name] = {
-            "first_blocking_ms": round(runs[0][0] * 1e3, 3),
-            "blocking_ms": round(median(blocking) * 1e3, 3),
-            "durable_ms": round(median(whole) * 1e3, 2),
-            "bytes": runs[-1][2],
+            "first_blocking_ms": round(saves[0].blocking_s * 1e3, 3),
+            "blocking_ms": round(median(save.blocking_s for save in saves[1:]) * 1e3, 3),
+            "beside_ms": round(median(save.beside_s for save in saves[1:]) * 1e3, 2),
+            "durable_ms": round(median(save.durable_s for save in saves[1:]) * 1e3, 2),
+            "bytes": saves[-1].bytes,
         }
-    ratios = np.array([full[0] / ours[0] for full, ours in zip(found[FULL][1:], found[OURS][1:], strict=True)])
-    answer["blocking_ratio"] = round(median(ratios), 1)
+    pairs = zip(found[FULL][1:], found[OURS][1:], strict=True)
+    ratios = np.array([full.blocking_s / ours.blocking_s for full, ours in pairs])
+    answer["blocking_ratio"] = round(float(median(ratios)), 1)
     answer["blocking_ratio_95"] = [round(x, 1) for x in interval(ratios)]
     return answer
 
 
-def _ways(trainer: DrafterTrainer, root: Path) -> dict[str, Callable[[], tuple[float, float, int]]]:
-    """Each saves, and answers the seconds it blocked, those until it was durable, and its bytes."""
+Way = Callable[[], Save]
+Tensors = Callable[[], Mapping[str, Tensor]]
 
-    def synchronous(name: str, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[], tuple[float, float, int]]:
-        def save() -> tuple[float, float, int]:
+
+def _ways(trainer: DrafterTrainer, root: Path, micro_step: Callable[[], float]) -> dict[str, Way]:
+    def synchronous(name: str, tensors: Tensors) -> Way:
+        def save() -> Save:
             shutil.rmtree(root / name, ignore_errors=True)
             start_s = perf_counter()
             save_tensors(dict(tensors()), root / name, distributed=False)
             seconds = perf_counter() - start_s
-            return seconds, seconds, _bytes(root / name)
+            return Save(seconds, micro_step(), seconds, _bytes(root / name))
 
         return save
 
-    def asynchronous(name: str, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[], tuple[float, float, int]]:
-        checkpoints = Checkpoints(root / name, 1, torch.float32, lambda report: None)
+    def asynchronous(name: str, tensors: Tensors) -> Way:
+        reports: list[Checkpointed] = []
+        checkpoints = Checkpoints(root / name, 1, torch.float32, reports.append)
 
-        def save() -> tuple[float, float, int]:
+        def save() -> Save:
             start_s = perf_counter()
             assert checkpoints.save(trainer.steps, tensors())
             blocking_s = perf_counter() - start_s
+            beside_s = micro_step()
             checkpoints.wait()
-            return blocking_s, perf_counter() - start_s, _bytes(history(root / name)[-1])
+            return Save(blocking_s, beside_s, reports[-1].seconds, _bytes(history(root / name)[-1]))
 
         return save
 
