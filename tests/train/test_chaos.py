@@ -20,24 +20,27 @@ SETTINGS = ("rollout.workers=2", "drafter.train=true", "run.steps=7", "checkpoin
 VICTIMS: tuple[VictimName, ...] = ("trainer", "engine", "buffer", "rollout_worker", "coordinator")
 
 
-def test_a_run_of_which_every_part_is_killed_once_is_the_same_run(runs: Runs, ray_head: str) -> None:
+@pytest.fixture(scope="module")
+def whole(runs: Runs) -> Path:
     runs.run("whole", *SETTINGS)
+    return runs.root / "whole"
+
+
+def test_a_run_of_which_every_part_is_killed_once_is_the_same_run(runs: Runs, whole: Path, ray_head: str) -> None:
     process = start(runs, ray_head, "killed-parts", *SETTINGS)
     folder = runs.root / "killed-parts"
     for step, victim in enumerate(VICTIMS, start=1):
         kill_at(process, folder, victim, Moment(step, 0.5), {step: 0.1}, idle_trainers=True)
     assert process.wait(120) == 0, (runs.root / "killed-parts.log").read_text()
-    assert difference(runs.root / "whole", folder) is None
+    assert difference(whole, folder) is None
     for victim in VICTIMS:
         assert reasons(folder, victim), f"nothing was said about the {victim}: no {EVENTS[victim]} in events.jsonl"
     assert "SIGKILL" in reasons(folder, "trainer")[0]
     assert any("SIGKILL" in reason for reason in reasons(folder, "engine"))
 
 
-def test_one_other_loss_or_length_is_a_difference(runs: Runs, tmp_path: Path) -> None:
+def test_one_other_loss_or_length_is_a_difference(whole: Path, tmp_path: Path) -> None:
     """The comparison can fail."""
-    runs.run("chaos-short", "run.steps=1")
-    whole = runs.root / "chaos-short"
     for name, old, new, found in (
         ("metrics", '"loss/mean":', '"loss/mean":0,"x":', "loss/mean"),
         ("lengths", '"lengths":[', '"lengths":[0,', "lengths.jsonl"),
