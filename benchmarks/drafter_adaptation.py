@@ -1,6 +1,6 @@
 """Does a drafter that keeps learning stay good while the target learns? TLT Figures 15 and 16 and Table 6 on the demo.
 
-    python -m benchmarks.drafter_adaptation [--target runs/warm_starts/...] [--steps 24] [--threads 2] [--quick]
+    python -m benchmarks.drafter_adaptation [--target runs/warm_starts/...] [--steps 48] [--threads 2] [--quick]
 
 The demo's target before RL, inflated to 8 layers of the same function, learns by the demo's own RL (prompts, rewards
 and learner of its config, in this process). An EAGLE drafter is first fitted to it offline until the plateau rule of
@@ -61,7 +61,7 @@ ARMS = ("frozen", "adaptive", "no offset")
 class Plan:
     """Fixed before a run."""
 
-    steps: int = 24  # RL steps
+    steps: int = 48  # RL steps; twice the demo's run
     prompts: int = 16
     fit_samples: int = 8  # rollouts per prompt for the offline fit
     fit_max_steps: int = 20_000

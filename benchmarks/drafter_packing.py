@@ -69,7 +69,8 @@ def demo_case(directory: Path, count: int) -> Case:
     records = list(collect_records(target.model, prompts, responses))
     order = np.random.default_rng(SEED).permutation(len(records))[:count]
     usable = [records[int(i)] for i in order if records[int(i)].rows >= 3]
-    return Case(f"demo, {directory.name}", TargetHead.of(target.model, 0), usable)
+    middle = int(np.median([len(record.tokens) for record in records]))
+    return Case(f"demo, median {middle} tokens", TargetHead.of(target.model, 0), usable)
 
 
 def tail_case(demo: Case, count: int) -> Case:
