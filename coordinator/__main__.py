@@ -47,13 +47,19 @@ def _run(values: dict[str, Any]) -> int:
     curve = CurveOptions(directory=values.pop("curve_directory"))
     directory = values.pop("directory")
     values.pop("command")
-    over = threading.Event()
+    over, failed = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        over.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    with CoordinatorService(CoordinatorOptions(**values, curve=curve), directory=directory) as service:
+    options = CoordinatorOptions(**values, curve=curve)
+    with CoordinatorService(options, directory=directory, on_failure=fail) as service:
         print(f"workers: {service.endpoint}  admin: {service.address.admin}  term: {service.address.term}", flush=True)
         over.wait()
-    return 0
+    return int(failed.is_set())
 
 
 def _keys(directory: Path) -> int:

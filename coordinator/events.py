@@ -7,8 +7,12 @@ is named by the epoch in which it began.
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+
+Serial = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class State(StrEnum):
@@ -28,50 +32,50 @@ class Register(_Message, frozen=True):
     """First message of a worker, and its answer to `Reregister`: the whole truth about it."""
 
     worker: str
-    incarnation: int
+    incarnation: Serial
     node: str
     group: str  # data-parallel group: workers of one group can train together
     state: State
-    session: int = 0  # only, and always, where state is TRAINING
+    session: Serial = 0  # only, and always, where state is TRAINING
     leader: bool = False  # of that session
     store: str = ""  # of that session, if it leads
-    epoch: int = 0  # highest it has seen
-    running: int = 0  # requests
+    epoch: Serial = 0  # highest it has seen
+    running: Count = 0  # requests
 
 
 class Heartbeat(_Message, frozen=True):
     """It lives, and what it does. Believed only as far as it agrees with what is known (see `Machine`)."""
 
     worker: str
-    incarnation: int
+    incarnation: Serial
     state: State
-    session: int = 0
-    running: int = 0  # requests, BUSY
-    step: int = 0  # micro-steps of the drafter, TRAINING
+    session: Serial = 0
+    running: Count = 0  # requests, BUSY
+    step: Count = 0  # micro-steps of the drafter, TRAINING
 
 
 class Busy(_Message, frozen=True):
     """It was given work; if it was training, its trainer has stopped already."""
 
     worker: str
-    incarnation: int
-    running: int = 0
+    incarnation: Serial
+    running: Count = 0
 
 
 class Idle(_Message, frozen=True):
     """Nothing left to decode, memory released."""
 
     worker: str
-    incarnation: int
+    incarnation: Serial
 
 
 class Started(_Message, frozen=True):
     """The trainer runs with the members of this epoch, or will from its next micro-step on (answer to Train)."""
 
     worker: str
-    incarnation: int
-    session: int
-    epoch: int
+    incarnation: Serial
+    session: Serial
+    epoch: Serial
     store: str = ""  # host:port of its rendezvous store, if it leads and others may join
 
 
@@ -79,16 +83,16 @@ class Stopped(_Message, frozen=True):
     """The trainer stands still and its memory is free (answer to Stop, or of its own accord)."""
 
     worker: str
-    incarnation: int
-    session: int
+    incarnation: Serial
+    session: Serial
 
 
 class TrainerFailed(_Message, frozen=True):
     """The trainer ended by itself, or was killed; the worker is fine and the trainer's memory is free."""
 
     worker: str
-    incarnation: int
-    session: int
+    incarnation: Serial
+    session: Serial
     reason: str
 
 
@@ -96,7 +100,7 @@ class Leave(_Message, frozen=True):
     """The worker says goodbye; its trainer is gone."""
 
     worker: str
-    incarnation: int
+    incarnation: Serial
 
 
 # Events of the driver.
@@ -105,14 +109,14 @@ class Leave(_Message, frozen=True):
 class RolloutStarted(_Message, frozen=True):
     """A rollout is under way. Said again as a heartbeat: it changes nothing then."""
 
-    step: int
+    step: Count
     train: bool = True  # whether the drafter is to be trained in its tail
 
 
 class RolloutComplete(_Message, frozen=True):
     """Nothing is left to roll out: training ends now."""
 
-    step: int
+    step: Count
 
 
 # Requests of people.

@@ -35,10 +35,10 @@ class OptionsError(ValueError):
 
 
 class CoordinatorService:
-    """Runs from construction to `close`. Raises OSError if a port is taken, OptionsError,
-    KeyFilesError, AddressFileError.
+    """Runs from construction to `close`. Raises OSError if a port is taken, OptionsError, KeyFilesError,
+    AddressFileError.
 
-    directory: gets the address file. watch: called on the service's thread with every notice; must not block.
+    directory: gets the address file. watch, on_failure: as CoordinatorServer has them.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class CoordinatorService:
         *,
         directory: Path | None = None,
         watch: Callable[[Notice], None] = lambda notice: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         if fault := options.contradiction():
             raise OptionsError(f"lease_s: {fault}")
@@ -60,7 +61,9 @@ class CoordinatorService:
             machine = Machine(options, term=term, settles_at_s=self._started_s + options.lease_s)
         keys = server_keys(Path(options.curve.directory)) if options.curve.directory is not None else None
         self._server = _first_free(
-            lambda port: CoordinatorServer(machine, f"tcp://{options.host}:{port}", keys=keys, watch=self._watch),
+            lambda port: CoordinatorServer(
+                machine, f"tcp://{options.host}:{port}", keys=keys, watch=self._watch, on_failure=on_failure
+            ),
             _ports(options.port, before.endpoint if before is not None else ""),
         )
         try:

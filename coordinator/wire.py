@@ -2,7 +2,7 @@
 
 import msgspec
 
-from coordinator.events import Command, DriverEvent, WorkerEvent
+from coordinator.events import Command, DriverEvent, Serial, WorkerEvent
 
 MAX_FRAME_BYTES = 64 * 1024
 DRIVER = "driver"  # the peer that may say what the driver says; no worker has this name
@@ -11,8 +11,8 @@ DRIVER = "driver"  # the peer that may say what the driver says; no worker has t
 class Say(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A peer's message. `number` rises by one per message of an incarnation; it is sent again until acknowledged."""
 
-    incarnation: int
-    number: int
+    incarnation: Serial
+    number: Serial
     event: WorkerEvent | DriverEvent
 
 

@@ -4,9 +4,11 @@ It has no authentication: it listens on loopback unless told otherwise (`admin_h
 ssh.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import Empty
 from typing import Protocol
 
@@ -38,7 +40,7 @@ class AdminServer:
 
     def __init__(self, coordinator: Coordinator, feed: Feed, address: str) -> None:
         self._coordinator, self._feed = coordinator, feed
-        self._watchers = 0
+        self._places = threading.Semaphore(MAX_WATCHERS)
         self._closing = False
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="admin"), options=[("grpc.so_reuseport", 0)]
@@ -89,24 +91,21 @@ class AdminServer:
 
     def _control(self, event: ControlEvent, context: grpc.ServicerContext) -> pb.Status:
         try:
-            self._coordinator.control(event)
+            with _answering(context):
+                self._coordinator.control(event)
         except UnknownTargetError as error:
             named = isinstance(event, Drain | Undrain) and bool(event.worker) != bool(event.node)
             context.abort(grpc.StatusCode.NOT_FOUND if named else grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return self._status(None, context)
 
     def _status(self, request: object, context: grpc.ServicerContext) -> pb.Status:
-        try:
+        with _answering(context):
             return status_message(self._coordinator.status())
-        except (TimeoutError, ConnectionError) as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator does not answer: {error}")
-            raise  # never reached: abort raises
 
     def _watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Update]:
-        if self._watchers >= MAX_WATCHERS:
+        if not self._places.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {MAX_WATCHERS} watchers already")
         every_s = request.every_s or 2.0
-        self._watchers += 1
         try:
             with self._feed.subscribe() as subscription:
                 status_at_s = 0.0
@@ -123,4 +122,12 @@ class AdminServer:
                     except Empty:
                         continue
         finally:
-            self._watchers -= 1
+            self._places.release()
+
+
+@contextmanager
+def _answering(context: grpc.ServicerContext) -> Iterator[None]:
+    try:
+        yield
+    except (TimeoutError, ConnectionError) as error:
+        context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator does not answer: {error}")

@@ -4,6 +4,7 @@ Frames that cannot be read, are too long, or speak for another peer than their k
 so are connections that fail the handshake. Beyond HARD_LIMIT_BYTES the library ends the connection before it reads.
 """
 
+import logging
 import math
 import threading
 import time
@@ -33,6 +34,7 @@ from coordinator.wire import (
     speaker,
 )
 
+_log = logging.getLogger(__name__)
 HARD_LIMIT_BYTES = 16 * MAX_FRAME_BYTES
 _BATCH = 64  # messages between two looks at the time, and two sendings
 _HANDSHAKE_FAILED = (
@@ -46,7 +48,8 @@ class CoordinatorServer:
     """Serves `machine` until `close`. Everything but the constructor's arguments lives on its thread.
 
     bind: e.g. tcp://127.0.0.1:* (any port: see `endpoint`). keys: CURVE with an allow-list; None: unencrypted, for
-    loopback and private networks. watch is called on the thread with every notice, and must not block.
+    loopback and private networks. watch is called on the thread with every notice, and must not block. on_failure is
+    called there if the thread ends by a bug; all that it knew is then to be thrown away, and rebuilt by a successor.
     """
 
     def __init__(
@@ -56,9 +59,10 @@ class CoordinatorServer:
         *,
         keys: ServerKeys | None = None,
         watch: Callable[[Notice], None] = lambda notice: None,
+        on_failure: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hub, self._keys, self._clock = Hub(machine, watch), keys, clock
+        self._hub, self._keys, self._clock, self._on_failure = Hub(machine, watch), keys, clock, on_failure
         self._routes: dict[str, bytes] = {}  # by peer: the connection over which it spoke last
         self._calls: SimpleQueue[tuple[Callable[[Hub, float], Any], Future[Any]] | None] = SimpleQueue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -77,7 +81,7 @@ class CoordinatorServer:
             raise OSError(error.errno, f"cannot listen for workers on {bind}: {error}") from None
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._waker = Waker()
-        self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()
 
     def control(self, event: ControlEvent, timeout_s: float = 5.0) -> None:
@@ -106,6 +110,13 @@ class CoordinatorServer:
             self._thread.join(5.0)
 
     # On the thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            _log.exception("the coordinator's thread has ended")
+            self._on_failure()
 
     def _serve(self) -> None:
         poller = zmq.Poller()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 
 
 class Waker:
@@ -11,11 +12,12 @@ class Waker:
         self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write_fd, False)
+        self._lock = threading.Lock()  # nobody writes to a descriptor that is somebody else's by now
         self._closed = False
 
     def wake(self) -> None:
-        if not self._closed:
-            with contextlib.suppress(OSError):  # full: it is awake already
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
+            if not self._closed:
                 os.write(self._write_fd, b"!")
 
     def clear(self) -> None:
@@ -24,6 +26,7 @@ class Waker:
 
     def close(self) -> None:
         """By the polling thread, as its last act."""
-        self._closed = True
-        os.close(self.fd)
-        os.close(self._write_fd)
+        with self._lock:
+            self._closed = True
+            os.close(self.fd)
+            os.close(self._write_fd)

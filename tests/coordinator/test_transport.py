@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from coordinator.events import Busy, Idle, Register, Reregister, RolloutComplete, RolloutStarted, State, Stop, Train
+from coordinator.machine import Machine
 from coordinator.options import CoordinatorOptions
 from coordinator.transport.client import Command, DriverClient
 from coordinator.transport.security import (
@@ -108,9 +109,26 @@ def test_without_a_coordinator_nothing_blocks_and_training_ends() -> None:
         (encode(REGISTER)[:-1],),
         (msgspec.msgpack.encode({"type": "Say", "incarnation": 1, "number": 0, "event": {"type": "Destroy"}}),),
         (msgspec.msgpack.encode(msgspec.to_builtins(REGISTER) | {"more": 1}),),
+        (encode(Say(1, 0, Busy("w0", 1, running=-1))),),
+        (encode(Say(1, 0, Busy("w0", 1, running=2**31))),),
+        (encode(Say(1, -1, Busy("w0", 1))),),
+        (msgspec.msgpack.encode(msgspec.to_builtins(REGISTER) | {"number": 2**63}),),
         (b"\x91" * 60_000,),  # nested beyond any stack
     ],
-    ids=["empty", "no msgpack", "text", "two frames", "cut off", "unknown event", "unknown field", "nested"],
+    ids=[
+        "empty",
+        "no msgpack",
+        "text",
+        "two frames",
+        "cut off",
+        "unknown event",
+        "unknown field",
+        "negative",
+        "too many",
+        "before the first",
+        "too late",
+        "nested",
+    ],
 )
 def test_malformed_frames_are_dropped_and_counted(frames: tuple[bytes, ...]) -> None:
     with served() as server, Raw(server.endpoint) as raw:
@@ -276,6 +294,27 @@ def test_key_files_are_private_and_checked(keys: Path) -> None:
 def test_a_taken_port_is_an_error_that_names_it() -> None:
     with served() as server, pytest.raises(OSError, match=server.endpoint):
         CoordinatorServer(server.call(lambda hub, now_s: hub.machine), server.endpoint)
+
+
+def test_a_bug_ends_the_coordinator_and_nothing_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it knew is not to be trusted: its owner starts another, which asks the workers."""
+
+    def bug(self: object, now_s: float) -> None:
+        raise ZeroDivisionError
+
+    failed = threading.Event()
+    server = CoordinatorServer(Machine(OPTIONS, term=1), "tcp://127.0.0.1:*", on_failure=failed.set)
+    with worker(server.endpoint, "w0") as client:
+        eventually(lambda: states(server) == {"w0": "BUSY"})
+        monkeypatch.setattr("coordinator.hub.Hub.tick", bug)
+        client.idle()
+        assert failed.wait(20)
+    assert "the coordinator's thread has ended" in caplog.text
+    with pytest.raises(ConnectionError):
+        server.counts()
+    server.close()
 
 
 def test_nothing_is_left_running() -> None:
