@@ -90,7 +90,8 @@ def disturbed(jobs: Jobs, index: int, victim: VictimName, seconds: dict[int, flo
         try:
             kill = kill_at(process, jobs.folder / name, victim, moment, seconds)
         except NothingToKillError as error:
-            process.wait(RUN_TIMEOUT_S)
+            if process.wait(RUN_TIMEOUT_S) != 0:
+                sys.exit(f"{name} failed undisturbed: {jobs.log(name)[-2000:]}")
             print(f"{name}: {error}; another moment", flush=True)
             continue
         try:

@@ -11,7 +11,7 @@ on the same rollouts under the same conditions:
 
 The engines decode plainly: how good the drafter gets must not show in these times. Each worker's engine and trainer
 have one thread and are pinned to one core. on / paused is the interference of the trainers, on / off the cost of all of
-it. The tokens must be the same in all three. Writes JSON and an SVG; about four minutes on two quiet cores.
+it. The tokens must be the same in all three. Writes JSON and an SVG; about six minutes on two quiet cores.
 """
 
 import argparse
