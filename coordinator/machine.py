@@ -112,9 +112,9 @@ class Machine:
         edge = edge_for(worker.state, worker.phase, type(event))
         if edge is None:
             raise IllegalTransitionError(f"{worker.name} is {worker.state}: {type(event).__name__} cannot happen there")
-        if isinstance(event, Started) and event.epoch > self.sessions.epoch:
-            raise IllegalTransitionError(f"{worker.name} answers for epoch {event.epoch}, which has not been yet")
         worker.heard_s = max(worker.heard_s, now_s)
+        if isinstance(event, Started):
+            self._learn(event.epoch)
         match edge:
             case Edge.RUN:
                 assert isinstance(event, Started)
@@ -146,8 +146,7 @@ class Machine:
 
     def _hear_stale(self, event: Started | Stopped | TrainerFailed, worker: Worker, now_s: float) -> None:
         """An answer about a session that the worker has left, or was given up in."""
-        if event.session > self.sessions.epoch:
-            raise IllegalTransitionError(f"{worker.name} answers for session {event.session}, which has not been yet")
+        self._learn(event.session)
         worker.heard_s = max(worker.heard_s, now_s)
         self.ignored += 1
         if isinstance(event, Started):  # so it trains where it should not
@@ -159,7 +158,7 @@ class Machine:
             return
         if (event.state is State.TRAINING) != (event.session > 0):
             raise IllegalTransitionError(f"{event.worker} registers as {event.state} with session {event.session}")
-        self.sessions.epoch = max(self.sessions.epoch, event.epoch, event.session)
+        self._learn(max(event.epoch, event.session))
         ghost = self.roster.ghosts.get(event.worker)
         if ghost is not None and ghost.incarnation == event.incarnation:
             del self.roster.ghosts[event.worker]
@@ -184,6 +183,10 @@ class Machine:
             self.sessions.remind(worker, now_s)
         else:
             self.sessions.adopt(worker, event, now_s, unwelcome=self._unwelcome(worker))
+
+    def _learn(self, epoch: int) -> None:
+        """A coordinator before this one had come so far: its numbers are not used again."""
+        self.sessions.epoch = max(self.sessions.epoch, epoch)
 
     def _unwelcome(self, worker: Worker) -> str:
         if self.paused:

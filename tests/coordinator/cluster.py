@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import zmq
 
@@ -86,7 +86,9 @@ class Raw:
         self._context.term()
 
     def send(self, *frames: bytes) -> None:
-        self._socket.send_multipart(list(frames))
+        """Lost if the coordinator has turned the connection down."""
+        with suppress(zmq.Again):
+            self._socket.send_multipart(list(frames), zmq.NOBLOCK)
 
     def say(self, say: Say) -> None:
         self.send(encode(say))
