@@ -100,8 +100,10 @@ class DrafterTraining:
 
     # Around a rollout.
 
-    def begin(self, step: int) -> None:
-        """RL step `step` samples: whoever runs out of work may train, if it is due."""
+    def begin(self, step: int, dispatcher: RolloutDispatcher) -> None:
+        """RL step `step` samples: whoever runs out of work may train, if it is due. It goes on from the newest weights:
+        a trainer that stopped with the rollout before may have published after `hand_out`."""
+        self._hand_out(dispatcher)
         self._driver.rollout_started(step, train=self._drift.due(step))
 
     def sampled(self, step: int) -> None:
@@ -119,6 +121,9 @@ class DrafterTraining:
         if target_version != self._target_version:
             self._target_version = target_version
             self._canary.new_target()
+        self._hand_out(dispatcher)
+
+    def _hand_out(self, dispatcher: RolloutDispatcher) -> None:
         ready, self._ready = self._ready, None
         if ready is not None and self._canary.offer(ready.manifest.version):
             self._kept[ready.manifest.version] = ready

@@ -91,7 +91,7 @@ def spare_time(job: Job) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     try:
-        yield lambda: drafter.begin(step)
+        yield lambda: drafter.begin(step, job.dispatcher)
     finally:
         drafter.sampled(step)
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from actors.engine.types import (
     Capabilities,
+    DrafterLoaded,
     DraftersSaved,
     EngineDiedError,
     EngineIdle,
@@ -133,6 +134,9 @@ class FakeEngine:
     def load_drafters(self, directory: str) -> None:
         self._send(("note", {"load": directory}))
 
+    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        self._send(("drafter", (name, manifest, buffer)))
+
     def poll(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         try:
@@ -225,6 +229,12 @@ def _child(pipe: Connection) -> None:
                 except OSError as error:
                     failure = str(error)
                 events.append(DraftersSaved(value, failure))
+            elif kind == "drafter":
+                name, manifest, buffer = value
+                if options.notes:
+                    with Path(options.notes).open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({"drafter": name, "version": manifest.version}) + "\n")
+                events.append(DrafterLoaded(name, manifest.version, zlib.crc32(buffer), 0.001))
             elif kind == "weights":
                 manifest, buffer = value
                 version = manifest.version

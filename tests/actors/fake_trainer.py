@@ -1,10 +1,12 @@
 """A spot trainer without a process or a network: it answers what it is told, and writes down what it was told."""
 
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,7 @@ class Script:
     fail_to_start: str = ""
     deaf: bool = False  # does not stop
     stop_s: float = 0.0  # from the command to stop to the answer
+    notes: str = ""  # file to which the versions that are loaded are appended; empty: nowhere
 
     def trainer(self) -> "FakeTrainer":
         """The factory of a SpotPlan."""
@@ -75,7 +78,7 @@ class FakeTrainer:
         self.fed += records
         self.steps += 1
         step = self.steps, self._session.session, self._session.epoch
-        self.say(MicroStep(*step, 1, 2.0, 0.5, 0.75, len(records), 0, time.time(), 0.01), NeedData(64))
+        self.say(MicroStep(*step, 1, 2.0, 0.5, 0.75, len(records), 0, time.time(), 0.01), NeedData(64), after_s=0.01)
 
     def stop(self) -> None:
         self._script.log.append("stop")
@@ -88,6 +91,10 @@ class FakeTrainer:
 
     def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         self.loaded.append(manifest.version)
+        self.steps = manifest.version
+        if self._script.notes:
+            with Path(self._script.notes).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"trainer": manifest.version, "weights": int(payload.sum())}) + "\n")
 
     def say(self, *events: TrainerEvent, after_s: float = 0.0) -> None:
         with self._changed:

@@ -149,7 +149,7 @@ def test_a_collapse_brings_the_last_good_weights_back(training: DrafterTraining,
 def test_the_reason_of_a_lost_trainer_is_shown_and_its_absence_is_waited_for_by_nobody(
     training: DrafterTraining, tmp_path: Path
 ) -> None:
-    training.begin(1)
+    training.begin(1, Dispatcher())  # type: ignore[arg-type]
     training.event("rollout-1", micro_step())
     training.event("rollout-1", TrainerFailed("process 7 ended with signal SIGKILL"))
     training.sampled(1)
@@ -186,6 +186,20 @@ def test_engines_that_draft_with_the_wanted_weights_are_told_nothing(training: D
     assert engines.versions == [5]
 
 
+def test_what_comes_too_late_is_handed_out_before_anyone_trains_again(
+    training: DrafterTraining, driver: Driver
+) -> None:
+    """Else two workers in turn would train from the same old weights, and one's work would be lost."""
+    engines: Any = Dispatcher()
+    training.hand_out(engines, 1)
+    training.event("rollout-0", ready(5))
+    assert engines.versions == []
+    said: list[int] = []
+    driver.rollout_started = lambda step, *, train=True: said.extend(engines.versions)  # type: ignore[method-assign]
+    training.begin(2, engines)
+    assert said == [5]
+
+
 @pytest.mark.parametrize(
     ("options", "trained", "rates", "due"),
     [
@@ -200,7 +214,7 @@ def test_when_the_drafter_is_trained(
 ) -> None:
     training = make(options)
     for step, rate in enumerate(rates, 1):
-        training.begin(step)
+        training.begin(step, Dispatcher())  # type: ignore[arg-type]
         training.window(drafted(rate))
         if step in trained:
             training.event("rollout-0", micro_step(step))
@@ -213,7 +227,7 @@ def test_when_the_drafter_is_trained(
 @pytest.mark.parametrize(("layout", "ended_by"), [("embedded", "sampled"), ("disaggregated", "publishing")])
 def test_training_ends_when_its_machine_is_needed(make: Make, driver: Driver, layout: str, ended_by: str) -> None:
     training = make(cluster={"layout": layout})
-    training.begin(7)
+    training.begin(7, Dispatcher())  # type: ignore[arg-type]
     for moment in ("sampled", "publishing"):
         before = len(driver.said)
         getattr(training, moment)(7)
@@ -236,7 +250,7 @@ def test_a_resumed_run_knows_when_it_trained_and_how_well_was_drafted(
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     for step in (2, 3, 4):
-        resumed.begin(step)
+        resumed.begin(step, engines)  # type: ignore[arg-type]
     assert driver.said == [(2, False), (3, False), (4, True)]
     resumed.hand_out(engines, 2)  # type: ignore[arg-type]
     assert engines.versions == []  # no trainer is up yet: engines draft with what they started with

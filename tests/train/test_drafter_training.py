@@ -1,0 +1,144 @@
+"""The whole program with drafter training: it learns in the tails, and nothing else changes.
+
+How many RL steps pass before a trainer is up and finds a tail long enough is a matter of the machine. So a run goes on
+until it has shown what is looked for, is then interrupted as by Ctrl-C, and is compared with one as long without.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.spot.checkpoints import history
+from launch import train
+from launch.config import load_config
+from launch.job import Job
+from launch.rl_step import rl_step
+from models.checkpoint import init_model, save_model
+from tests.train.conftest import Runs
+from tests.train.test_determinism import learning
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+MOST_STEPS = 100
+TRAINED = (
+    "drafter.train=true",
+    "drafter.micro_step_tokens=64",
+    "rollout.speculation={mode: fixed, strategies: ['eagle:3']}",
+)
+FITTED = "drafter.offline={max_steps: 50, samples: 1}"
+Records = list[dict[str, Any]]
+
+
+class LongRuns:
+    """Runs of two workers whose responses end by chance, so that one worker is done well before the other."""
+
+    def __init__(self, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._runs, self._patch = runs, monkeypatch
+        model = runs.root / "long_model"
+        if not model.exists():
+            shape = json.loads((runs.root / "small/config.json").read_text())
+            shape |= {"num_hidden_layers": 3, "max_position_embeddings": 2048}
+            (runs.root / "long").mkdir()
+            (runs.root / "long/config.json").write_text(json.dumps(shape))
+            target = init_model(runs.root / "long", seed=0, dtype=torch.float32, device="cpu", batch_invariant=True)
+            save_model(target, model, tokenizer_dir=runs.root / "data/model")
+        self._overrides = (
+            *(f"model.path={model}", "rollout.workers=2", f"run.steps={MOST_STEPS}", "checkpoint.every=0"),
+            *(
+                "rollout.prompts_per_step=2",
+                "rollout.rollouts_per_prompt=4",
+                "data.eval=null",
+                "data.max_prompt_tokens=64",
+            ),
+            "rollout.sampling={max_new_tokens: 700}",
+            "rollout.engine={threads: 1, kv_tokens: 16384, max_model_tokens: 1024, progress_every_tokens: 8}",
+        )
+
+    def folder(self, name: str) -> Path:
+        return self._runs.root / name
+
+    def run(self, name: str, enough: Callable[[], bool], *extra: str, resume: bool = False) -> list[dict[str, Any]]:
+        """Its step records, once `enough` was true after a step."""
+
+        def step(job: Job) -> None:
+            rl_step(job)
+            job.interrupt.requested = enough()
+
+        self._patch.setattr(train, "rl_step", step)
+        overrides = self._runs.overrides(name, *self._overrides, *extra)
+        config = load_config(self._runs.config, overrides).config
+        code = train.train(config, config_source="test", resume=resume)
+        assert code == train.EXIT_INTERRUPTED, f"{MOST_STEPS} steps were not enough"
+        return self._runs.steps(name)
+
+    def drafter(self, name: str) -> Records:
+        """The records of drafter.jsonl."""
+        path = self.folder(name) / "drafter.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def has_trained(self, name: str, after: int = 0) -> bool:
+        """After RL step `after` there were micro-steps, and then new weights that engines draft with."""
+        records = [record for record in self.drafter(name) if record["step"] > after]
+        swaps = {record["levels"].get("version") for record in records}
+        return any(record["micro_steps"] for record in records) and len(swaps) > 1
+
+    def says(self, name: str, kind: str) -> list[str]:
+        events = map(json.loads, (self.folder(name) / "events.jsonl").read_text().splitlines())
+        return [event["message"] for event in events if event["kind"] == kind]
+
+    def is_as_untrained(self, name: str) -> None:
+        """Its rollouts and its losses are those of a run without speculation, let alone training."""
+        rows, without = self._runs.steps(name), "untrained"
+
+        def enough() -> bool:
+            return len(self._runs.steps(without)) >= len(rows)
+
+        if not enough():
+            self.run(without, enough, "rollout.speculation.mode=off", resume=self.folder(without).exists())
+        assert learning(rows) == learning(self._runs.steps(without)[: len(rows)])
+        others = [text for text in self._runs.texts(without) if int(text.split()[0]) <= len(rows)]
+        assert self._runs.texts(name) == others
+
+
+@pytest.fixture
+def long(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> LongRuns:
+    return LongRuns(runs, monkeypatch)
+
+
+def micro_steps(records: Records) -> list[int]:
+    return [update[0] for record in records for update in record["updates"]]
+
+
+def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(long: LongRuns) -> None:
+    rows = long.run("fitted", lambda: long.has_trained("fitted"), *TRAINED, FITTED)
+    before = long.drafter("fitted")
+    done = micro_steps(before)
+    assert done == sorted(set(done)), "no micro-step is done twice"
+    assert {version for record in before for version in record["published"]} <= {0, *done}
+    assert rows[-1]["drafter/captured_bytes"] > 0
+    assert not any(row["drafter/failures"] or row["drafter/rolled_back"] for row in rows)
+    saved = history(long.folder("fitted") / "drafter")[-1]
+    last = int(saved.name.rpartition("_")[2])
+    assert last in done
+    assert any("micro-steps" in line for line in long.says("fitted", "drafter_fit"))
+
+    # Resumed: from the kept fit in the engines, and from the checkpoint in the trainers.
+    more = long.run("fitted", lambda: long.has_trained("fitted", len(rows)), *TRAINED, FITTED, resume=True)
+    after = [record for record in long.drafter("fitted") if record["step"] > len(rows)]
+    assert [row["step"] for row in more] == list(range(1, len(more) + 1))
+    assert long.says("fitted", "drafter_fit")[-1].startswith("using the drafter fitted before")
+    assert micro_steps(after)[0] == last + 1
+
+    long.is_as_untrained("fitted")
+
+
+def test_hidden_states_of_the_learners_pass_do_as_well(long: LongRuns) -> None:
+    """A fresh EAGLE-3 drafter, which reads three layers."""
+    eagle3 = ("drafter.algorithm=eagle3", "drafter.capture.source=learner")
+    rows = long.run("from-learner", lambda: long.has_trained("from-learner"), *TRAINED, *eagle3)
+    assert all(row["drafter/captured_bytes"] > 0 for row in rows)
+    long.is_as_untrained("from-learner")
