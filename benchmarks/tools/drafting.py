@@ -24,7 +24,7 @@ class Acceptance:
 
     verifications: int
     accepted: int
-    by_depth: tuple[float, ...]  # of the tokens drafted at depth 1, 2, ..., accepted given all before were
+    by_depth: tuple[float, ...]  # share of drafts accepted up to depth 1, 2, ...: their sum is accept_length - 1
     rollouts: dict[int, Rollout]  # by request id
 
     @property
