@@ -193,7 +193,7 @@ def test_a_restarted_coordinator_takes_over_ports_and_sessions(tmp_path: Path) -
         w0.idle()
         train = train_command(w0)
         w0.started(train.session, train.epoch, "h:1")
-        eventually(lambda: before.status().workers[0].phase == "running")
+        eventually(lambda: by_name(before.status())["w0"].phase == "running")
         before.close()
         with CoordinatorService(quick, directory=tmp_path) as after:
             assert (after.endpoint, after.address.admin) == (before.endpoint, before.address.admin)
