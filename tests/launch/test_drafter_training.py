@@ -2,6 +2,7 @@
 roll-back and a restart. The actors are Ray's in the last test only; elsewhere they are not needed to decide.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,10 +18,12 @@ from actors.spot.types import Checkpointed, MicroStep, Stopped, TrainerFailed
 from actors.spot_host import CaptureReport, DrafterReady
 from drafter.training.buffer import DataBuffer
 from launch.config.tree import Config
+from launch.dispatch import NoWorkersError
 from launch.drafter_actors import DrafterActors
 from launch.drafter_training import DrafterTraining, drafter_training
 from launch.observe import Observer, Span
 from launch.observe.journal import read
+from launch.rl_step import spare_time
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.drafter.options import BufferOptions
@@ -222,6 +225,22 @@ def test_when_the_drafter_is_trained(
         training.publishing(step)
         training.take(step, None)
     assert [said for said in driver.said if isinstance(said, tuple)] == list(enumerate(due, 1))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
+    training: DrafterTraining, driver: Driver, fails: bool
+) -> None:
+    job: Any = SimpleNamespace(drafter=training, dispatcher=Dispatcher(), steps_done=3)
+    with contextlib.suppress(NoWorkersError), spare_time(job) as decoding:
+        assert driver.said == []
+        decoding()
+        assert driver.said == [(4, True)]
+        if fails:
+            raise NoWorkersError("none is left")
+    assert driver.said == [(4, True), 4]
+    with spare_time(SimpleNamespace(drafter=None, steps_done=3)) as decoding:  # type: ignore[arg-type]
+        decoding()
 
 
 @pytest.mark.parametrize(("layout", "ended_by"), [("embedded", "sampled"), ("disaggregated", "publishing")])
