@@ -88,9 +88,9 @@ class _Incarnation:
     ) -> None:
         self.engine = engine
         self.events: asyncio.Queue[WorkerEvent | None] = asyncio.Queue()
-        self.loading: dict[int, asyncio.Future[WeightsLoaded]] = {}  # by version
-        self.saving: dict[str, asyncio.Future[DraftersSaved]] = {}  # by directory
-        self.drafting: dict[int, asyncio.Future[DrafterLoaded]] = {}  # by version of the drafter
+        self.awaited: dict[
+            tuple[type, int | str], asyncio.Future[Any]
+        ] = {}  # answers, by kind and version or directory
         self.failure: EngineFailed | None = None
         self.window: EngineWindow | None = None
         self.streamed = False
@@ -120,21 +120,12 @@ class _Incarnation:
 
     def _deliver(self, events: Sequence[Event | None]) -> None:
         for event in events:
-            if isinstance(event, WeightsLoaded):
-                waiter = self.loading.pop(event.version, None)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(event)
-                continue
-            if isinstance(event, DraftersSaved):
-                saver = self.saving.pop(event.directory, None)
-                if saver is not None and not saver.done():
-                    saver.set_result(event)
-                continue
-            if isinstance(event, DrafterLoaded):
-                drafter = self.drafting.pop(event.version, None)
-                if drafter is not None and not drafter.done():
-                    drafter.set_result(event)
-                continue
+            match event:
+                case WeightsLoaded(version=key) | DrafterLoaded(version=key) | DraftersSaved(directory=key):
+                    waiter = self.awaited.pop((type(event), key), None)
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(event)
+                    continue
             if isinstance(event, Captured):
                 if self._spot is not None:
                     self._spot.captured(event)
@@ -151,13 +142,10 @@ class _Incarnation:
 
     def _fail_waiters(self) -> None:
         reason = self.failure.reason if self.failure else "the engine was closed"
-        waiters: list[asyncio.Future[Any]] = [*self.loading.values(), *self.saving.values(), *self.drafting.values()]
-        for waiter in waiters:
+        for waiter in self.awaited.values():
             if not waiter.done():
                 waiter.set_exception(EngineDiedError(reason))
-        self.loading.clear()
-        self.saving.clear()
-        self.drafting.clear()
+        self.awaited.clear()
 
     def close(self) -> None:
         """Blocking; the engine's own close has a deadline."""
@@ -230,12 +218,8 @@ class RolloutWorker:
         Pass an ObjectRef as `buffer`: it arrives as a read-only view of the object store. Raises EngineDiedError.
         """
         incarnation = self._engine()
-        waiter: asyncio.Future[WeightsLoaded] = asyncio.get_running_loop().create_future()
-        incarnation.loading[manifest.version] = waiter
-        await self._call(incarnation.engine.update_weights, manifest, buffer)
-        if incarnation.failure is not None and not waiter.done():
-            waiter.set_exception(EngineDiedError(incarnation.failure.reason))
-        loaded = await waiter
+        update = incarnation.engine.update_weights
+        loaded = await self._answer(incarnation, WeightsLoaded, manifest.version, update, manifest, buffer)
         if self._current is incarnation:
             self._loaded = loaded
         if self._spot is not None:
@@ -247,14 +231,11 @@ class RolloutWorker:
         """New weights of the drafter `name`, for the engine and for the trainer here. Answers when the engine has them;
         the deadline is the caller's. Pass an ObjectRef as `buffer`. Raises NoEngineError, EngineDiedError."""
         incarnation = self._engine()
-        if incarnation.failure is not None:
-            raise EngineDiedError(incarnation.failure.reason)
-        waiter: asyncio.Future[DrafterLoaded] = asyncio.get_running_loop().create_future()
-        incarnation.drafting[manifest.version] = waiter
-        await self._call(incarnation.engine.update_drafter, name, manifest, buffer)
+        update = incarnation.engine.update_drafter
+        loaded = await self._answer(incarnation, DrafterLoaded, manifest.version, update, name, manifest, buffer)
         if self._spot is not None:
             await self._spot.drafter_changed(manifest, buffer)
-        return await waiter
+        return loaded
 
     @ray.method
     async def remember(self, rollouts: SharedRollouts, own_index: int) -> None:
@@ -272,12 +253,8 @@ class RolloutWorker:
         """Answers when everything that the drafters would lose with the engine is in `directory`. The deadline is the
         caller's. Raises NoEngineError, EngineDiedError, and RuntimeError where it could not be written."""
         incarnation = self._engine()
-        if incarnation.failure is not None:
-            raise EngineDiedError(incarnation.failure.reason)
-        saver: asyncio.Future[DraftersSaved] = asyncio.get_running_loop().create_future()
-        incarnation.saving[directory] = saver
-        await self._call(incarnation.engine.save_drafters, directory)
-        saved = await saver
+        save = incarnation.engine.save_drafters
+        saved = await self._answer(incarnation, DraftersSaved, directory, save, directory)
         if saved.failure is not None:
             raise RuntimeError(saved.failure)
 
@@ -338,6 +315,17 @@ class RolloutWorker:
         if self._current is None:
             raise NoEngineError(f"{self._name} has no engine: {self._reason or self._engine_state}")
         return self._current
+
+    async def _answer(
+        self, incarnation: _Incarnation, answer: type[T], key: int | str, call: Callable[..., None], *args: object
+    ) -> T:
+        """Ask the engine by `call`, and wait for its answer, an event of that type and key. Raises EngineDiedError."""
+        if incarnation.failure is not None:
+            raise EngineDiedError(incarnation.failure.reason)
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        incarnation.awaited[answer, key] = waiter
+        await self._call(call, *args)
+        return await waiter
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._calls, function, *args)

@@ -15,10 +15,9 @@ import ray
 
 from actors.placement import place
 from launch.config import Config
-from launch.errors import PacelineError
 from launch.interrupt import Interrupt
 from launch.job import tokenizer_dir
-from launch.warmup import add_files
+from launch.warmup import add_files, keep
 from launch.warmup_drafter import DrafterWarmup, fit_drafter
 
 _POLL_S = 0.5
@@ -54,7 +53,7 @@ def offline_fit(
             seed=config.drafter.seed,
         )
         _fit(config, interrupt, given, log)
-        _keep(given.out, directory)
+        keep(given.out, directory, "the fitted drafter")
     eagle = config.rollout.speculation.eagle.model_copy(update={"path": str(directory)})
     speculation = config.rollout.speculation.model_copy(update={"eagle": eagle})
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"speculation": speculation})})
@@ -99,15 +98,6 @@ def _lines(given: DrafterWarmup) -> Iterator[str]:
         yield line
     if failure:
         raise failure[0]
-
-
-def _keep(fitted: Path, directory: Path) -> None:
-    try:
-        fitted.rename(directory)
-    except OSError as error:
-        shutil.rmtree(fitted, ignore_errors=True)
-        if not (directory / "config.json").is_file():  # else another run made the same one meanwhile
-            raise PacelineError(f"cannot keep the fitted drafter in {directory}: {error}") from error
 
 
 def _fingerprint(config: Config, target: Path) -> str:

@@ -67,13 +67,18 @@ def warm_start(
             if step % _REPORT_EVERY == 0 or step == options.steps:
                 log(f"warm start {step}/{options.steps}: loss {result.losses[-1]:.4f}")
         learner.export(partial)
-    try:
-        partial.rename(target)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not (target / "config.json").is_file():  # else another run made the same one meanwhile
-            raise PacelineError(f"cannot keep the warm start in {target}: {error}") from error
+    keep(partial, target, "the warm start")
     return target
+
+
+def keep(made: Path, folder: Path, what: str) -> None:
+    """`made` becomes `folder`, unless another run made the same one meanwhile. Raises PacelineError."""
+    try:
+        made.rename(folder)
+    except OSError as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if not (folder / "config.json").is_file():
+            raise PacelineError(f"cannot keep {what} in {folder}: {error}") from error
 
 
 def fingerprint(config: Config) -> str:
