@@ -266,6 +266,9 @@ def validate_paths(config: Config) -> list[Issue]:
     used = config.rollout.speculation.mode != "off" and eagle != FRESH_WEIGHTS
     if eagle is not None and used and not Path(eagle).is_dir():
         issues.append(_missing("rollout.speculation.eagle.path", eagle, "no directory of drafter weights"))
+    keys = config.coordinator.curve.directory
+    if keys is not None and config.drafter.train and not Path(keys).is_dir():
+        issues.append(_missing("coordinator.curve.directory", keys, "no directory of key files"))
     inputs = [("data.train", config.data.train), ("data.eval", config.data.eval)]
     if config.warmup is not None:
         inputs.append(("warmup.data", config.warmup.data))

@@ -82,11 +82,12 @@ def test_what_is_refused_changes_nothing(data: st.DataObject) -> None:
             return
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 60))
-def test_every_wait_ends(seed: int, events: int) -> None:
-    """With nothing but time, all workers are given up, and no deadline is left."""
-    machine = random_sequence(random.Random(seed), events)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.randoms(use_true_random=False), st.integers(1, 30))
+def test_every_wait_ends(rng: random.Random, events: int) -> None:
+    """With nothing but time, all workers are given up, and no deadline is left. (Hypothesis makes every choice itself
+    here, so that a failure shrinks to its cause.)"""
+    machine = random_sequence(rng, events)
     for _ in range(200):
         if machine.next_deadline_s == float("inf"):
             break

@@ -152,6 +152,19 @@ def test_drafter_weights_must_exist(write_config: Write, tmp_path: Path) -> None
     assert fresh.rollout.speculation.eagle.path == "random"
 
 
+def test_key_files_must_exist(write_config: Write, tmp_path: Path) -> None:
+    def found(*more: str) -> list[str]:
+        loaded = load_config(write_config(), ["coordinator.curve.directory=keys", *more])
+        return [issue.key for issue in check_environment(loaded.config) if "curve" in issue.key]
+
+    assert found() == []  # no drafter is trained: there is no coordinator
+    assert found(*TRAINED) == ["coordinator.curve.directory"]
+    (tmp_path / "keys").mkdir()
+    assert found(*TRAINED) == []
+    resolved = load_config(write_config(), ["coordinator.curve.directory=keys"]).config
+    assert resolved.coordinator.curve.directory == str(tmp_path / "keys")
+
+
 def test_a_trained_drafter_begins_with_fresh_weights_unless_it_has_some(write_config: Write) -> None:
     from drafter.eagle.files import fresh_path
 
