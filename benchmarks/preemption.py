@@ -98,9 +98,9 @@ class Worker:
         self.engine.wake()
         prompt = np.arange(24, dtype=np.int32)
         self.engine.submit([Request(0, 0, prompt, self._sessions, SamplingParams(8))])
-        expect(self.engine.poll, Progress)
-        end_s = perf_counter()
-        expect(self.engine.poll, EngineIdle)
+        tokens_s: list[float] = []
+        expect(self.engine.poll, EngineIdle, lambda e: tokens_s.append(perf_counter()) if type(e) is Progress else None)
+        end_s = tokens_s[0]
         return rest_s, stopped_s - start_s, end_s - stopped_s, end_s - start_s, end_s - start_s - rest_s
 
     def _hear(self, event: Any) -> None:
