@@ -238,7 +238,7 @@ def run_sequences(seeds: range) -> Counter[str]:
 
 def worlds(count: int) -> dict[str, Any]:
     total = in_processes(run_worlds, count)
-    virtual_s, events, violations = (total.pop(name) for name in ("virtual_s", "events", "violations"))
+    virtual_s, events, violations = (total.pop(name, 0) for name in ("virtual_s", "events", "violations"))
     return {
         "worlds": count,
         "events": events,
