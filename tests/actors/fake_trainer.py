@@ -33,6 +33,7 @@ class Script:
     made: list["FakeTrainer"] = field(default_factory=list)
     starts: int = 0
     gate: threading.Event | None = None  # a start waits for it
+    hold: threading.Event | None = None  # so does what is told of new target weights
     fail_to_start: str = ""
     deaf: bool = False  # does not stop
     stop_s: float = 0.0  # from the command to stop to the answer
@@ -66,6 +67,8 @@ class FakeTrainer:
 
     def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
         self.targets.append(manifest.version)
+        if self._script.hold is not None:
+            self._script.hold.wait(30.0)
 
     def start(self, session: Session) -> None:
         self._session = session
