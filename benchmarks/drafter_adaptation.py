@@ -93,7 +93,7 @@ class Experiment:
         self.target: Target = deep_target(load_target(directory, "demo", "float32"), LAYERS)
         self.target.model.requires_grad_(False)
         self.rl = DemoRl(self.target, directory, plan.steps)
-        self._first = self.rl.weights(0)
+        self._first = self._loaded = self.rl.weights(0)
         options = DrafterOptions(learning_rate=plan.learning_rate, micro_step_tokens=plan.micro_step_tokens)
         trainer = DrafterTrainer(TargetHead.of(self.target.model, 0), options)
         self.engine: NativeEngine = drafting_engine(self.target, trainer.model, RUNNING, plan.depth)
@@ -153,7 +153,8 @@ class Experiment:
         return {name: round(found[name], 3) for name in ARMS}
 
     def _train(self, number: int, asked: Asked, rollouts: Mapping[int, Rollout]) -> None:
-        """What happens to the drafters while the tail of this step is decoded, judged as it goes."""
+        """What happens to the drafters while the tail of this step is decoded, judged as it goes; the target's weights
+        are still those of this step."""
         records = records_of(self.target, asked, rollouts, number)
         samples = len(asked.requests) // len(asked.prompts)
         judged = [record for record in records if record.request_id % samples == JUDGED_SAMPLE]
@@ -174,11 +175,14 @@ class Experiment:
             arm.buffer.add(record for record in others if len(record.tokens) > middle)
 
     def load(self, version: int) -> None:
-        """The engine takes what the learner has now; version 0 is the target before RL, whenever it is asked for."""
-        manifest, buffer = self._first if version == 0 else self.rl.weights(version)
-        self.engine.update_weights(manifest, np.asarray(buffer))
+        """What is decoded with next: the learner's weights; version 0 is the target before RL, whenever asked for."""
+        self._loaded = self._first if version == 0 else self.rl.weights(version)
 
     def _draft_with(self, name: str) -> None:
+        """Every measurement begins with an engine that knows no prompt: a drafter sees nothing of a prompt whose K/V
+        is left from earlier requests, so whoever came second would draft worse."""
+        manifest, buffer = self._loaded
+        self.engine.update_weights(manifest, np.asarray(buffer))
         loaded = self.engine.update_drafter("eagle", *self.arms[name].trainer.export())
         if loaded.reason:
             raise SystemExit(f"the engine refuses the drafter: {loaded.reason}")
