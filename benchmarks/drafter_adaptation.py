@@ -345,7 +345,19 @@ def main() -> None:
     report["seconds"] = round(time.perf_counter() - start_s)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     arguments.out.with_suffix(".svg").write_text(drawing(experiment), encoding="utf-8")
-    print(json.dumps({key: report[key] for key in ("tables", "top3_points", "seconds")}, indent=1))
+    print(markdown(report["tables"]))
+    print(json.dumps({key: report[key] for key in ("top3_points", "seconds")}, indent=1))
+
+
+def markdown(tables: dict[str, Any]) -> str:
+    """Accept lengths as TLT Table 6."""
+    lines = ["| requests | " + " | ".join(ARMS) + " | adaptive / frozen | adaptive / no offset |", "|---" * 6 + "|"]
+    for name, row in tables.items():
+        lengths = " | ".join(f"{row['accept_length'][arm]:.2f}" for arm in ARMS)
+        both = [row["adaptive_over_frozen"], row["adaptive_over_no_offset"]]
+        ratios = " | ".join(f"{r['ratio']:.2f} ({r['low']:.2f} to {r['high']:.2f})" for r in both)
+        lines.append(f"| {name} | {lengths} | {ratios} |")
+    return "\n".join(lines)
 
 
 def find_warm_start(given: str | None) -> Path:
