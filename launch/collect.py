@@ -96,10 +96,12 @@ class Collector:
         phase: str,
         *,
         decoding: Callable[[], None] = lambda: None,
+        sampled: Callable[[], None] = lambda: None,
     ) -> Round:
         """Sample and grade; `requests` are `samples` per pick in canonical order (launch.requests).
 
-        `decoding` is called once, when the first response has come: by then every worker that gets work has it.
+        `decoding` is called once, when the first response has come: by then every worker that gets work has it;
+        `sampled` once, when nothing is left to sample, whatever happened.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
         arrived: dict[int, tuple[Rollout, str]] = {}
@@ -116,9 +118,12 @@ class Collector:
 
         self._rewards.begin()
         start_s = time.monotonic()
-        stats = self._dispatcher.run(
-            requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
-        )
+        try:
+            stats = self._dispatcher.run(
+                requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
+            )
+        finally:
+            sampled()
         sampled_s = time.monotonic()
         if stats.interrupted:
             self._interrupt.check()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow
@@ -34,6 +34,12 @@ from policies.drafter.drift import DriftMonitor
 from policies.speculation.strategy import Strategy
 
 DRAFTER = "eagle"
+Moment = Literal["sampled", "graded", "publishing"]
+ENDS: dict[str, Moment] = {  # of workers' spare time, by layout
+    "embedded": "sampled",  # grading and learning want the same cores
+    "colocated": "graded",  # grading wants no GPU, the learner wants theirs
+    "disaggregated": "publishing",  # the learner has its own
+}
 CHECKPOINTS_DIR = "drafter"  # in the run's folder
 
 
@@ -61,7 +67,6 @@ class DrafterTraining:
         self._drafting = 0  # version, of the engines
         self._trained = False  # since the last record
         self._target_version = 0
-        self._apart = config.cluster.layout == "disaggregated"
 
     def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
         """How worker `name` trains."""
@@ -106,14 +111,9 @@ class DrafterTraining:
         self._hand_out(dispatcher)
         self._driver.rollout_started(step, train=self._drift.due(step))
 
-    def sampled(self, step: int) -> None:
-        """Nothing is left to sample. Where the learner needs this machine, training ends now; nobody waits for it."""
-        if not self._apart:
-            self._driver.rollout_complete(step)
-
-    def publishing(self, step: int) -> None:
-        """New target weights are about to come. A learner with devices of its own has left the workers' alone."""
-        if self._apart:
+    def reached(self, moment: Moment, step: int) -> None:
+        """The RL step has come so far: training ends where what it runs on is wanted again; nobody waits for it."""
+        if moment == ENDS[self._config.cluster.layout]:
             self._driver.rollout_complete(step)
 
     def hand_out(self, dispatcher: RolloutDispatcher, target_version: int) -> None:
@@ -130,7 +130,7 @@ class DrafterTraining:
         wanted = self._kept.get(self._canary.version)
         if wanted is None or wanted.manifest.version == self._drafting:
             return
-        dispatcher.set_drafter(DRAFTER, wanted.manifest, wanted.ref)
+        dispatcher.set_drafter(DRAFTER, wanted.manifest, wanted.payload)
         self.meter.swapped(wanted.manifest.version)
         self._drafting = wanted.manifest.version
         self._kept = {v: kept for v, kept in self._kept.items() if v in (self._canary.good, self._drafting)}

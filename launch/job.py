@@ -60,7 +60,7 @@ class Job:
         """
         start_s = time.monotonic()
         if self.drafter is not None:
-            self.drafter.publishing(self.steps_done)
+            self.drafter.reached("publishing", self.steps_done)
         with self.span("publish"):
             manifest, ref = self.learner.publish(self.steps_done)
         written_s = time.monotonic()

@@ -38,8 +38,10 @@ def rl_step(job: Job) -> None:
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
-    with spare_time(job) as decoding:
-        collected = job.collector.run(picks, rollout.rollouts_per_prompt, requests, "rollout", decoding=decoding)
+    with spare_time(job) as (decoding, sampled):
+        collected = job.collector.run(
+            picks, rollout.rollouts_per_prompt, requests, "rollout", decoding=decoding, sampled=sampled
+        )
     require_some(collected, job.steps_done + 1)
     for group in collected.groups:
         if group.members:
@@ -83,17 +85,21 @@ def rl_step(job: Job) -> None:
         )
 
 
+Call = Callable[[], None]
+
+
 @contextmanager
-def spare_time(job: Job) -> Iterator[Callable[[], None]]:
-    """Around a rollout: from the call of what it yields on, workers without work may train the drafter."""
+def spare_time(job: Job) -> Iterator[tuple[Call, Call]]:
+    """Around a rollout. Yields what to call when all workers have work, and when nothing is left to sample: between the
+    two, and longer where that disturbs nobody, workers without work may train the drafter."""
     drafter, step = job.drafter, job.steps_done + 1
     if drafter is None:
-        yield lambda: None
+        yield lambda: None, lambda: None
         return
     try:
-        yield lambda: drafter.begin(step, job.dispatcher)
+        yield lambda: drafter.begin(step, job.dispatcher), lambda: drafter.reached("sampled", step)
     finally:
-        drafter.sampled(step)
+        drafter.reached("graded", step)
 
 
 def verified(collected: Round) -> list[tuple[int, int]]:

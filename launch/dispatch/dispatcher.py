@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.options import RolloutOptions
@@ -213,9 +215,9 @@ class RolloutDispatcher:
         """All drafters take the saved state, those of engines restarted later too. Never waits, never fails."""
         self._drafters.load(self._seats, directory)
 
-    def set_drafter(self, name: str, manifest: WeightsManifest, ref: "ray.ObjectRef[Any]") -> None:
+    def set_drafter(self, name: str, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         """All engines draft with these weights from now on, those restarted later too. Never waits, never fails."""
-        self._drafters.update(self._seats, name, Weights(manifest, ref))
+        self._drafters.update(self._seats, name, manifest, payload)
 
     def abort_all(self) -> None:
         """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""

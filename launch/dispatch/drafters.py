@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from actors.engine.types import IntArray
 from actors.shared_rollouts import SharedRollouts
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
+from models.manifest import WeightsManifest
 
 SAVE_TIMEOUT_S = 60.0
 _MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
@@ -51,12 +54,13 @@ class DrafterMessages:
         for name, weights in self._weights.items():
             self._send_weights(seat, name, weights)
 
-    def update(self, seats: Iterable[Seat], name: str, weights: Weights) -> None:
+    def update(self, seats: Iterable[Seat], name: str, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         """All engines draft with these weights, those that are restarted later too."""
-        self._weights[name] = weights
-        for seat in seats:
-            if _up(seat):
-                self._send_weights(seat, name, weights)
+        with suppress(RayError):
+            weights = self._weights[name] = Weights(manifest, ray.put(payload))
+            for seat in seats:
+                if _up(seat):
+                    self._send_weights(seat, name, weights)
 
     def _send_weights(self, seat: Seat, name: str, weights: Weights) -> None:
         with suppress(RayError):

@@ -20,7 +20,7 @@ from drafter.training.buffer import DataBuffer
 from launch.config.tree import Config
 from launch.dispatch import NoWorkersError
 from launch.drafter_actors import DrafterActors
-from launch.drafter_training import DrafterTraining, drafter_training
+from launch.drafter_training import DrafterTraining, Moment, drafter_training
 from launch.observe import Observer, Span
 from launch.observe.journal import read
 from launch.rl_step import spare_time
@@ -38,12 +38,12 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.versions: list[int] = []
-        self.refs: list[Any] = []
+        self.payloads: list[Any] = []
 
-    def set_drafter(self, name: str, manifest: WeightsManifest, ref: Any) -> None:
+    def set_drafter(self, name: str, manifest: WeightsManifest, payload: Any) -> None:
         assert name == "eagle"
         self.versions.append(manifest.version)
-        self.refs.append(ref)
+        self.payloads.append(payload)
 
 
 class Driver:
@@ -96,7 +96,7 @@ def training(make: Make) -> DrafterTraining:
 
 
 def ready(version: int) -> DrafterReady:
-    return DrafterReady(WeightsManifest(version, 0, (), 0), f"weights {version}")
+    return DrafterReady(WeightsManifest(version, 0, (), 0), f"weights {version}")  # type: ignore[arg-type]
 
 
 def drafted(rate: float, tokens: int = 1000) -> EngineWindow:
@@ -122,7 +122,7 @@ def test_a_collapse_brings_the_last_good_weights_back(training: DrafterTraining,
         training.event("rollout-0", ready(version))
         training.hand_out(engines, target)  # type: ignore[arg-type]
         training.window(drafted(0.6))
-    assert (engines.versions, engines.refs[-1]) == ([10, 20], "weights 20")
+    assert (engines.versions, engines.payloads[-1]) == ([10, 20], "weights 20")
 
     training.event("rollout-1", ready(30))
     training.event("rollout-0", ready(29))  # older than what waits
@@ -133,7 +133,7 @@ def test_a_collapse_brings_the_last_good_weights_back(training: DrafterTraining,
         training.window(drafted(0.1))  # version 30 drafts until the next hand-out, and is no measure of version 20
     training.event("rollout-0", ready(25))  # made before the roll-back
     training.hand_out(engines, 4)  # type: ignore[arg-type]
-    assert (engines.versions, engines.refs[-1]) == ([10, 20, 30, 20], "weights 20")
+    assert (engines.versions, engines.payloads[-1]) == ([10, 20, 30, 20], "weights 20")
     training.window(drafted(0.2))  # a third of what version 20 had: the target has changed, nothing to go back to
     assert kinds(tmp_path).count("drafter_rolled_back") == 1
     assert "drafter_collapsed" in kinds(tmp_path)
@@ -155,7 +155,7 @@ def test_the_reason_of_a_lost_trainer_is_shown_and_its_absence_is_waited_for_by_
     training.begin(1, Dispatcher())  # type: ignore[arg-type]
     training.event("rollout-1", micro_step())
     training.event("rollout-1", TrainerFailed("process 7 ended with signal SIGKILL"))
-    training.sampled(1)
+    training.reached("sampled", 1)
     record = training.take(1, None)
     assert (len(record.updates), record.counts["failures"]) == (1, 1)
     lost = [e["message"] for e in read(tmp_path / "run/events.jsonl") if e["kind"] == "trainer_lost"]
@@ -173,7 +173,7 @@ def test_a_roll_back_finds_the_last_good_weights_however_long_ago_they_passed(tr
         training.window(drafted(0.1, tokens=10))
     training.window(drafted(0.1))
     training.hand_out(engines, 5)
-    assert (engines.versions, engines.refs[-1]) == ([10, 20, 30, 40, 10], "weights 10")
+    assert (engines.versions, engines.payloads[-1]) == ([10, 20, 30, 40, 10], "weights 10")
 
 
 def test_engines_that_draft_with_the_wanted_weights_are_told_nothing(training: DrafterTraining) -> None:
@@ -221,35 +221,41 @@ def test_when_the_drafter_is_trained(
         training.window(drafted(rate))
         if step in trained:
             training.event("rollout-0", micro_step(step))
-        training.sampled(step)
-        training.publishing(step)
+        training.reached("sampled", step)
         training.take(step, None)
     assert [said for said in driver.said if isinstance(said, tuple)] == list(enumerate(due, 1))
 
 
 @pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("layout", ["embedded", "colocated"])
 def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
-    training: DrafterTraining, driver: Driver, fails: bool
+    make: Make, driver: Driver, layout: str, fails: bool
 ) -> None:
-    job: Any = SimpleNamespace(drafter=training, dispatcher=Dispatcher(), steps_done=3)
-    with contextlib.suppress(NoWorkersError), spare_time(job) as decoding:
+    job: Any = SimpleNamespace(drafter=make(cluster={"layout": layout}), dispatcher=Dispatcher(), steps_done=3)
+    with contextlib.suppress(NoWorkersError), spare_time(job) as (decoding, sampled):
         assert driver.said == []
         decoding()
         assert driver.said == [(4, True)]
+        sampled()
+        assert driver.said[1:] == ([4] if layout == "embedded" else [])
         if fails:
             raise NoWorkersError("none is left")
     assert driver.said == [(4, True), 4]
-    with spare_time(SimpleNamespace(drafter=None, steps_done=3)) as decoding:  # type: ignore[arg-type]
-        decoding()
+    with spare_time(SimpleNamespace(drafter=None, steps_done=3)) as calls:  # type: ignore[arg-type]
+        for call in calls:
+            call()
 
 
-@pytest.mark.parametrize(("layout", "ended_by"), [("embedded", "sampled"), ("disaggregated", "publishing")])
-def test_training_ends_when_its_machine_is_needed(make: Make, driver: Driver, layout: str, ended_by: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "ended_by"), [("embedded", "sampled"), ("colocated", "graded"), ("disaggregated", "publishing")]
+)
+def test_training_ends_when_its_machine_is_needed(make: Make, driver: Driver, layout: str, ended_by: Moment) -> None:
     training = make(cluster={"layout": layout})
     training.begin(7, Dispatcher())  # type: ignore[arg-type]
-    for moment in ("sampled", "publishing"):
+    moments: tuple[Moment, ...] = ("sampled", "graded", "publishing")
+    for moment in moments:
         before = len(driver.said)
-        getattr(training, moment)(7)
+        training.reached(moment, 7)
         assert driver.said[before:] == ([7] if moment == ended_by else [])
 
 
