@@ -61,10 +61,11 @@ class SpotPlan:
 
 @dataclass(frozen=True, slots=True)
 class DrafterReady:
-    """New drafter weights; `ref` points to the uint8 buffer that the manifest describes."""
+    """New drafter weights. `payload` is the buffer that the manifest describes, and no reference to one: what a worker
+    owns ends with the worker, and Ray loses count of references inside what a stream yields."""
 
     manifest: WeightsManifest
-    ref: Any
+    payload: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ class SpotHost:
                     self._task(self._tell(trainer.publish))
                 self._client.stopped(event.session)
             case Published(manifest, payload):
-                self._emit(DrafterReady(manifest, ray.put(payload)))
+                self._emit(DrafterReady(manifest, payload))
             case Checkpointed():
                 self._emit(event)
             case TrainerFailed(reason):

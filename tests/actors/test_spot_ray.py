@@ -63,7 +63,7 @@ def test_what_one_trainer_learned_reaches_all_engines_and_all_trainers(tmp_path:
             server.control(RolloutComplete(1))
             wait_for(lambda: [event for _, event in ready if event.manifest.version > 0])
             _, new = next((worker, event) for worker, event in ready if event.manifest.version > 0)
-            dispatcher.set_drafter("eagle", new.manifest, new.ref)
+            dispatcher.set_drafter("eagle", new.manifest, new.payload)
             version = new.manifest.version
             for name in ("rollout-0", "rollout-1"):
                 assert told(tmp_path / f"{name}-engine", 1) == [{"drafter": "eagle", "version": version}]
