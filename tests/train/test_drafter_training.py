@@ -122,7 +122,8 @@ def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(long:
     rows = long.run("fitted", lambda: long.has_trained("fitted"), *TRAINED, FITTED)
     before = long.drafter("fitted")
     done = micro_steps(before)
-    assert done == sorted(set(done)), "no micro-step is done twice"
+    versions = [record["levels"]["version"] for record in before if "version" in record["levels"]]
+    assert versions == sorted(versions)
     assert {version for record in before for version in record["published"]} <= {0, *done}
     assert rows[-1]["drafter/captured_bytes"] > 0
     assert not any(row["drafter/failures"] or row["drafter/rolled_back"] for row in rows)
