@@ -220,7 +220,7 @@ def drafter_training(
         keys = configured_keys(config.coordinator, "driver")
         driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator, keys=keys)
         stack.callback(driver.close)
-        watch = DrafterWatch(actors.coordinator, actors.buffers, run_dir, observer.event)
+        watch = DrafterWatch(actors.coordinator, actors.buffers, observer.event)
         stack.callback(watch.look)  # what was lost at the end is said too
         observer.event("coordinator", f"{actors.endpoint}; look with: paceline status {run_dir}")
         yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch)

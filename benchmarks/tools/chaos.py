@@ -95,7 +95,7 @@ def kill_at(
     if not found:
         raise NothingToKillError(f"no {TITLES[victim]} runs")
     chosen = _busiest(found) if victim == "trainer" else random.Random(moment.share).choice(found)
-    title = " ".join(chosen.cmdline())[:80]
+    title = " ".join(chosen.cmdline()).rpartition("/")[2][:80]
     chosen.kill()
     return Kill(chosen.pid, title, time.time(), states)
 
