@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 from drafter.training.buffer import BufferStats
 
 _TIMEOUT_S = 1.0
+_START_S = 10.0  # to answer for the first time
 _COORDINATOR = ""  # the buffers go by their nodes
 
 
@@ -28,8 +29,10 @@ class DrafterWatch:
         self._first = self._ask()
 
     def look(self) -> dict[str, BufferStats]:
-        """Ask all of them, for a second at most; what the buffers hold, as far as they answer."""
+        """Ask all of them, for a second at most (ten, the first time); what the buffers hold, as far as they answer."""
         first, self._first = self._first, {}
+        if first:
+            ray.wait(list(first), num_returns=len(first), timeout=_START_S)
         stats = {buffer.stats.remote(): node for node, buffer in self._buffers.items()}
         pids = self._ask()
         refs = [*first, *pids, *stats]
@@ -53,7 +56,7 @@ class DrafterWatch:
             pid, reason = None, str(error).strip().partition("\n")[0]
         if pid is None:
             self._pids.pop(name, None)
-            if name not in self._silent:
+            if name not in self._silent:  # not yet said
                 self._silent.add(name)
                 self._say(name, reason)
             return
