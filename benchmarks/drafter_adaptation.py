@@ -74,6 +74,7 @@ class Plan:
     depth: int = 6
     learning_rate: float = 3e-3  # of the offline fit, the demo's
     online_rate: float = 1 / 3  # of it, while it follows the target
+    rl_rate: float = 1.0  # times the demo's learning rate of the target: above 1 the target drifts faster
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class Experiment:
         self.plan = plan
         self.target: Target = deep_target(load_target(directory, "demo", "float32"), LAYERS)
         self.target.model.requires_grad_(False)
-        self.rl = DemoRl(self.target, directory, plan.steps)
+        self.rl = DemoRl(self.target, directory, plan.steps, rate=plan.rl_rate)
         self._first = self._loaded = self.rl.weights(0)
         options = DrafterOptions(learning_rate=plan.learning_rate, micro_step_tokens=plan.micro_step_tokens)
         trainer = DrafterTrainer(TargetHead.of(self.target.model, 0), options)
@@ -315,12 +316,13 @@ def main() -> None:
     parser.add_argument("--target", help="the demo's warm start; default: the newest in runs/warm_starts/")
     parser.add_argument("--steps", type=int, default=Plan().steps, help="RL steps")
     parser.add_argument("--micro-steps", type=int, default=Plan().micro_steps, help="of the drafter per RL step")
+    parser.add_argument("--rl-rate", type=float, default=1.0, help="times the demo's learning rate of the target")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="2 small RL steps: does it run?")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    plan = Plan(steps=arguments.steps, micro_steps=arguments.micro_steps)
+    plan = Plan(steps=arguments.steps, micro_steps=arguments.micro_steps, rl_rate=arguments.rl_rate)
     if arguments.quick:
         plan = replace(plan, steps=2, prompts=4, fit_samples=1, fit_max_steps=50, compared=16, table_prompts=4)
     start_s = time.perf_counter()

@@ -40,7 +40,8 @@ class Asked:
 class DemoRl:
     """The demo's config with another target, in float32 on this process's threads."""
 
-    def __init__(self, target: Target, tokenizer: Path, steps: int, *, seed: int = 0) -> None:
+    def __init__(self, target: Target, tokenizer: Path, steps: int, *, rate: float = 1.0, seed: int = 0) -> None:
+        """rate: times the config's learning rate."""
         config = load_config(CONFIG).config
         self._config, self._seed = config, seed
         self._tokenizer = load_tokenizer(str(tokenizer))
@@ -51,7 +52,9 @@ class DemoRl:
             save_model(target.model, folder, tokenizer_dir=tokenizer, source_dir=tokenizer)
             model = ModelOptions(path=folder, batch_invariant=False)
             self._trainer = Trainer(model, config.learner, config.objective, seed=seed)
-        self._trainer.begin(config.learner.optimizer, steps * config.learner.mini_batches)
+        optimizer = config.learner.optimizer
+        optimizer = optimizer.model_copy(update={"lr": rate * optimizer.lr})
+        self._trainer.begin(optimizer, steps * config.learner.mini_batches)
 
     def step(self, number: int, prompts: int) -> Asked:
         """Of RL step `number` (from 0): the next prompts in the seed's order, new in each epoch."""
