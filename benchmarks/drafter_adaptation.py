@@ -204,9 +204,9 @@ class Experiment:
                 found[f"{kind}, target {target}"] = self._table(asked.requests)
         asked = self.rl.sample(self.rl.train[: self.plan.table_prompts], 2, TABLE_EPOCH - 2)
         self._draft_with("adaptive")
-        found["beyond the median position, target after RL"] = self._table(
-            beyond_median(asked, accept(self.engine, asked.requests).rollouts)
-        )
+        longer = beyond_median(asked, accept(self.engine, asked.requests).rollouts)
+        if longer:  # else more than half of all run to the limit
+            found["beyond the median position, target after RL"] = self._table(longer)
         return found
 
     def _table(self, requests: Sequence[Request]) -> dict[str, Any]:
