@@ -37,6 +37,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.tools.curves import Curves, curves
 from benchmarks.tools.demo_rl import Asked, DemoRl
 from benchmarks.tools.drafting import Acceptance, accept, deep_target, drafting_engine
+from benchmarks.tools.fit_eagle import tell_fit
 from benchmarks.tools.svg import Line
 from benchmarks.tools.targets import ROOT, Target, load_target
 from drafter.training.buffer import DataBuffer
@@ -222,14 +223,6 @@ class Experiment:
             "adaptive_over_frozen": ratio(counts["adaptive"], counts["frozen"]),
             "adaptive_over_no_offset": ratio(counts["adaptive"], counts["no offset"]),
         }
-
-
-def tell_fit(progress: Progress) -> None:
-    print(
-        f"fit {progress.step}: held-out loss {progress.held_out_loss:.4f}, top-3 {progress.held_out_top3:.4f}, "
-        f"{progress.seconds:.0f} s",
-        flush=True,
-    )
 
 
 def records_of(target: Target, asked: Asked, rollouts: Mapping[int, Rollout], version: int) -> list[SequenceRecord]:

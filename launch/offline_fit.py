@@ -107,5 +107,5 @@ def _fingerprint(config: Config, target: Path) -> str:
     prompts = config.data.model_dump_json(exclude={"train", "eval", "eval_split", "shuffle"})
     for part in (fitted, prompts, config.rollout.sampling.model_dump_json()):
         digest.update(part.encode())
-    add_files(digest, [target, Path(tokenizer_dir(config)), Path(config.data.train)])
+    add_files(digest, [target, Path(tokenizer_dir(config))], Path(config.data.train))
     return digest.hexdigest()

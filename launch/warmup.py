@@ -90,16 +90,16 @@ def fingerprint(config: Config) -> str:
     digest.update(config.data.model_dump_json(exclude={"train", "eval"}).encode())
     learner = config.learner
     digest.update(f"{config.run.seed} {learner.packing} {learner.micro_batch_tokens} {learner.autocast_bf16}".encode())
-    folders = {Path(config.model.path), Path(tokenizer_dir(config))}
-    add_files(digest, [*sorted(folders), Path(config.warmup.data)])
+    add_files(digest, [Path(config.model.path), Path(tokenizer_dir(config))], Path(config.warmup.data))
     return digest.hexdigest()
 
 
-def add_files(digest: "hashlib.blake2b", paths: Iterable[Path]) -> None:
-    """Names and contents of the files, and of those in the folders, in a fixed order."""
-    for path in paths:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                digest.update(file.name.encode())
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "blake2b").digest())
+def add_files(digest: "hashlib.blake2b", folders: Iterable[Path], data: Path) -> None:
+    """Names and contents: of the files in the folders of model and tokenizer, each folder once and nothing below it,
+    and of the data, a file or a tree."""
+    files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.iterdir())]
+    for file in [*files, *(sorted(data.rglob("*")) if data.is_dir() else [data])]:
+        if file.is_file():
+            digest.update(file.name.encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "blake2b").digest())
