@@ -8,15 +8,14 @@ import pytest
 from actors.engine.options import EngineOptions
 from drafter import build
 from drafter.build import build_drafters
-from models.ops.native import kernels
 from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.support import tiny_model
+from tests.native import needs_native
 
 ENGINE = EngineOptions(max_running=3, kv_tokens=512)
-NATIVE = pytest.mark.skipif(kernels is None, reason="paceline_native is not installed: pip install -e .")
 
 
-@NATIVE
+@needs_native
 @pytest.mark.parametrize(
     ("options", "names"),
     [

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from drafter.ngram import NgramDrafter
 from drafter.protocol import BatchView, Drafts
-from models.ops.native import kernels
 from policies.speculation.strategy import Strategy
+from tests.native import needs_native
 
-pytestmark = pytest.mark.skipif(kernels is None, reason="paceline_native is not installed: pip install -e .")
+pytestmark = needs_native
 SLOTS, MAX_TOKENS = 4, 48
 
 

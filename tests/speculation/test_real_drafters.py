@@ -12,14 +12,14 @@ from actors.engine.native.telemetry import StepRecord
 from drafter.build import build_drafters
 from models import weights
 from models.checkpoint import hf_state_dict
-from models.ops.native import kernels
 from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
 from tests.engine.support import as_prefix, assert_same, engine, make_requests, options_of, rollouts, run
+from tests.native import needs_native
 from tests.speculation.support import Mixed, model_of
 
-pytestmark = pytest.mark.skipif(kernels is None, reason="paceline_native is not installed: pip install -e .")
+pytestmark = needs_native
 OPTIONS = SpeculationOptions(eagle=EagleOptions(path="random"))
 STRATEGIES = ("plain", "ngram:4", "ngram:3x2/6", "suffix:5", "suffix:4x2/8", "eagle:3", "eagle:3x2/6")
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.ops.native import kernels
 from policies.speculation.build import build_policy
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import Strategy
 from tests.engine.support import FAMILIES, engine, make_requests, run
+from tests.native import needs_native
 from tests.speculation.support import MAX_RUNNING, SAMPLINGS, Mixed, Served, Trees, model_of, real_drafters
 
-pytestmark = pytest.mark.skipif(kernels is None, reason="paceline_native is not installed: pip install -e .")
+pytestmark = needs_native
 REAL = ("ngram:4", "ngram:3x2/6", "suffix:8", "suffix:4x3/10", "eagle:3", "eagle:4x2/8")
 FIXED = (*REAL, "right:6", "often:7", "often:4x3/12", "seldom:3x2/5")
 CHOSEN = ("adaptive", "paper", "mixed")

@@ -12,14 +12,14 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.native.telemetry import StepRecord
 from actors.engine.types import Request, Rollout
 from drafter.protocol import Drafter
-from models.ops.native import kernels
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import make_requests, rollouts
+from tests.native import needs_native
 from tests.speculation.support import ENGINE, Trees, model_of, real_drafters
 
-pytestmark = pytest.mark.skipif(kernels is None, reason="paceline_native is not installed: pip install -e .")
+pytestmark = needs_native
 SWITCHES = 1_000
 STRATEGIES = ("ngram:4", "suffix:6", "eagle:3", "eagle:3x2/6", "suffix:4x2/8", "right:1", "often:3x2/6", "ngram:3x2/5")
 
