@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.engine.native.capture import CHUNK_STEPS
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.hidden.recording import CHUNK_STEPS
 from actors.engine.options import EngineOptions
 from actors.engine.types import Captured, Event, Request, SamplingParams
 from benchmarks.engine_throughput import DEMO, PROMPT_TOKENS, long_tailed_lengths

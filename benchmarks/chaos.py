@@ -30,8 +30,8 @@ from benchmarks.tools.chaos import (
     reasons,
     step_seconds,
 )
+from launch.cluster.session import ray_session
 from launch.observe.journal import read
-from launch.ray_session import ray_session
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "examples/guess_and_check/config.yaml"

@@ -24,8 +24,8 @@ from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import Request, Rollout, SamplingParams
 from benchmarks.machine import describe_machine
+from launch.cluster.session import ray_session
 from launch.dispatch import RolloutDispatcher, spawner
-from launch.ray_session import ray_session
 from models.checkpoint import init_model, save_model
 from models.noise import noise_key
 from models.options import ModelOptions

@@ -36,7 +36,7 @@ PARTS = {  # first match of "file:function"
     "norms, RoPE, SwiGLU, embedding": ("tokenwise.py", "rope.py", "embedding"),
     "sampling": ("sampling.py",),
     "module calls": ("module.py", "transformer.py", "ops/native.py"),
-    "step inputs, verification": ("runner.py", "buffers.py", "steps_native.py", "steps_numpy.py", "steps.py"),
+    "step inputs, verification": ("runner.py", "buffers.py", "kernels.py", "reference.py", "types.py"),
     "scheduling, events": ("engine.py", "scheduler.py", "speculation.py", "telemetry.py", "slots.py"),
 }
 

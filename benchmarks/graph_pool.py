@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.engine.native.buffers import StepBuffers
-from actors.engine.native.context import KVCache
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.graph_rows import RESERVED_BLOCKS
-from actors.engine.native.graphs import CudaRecorder, GraphedForward, Recorder
-from actors.engine.native.steps import StepRows
+from actors.engine.native.forward.buffers import StepBuffers
+from actors.engine.native.forward.context import KVCache
+from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
+from actors.engine.native.forward.graphs import CudaRecorder, GraphedForward, Recorder
+from actors.engine.native.step.types import StepRows
 from actors.engine.native.telemetry import StepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Request, SamplingParams

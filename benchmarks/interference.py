@@ -25,9 +25,9 @@ from statistics import median
 from benchmarks.machine import describe_machine, is_busy
 from benchmarks.tools.chaos import difference
 from benchmarks.tools.turns import interval, opened, pin, take_turns, wait_for_trainers
+from launch.cluster.session import ray_session
 from launch.config import Config, load_config
 from launch.observe.journal import read
-from launch.ray_session import ray_session
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "examples/guess_and_check/config.yaml"

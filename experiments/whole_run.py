@@ -43,9 +43,9 @@ from drafter.eagle import save_eagle
 from drafter.training.fit import PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
+from launch.cluster.session import ray_session
 from launch.config import Config, load_config
 from launch.observe.journal import read
-from launch.ray_session import ray_session
 from models.checkpoint import hf_state_dict, load_hf_state_dict, parameter_count, save_model
 from models.inflate import inflate, inflated_config
 from models.transformer import Transformer

@@ -1,6 +1,6 @@
 """`python -m launch ...` is `paceline ...`."""
 
-from launch.cli import main
+from launch.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ray_head() -> Iterator[str]:
     """The address (host:port) of a head with 16 logical CPUs and 4 pretended GPUs; this process is connected."""
-    from launch.ray_session import ray_session
+    from launch.cluster.session import ray_session
 
     temp_dir = Path(tempfile.mkdtemp(prefix="plray"))
     previous = os.environ.pop("RAY_ADDRESS", None)

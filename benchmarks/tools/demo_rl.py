@@ -19,8 +19,8 @@ from actors.training.trainer import Trainer
 from actors.training.types import TrainSequence
 from benchmarks.tools.targets import ROOT, Target
 from launch.config import load_config
-from launch.inputs import stop_tokens_of
-from launch.requests import Pick, build_requests, sampling_params
+from launch.run.inputs import stop_tokens_of
+from launch.run.requests import Pick, build_requests, sampling_params
 from models.checkpoint import save_model
 from models.manifest import WeightsManifest
 from models.options import ModelOptions

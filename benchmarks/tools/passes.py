@@ -6,9 +6,9 @@ from time import perf_counter
 
 import torch
 
-from actors.engine.native.context import CachedContext, KVCache
-from actors.engine.native.fused import FusedForward
-from actors.engine.native.packed_weights import pack_weights
+from actors.engine.native.forward.context import CachedContext, KVCache
+from actors.engine.native.forward.fused import FusedForward
+from actors.engine.native.forward.packed_weights import pack_weights
 from benchmarks.tools.targets import Target
 from models import ops
 

@@ -20,10 +20,10 @@ from coordinator.address import Address
 from coordinator.admin.client import AdminClient
 from launch.config import Config
 from launch.interrupt import Interrupt
-from launch.job import Job, open_job
 from launch.observe import Observer
-from launch.rl_step import rl_step
-from launch.warmup import warm_start
+from launch.run.job import Job, open_job
+from launch.run.rl_step import rl_step
+from launch.run.warmup import warm_start
 
 SETTLE_S = 0.2  # between two jobs' steps: what the last one left behind comes to an end
 RESAMPLES = 10_000

@@ -1,7 +1,7 @@
 """What this machine lacks for a configuration: packages, GPUs, files, a model that can be run, a writable run folder.
 
 Reads files; writes nothing, imports neither torch nor ray, and takes milliseconds. What the inputs hold is looked at by
-launch.preflight.
+launch.commands.preflight.
 """
 
 import importlib.util

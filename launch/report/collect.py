@@ -10,7 +10,7 @@ from launch.observe.records import PHASES, SPAN_KINDS, Span
 from launch.observe.timeline import read_spans
 from launch.report.drafter import drafter_data
 from launch.report.speculation import speculation_data
-from launch.summary import eval_points, step_rows
+from launch.report.summary import eval_points, step_rows
 
 BREAK_SHARE = 0.05  # of the time in which something happened; a longer pause of everything is drawn as a break
 MAX_SPANS = 60_000  # more make the page slow; the shortest are left out, and the page says so

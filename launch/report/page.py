@@ -16,8 +16,8 @@ from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.timeline import write_trace
 from launch.report.collect import chart_data
+from launch.report.summary import DrafterSummary, RunSummary, SpeculationSummary, seconds_text, summarise
 from launch.report.tables import clock, environment_table, events_table, picked_samples, samples_table, strategies_table
-from launch.summary import DrafterSummary, RunSummary, SpeculationSummary, seconds_text, summarise
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "gantt.js", "page.js", "samples.js", "speculation.js", "drafter.js")

@@ -17,8 +17,8 @@ from actors.spot.types import Stopped
 from actors.spot_host import DrafterReady
 from coordinator.events import RolloutComplete, RolloutStarted
 from launch.config.tree import Config
-from launch.drafter_actors import DrafterActors
-from launch.drafter_training import DrafterTraining
+from launch.drafter.actors import DrafterActors
+from launch.drafter.training import DrafterTraining
 from launch.observe import Observer
 from launch.observe.journal import read
 from models.manifest import WeightsManifest

@@ -152,8 +152,8 @@ def demo_files(directory: Path, target: Transformer) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("algorithm", ["eagle", "eagle3"])
 def test_the_command_writes_what_engines_load(target: Transformer, tmp_path: Path, algorithm: str) -> None:
+    from launch.drafter.fit import DrafterWarmup, warmup_drafter
     from launch.errors import UsageError
-    from launch.warmup_drafter import DrafterWarmup, warmup_drafter
 
     model, prompts = demo_files(tmp_path, target)
     said: list[str] = []
@@ -187,8 +187,8 @@ def test_the_command_writes_what_engines_load(target: Transformer, tmp_path: Pat
 
 
 def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
+    from launch.drafter.fit import DrafterWarmup, warmup_drafter
     from launch.errors import UsageError
-    from launch.warmup_drafter import DrafterWarmup, warmup_drafter
 
     for given, wanted in (
         ({}, "--data FILE, or --run RUN"),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.native import capture
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.sharing import MARGIN, Share, request_draw
+from actors.engine.native.hidden import recording as capture
+from actors.engine.native.hidden.budget import MARGIN, Share, request_draw
 from actors.engine.types import Captured, Event, Request, Rollout
 from drafter.protocol import BatchView, Drafts
 from drafter.training.records import SequenceRecord

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.native import capture
-from actors.engine.native.capture import Capture
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.hidden import recording as capture
+from actors.engine.native.hidden.recording import Capture
 from actors.engine.types import Captured, Event, FinishReason
 from models import weights
 from models.checkpoint import hf_state_dict

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engine.native.fused import FusedForward
+from actors.engine.native.forward.fused import FusedForward
 from actors.engine.types import Rollout
 from models import weights
 from models.checkpoint import hf_state_dict, init_model

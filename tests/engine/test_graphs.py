@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actors.engine.native import runner as runner_module
-from actors.engine.native.buffers import StepBuffers
-from actors.engine.native.context import KVCache
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.graph_rows import RESERVED_BLOCKS, ZERO, padded_rows, reserved_block
-from actors.engine.native.graphs import GraphedForward, _StaticContext
+from actors.engine.native.forward import runner as runner_module
+from actors.engine.native.forward.buffers import StepBuffers
+from actors.engine.native.forward.context import KVCache
+from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS, ZERO, padded_rows, reserved_block
+from actors.engine.native.forward.graphs import GraphedForward, _StaticContext
 from models import weights
 from models.checkpoint import hf_state_dict
 from models.config import ModelConfig

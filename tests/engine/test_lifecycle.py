@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.native.buffers import StepBuffers
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     EngineIdle,

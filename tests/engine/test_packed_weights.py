@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from actors.engine.native.packed_weights import pack_weights
+from actors.engine.native.forward.packed_weights import pack_weights
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
 from models.transformer import Projection

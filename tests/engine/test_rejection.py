@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.native.rejection import rejection_draws, target_logprobs, target_probabilities
+from actors.engine.native.forward.rejection import rejection_draws, target_logprobs, target_probabilities
 from drafter.protocol import BatchView, Drafts
 from models import ops
 from policies.speculation.strategy import Strategy

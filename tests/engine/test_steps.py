@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.native import engine as engine_module
-from actors.engine.native import runner as runner_module
-from actors.engine.native.buffers import StepBuffers
-from actors.engine.native.scheduler import StepPlan
-from actors.engine.native.slots import SlotTable
-from actors.engine.native.steps import StepArrays, StepDrafts
-from actors.engine.native.steps_numpy import NumpySteps
+from actors.engine.native.forward import runner as runner_module
+from actors.engine.native.forward.buffers import StepBuffers
+from actors.engine.native.schedule.scheduler import StepPlan
+from actors.engine.native.schedule.slots import SlotTable
+from actors.engine.native.step.reference import NumpySteps
+from actors.engine.native.step.types import StepArrays, StepDrafts
 from models.ops.native import kernels
 from tests.engine.support import FAMILIES, Counted, assert_same, engine, make_requests, run, tiny_model
 from tests.engine.test_speculation import Oracle
@@ -28,7 +28,7 @@ needs_native = pytest.mark.skipif(not NATIVE, reason="paceline_native is not ins
 def made(table: SlotTable, native: bool) -> StepArrays:
     if not native:
         return NumpySteps(table, BLOCK)
-    from actors.engine.native.steps_native import NativeSteps
+    from actors.engine.native.step.kernels import NativeSteps
 
     steps = NativeSteps(table, BLOCK)
     steps.resize(400, 4000)
@@ -236,7 +236,7 @@ def test_the_engine_without_the_native_steps_draws_the_same(
 def test_in_torch_alone_tokens_are_the_same_too(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extension logits differ from batch to batch by rounding, which these sharp models bear."""
     monkeypatch.setattr("models.ops.native.kernels", None)
-    monkeypatch.setattr("actors.engine.native.context.kernels", None)
+    monkeypatch.setattr("actors.engine.native.forward.context.kernels", None)
     monkeypatch.setattr(engine_module, "step_arrays", NumpySteps)
     model = tiny_model(tmp_path, family)
     requests = make_requests(10, prompts=4, seed=62, temperature=0.7, stop_token_ids=(3,))

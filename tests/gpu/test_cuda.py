@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.graphs import CudaRecorder, Replay
+from actors.engine.native.forward.graphs import CudaRecorder, Replay
 from models.checkpoint import hf_state_dict, load_hf_state_dict
 from models.noise import gumbel
 from models.packed import PackedContext

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from coordinator.options import CoordinatorOptions
 from coordinator.service import CoordinatorService
 from coordinator.status import Change, SessionStatus, Status, WorkerStatus
-from launch.admin_cli import change_line, find_address, rendered
-from launch.cli import app
+from launch.commands.admin import change_line, find_address, rendered
+from launch.commands.cli import app
 from launch.errors import PacelineError
 from tests.coordinator.cluster import eventually, train_command, worker
 

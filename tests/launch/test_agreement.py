@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.agreement import DisagreementError, check_agreement, gap_limit
 from launch.config import Config, load_config
+from launch.run.agreement import DisagreementError, check_agreement, gap_limit
 
 Write = Callable[..., Path]
 

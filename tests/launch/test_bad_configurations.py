@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli import app
+from launch.commands.cli import app
 from launch.config import ConfigError, check_environment, load_config
 from launch.config.document import MAX_DEPTH, MAX_VALUES
 from launch.config.foreign import NAMES

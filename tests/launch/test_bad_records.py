@@ -8,11 +8,11 @@ import numpy as np
 from actors.data.prompts import Prompt
 from actors.engine.types import FinishReason, Rollout
 from actors.rewards import Grade, GradeItem
-from launch.collect import Collector, Round
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
-from launch.requests import Pick
-from launch.rl_step import rollout_metrics, training_sequences
+from launch.run.collect import Collector, Round
+from launch.run.requests import Pick
+from launch.run.rl_step import rollout_metrics, training_sequences
 from policies.options import ObjectiveOptions
 
 PROMPTS = [

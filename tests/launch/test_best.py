@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launch.best import improves, keep_best
 from launch.observe import Observer
-from launch.summary import print_summary
+from launch.report.summary import print_summary
+from launch.run.best import improves, keep_best
 from tests.launch.test_observer import make_config
 
 

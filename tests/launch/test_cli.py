@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli import app
+from launch.commands.cli import app
 from launch.errors import PacelineError
 from launch.interrupt import Interrupted
 from models.manifest import WeightsManifest  # a module of a lower layer, for its name
@@ -25,7 +25,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_imports_nothing_heavy() -> None:
     done = python(
-        "import sys\nfrom launch.cli import app\n"
+        "import sys\nfrom launch.commands.cli import app\n"
         "try:\n    app(['--help'])\nexcept SystemExit as e:\n    assert e.code == 0, e.code\n"
         f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules])"
     )
@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["launch.config", "launch.config.show", "launch.observe", "launch.report", "launch.summary"]
+    "module", ["launch.config", "launch.config.show", "launch.observe", "launch.report", "launch.report.summary"]
 )
 def test_light_modules(module: str) -> None:
     done = python(f"import sys, {module}\nprint([m for m in {HEAVY!r} if m in sys.modules])")
@@ -95,14 +95,14 @@ def test_sections_a_command_needs(write_config: Write) -> None:
 @pytest.fixture
 def ready(write_config: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration with which nothing is wrong."""
-    monkeypatch.setattr("launch.preflight.preflight", lambda *_: [])
+    monkeypatch.setattr("launch.commands.preflight.preflight", lambda *_: [])
     return write_config()
 
 
 def fake_train(monkeypatch: pytest.MonkeyPatch, outcome: Callable[..., int]) -> None:
-    module = types.ModuleType("launch.train")
+    module = types.ModuleType("launch.run.train")
     module.train = outcome  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "launch.train", module)
+    monkeypatch.setitem(sys.modules, "launch.run.train", module)
 
 
 def test_train_gets_config_source_and_resume(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,11 @@ from actors.spot_host import CaptureReport, DrafterReady
 from drafter.training.buffer import DataBuffer
 from launch.config.tree import Config
 from launch.dispatch import NoWorkersError
-from launch.drafter_actors import DrafterActors
-from launch.drafter_training import DrafterTraining, Moment, drafter_training
+from launch.drafter.actors import DrafterActors
+from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.observe import Observer, Span
 from launch.observe.journal import read
-from launch.rl_step import spare_time
+from launch.run.rl_step import spare_time
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.drafter.lineage import micro_steps, returning

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from actors.training.checkpoint import write_checkpoint
 from actors.training.options import OptimizerOptions
+from launch.commands.export_model import export
 from launch.errors import UsageError
-from launch.export_model import export
 from tests.learner.tiny import make_sequences, make_trainer, write_config
 
 KL = {"kl": "k3", "kl_coef": 0.1}  # its checkpoints hold a reference model too

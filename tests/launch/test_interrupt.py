@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import train
+from launch.cluster.session import RaySession
 from launch.config import Config, load_config
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
 from launch.observe import Observer
 from launch.observe.journal import read
-from launch.ray_session import RaySession
+from launch.run import train
 
 Write = Callable[..., Path]
 WAIT_S = 30.0

@@ -117,7 +117,7 @@ def test_gauges_change_within_an_rl_step_but_not_with_every_window(
 def test_a_worker_that_is_away_is_shown_as_such_and_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launch.job import _worker_event
+    from launch.run.job import _worker_event
 
     gauges = Gauges()
     with Observer(tmp_path, make_config()) as observer:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from launch import offline_fit as module
 from launch.config import load_config
 from launch.config.tree import Config
+from launch.drafter import offline_fit as module
+from launch.drafter.fit import DrafterWarmup
+from launch.drafter.offline_fit import offline_fit
 from launch.errors import PacelineError
 from launch.interrupt import Interrupt, Interrupted
-from launch.offline_fit import offline_fit
-from launch.warmup_drafter import DrafterWarmup
 
 Write = Callable[..., Path]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli import app
+from launch.commands.cli import app
+from launch.commands.plan_graphs import graph_report
 from launch.config import load_config
-from launch.plan_graphs import graph_report
 from policies.speculation.chooser import BUCKET_NODES
 from policies.speculation.graph_plan import GraphShape
 from tests.launch.test_cli import python
@@ -106,6 +106,6 @@ def test_a_missing_model_is_named(config: Path) -> None:
 
 
 def test_listed_and_light(config: Path) -> None:
-    done = python("import sys\nfrom launch.cli import app\nprint('torch' in sys.modules)\napp(['--help'])")
+    done = python("import sys\nfrom launch.commands.cli import app\nprint('torch' in sys.modules)\napp(['--help'])")
     assert done.stdout.startswith("False"), done.stderr
     assert "plan-graphs" in done.stdout

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from examples.guess_and_check.make_data import write_all
-from launch.cli import app
+from launch.commands.cli import app
+from launch.commands.preflight import Command, preflight
 from launch.config import load_config
-from launch.preflight import Command, preflight
 
 
 @pytest.fixture(scope="module")

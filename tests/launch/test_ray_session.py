@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from launch import ray_session as ray_sessions
-from launch.ray_session import RaySessionError, check_reachable, ray_session
+from launch.cluster import session as ray_sessions
+from launch.cluster.session import RaySessionError, check_reachable, ray_session
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +82,7 @@ def test_attaching_from_another_process_imports_our_packages_in_workers(ray_head
     script = (
         "import os, ray, signal\n"
         "from launch.interrupt import interrupt_flag\n"
-        "from launch.ray_session import ray_session\n"
+        "from launch.cluster.session import ray_session\n"
         "from launch.dispatch.ledger import Ledger\n"
         "with interrupt_flag() as flag, ray_session() as session:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)  # Ray would make it sys.exit\n"
@@ -108,7 +108,7 @@ def test_attaching_from_another_process_imports_our_packages_in_workers(ray_head
 def test_private_head_keeps_token_authentication_and_is_quiet(tmp_path: Path) -> None:
     script = (
         "import os, ray\n"
-        "from launch.ray_session import ray_session\n"
+        "from launch.cluster.session import ray_session\n"
         "with ray_session(cpus=3) as session:\n"
         "    assert ray.cluster_resources()['CPU'] >= 3\n"
         "    print(session.owned, os.environ['RAY_AUTH_MODE'], len(os.environ['RAY_AUTH_TOKEN']))\n"

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from launch.ray_processes import MARK, end_processes, mark, sweep
-from launch.ray_watch import LEAST_FAILURES, RayWatch
+from launch.cluster.processes import MARK, end_processes, mark, sweep
+from launch.cluster.watch import LEAST_FAILURES, RayWatch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
 

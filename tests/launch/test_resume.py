@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from actors.training.checkpoint import write_checkpoint
-from launch import train as train_module
 from launch.config import Config, load_config
 from launch.config.schema import by_name, keys
 from launch.config.show import to_yaml
 from launch.observe.journal import read
-from launch.resume import HARMFUL, HARMLESS, ResumeError, check_resume, checkpoint_to_resume, differences
-from launch.train import train
+from launch.run import train as train_module
+from launch.run.resume import HARMFUL, HARMLESS, ResumeError, check_resume, checkpoint_to_resume, differences
+from launch.run.train import train
 
 TEXT = """
 run: {name: demo, steps: 5, seed: 1}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli import app
+from launch.commands.cli import app
+from launch.commands.status import read_run_status
 from launch.config import load_config
 from launch.observe import Observer, StepRecord
 from launch.run_folder import claim, holder
-from launch.run_status import read_run_status
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

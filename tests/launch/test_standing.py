@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.errors import OUR_PACKAGES, UsageError
-from launch.standing import RUNNING, one_tree
+from launch.run.standing import RUNNING, one_tree
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_both_ways_to_start_refuse(other: Path, command: str) -> None:
     """The installed package wins over an uploaded or current directory in a path entry of its own."""
     code = f"import sys; sys.path.insert(0, {str(RUNNING)!r}); sys.argv = ['paceline', '--help']\n"
     code += "import runpy; runpy.run_module('launch', run_name='__main__')" if command == "-m" else ""
-    code += "from launch.cli import main; main()" if command != "-m" else ""
+    code += "from launch.commands.cli import main; main()" if command != "-m" else ""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=other, timeout=60)
     assert done.returncode == 2, done.stderr
     assert "is a checkout of Paceline" in " ".join(done.stderr.split())

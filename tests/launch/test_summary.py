@@ -10,7 +10,7 @@ from rich.console import Console
 from actors.engine.types import EngineWindow, StrategyUse
 from actors.spot.types import MicroStep
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
-from launch.summary import print_summary, summarise
+from launch.report.summary import print_summary, summarise
 from tests.launch.test_observer import make_config
 
 

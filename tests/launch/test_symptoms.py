@@ -14,7 +14,7 @@ from launch.observe.live import render
 from launch.observe.state import RunState
 from launch.observe.symptoms import Row, Watch, symptoms, trend
 from launch.report import write_report
-from launch.summary import print_summary
+from launch.report.summary import print_summary
 from tests.launch.test_observer import make_config
 
 DEAD = {  # own_task on an untrained model, as shipped

@@ -10,10 +10,10 @@ import pytest
 
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
-from launch import train
 from launch.config import Config, load_config
 from launch.dispatch import NoWorkersError
 from launch.interrupt import Interrupt, Interrupted
+from launch.run import train
 
 Write = Callable[..., Path]
 ORDER = ["begin", "publish", "eval 0", "step 1", "step 2", "eval 2", "save 2", "step 3", "eval 3", "save 3", "export"]

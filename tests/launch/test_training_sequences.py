@@ -6,10 +6,10 @@ import pytest
 from actors.data import Prompt
 from actors.engine.types import FinishReason, Rollout
 from actors.rewards.types import Grade
-from launch.collect import Graded, Group, Round
 from launch.dispatch.dispatcher import DispatchStats
-from launch.requests import Pick
-from launch.rl_step import training_sequences
+from launch.run.collect import Graded, Group, Round
+from launch.run.requests import Pick
+from launch.run.rl_step import training_sequences
 from policies.options import ObjectiveOptions
 
 

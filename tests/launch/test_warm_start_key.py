@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.config import load_config
-from launch.warmup import fingerprint
+from launch.run.warmup import fingerprint
 
 Write = Callable[..., Path]
 

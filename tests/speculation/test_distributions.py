@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.rejection import rejection_draws, target_probabilities
+from actors.engine.native.forward.rejection import rejection_draws, target_probabilities
 from actors.engine.native.telemetry import StepRecord
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts

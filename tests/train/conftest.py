@@ -10,7 +10,7 @@ import torch
 
 from examples.guess_and_check.make_data import write_all
 from launch.config import load_config
-from launch.train import train
+from launch.run.train import train
 from models.checkpoint import init_model, save_model
 
 STEPS = 5

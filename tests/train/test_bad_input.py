@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli import app
+from launch.commands.cli import app
 from launch.config import load_config
 from launch.errors import PacelineError
-from launch.train import train
+from launch.run.train import train
 from tests.train.conftest import Runs
 from tests.train.test_determinism import learning
 

@@ -11,7 +11,7 @@ import ray
 
 from actors.data_buffer import DataBufferActor
 from benchmarks.tools.chaos import EVENTS, Moment, VictimName, difference, kill_at, reasons
-from launch.drafter_watch import DrafterWatch
+from launch.drafter.watch import DrafterWatch
 from policies.drafter.options import BufferOptions
 from tests.train.conftest import Runs
 from tests.train.test_resume import start

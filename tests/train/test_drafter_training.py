@@ -17,11 +17,11 @@ import torch
 from actors.engine.types import EngineWindow
 from actors.reward_worker import RewardPool
 from actors.spot.checkpoints import history
-from launch import train
 from launch.config import load_config
-from launch.drafter_training import DrafterTraining
-from launch.job import Job
-from launch.rl_step import rl_step
+from launch.drafter.training import DrafterTraining
+from launch.run import train
+from launch.run.job import Job
+from launch.run.rl_step import rl_step
 from models.checkpoint import init_model, save_model
 from policies.drafter.canary import Canary, Verdict
 from tests.train.conftest import Runs

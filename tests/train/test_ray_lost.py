@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch.cluster.processes import MARK, _processes, _writes_below
 from launch.errors import RayLostError
-from launch.ray_processes import MARK, _processes, _writes_below
 from tests.train.conftest import Runs
 from tests.train.test_resume import wait_for_steps
 
@@ -88,7 +88,7 @@ def test_what_a_killed_driver_leaves_is_ended_by_the_next_start(runs: Runs, sess
     (marked,) = {path.resolve() for path in sessions.glob(f"ray/session_*/{MARK}")}
     agents = left(sessions)
     assert agents, "Ray left nothing: is this still needed?"
-    script = "from launch.ray_session import ray_session\nwith ray_session(): pass"
+    script = "from launch.cluster.session import ray_session\nwith ray_session(): pass"
     subprocess.run([sys.executable, "-c", script], env=environment(sessions), cwd=ROOT, check=True, timeout=120)
     assert left(sessions) == []
     assert not marked.exists()

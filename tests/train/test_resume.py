@@ -13,7 +13,7 @@ import pytest
 
 from actors.training.checkpoint import latest_checkpoint
 from launch.config import load_config
-from launch.train import DRAFTERS_DIR, EXIT_INTERRUPTED
+from launch.run.train import DRAFTERS_DIR, EXIT_INTERRUPTED
 from tests.train.conftest import STEPS, Runs
 from tests.train.test_determinism import learning
 

@@ -12,16 +12,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.native.blocks import BlockPool
-from actors.engine.native.capture import Capture
-from actors.engine.native.graphs import CudaRecorder, Recorder
-from actors.engine.native.hidden import ComputedStep, HiddenStore
-from actors.engine.native.intake import Limits, ended_by_prefix, reason_to_reject
-from actors.engine.native.runner import Draws, ModelRunner
-from actors.engine.native.scheduler import Scheduler, SlotWatcher, StepPlan, Ticket
-from actors.engine.native.slots import SlotTable
+from actors.engine.native.forward.graphs import CudaRecorder, Recorder
+from actors.engine.native.forward.runner import Draws, ModelRunner
+from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
+from actors.engine.native.hidden.recording import Capture
+from actors.engine.native.schedule.blocks import BlockPool
+from actors.engine.native.schedule.intake import Limits, ended_by_prefix, reason_to_reject
+from actors.engine.native.schedule.scheduler import Scheduler, SlotWatcher, StepPlan, Ticket
+from actors.engine.native.schedule.slots import SlotTable
 from actors.engine.native.speculation import Speculator
-from actors.engine.native.steps import Settled, StepDrafts, step_arrays
+from actors.engine.native.step.build import step_arrays
+from actors.engine.native.step.types import Settled, StepDrafts
 from actors.engine.native.telemetry import StepRecord, WindowMeter
 from actors.engine.options import EngineOptions
 from actors.engine.types import (

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engine.native.hidden import HiddenStore
-from actors.engine.native.prompts import PromptEntry
-from actors.engine.native.scheduler import Scheduler, StepPlan
-from actors.engine.native.slots import SlotTable
-from actors.engine.native.steps import Int64Array, StepArrays, StepDrafts
+from actors.engine.native.hidden.recent import HiddenStore
+from actors.engine.native.schedule.prompts import PromptEntry
+from actors.engine.native.schedule.scheduler import Scheduler, StepPlan
+from actors.engine.native.schedule.slots import SlotTable
+from actors.engine.native.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.types import DrafterFailed
 from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces, TrainedDrafter
 from models import weights

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.native.scheduler import Scheduler
+from actors.engine.native.schedule.scheduler import Scheduler
 from actors.engine.types import EngineWindow, StrategyUse
 from policies.speculation.strategy import PLAIN, Strategy
 

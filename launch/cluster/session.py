@@ -1,0 +1,237 @@
+"""Ray, started or attached to, for the time of a `with` block. Owns nothing else: actors belong to who made them.
+
+    with ray_session(address=config.cluster.address, cpus=4) as session: ...
+
+- `address` or RAY_ADDRESS (set inside a Ray job): attach to that cluster. A dead address is an error after a few
+  seconds, not after the minutes for which Ray would retry.
+- neither: a private head for this process, gone when the block ends. Ray's servers listen on every interface, so the
+  head keeps Ray's token authentication, with a random token that lives in this process's environment only
+  (RAY_AUTH_TOKEN or RAY_AUTH_MODE in the environment win).
+- Ray already initialised in this process: used as it is, and left running.
+
+A head that does not start in time is tried once more. What an earlier head left behind, whose driver was killed, is
+ended first. With `on_lost` Ray's own servers are watched, and this process ends when they are lost: there is no other
+way out of a call to Ray that never returns.
+
+A SIGTERM handler of this process stays in place (ray.init would replace it).
+"""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from launch.cluster.processes import end_processes, mark, servers_of, sweep
+from launch.cluster.watch import RayWatch
+from launch.errors import PacelineError, RayLostError
+
+_CONNECT_TIMEOUT_S = 5.0
+_TELL_S = 5.0  # for `on_lost`, which may wait for a lock that the blocked thread holds
+_START_REMEDY = (
+    "the machine is too busy, or lacks memory or space in /tmp or /dev/shm: see the newest logs below {logs}; "
+    "or start a head yourself (ray start --head) and set cluster.address"
+)
+_log = logging.getLogger(__name__)
+
+
+class RaySessionError(PacelineError):
+    """Ray cannot be started or reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    address: str  # host:port of the GCS
+    owned: bool  # started by us, stopped by us
+    dashboard_url: str | None
+
+
+@contextmanager
+def ray_session(
+    *,
+    address: str | None = None,
+    cpus: float | None = None,
+    gpus: int | None = None,
+    temp_dir: Path | None = None,
+    dashboard: bool = False,
+    object_store_bytes: int | None = None,
+    log_to_driver: bool = False,
+    connect_timeout_s: float = _CONNECT_TIMEOUT_S,
+    on_lost: Callable[[RayLostError], None] | None = None,
+    lost_after_s: float = 45.0,
+) -> Iterator[RaySession]:
+    """`cpus`: logical CPUs of a private head, at least as many as the machine has (they only gate placement).
+    `temp_dir`: session folder of a private head; keep it short, it holds Unix sockets (limit 107 characters).
+    `log_to_driver`: print what actors print. `on_lost` is told that Ray's servers are gone, or silent for
+    `lost_after_s`, and has 5 s to tell others; then this process ends with RayLostError's exit code.
+    Raises RaySessionError."""
+    if ray.is_initialized():
+        yield _session(owned=False)
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    # One line of news per session about the authentication mode, which is decided here, is not news.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    common: dict[str, Any] = {"log_to_driver": log_to_driver, "logging_level": logging.WARNING}
+    owned = address in (None, "local")
+    if owned:
+        if os.environ.get("RAY_AUTH_MODE") is None:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        if temp_dir is not None:
+            common["_temp_dir"] = str(temp_dir)
+        root = temp_dir or _temp_root()
+        if ended := sweep(root):
+            _log.warning("ended %d processes that an earlier Ray head had left behind", ended)
+        common |= {"num_cpus": max(cpus or 0, os.cpu_count() or 1), "num_gpus": gpus, "include_dashboard": dashboard}
+        _start_head({**common, "object_store_memory": object_store_bytes}, root)
+    else:
+        assert address is not None
+        check_reachable(address, connect_timeout_s)
+        try:
+            ray.init(address=address, **common)
+        except Exception as error:  # Ray raises what it likes, plain Exception too
+            raise RaySessionError(
+                f"Ray at {address!r} cannot be used: {_first_line(error)}",
+                remedy="look at the cluster with: ray status --address " + address,
+            ) from error
+    if not log_to_driver:
+        _keep_ray_off_the_terminal()
+    if before not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # ray.init put sys.exit in its place
+    session = _session(owned=owned)
+    folder = Path(_session_dir()) if owned else None
+    if folder is not None:
+        with suppress(OSError):  # a full disk: then nobody will know whose it was
+            mark(folder)
+    try:
+        if on_lost is None:
+            yield session
+            return
+        servers, processes = _to_watch(session)
+        with RayWatch(servers, processes, lost_after_s, lambda reason: _end(reason, on_lost, folder)) as watch:
+            try:
+                yield session
+            finally:
+                watch.closing()
+                ray.shutdown()
+    finally:
+        ray.shutdown()
+
+
+def _start_head(arguments: dict[str, Any], root: Path) -> None:
+    """Raises RaySessionError."""
+    for last in (False, True):
+        try:
+            ray.init(address="local", **arguments)
+            return
+        except ValueError as error:
+            raise RaySessionError(f"Ray cannot be started: {_first_line(error)}") from error
+        except Exception as error:  # Ray raises what it likes: a head that is not up in time is a plain Exception
+            ray.shutdown()
+            for folder in root.glob(f"session_*_{os.getpid()}"):
+                end_processes(folder)
+            if last:
+                raise RaySessionError(
+                    f"Ray did not start, twice: {_first_line(error)}", remedy=_START_REMEDY.format(logs=root)
+                ) from error
+            _log.warning("Ray did not start (%s): once more", _first_line(error))
+
+
+def _to_watch(session: RaySession) -> tuple[dict[str, str], dict[str, int]]:
+    """Ray's servers as host:port by name, and the processes whose end is the end, if they are on this machine."""
+    here = ray.get_runtime_context().get_node_id()
+    servers = {"Ray's GCS": session.address}
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["NodeID"] == here:
+            servers["Ray's raylet"] = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    # The GCS of a cluster may be one that comes back; a node's raylet never does.
+    names = {"raylet": "Ray's raylet"} | ({"gcs_server": "Ray's GCS"} if session.owned else {})
+    return servers, {names[key]: pid for key, pid in servers_of(here).items() if key in names}
+
+
+def _end(reason: str, on_lost: Callable[[RayLostError], None], folder: Path | None) -> None:
+    """Tell, end what is left of a head of our own, and end this process."""
+    error = RayLostError(reason)
+    teller = threading.Thread(target=on_lost, args=(error,), daemon=True)
+    teller.start()
+    teller.join(_TELL_S)
+    if folder is not None:
+        end_processes(folder)
+    os._exit(error.exit_code)
+
+
+def _keep_ray_off_the_terminal() -> None:
+    """What Ray's servers have to say about a lost process is a paragraph with ids. It goes where the driver's warnings
+    go; whoever lost something says so in our words."""
+
+    said = logging.getLogger("raylet")
+    said.addHandler(logging.NullHandler())  # else what nobody else handles is printed
+
+    def into_log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        for line in data["lines"]:
+            said.warning("%s", line)
+
+    if hasattr(ray._private.worker, "print_to_stdstream"):
+        ray._private.worker.print_to_stdstream = into_log
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def check_reachable(address: str, timeout_s: float) -> None:
+    """Raise RaySessionError unless something accepts connections at `address` (host:port, or "auto")."""
+    if address.startswith("ray://"):
+        raise RaySessionError(
+            f"cluster.address {address!r}: Ray Client is not supported",
+            remedy="run on the cluster: ray job submit --working-dir . -- python -m launch train ...",
+        )
+    target = _running_cluster() if address == "auto" else address
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdigit():
+        raise RaySessionError(
+            f"cluster.address {address!r} is not host:port", remedy="use the GCS address, for example 10.0.0.1:6379"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+    except OSError as error:
+        raise RaySessionError(
+            f"no Ray cluster answers at {target} ({error})",
+            remedy="start one (ray start --head), or unset cluster.address and RAY_ADDRESS to start a private head",
+        ) from error
+
+
+def _running_cluster() -> str:
+    """What `ray start` on this machine wrote down."""
+    try:
+        return (_temp_root() / "ray_current_cluster").read_text().strip()
+    except OSError as error:
+        raise RaySessionError(
+            'cluster.address "auto", but no Ray runs on this machine',
+            remedy="start one (ray start --head), or give its host:port",
+        ) from error
+
+
+def _session_dir() -> str:
+    node: Any = ray._private.worker._global_node
+    return str(node.get_session_dir_path())
+
+
+def _temp_root() -> Path:
+    """Where Ray keeps its sessions unless told otherwise."""
+    return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir() if os.name == "nt" else "/tmp")) / "ray"
+
+
+def _session(*, owned: bool) -> RaySession:
+    context = ray.get_runtime_context()
+    url = ray._private.worker.get_dashboard_url()  # type: ignore[no-untyped-call]
+    return RaySession(address=context.gcs_address, owned=owned, dashboard_url=f"http://{url}" if url else None)

@@ -1,0 +1,290 @@
+"""`paceline status`, `drain`, `pause`, `resume` and `threshold`: the coordinator of a run, seen and steered by people.
+
+Owns these commands and what they print; the coordinator is asked through its admin service. A run without one (it
+trains no drafter) tells its status by its folder. No torch, no ray.
+"""
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeGuard
+
+import typer
+
+from launch.commands.failures import failures
+from launch.errors import PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from coordinator.admin.client import AdminClient
+    from coordinator.status import Change, Status
+
+Run = Annotated[
+    Path | None,
+    typer.Argument(metavar="RUN", help="folder of the run; default: the newest below runs/", show_default=False),
+]
+At = Annotated[str | None, typer.Option("--address", metavar="HOST:PORT", help="of the admin service, instead of RUN")]
+Json = Annotated[bool, typer.Option("--json", help="for programs: one JSON document (with --watch: one per line)")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
+
+_COLOURS = {"BUSY": "green", "IDLE": "yellow", "TRAINING": "cyan"}
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Registers the commands."""
+
+    @app.command()
+    def status(
+        run: Run = None,
+        address: At = None,
+        watch: Annotated[bool, typer.Option("--watch", "-w", help="go on until interrupted")] = False,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Show what a run does: its step, phase and last event, and its workers as its coordinator sees them."""
+        with failures(debug, into_pipe=True):
+            if address is None:
+                run = run if run is not None else _newest(Path("runs"))
+                if _is_run(run) and (not _has_coordinator(run) or not (as_json or watch)):
+                    _show_run(run, as_json, watch=watch)
+                if _is_run(run) and not _has_coordinator(run):
+                    return
+            with _client(run, address) as client:
+                if watch:
+                    _watch(client, as_json=as_json)
+                else:
+                    _show(client.status(), as_json)
+
+    @app.command()
+    def drain(
+        run: Run = None,
+        worker: Annotated[str, typer.Option("--worker", help="a worker's name")] = "",
+        node: Annotated[str, typer.Option("--node", help="all workers of a node")] = "",
+        reason: Annotated[str, typer.Option("--reason", help="shown where it matters")] = "",
+        undo: Annotated[bool, typer.Option("--undo", help="let it train again")] = False,
+        address: At = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Keep drafter training off a worker or a node; what trains there stops. Rollouts go on there all the same:
+        this moves nothing away, and no command does."""
+        with failures(debug, into_pipe=True):
+            if bool(worker) == bool(node):
+                raise UsageError("give --worker or --node, one of them")
+            with _client(run, address) as client:
+                if undo:
+                    after = client.undrain(worker=worker, node=node)
+                else:
+                    after = client.drain(worker=worker, node=node, reason=reason)
+            _show(after, as_json)
+
+    @app.command()
+    def pause(run: Run = None, address: At = None, as_json: Json = False, debug: Debug = False) -> None:
+        """Stop spot training everywhere until `resume`. Rollouts go on."""
+        with failures(debug, into_pipe=True), _client(run, address) as client:
+            _show(client.pause(), as_json)
+
+    @app.command()
+    def resume(run: Run = None, address: At = None, as_json: Json = False, debug: Debug = False) -> None:
+        """Let spot training go on after `pause`."""
+        with failures(debug, into_pipe=True), _client(run, address) as client:
+            _show(client.resume(), as_json)
+
+    @app.command()
+    def threshold(
+        workers: Annotated[int, typer.Argument(min=1, help="idle workers of one group that start a session")],
+        run: Run = None,
+        address: At = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Change from how many idle workers on spot training begins."""
+        with failures(debug, into_pipe=True), _client(run, address) as client:
+            _show(client.set_threshold(workers), as_json)
+
+
+def find_address(run: Path | None, runs: Path = Path("runs")) -> tuple[str, str]:
+    """The admin service's host:port, and how it was found. Raises PacelineError if no run tells."""
+    from coordinator.address import FILE_NAME, Address
+
+    if run is None:
+        files = sorted(runs.glob(f"*/{FILE_NAME}"), key=os.path.getmtime)
+        if not files:
+            raise PacelineError(
+                f"no run below {runs.resolve()} has, or had, a coordinator",
+                remedy="name the folder of a run, or give --address HOST:PORT",
+            )
+        run = files[-1].parent
+    found = Address.read(run)
+    if found is None:
+        raise PacelineError(
+            f"{run / FILE_NAME} does not exist: this run has no coordinator, or none yet",
+            remedy="a run has one if its configuration trains the drafter",
+        )
+    return found.admin, f"{run / FILE_NAME}, written by process {found.pid} on {found.host}"
+
+
+@contextmanager
+def _client(run: Path | None, address: str | None) -> Iterator["AdminClient"]:
+    if run is not None and address is not None:
+        raise UsageError("give RUN or --address, not both")
+    where, source = (address, "--address") if address is not None else find_address(run)
+    from coordinator.admin.client import AdminClient, NoCoordinatorError
+
+    with AdminClient(where) as client:
+        try:
+            yield client
+        except NoCoordinatorError as error:
+            raise PacelineError(
+                f"no coordinator answers at {where} ({source})",
+                remedy="the run has ended, its coordinator is being restarted (try again in some seconds), or it runs "
+                "on another machine (ssh -L)",
+            ) from error
+
+
+def _newest(runs: Path) -> Path | None:
+    """The run whose folder was written to last; None if there is none."""
+    files = [*runs.glob("*/events.jsonl"), *runs.glob("*/coordinator.json")]
+    return max(files, key=os.path.getmtime).parent if files else None
+
+
+def _is_run(run: Path | None) -> TypeGuard[Path]:
+    return run is not None and (run / "events.jsonl").exists()
+
+
+def _has_coordinator(run: Path) -> bool:
+    """It has one, or had: the file stays."""
+    from coordinator.address import FILE_NAME
+    from launch.run_folder import holder
+
+    return (run / FILE_NAME).exists() and bool(holder(run))
+
+
+def _show_run(run: Path, as_json: bool, *, watch: bool = False) -> None:
+    """From its folder alone."""
+    from launch.commands.status import read_run_status, status_lines
+
+    if watch:
+        raise PacelineError(
+            f"{run} has no coordinator to watch: it trains no drafter, or has ended",
+            remedy=f"look at it now and then (paceline status {run}), or follow {run}/run.log",
+        )
+    status = read_run_status(run)
+    if as_json:
+        typer.echo(json.dumps(asdict(status), indent=2))
+        return
+    for line in status_lines(status):
+        typer.echo(line)
+
+
+def _show(status: "Status", as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(status), indent=2))
+        return
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 120).print(rendered(status))
+
+
+def _watch(client: "AdminClient", *, as_json: bool) -> None:
+    """A table that follows on a terminal; elsewhere a table, then a line per change."""
+    from coordinator.status import Status
+
+    if as_json:
+        for update in client.watch():
+            kind = "status" if isinstance(update, Status) else "change"
+            typer.echo(json.dumps({kind: asdict(update)}))
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    changes: deque[str] = deque(maxlen=8)
+    if not console.is_terminal:
+        shown = False
+        for update in client.watch():
+            if not isinstance(update, Status):
+                typer.echo(change_line(update))
+            elif not shown:
+                console.print(rendered(update))
+                shown = True
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for update in client.watch(every_s=0.5):
+            if isinstance(update, Status):
+                live.update(Group(rendered(update), Text("\n".join(changes), style="dim")), refresh=True)
+            else:
+                changes.append(change_line(update))
+
+
+def rendered(status: "Status") -> "RenderableType":
+    """One line about the coordinator, and a table of its workers."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    leaders = {session.members[0] for session in status.sessions if session.members}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("worker", "state", "for", "session", "work", "group", "node", "remarks"):
+        table.add_column(column, no_wrap=column != "remarks")
+    for worker in sorted(status.workers, key=lambda worker: worker.name):
+        remarks = [text for text, holds in (("drained", worker.drained), ("leads", worker.name in leaders)) if holds]
+        if worker.rests_s > 0:
+            remarks.append(f"rests {worker.rests_s:.0f} s")
+        if worker.trainer_failures:
+            remarks.append(f"{worker.trainer_failures} trainer failures")
+        if worker.state == "TRAINING":
+            work = f"micro-step {worker.step}"
+        else:
+            work = f"{worker.running} requests" if worker.running else ""
+        state = f"{worker.state} ({worker.phase})" if worker.phase not in ("", "running") else worker.state
+        table.add_row(
+            worker.name,
+            Text(state, style=_COLOURS.get(worker.state, "")),
+            _duration(worker.in_state_s),
+            str(worker.session or ""),
+            work,
+            worker.group,
+            worker.node,
+            ", ".join(remarks),
+        )
+    return Group(Text(_headline(status), style="bold"), table if status.workers else Text("no workers registered"))
+
+
+def _headline(status: "Status") -> str:
+    step = "no RL step yet" if status.rollout_step is None else f"RL step {status.rollout_step}"
+    if status.settling:
+        doing = "restarted, waiting for the workers to register"
+    elif status.paused:
+        doing = "spot training is paused"
+    else:
+        doing = "the tail is open for training" if status.rolling else "no training wanted now"
+    training = sum(worker.state == "TRAINING" for worker in status.workers)
+    line = f"{step}, {doing}; {training} of {len(status.workers)} workers train; threshold {status.threshold}"
+    if status.drained_nodes:
+        line += f"; drained nodes: {', '.join(status.drained_nodes)}"
+    return f"{line}; up {_duration(status.uptime_s)}"
+
+
+def change_line(change: "Change") -> str:
+    """One change in words."""
+    at = datetime.fromtimestamp(change.at_s).strftime("%H:%M:%S.%f")[:-3]
+    if change.group:
+        members = ", ".join(change.members) or "ended"
+        return f"{at}  session {change.session} of {change.group}, epoch {change.epoch}: {members}"
+    before, after = change.before or "new", change.after or "gone"
+    return f"{at}  {change.worker}: {before} -> {after} ({change.reason})"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

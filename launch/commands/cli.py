@@ -1,0 +1,263 @@
+"""The command line. Owns arguments; the work is imported when it is asked for.
+
+Nothing here may import torch or ray at module level: `paceline --help` answers at once.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 Ray was lost, 130 interrupted.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from launch.commands.admin import add_commands
+from launch.commands.failures import failures
+from launch.errors import UsageError
+from launch.run.standing import one_tree
+
+if TYPE_CHECKING:
+    from launch.commands.preflight import Command
+    from launch.config import Config, Loaded
+
+app = typer.Typer(
+    name="paceline",
+    help="RL post-training of language models on Ray, without the long tail. Start with: paceline train CONFIG",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, see examples/", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="dotted overrides, e.g. run.steps=20")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the run's last checkpoint")] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="KEY", help="with --resume: this key, or section, may differ from the run's"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Train: warm start if configured, then RL steps, evaluation, checkpoints, report and the exported model."""
+    with failures(debug):
+        if allow and not resume:
+            raise UsageError("--allow is for --resume: it names what may differ from the run's own configuration")
+        loaded = _load(config, overrides)
+        _require(loaded.config, "train")
+        from launch.run.train import train as run
+
+        source = shlex.join([str(config), *(overrides or [])])
+        code = run(loaded.config, config_source=source, resume=resume, allowed=allow or [])
+    raise typer.Exit(code)
+
+
+@app.command()
+def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Supervised warm start from demonstrations; prints the folder of the resulting model."""
+    with failures(debug):
+        loaded = _load(config, overrides)
+        if loaded.config.warmup is None:
+            raise UsageError(f"{config} has no section warmup", remedy="add warmup.data=FILE (demonstrations)")
+        _require(loaded.config, "warmup")
+        from launch.run.warmup import warmup as run
+
+        typer.echo(run(loaded.config))
+
+
+@app.command("eval")
+def evaluate(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="default: model.path")] = None,
+    debug: Debug = False,
+) -> None:
+    """Mean reward on the held-out prompts (data.eval)."""
+    with failures(debug):
+        loaded = _load(config, overrides)
+        if loaded.config.data.eval is None:
+            raise UsageError(f"{config} has no held-out prompts", remedy="set data.eval=FILE")
+        if model is not None and not (Path(model) / "config.json").is_file():
+            raise UsageError(f"no model directory (config.json): {model}")
+        from launch.run.evaluate import evaluate as run
+        from launch.run.evaluate import with_model
+
+        what = with_model(loaded.config, model)
+        _require(what, "eval")
+        for name, value in run(what).items():
+            typer.echo(f"{name}: {value:.6g}")
+
+
+@app.command("config")
+def show_config(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file", show_default=False)] = None,
+    overrides: Overrides = None,
+    schema: Annotated[bool, typer.Option("--schema", help="describe every key instead")] = False,
+    debug: Debug = False,
+) -> None:
+    """Print the resolved configuration with the source of every value; warn about what this machine lacks."""
+    with failures(debug, into_pipe=True):
+        from launch.config.show import resolved_lines, schema_markdown
+
+        if schema:
+            typer.echo(schema_markdown(), nl=False)
+            return
+        if config is None:
+            raise UsageError("give a configuration file, or --schema")
+        loaded = _load(config, overrides)
+        lines = list(resolved_lines(loaded))
+        column = min(max(len(line) for line, _ in lines), 72)
+        for line, source in lines:
+            typer.echo(f"{line:<{column}}  # {source}" if source else line)
+        from launch.commands.preflight import preflight
+
+        for issue in preflight(loaded.config):
+            typer.secho(f"warning: {issue}", fg="yellow", err=True)
+
+
+@app.command("plan-graphs")
+def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Show which CUDA graphs an engine captures, and their predicted memory; needs no GPU."""
+    with failures(debug, into_pipe=True):
+        loaded = _load(config, overrides)
+        from rich.console import Console
+
+        from launch.commands.plan_graphs import graph_report, rendered
+
+        Console(width=None if sys.stdout.isatty() else 120).print(rendered(graph_report(loaded.config)))
+
+
+@app.command("export-model")
+def export_model(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the model goes")],
+    step: Annotated[int | None, typer.Option("--step", help="of this checkpoint; default: the newest")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint of a run as a Hugging Face model. (The best by held-out reward is in RUN/best already.)"""
+    with failures(debug):
+        from launch.commands.export_model import export
+
+        typer.echo(export(run, out, step))
+
+
+@app.command("export-drafter")
+def export_drafter(
+    drafter: Annotated[Path, typer.Argument(metavar="DRAFTER", help="directory of a drafter", show_default=False)],
+    target: Annotated[Path, typer.Option("--target", metavar="DIR", help="model directory it drafts for")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the checkpoint goes")],
+    method: Annotated[
+        Literal["eagle", "eagle3"] | None, typer.Option("--method", help="what it must be; default: what it is")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a trained drafter as stock vLLM loads it (methods eagle and eagle3)."""
+    with failures(debug):
+        from launch.drafter.export import export
+
+        typer.echo(export(drafter, target, out, method))
+
+
+@app.command("warmup-drafter")
+def warmup_drafter(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the drafter goes")],
+    target: Annotated[
+        Path | None, typer.Option("--target", metavar="DIR", help="model directory; default: RUN/model")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="prompts, as data.train takes")] = None,
+    run: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="a run: its prompts and sampling")] = None,
+    algorithm: Annotated[Literal["eagle", "hass", "eagle3", "osd"], typer.Option("--algorithm")] = "eagle",
+    init: Annotated[Path | None, typer.Option("--init", metavar="DIR", help="drafter to go on from")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="rollouts per prompt")] = 4,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="use so many prompts")] = None,
+    prompt_field: Annotated[str, typer.Option("--prompt-field", help="of --data")] = "prompt",
+    response_field: Annotated[
+        str | None, typer.Option("--response-field", help="learn from these texts, not from own rollouts")
+    ] = None,
+    template: Annotated[Literal["chat", "plain"], typer.Option("--template", help="of --data")] = "chat",
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="default: the run's, or 1")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="of a rollout")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="default: the run's, or 1e-3")] = None,
+    max_steps: Annotated[
+        int, typer.Option("--max-steps", min=1, help="micro-steps, if no plateau is reached")
+    ] = 20_000,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Fit a drafter to a target before a run, to a plateau; the directory is for rollout.speculation.eagle.path."""
+    with failures(debug):
+        from launch.drafter.fit import DrafterWarmup
+        from launch.drafter.fit import warmup_drafter as run_it
+
+        given = DrafterWarmup(
+            out=out,
+            target=target,
+            data=data,
+            run=run,
+            algorithm=algorithm,
+            init=init,
+            samples=samples,
+            limit=limit,
+            response_field=response_field,
+            prompt_field=prompt_field,
+            template=template,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            learning_rate=learning_rate,
+            max_steps=max_steps,
+            seed=seed,
+            device=device,
+        )
+        typer.echo(run_it(given, typer.echo))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: RUN/report.html")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write one self-contained HTML file about a run, and its Perfetto trace; works while the run goes on."""
+    with failures(debug):
+        from launch.report import write_report
+
+        typer.echo(write_report(run, output))
+
+
+add_commands(app)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        with failures(debug=False):
+            one_tree(Path.cwd())
+    except typer.Exit as refused:
+        sys.exit(refused.exit_code)
+    app()
+
+
+def _load(config: Path, overrides: list[str] | None) -> "Loaded":
+    from launch.config import ConfigError, load_config
+    from launch.config.overrides import contradictions
+
+    if issues := contradictions(overrides or []):
+        raise ConfigError(issues)
+    return load_config(config, overrides or [])
+
+
+def _require(config: "Config", command: "Command") -> None:
+    from launch.commands.preflight import preflight
+    from launch.config import ConfigError
+
+    if issues := preflight(config, command):
+        raise ConfigError(issues)

@@ -1,0 +1,90 @@
+"""All that can be known of a configuration before Ray starts: `paceline config` warns of it, the commands that run
+refuse it. Owns the order of the checks; each is made by the code that the run itself uses.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from actors.data import DataError, PromptSet, load_demonstrations, load_prompts
+from actors.data.tokenizers import Tokenizer
+from actors.rewards.check import check_reward
+from launch.config import Config, Issue, check_environment
+from launch.run.inputs import stop_tokens_of, tokenizer_of
+from models.config import ModelConfig
+from models.directory import read_config
+
+RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
+_KEYED = re.compile(r"(?P<key>(?:data|model|warmup|rollout\.sampling)\.\w+): (?P<message>.*)", re.DOTALL)
+Command = Literal["train", "warmup", "eval"]
+
+
+def preflight(config: Config, command: Command = "train") -> list[Issue]:
+    """What would stop `command`. Reads files and imports the reward function (in a child); writes nothing."""
+    samples = command != "warmup"
+    issues = check_environment(config, engine=samples)
+    broken = {issue.key for issue in issues}
+    if samples:
+        issues += [Issue(f"reward.{key}", message) for key, message in check_reward(config.reward)]
+    if not broken & {"model.path", "model.tokenizer"}:
+        issues += _inputs(config, command, broken)
+    return issues
+
+
+def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issue]:
+    """Tokenizer, template, and the first records of every file that the command reads and that is there."""
+    try:
+        tokenizer = tokenizer_of(config)
+    except DataError as error:
+        yield _issue("model.tokenizer", error)
+        return
+    if command != "warmup":
+        try:
+            stop_tokens_of(config, tokenizer)
+        except DataError as error:
+            if _KEYED.fullmatch(str(error)):  # what is wrong with the template is said of the prompts
+                yield _issue("rollout.sampling.stop_token_ids", error)
+    if command == "train" and "data.train" not in broken:
+        yield from _prompts(config, "train", tokenizer)
+    if command != "warmup" and config.data.eval is not None and "data.eval" not in broken:
+        yield from _prompts(config, "eval", tokenizer)
+    if config.warmup is not None and command != "eval" and "warmup.data" not in broken:
+        try:
+            load_demonstrations(config.warmup, config.data, tokenizer, limit=RECORDS)
+        except DataError as error:
+            yield _issue("warmup.data", error)
+
+
+def _prompts(config: Config, split: Literal["train", "eval"], tokenizer: Tokenizer) -> Iterator[Issue]:
+    try:
+        prompts = _first(config, split, tokenizer)
+    except DataError as error:
+        yield _issue(f"data.{split}", error)
+        return
+    shape = ModelConfig.from_hf(read_config(config.model.path))
+    limit = config.rollout.engine.max_model_tokens or shape.max_position_embeddings
+    if crowded := [prompt for prompt in prompts if len(prompt.tokens) >= limit]:
+        longest = max(len(prompt.tokens) for prompt in crowded)
+        yield Issue(
+            f"data.{split}",
+            f"{len(crowded)} of the first {len(prompts)} prompts have up to {longest} tokens and leave no room for a "
+            f"response: prompt and response together may have {limit}",
+            remedy=f"set data.max_prompt_tokens={limit - 1} or less, which drops them"
+            + (", or raise rollout.engine.max_model_tokens" if limit < shape.max_position_embeddings else ""),
+        )
+
+
+def _first(config: Config, split: Literal["train", "eval"], tokenizer: Tokenizer) -> PromptSet:
+    """The prompts of the first records; where they are all too long or bad, of all records. Raises DataError."""
+    few = config.data.model_copy(update={"limit": min(config.data.limit or RECORDS, RECORDS)})
+    try:
+        return load_prompts(few, split, tokenizer)
+    except DataError:
+        return load_prompts(config.data, split, tokenizer)
+
+
+def _issue(key: str, error: DataError) -> Issue:
+    """Under the key that the message names, if it does."""
+    if (named := _KEYED.fullmatch(str(error))) is not None:
+        return Issue(named["key"], named["message"])
+    return Issue(key, str(error))

@@ -1,0 +1,237 @@
+"""`paceline warmup-drafter`: fit a drafter to a fixed target, offline, before a run. Owns where the sequences come from
+and what is said meanwhile; learning and its plateau rule are `drafter.training.fit`.
+
+The sequences are the target's own rollouts of the given prompts, because that is what a drafter has to foresee. Needs
+no Ray; one process, one device.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.data import check_vocabulary, end_tokens, load_demonstrations, load_prompts, load_tokenizer
+from actors.data.options import DataOptions
+from actors.data.tokenizers import Tokenizer
+from actors.engine.native.engine import NativeEngine
+from actors.engine.options import EngineOptions, SamplingOptions
+from actors.engine.types import Finished
+from actors.training.options import WarmupOptions
+from drafter.eagle import Drafting, load_eagle, save_eagle
+from drafter.training.fit import PlateauRule, Progress, TargetRecords, fit
+from drafter.training.head import TargetHead
+from drafter.training.trainer import DrafterTrainer
+from launch.config import load_config
+from launch.errors import UsageError
+from launch.interrupt import interrupt_flag
+from launch.run.requests import Pick, build_requests, sampling_params
+from models.checkpoint import load_model
+from models.directory import read_config
+from models.transformer import Transformer
+from policies.drafter.options import Algorithm, DrafterOptions
+
+Pairs = tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]  # prompts and responses, in step
+HISTORY_FILE = "training.json"
+_EPOCH = -2  # rollouts for a drafter share no noise with training (0 and up) or evaluation (-1)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterWarmup:
+    """What the command was given. Exactly one of `data` and `run`."""
+
+    out: Path
+    target: Path | None = None  # model directory; default: the run's trained model
+    data: Path | None = None  # prompts, in any form of data.train
+    run: Path | None = None  # folder of a run: its prompts, templates and sampling
+    algorithm: Algorithm = "eagle"
+    init: Path | None = None  # drafter directory to go on from
+    samples: int = 4  # rollouts per prompt
+    limit: int | None = None  # prompts
+    response_field: str | None = None  # learn from these texts in the place of own rollouts
+    prompt_field: str = "prompt"
+    template: Literal["chat", "plain"] = "chat"
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    learning_rate: float | None = None
+    max_steps: int = 20_000
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What `DrafterWarmup` comes to."""
+
+    target: Path
+    tokenizer: Path
+    data: DataOptions
+    sampling: SamplingOptions
+    engine: EngineOptions
+    drafter: DrafterOptions
+
+
+def warmup_drafter(given: DrafterWarmup, say: Callable[[str], None] = print) -> Path:
+    """Train, and write `given.out`: a directory for rollout.speculation.eagle.path. Returns it."""
+    with interrupt_flag() as interrupt:
+        return fit_drafter(given, say, interrupt.check)
+
+
+def fit_drafter(given: DrafterWarmup, say: Callable[[str], None], check: Callable[[], None]) -> Path:
+    """`warmup_drafter` on any thread; `check` is called often, and may raise."""
+    source = _source(given)
+    if (given.out / "config.json").exists():
+        raise UsageError(f"--out: {given.out} holds a model or drafter already", remedy="choose another directory")
+    cuda = given.device == "cuda" or (given.device == "auto" and torch.cuda.is_available())
+    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    tokenizer = load_tokenizer(str(source.tokenizer))
+    check_vocabulary(tokenizer, read_config(source.target)["vocab_size"])
+    target = load_model(source.target, dtype=dtype, device=device, batch_invariant=False).requires_grad_(False)
+    pairs = _pairs(given, source, target, tokenizer, check, say)
+    head, options = TargetHead.of(target, 0), source.drafter
+    trainer = DrafterTrainer(head, options, device=device, model=_start(given, target, device))
+    layers = trainer.model.layers
+    say(
+        f"{len(pairs[0])} sequences, {sum(map(len, pairs[1]))} response tokens; {source.drafter.algorithm}, "
+        f"{sum(p.numel() for p in trainer.model.parameters()):,} trainable parameters"
+        + (f", target layers {', '.join(map(str, layers))}" if layers else "")
+    )
+    rule = PlateauRule(max_steps=given.max_steps)
+    history = fit(
+        trainer,
+        TargetRecords(target, *pairs, layers=layers),
+        rule,
+        seed=given.seed,
+        report=lambda progress: say(_line(progress)),
+        check=check,
+    )
+    save_eagle(trainer.model, given.out)
+    record = {
+        "target": str(source.target),
+        "drafter": source.drafter.model_dump(mode="json"),
+        "sequences": len(pairs[0]),
+        "rule": asdict(rule),
+        "plateau": history[-1].step < rule.max_steps,
+        "history": [asdict(progress) for progress in history],
+    }
+    (given.out / HISTORY_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    best = [progress for progress in history if progress.best][-1]
+    end = "plateau" if history[-1].step < rule.max_steps else f"end of its {rule.max_steps} micro-steps"
+    say(f"{end} after {history[-1].step} micro-steps; kept those of step {best.step}: {_quality(best)}")
+    return given.out
+
+
+def _source(given: DrafterWarmup) -> _Source:
+    if (given.data is None) == (given.run is None):
+        raise UsageError("give prompts by --data FILE, or --run RUN for those of a run", remedy="exactly one of them")
+    drawn = {"temperature": given.temperature, "max_new_tokens": given.max_new_tokens}
+    drawn = {key: value for key, value in drawn.items() if value is not None}
+    taught: dict[str, Any] = {"algorithm": given.algorithm, "seed": given.seed}
+    if given.learning_rate is not None:
+        taught["learning_rate"] = given.learning_rate
+    if given.run is not None:
+        config = load_config(_file(given.run / "config.yaml", "--run")).config
+        target = given.target or given.run / "model"
+        _file(target / "config.json", "--target" if given.target else "--run")
+        return _Source(
+            target,
+            Path(config.model.tokenizer or config.model.path),
+            config.data.model_copy(update={"limit": given.limit or config.data.limit}),
+            config.rollout.sampling.model_copy(update=drawn),
+            config.rollout.engine,
+            config.drafter.model_copy(update=taught),
+        )
+    if given.target is None:
+        raise UsageError("--data needs a target", remedy="give its model directory with --target")
+    _file(given.target / "config.json", "--target")
+    fields = {"prompt_field": given.prompt_field, "template": given.template, "limit": given.limit}
+    return _Source(
+        given.target,
+        given.target,
+        DataOptions.model_validate({"train": str(given.data), **fields}),
+        SamplingOptions.model_validate(drawn),
+        EngineOptions(),
+        DrafterOptions.model_validate(taught),
+    )
+
+
+def _stop_tokens(source: _Source, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """As launch.run.inputs.stop_tokens_of."""
+    if source.sampling.stop_token_ids is not None:
+        return source.sampling.stop_token_ids
+    return end_tokens(source.data, tokenizer, source.target, read_config(source.target)["vocab_size"])
+
+
+def _file(path: Path, option: str) -> Path:
+    if not path.is_file():
+        raise UsageError(f"{option}: there is no {path}", remedy="give the directory that holds it")
+    return path
+
+
+def _start(given: DrafterWarmup, target: Transformer, device: str) -> Drafting | None:
+    if given.init is None:
+        return None
+    return load_eagle(given.init, target.config, dtype=torch.float32, device=device, batch_invariant=False)
+
+
+def _pairs(
+    given: DrafterWarmup,
+    source: _Source,
+    target: Transformer,
+    tokenizer: Tokenizer,
+    check: Callable[[], None],
+    say: Callable[[str], None],
+) -> Pairs:
+    if given.response_field is not None:
+        options = WarmupOptions(data=source.data.train, response_field=given.response_field)
+        found = load_demonstrations(options, source.data, tokenizer)
+        say(f"{source.data.train}: {found.report.summary()}")
+        return [d.prompt_tokens for d in found], [d.response_tokens for d in found]
+    prompts = load_prompts(source.data, "train", tokenizer)
+    say(f"{source.data.train}: {prompts.report.summary()}")
+    picks = [Pick(_EPOCH, prompt) for prompt in prompts]
+    sampling = sampling_params(source.sampling, _stop_tokens(source, tokenizer))
+    expected = [float(sampling.max_new_tokens)] * len(picks)
+    requests = build_requests(picks, given.samples, sampling, seed=given.seed, expected_tokens=expected)
+    engine = NativeEngine(target, source.engine)
+    engine.submit(requests)
+    responses: dict[int, NDArray[np.int32]] = {}
+    with _bar(len(requests)) as advance:
+        while engine.has_work:
+            check()
+            for event in engine.step():
+                if isinstance(event, Finished):
+                    responses[event.rollout.request_id] = event.rollout.tokens
+                    advance()
+    return [r.prompt_tokens for r in requests], [responses[r.request_id] for r in requests]
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[], None]]:
+    """Progress of the rollouts on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("rollouts of the target"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _line(progress: Progress) -> str:
+    return (
+        f"micro-step {progress.step}: loss {progress.loss:.4f}; {_quality(progress)}"
+        f"{' (best)' if progress.best else ''}; {progress.tokens / progress.seconds:,.0f} tokens/s"
+    )
+
+
+def _quality(progress: Progress) -> str:
+    return (
+        f"held-out loss {progress.held_out_loss:.4f}, top-1 {100 * progress.held_out_accuracy:.1f} %, "
+        f"top-3 {100 * progress.held_out_top3:.1f} %"
+    )

@@ -1,0 +1,111 @@
+"""The drafter's fit before the first RL step (TLT 4.3: warm-up offline), kept by the content of its inputs like the
+warm start of the target. Owns where it runs and where its result lies; the fit itself is `launch.drafter.fit`.
+"""
+
+import hashlib
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.placement import place
+from launch.config import Config
+from launch.drafter.fit import DrafterWarmup, fit_drafter
+from launch.interrupt import Interrupt
+from launch.run.inputs import tokenizer_dir
+from launch.run.warmup import add_files, keep
+
+_POLL_S = 0.5
+_ONLINE = {  # keys of `drafter:` that say nothing about the fit
+    *("train", "every_steps", "drift", "checkpoint_every", "checkpoint_keep", "stop_timeout_s"),
+    *("capture", "buffer", "canary"),
+}
+
+
+def offline_fit(
+    config: Config, interrupt: Interrupt, target: Path, run_dir: Path, log: Callable[[str], None]
+) -> Config:
+    """`config` whose drafter begins as `drafter.offline` says; the same where it says nothing.
+
+    `target`: directory of the initial model. `run_dir` holds the run's config.yaml. Needs Ray. Raises Interrupted;
+    nothing is kept of an unfinished fit.
+    """
+    options = config.drafter.offline
+    if not config.drafter.train or options is None or config.rollout.speculation.eagle.path is not None:
+        return config
+    directory = Path(config.run.dir).resolve() / "warm_starts" / f"drafter_{_fingerprint(config, target)}"
+    if (directory / "config.json").is_file():
+        log(f"using the drafter fitted before, {directory}")
+    else:
+        given = DrafterWarmup(
+            out=directory.with_name(f".{directory.name}.{os.getpid()}"),
+            target=target.resolve(),
+            run=run_dir.resolve(),
+            algorithm=config.drafter.algorithm,
+            samples=options.samples,
+            limit=options.limit,
+            max_steps=options.max_steps,
+            seed=config.drafter.seed,
+        )
+        _fit(config, interrupt, given, log)
+        keep(given.out, directory, "the fitted drafter")
+    eagle = config.rollout.speculation.eagle.model_copy(update={"path": str(directory)})
+    speculation = config.rollout.speculation.model_copy(update={"eagle": eagle})
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"speculation": speculation})})
+
+
+def _fit(config: Config, interrupt: Interrupt, given: DrafterWarmup, log: Callable[[str], None]) -> None:
+    """On the first learner rank's resources, with what it says logged as it comes."""
+    log(f"fitting the drafter to {given.samples} rollouts per prompt of {given.target}")
+    try:
+        with place(config) as placement:
+            said: Any = ray.remote(_lines).options(**placement.learner_options(0), max_retries=0).remote(given)
+            try:
+                while True:
+                    ready, _ = ray.wait([said], timeout=_POLL_S)
+                    interrupt.check()
+                    if ready:
+                        log(ray.get(next(said)))
+            except StopIteration:
+                pass
+            except BaseException:
+                ray.cancel(said, force=True)
+                raise
+    except BaseException:
+        shutil.rmtree(given.out, ignore_errors=True)
+        raise
+
+
+def _lines(given: DrafterWarmup) -> Iterator[str]:
+    """Ray task: fit, and yield what there is to say meanwhile."""
+    said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            fit_drafter(given, said.put, lambda: None)
+        except BaseException as error:
+            failure.append(error)
+        said.put(None)
+
+    threading.Thread(target=work, name="offline-fit", daemon=True).start()
+    while (line := said.get()) is not None:
+        yield line
+    if failure:
+        raise failure[0]
+
+
+def _fingerprint(config: Config, target: Path) -> str:
+    """Hash over everything the fit depends on: options, prompts, sampling, and the files of target and tokenizer."""
+    digest = hashlib.blake2b(digest_size=12)
+    fitted = config.drafter.model_dump_json(exclude=_ONLINE)
+    prompts = config.data.model_dump_json(exclude={"train", "eval", "eval_split", "shuffle"})
+    for part in (fitted, prompts, config.rollout.sampling.model_dump_json()):
+        digest.update(part.encode())
+    add_files(digest, [target, Path(tokenizer_dir(config))], Path(config.data.train))
+    return digest.hexdigest()

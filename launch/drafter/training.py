@@ -1,0 +1,317 @@
+"""The driver's side of drafter training: the coordinator, the data buffers, and which weights engines draft with.
+
+Owns the decisions between two rollouts (train in the next tail? hand out new weights? take them back?) and what is told
+about them. It never waits for a worker, a trainer or the coordinator while requests run, and nothing that fails here
+fails the run: drafts only save time.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from actors.engine.options import EngineOptions
+from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow
+from actors.learner_group import LearnerGroup
+from actors.spot.process import spawn_trainer
+from actors.spot.types import MicroStep, Stopped, TrainerFailed
+from actors.spot_host import CaptureReport, DrafterEvent, DrafterReady, SpotPlan
+from actors.training.types import StepResult
+from coordinator.transport.client import DriverClient
+from coordinator.transport.security import configured_keys
+from launch.config import Config
+from launch.config.tree import FRESH_WEIGHTS
+from launch.dispatch import RolloutDispatcher
+from launch.drafter.actors import DrafterActors, drafter_actors
+from launch.drafter.watch import DrafterWatch
+from launch.drafter.weights import load_weights, save_weights
+from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
+from models.options import ModelOptions
+from policies.drafter.canary import Canary, Verdict
+from policies.drafter.drift import DriftMonitor
+from policies.drafter.lineage import micro_steps
+from policies.speculation.strategy import Strategy
+
+DRAFTER = "eagle"
+_log = logging.getLogger(__name__)
+Moment = Literal["sampled", "graded", "publishing"]
+ENDS: dict[str, Moment] = {  # of workers' spare time, by layout
+    "embedded": "sampled",  # grading and learning want the same cores
+    "colocated": "graded",  # grading wants no GPU, the learner wants theirs
+    "disaggregated": "publishing",  # the learner has its own
+}
+_ANSWER_S = 5.0  # beyond a trainer's own deadline, which ends with its being killed
+CHECKPOINTS_DIR = "drafter"  # in the run's folder
+
+
+class DrafterTraining:
+    """One run's. Events come from the dispatcher's thread; nothing here is thread-safe."""
+
+    def __init__(
+        self,
+        config: Config,
+        observer: Observer,
+        run_dir: Path,
+        model: ModelOptions,
+        actors: DrafterActors,
+        driver: DriverClient,
+        watch: DrafterWatch,
+    ) -> None:
+        options = config.drafter
+        self._config, self._observer, self._run_dir, self._model = config, observer, run_dir, model
+        self._actors, self._driver, self._watch = actors, driver, watch
+        self.meter = DrafterMeter()
+        self._drift = DriftMonitor(options.drift, options.every_steps)
+        self._canary = Canary(options.canary)
+        self._ready: DrafterReady | None = None  # the newest, not handed out yet
+        self._kept: dict[int, DrafterReady] = {}  # what engines draft with, and what they go back to
+        self._drafting = 0  # version, of the engines
+        self._without: set[str] = set()  # workers whose engines have given the drafter up
+        self._step = 0  # the RL step that samples, or sampled last
+        self._trained = self._collapsed = False  # since the last record
+        self._target_version = 0
+
+    def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
+        """How worker `name` trains."""
+        options = self._config.drafter
+        path = self._config.rollout.speculation.eagle.path
+        return SpotPlan(
+            factory=partial(
+                spawn_trainer,
+                options,
+                self._model,
+                init=options.seed if path in (None, FRESH_WEIGHTS) else str(path),
+                checkpoint_dir=str((self._run_dir / CHECKPOINTS_DIR).resolve()),
+                name=f"{name}-trainer",
+                threads=engine.threads,
+                device=engine.device,
+                start_timeout_s=self._config.cluster.start_timeout_s,
+            ),
+            buffers=dict(self._actors.buffers),
+            endpoint=self._actors.endpoint,
+            coordinator=self._config.coordinator,
+            stop_timeout_s=options.stop_timeout_s,
+            keys=configured_keys(self._config.coordinator, "worker"),
+        )
+
+    def capture_from(self, learner: LearnerGroup) -> None:
+        """Where the configuration says so, the learner's own pass gives the hidden states, and no engine does."""
+        options = self._config.drafter
+        if options.capture.source == "learner":
+            learner.capture_into(
+                self._actors.buffers,
+                max_bytes=options.capture.max_bytes_per_step,
+                eagle3=options.algorithm == "eagle3",
+                layers=options.layers or _recorded_layers(self._config.rollout.speculation.eagle.path),
+                seed=options.seed,
+            )
+
+    # Around a rollout.
+
+    def begin(self, step: int, dispatcher: RolloutDispatcher) -> None:
+        """RL step `step` samples: whoever runs out of work may train, if it is due. It goes on from the newest weights:
+        a trainer that stopped with the rollout before may have published after `hand_out`."""
+        self._step = step
+        self._hand_out(dispatcher)
+        self._driver.rollout_started(step, train=self._wanted and self._drift.due(step))
+
+    def reached(self, moment: Moment, step: int) -> None:
+        """The RL step has come so far: training ends where what it runs on is wanted again; nobody waits for it."""
+        if moment == ENDS[self._config.cluster.layout]:
+            self._driver.rollout_complete(step)
+
+    def make_room(self, dispatcher: RolloutDispatcher) -> None:
+        """Before the learner's turn: where it runs on the workers' GPUs, their trainers have left them."""
+        if self._config.cluster.layout == "colocated":
+            within_s = self._config.drafter.stop_timeout_s + _ANSWER_S
+            for name in dispatcher.stop_training(within_s):
+                self._observer.event(
+                    "trainer_late", f"{name}: its trainer may be on the GPU still, after {within_s:g} s"
+                )
+
+    def hand_out(self, dispatcher: RolloutDispatcher, target_version: int) -> None:
+        """Between two rollouts, with the target's new weights: what the engines draft with from now on."""
+        if target_version != self._target_version:
+            self._target_version = target_version
+            self._canary.new_target()
+        self._hand_out(dispatcher)
+
+    def _hand_out(self, dispatcher: RolloutDispatcher) -> None:
+        ready, self._ready = self._ready, None
+        if ready is not None and self._accepted(ready.manifest.version):
+            self._kept[ready.manifest.version] = ready
+        wanted = self._kept.get(self._canary.version)
+        if wanted is None or wanted.manifest.version == self._drafting:
+            return
+        dispatcher.set_drafter(DRAFTER, wanted.manifest, wanted.payload)
+        self.meter.swapped(wanted.manifest.version)
+        self._drafting = wanted.manifest.version
+        self._kept = {v: kept for v, kept in self._kept.items() if v in (self._canary.good, self._drafting)}
+
+    @property
+    def _wanted(self) -> bool:
+        """Some engine can draft with what is learned."""
+        return len(self._without) < self._config.rollout.workers
+
+    @property
+    def _based(self) -> bool:
+        """Weights are at hand that new ones can be compared with, and that can come back."""
+        return bool(self._kept.keys() & {self._canary.version, self._canary.good})
+
+    def _accepted(self, version: int) -> bool:
+        if self._based:
+            return self._canary.offer(version)
+        self._canary.trust(version)  # There is nothing that could be gone back to.
+        return True
+
+    # What others say.
+
+    def learned(self, result: StepResult) -> None:
+        """The learner's RL step, which may have captured hidden states."""
+        found = result.metrics
+        self.meter.captured(int(found.get("capture/bytes", 0)), found.get("capture/seconds", 0.0))
+
+    def event(self, worker: str, event: DrafterEvent) -> None:
+        match event:
+            case DrafterFailed() | DrafterLoaded():
+                self._told(worker, event)
+                return
+            case CaptureReport():
+                self.meter.captured(event.bytes, event.seconds, event.skipped)
+                if event.failure:
+                    self._observer.event("capture_failed", f"{worker}: {event.failure}; sequences are lost to training")
+                return
+            case DrafterReady(manifest, _):
+                if manifest.version == self._canary.version:  # what a trainer starts with
+                    self._kept.setdefault(manifest.version, event)
+                elif self._based and manifest.version <= self._canary.newest:
+                    _log.info("drafter version %d of %s was given up, or is older", manifest.version, worker)
+                elif self._ready is None or manifest.version > self._ready.manifest.version:
+                    self._ready = event
+                    self.meter.published(manifest.version)
+                return
+            case MicroStep():
+                self._trained = True
+                end_s = event.started_s + event.seconds
+                self._observer.span(Span(worker, TRAIN_SPAN, event.started_s, end_s, self._observer.current_step))
+                self._observer.worker(worker, "training", f"micro-step {event.step}, loss {event.loss:.3f}")
+            case Stopped(reason=reason) if reason:
+                self._observer.event("trainer_stopped", f"{worker}: {reason}")
+            case TrainerFailed(reason):
+                self._observer.event("trainer_lost", f"{worker}: {reason}")
+        self.meter.event(worker, event)
+
+    def _told(self, worker: str, event: DrafterFailed | DrafterLoaded) -> None:
+        """An engine has lost the drafter, or has it with new weights."""
+        wanted = self._wanted
+        if event.name != DRAFTER:
+            return
+        if isinstance(event, DrafterFailed) and event.final:
+            self._without.add(worker)
+        elif isinstance(event, DrafterLoaded) and not event.reason:
+            self._without.discard(worker)
+        if wanted and not self._wanted:
+            self._driver.rollout_complete(self._step)
+            self._observer.event("drafter_given_up", "no engine can draft with it any more: it is not trained further")
+
+    def window(self, window: EngineWindow) -> None:
+        """What an engine drafted, and what of it was right. An evaluation is drafted for too, but its prompts and its
+        temperature are others: it says nothing about how the drafter does in RL."""
+        if window.evaluation:
+            return
+        for use in window.strategies:
+            if not use.drafted or Strategy.parse(use.strategy).drafter != DRAFTER:
+                continue
+            self._drift.observe(use.strategy, use.drafted, use.accepted)
+            good = self._canary.good
+            verdict = self._canary.observe(self._drafting, use.strategy, use.drafted, use.accepted)
+            if verdict is Verdict.ROLL_BACK:
+                self._roll_back(good)
+            elif verdict is Verdict.COLLAPSED:
+                self._retrain("acceptance fell with the target's new weights")
+
+    def _roll_back(self, good: int) -> None:
+        """The engines get version `good` again with the next target weights, and trainers go on from it. What they made
+        of the bad weights is of a lineage that was given up."""
+        bad, returns = self._canary.rolled_back[-1], self._canary.version
+        self._ready = None
+        self.meter.rolled_back(bad)
+        kept = self._kept.get(good)
+        if kept is None:
+            self._canary.trust(bad)
+            self._retrain(
+                f"version {micro_steps(bad)} drafts badly, and the weights before it were lost with a restart"
+            )
+            return
+        self._driver.rollout_complete(self._step)  # Whoever trains now trains on from the bad weights.
+        self._kept[returns] = replace(kept, manifest=replace(kept.manifest, version=returns))
+        self._observer.event(
+            "drafter_rolled_back",
+            f"version {micro_steps(bad)} drafts worse than version {micro_steps(good)}, which comes back",
+        )
+
+    def _retrain(self, why: str) -> None:
+        self._collapsed = True
+        self._drift.demand()
+        self._observer.event("drafter_collapsed", f"{why}: retraining in the next RL step")
+
+    def take(self, step: int, speculation: StepSpeculation | None) -> StepDrafter:
+        """The record of RL step `step`."""
+        if self._trained:
+            self._drift.trained(step)
+        if self._collapsed:  # the training of this RL step began before
+            self._drift.demand()
+        self._trained = self._collapsed = False
+        for node, stats in self._watch.look().items():
+            self.meter.buffer(node, sequences=stats.sequences, bytes=stats.bytes)
+        return self.meter.take(self._target_version, speculation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, JSON; with the weights that `save` writes."""
+        return {"drift": self._drift.state_dict(), "canary": self._canary.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._drift.load_state_dict(state["drift"])
+        self._canary.load_state_dict(state["canary"])
+
+    def save(self, directory: Path) -> None:
+        """The weights that may be handed out again. Raises OSError."""
+        save_weights(directory, self._kept.values())
+
+    def load(self, directory: Path) -> None:
+        """What `save` wrote, as far as it can be read: engines draft with it from the next `hand_out` on."""
+        self._kept |= {ready.manifest.version: ready for ready in load_weights(directory)}
+        if self._canary.version not in self._kept and self._canary.good in self._kept:
+            self._canary.trust(self._canary.good)
+
+
+def _recorded_layers(path: str | None) -> tuple[int, int, int] | None:
+    """The target's layers that the drafter at rollout.speculation.eagle.path reads, where it says so."""
+    if path in (None, FRESH_WEIGHTS):
+        return None
+    layers = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get("layers")
+    return (layers[0], layers[1], layers[2]) if layers else None
+
+
+@contextmanager
+def drafter_training(
+    config: Config, observer: Observer, run_dir: Path, model: ModelOptions
+) -> Iterator[DrafterTraining | None]:
+    """For the length of a job; None where `drafter.train` is false."""
+    if not config.drafter.train:
+        yield None
+        return
+    with ExitStack() as stack:
+        actors = stack.enter_context(drafter_actors(config, run_dir))
+        keys = configured_keys(config.coordinator, "driver")
+        driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator, keys=keys)
+        stack.callback(driver.close)
+        watch = DrafterWatch(actors.coordinator, actors.buffers, observer.event)
+        stack.callback(watch.look)  # what was lost at the end is said too
+        observer.event("coordinator", f"{actors.endpoint}; look with: paceline status {run_dir}")
+        yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch)

@@ -1,0 +1,79 @@
+"""Held-out evaluation: mean reward of `eval.samples` responses per prompt of data.eval. Changes nothing in the run.
+
+The noise is that of epoch -1 with the run's seed: every evaluation of a run, and a later `paceline eval`, draws with
+the same noise, so that differences come from the weights alone.
+"""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from launch.cluster.session import ray_session
+from launch.commands.failures import show
+from launch.config import Config
+from launch.errors import PacelineError
+from launch.interrupt import interrupt_flag
+from launch.observe import Observer
+from launch.run.inputs import tokenizer_dir
+from launch.run.job import Job, open_job
+from launch.run.requests import EVAL_EPOCH, Pick, build_requests
+
+
+def evaluate_job(job: Job) -> dict[str, float]:
+    """Evaluate the weights that the workers hold; metrics `eval/*`, recorded once per number of steps done.
+
+    eval/reward: mean over prompts of their mean reward; eval/prompt_std: standard deviation of the prompts' means.
+    """
+    key = str(job.steps_done)
+    if job.held_out is None or key in job.evaluations:
+        return job.evaluations.get(key, {})
+    options, start_s = job.config.eval, time.monotonic()
+    picks = [Pick(EVAL_EPOCH, prompt) for prompt in job.held_out]
+    requests = build_requests(
+        picks,
+        options.samples,
+        job.eval_sampling,
+        seed=job.config.run.seed,
+        expected_tokens=[float(job.eval_sampling.max_new_tokens)] * len(picks),
+    )
+    collected = job.collector.run(picks, options.samples, requests, "eval")
+    means = [float(np.mean([m.grade.value for m in group.graded])) for group in collected.groups if group.graded]
+    if not means:
+        raise PacelineError("no held-out response could be graded", remedy="see the reward's errors in events.jsonl")
+    lengths = [member.rollout.tokens.size for member in collected.members]
+    metrics = {
+        "eval/reward": float(np.mean(means)),
+        "eval/prompt_std": float(np.std(means)),
+        "eval/length_mean": float(np.mean(lengths)),
+        "eval/failed": float(collected.failed),
+    }
+    job.evaluations[key] = metrics
+    responses = [member.sample(group.pick) for group in collected.groups for member in group.members]
+    job.observer.samples(job.steps_done, responses, held_out=True)
+    job.observer.evaluation(job.steps_done, metrics, time.monotonic() - start_s)
+    return metrics
+
+
+def with_model(config: Config, model: str | None) -> Config:
+    """`config` with the weights of the directory `model`, and the tokenizer it had; None: with its own weights."""
+    if model is None:
+        return config
+    path = {"path": model, "tokenizer": tokenizer_dir(config)}
+    return config.model_copy(update={"model": config.model.model_copy(update=path)})
+
+
+def evaluate(config: Config) -> dict[str, float]:
+    """`paceline eval`: start the actors, evaluate model.path, and end them."""
+    if config.data.eval is None:
+        raise PacelineError("data.eval is not set: there is nothing to evaluate on", remedy="set data.eval=FILE")
+    config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"train": False})})
+    run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
+    with (
+        interrupt_flag() as interrupt,
+        ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s),
+        Observer(run_dir, config) as observer,
+        open_job(config, observer, interrupt, Path(config.model.path), run_dir) as job,
+    ):
+        job.publish()
+        return evaluate_job(job)

@@ -1,0 +1,232 @@
+"""What lives as long as a run: data, learner group, rollout workers, reward workers. Owns their start, their end and
+the state that a checkpoint holds; the steps themselves are elsewhere.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from actors.data import PromptOrder, PromptSet
+from actors.data.tokenizers import Tokenizer
+from actors.engine.options import EngineOptions
+from actors.engine.process import spawn_engine
+from actors.engine.types import EngineWindow, SamplingParams
+from actors.learner_group import LearnerGroup
+from actors.placement import Placement, place
+from actors.reward_worker import RewardPool
+from launch.config import Config
+from launch.dispatch import RolloutDispatcher, spawner
+from launch.drafter.training import DrafterTraining, drafter_training
+from launch.interrupt import Interrupt
+from launch.observe import Observer, Span, SpeculationMeter
+from launch.run.collect import Collector
+from launch.run.inputs import Inputs, load_inputs, tokenizer_dir
+from launch.run.requests import sampling_params
+from launch.run_folder import log_file
+from policies.lengths import LengthModel
+
+
+@dataclass
+class Job:
+    """The parts of one run. `steps_done` counts complete RL steps and is the version of the current weights."""
+
+    config: Config
+    observer: Observer
+    interrupt: Interrupt
+    tokenizer: Tokenizer
+    prompts: PromptSet
+    held_out: PromptSet | None
+    sampling: SamplingParams
+    eval_sampling: SamplingParams  # the same limits and stop tokens, untruncated, at eval.temperature
+    order: PromptOrder
+    lengths: LengthModel
+    learner: LearnerGroup
+    dispatcher: RolloutDispatcher
+    collector: Collector
+    speculation: SpeculationMeter | None = None  # None: it is off
+    drafter: DrafterTraining | None = None  # None: no drafter is trained
+    steps_done: int = 0
+    evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
+    boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner changes it
+
+    def publish(self) -> dict[str, float]:
+        """Hand the learner's weights to every rollout worker; returns when all have answered for them.
+
+        The seconds of both halves: `publish` (the learner writes them), `sync` (the workers load them).
+        """
+        start_s = time.monotonic()
+        if self.drafter is not None:
+            self.drafter.reached("publishing", self.steps_done)
+        with self.span("publish"):
+            manifest, ref = self.learner.publish(self.steps_done)
+        written_s = time.monotonic()
+        self.dispatcher.set_weights(manifest, ref)
+        if self.drafter is not None:
+            self.drafter.hand_out(self.dispatcher, self.steps_done)
+        return {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """What the learner does inside the block, for the timeline."""
+        begin_s, step = time.time(), self.observer.current_step
+        yield
+        self.observer.span(Span("learner", kind, begin_s, time.time(), step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The driver's side of a checkpoint, JSON."""
+        return {
+            "steps_done": self.steps_done,
+            "order": self.order.state_dict(),
+            "lengths": self.lengths.state_dict(),
+            "evaluations": self.evaluations,
+            "drafter": self.drafter.state_dict() if self.drafter is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps_done = int(state["steps_done"])
+        self.order.load_state_dict(state["order"])
+        self.lengths.load_state_dict(state["lengths"])
+        self.evaluations = dict(state["evaluations"])
+        if self.drafter is not None and state.get("drafter") is not None:
+            self.drafter.load_state_dict(state["drafter"])
+
+
+@contextmanager
+def open_job(
+    config: Config,
+    observer: Observer,
+    interrupt: Interrupt,
+    model_dir: Path,
+    run_dir: Path,
+    inputs: Inputs | None = None,
+) -> Iterator[Job]:
+    """Start every actor at once, and end them all when the block is left.
+
+    `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
+    `inputs`: default: loaded here.
+    """
+    model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
+    engine = engine_options(config)
+    inputs = inputs or load_inputs(config)
+    tokenizer, prompts = inputs.tokenizer, inputs.prompts
+    for split, loaded in (("train", prompts), ("eval", inputs.held_out)):
+        if loaded is not None:
+            observer.event("data", f"data.{split}: {loaded.report.summary()}")
+    log = partial(log_file, run_dir)
+    with ExitStack() as stack:
+        placement: Placement = stack.enter_context(place(config))
+        rewards = stack.enter_context(
+            RewardPool(
+                config.reward,
+                start_timeout_s=config.cluster.start_timeout_s,
+                on_event=observer.event,
+                on_span=partial(_record_span, observer),
+                log=log,
+            )
+        )
+        learner = stack.enter_context(
+            LearnerGroup(
+                model,
+                config.learner,
+                config.objective,
+                temperature=config.rollout.sampling.temperature,
+                seed=config.run.seed,
+                actor_options=placement.learner_options,
+                start_timeout_s=config.cluster.start_timeout_s,
+                log=log,
+            )
+        )
+        speculation = config.speculation
+        meter = SpeculationMeter() if speculation.mode != "off" else None
+        capture = config.drafter.capture
+        spawn = partial(
+            spawn_engine,
+            model,
+            engine,
+            seed=config.run.seed,
+            speculation=speculation,
+            capture_bytes=capture.max_bytes_per_step if config.drafter.train and capture.source == "engine" else 0,
+        )
+        drafter = stack.enter_context(drafter_training(config, observer, run_dir, model))
+        if drafter is not None:
+            drafter.capture_from(learner)
+        dispatcher = RolloutDispatcher(
+            spawner(
+                lambda name: partial(spawn, name=name),
+                placement.worker_options,
+                lambda name: drafter.plan(name, engine) if drafter is not None else None,
+                log,
+            ),
+            config.rollout,
+            start_timeout_s=config.cluster.start_timeout_s,
+            on_event=partial(_worker_event, observer),
+            on_span=partial(_record_span, observer),
+            on_window=lambda worker, window: _window(observer, meter, drafter, worker, window),
+            on_spot=drafter.event if drafter is not None else lambda worker, event: None,
+        )
+        stack.callback(dispatcher.close)
+        dispatcher.start()
+        sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
+        yield Job(
+            config=config,
+            observer=observer,
+            interrupt=interrupt,
+            tokenizer=tokenizer,
+            prompts=prompts,
+            held_out=inputs.held_out,
+            sampling=sampling,
+            eval_sampling=replace(sampling, temperature=config.eval.temperature, top_k=0, top_p=1.0),
+            order=PromptOrder(len(prompts), config.run.seed, config.data.shuffle),
+            lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),
+            learner=learner,
+            dispatcher=dispatcher,
+            collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt, share=meter is not None),
+            speculation=meter,
+            drafter=drafter,
+        )
+
+
+def engine_options(config: Config) -> EngineOptions:
+    """rollout.engine with its threads decided: an embedded run's engines share this machine's cores evenly."""
+    engine = config.rollout.engine
+    if engine.threads is not None or config.cluster.layout != "embedded":
+        return engine
+    return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers)})
+
+
+def _record_span(observer: Observer, actor: str, kind: str, start_s: float, end_s: float) -> None:
+    observer.span(Span(actor, kind, start_s, end_s, observer.current_step))
+
+
+def _worker_event(observer: Observer, kind: str, message: str) -> None:
+    """What the dispatcher says, which also is what a worker does now: one that is away reports nothing itself."""
+    observer.event(kind, message)
+    states = {"worker_lost": "restart", "worker_restarted": "idle", "worker_dead": "lost"}
+    if kind in states:
+        name, _, detail = message.partition(": ")
+        observer.worker(name, states[kind], detail)
+        observer.load(name, running=0, waiting=0, kv_tokens=0)
+
+
+def _window(
+    observer: Observer,
+    meter: SpeculationMeter | None,
+    drafter: DrafterTraining | None,
+    worker: str,
+    window: EngineWindow,
+) -> None:
+    if drafter is not None:
+        drafter.window(window)
+    detail = f"{window.running} running, {window.waiting} waiting"
+    if meter is not None:
+        if not window.evaluation:
+            meter.window(worker, window)
+        if window.running and window.strategies:
+            detail += f", {max(window.strategies, key=lambda use: use.engine_steps).strategy}"
+    observer.worker(worker, "decode" if window.running else "idle", detail)
+    observer.load(worker, running=window.running, waiting=window.waiting, kv_tokens=window.kv_tokens_used)

@@ -1,0 +1,218 @@
+"""The training loop, on a page: warm start, RL steps, evaluations, checkpoints, export, report."""
+
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from actors.training.checkpoint import LEARNER_DIR, CheckpointError, latest_checkpoint, read_state, write_checkpoint
+from actors.training.errors import LearnerLostError
+from launch.cluster.session import ray_session
+from launch.commands.failures import show
+from launch.config import Config
+from launch.drafter.offline_fit import offline_fit
+from launch.drafter.weights import WEIGHTS_DIR
+from launch.errors import PacelineError, RayLostError, as_expected
+from launch.interrupt import Interrupt, Interrupted, interrupt_flag
+from launch.observe import Observer
+from launch.report import write_report
+from launch.report.summary import print_summary
+from launch.run.best import keep_best
+from launch.run.evaluate import evaluate_job
+from launch.run.inputs import Inputs, load_inputs
+from launch.run.job import Job, open_job
+from launch.run.resume import check_resume, checkpoint_to_resume
+from launch.run.rl_step import rl_step
+from launch.run.warmup import warm_start
+from launch.run_folder import claim, set_aside
+
+EXIT_INTERRUPTED = 130
+DRAFTERS_DIR = "drafters"  # beside the learner's, in a checkpoint; may be missing
+
+
+def train(config: Config, *, config_source: str, resume: bool, allowed: Sequence[str] = ()) -> int:
+    """Run to the end and return the exit code. `config_source`: the arguments that reproduce `config`.
+
+    resume: go on from the newest checkpoint. `allowed`: keys that may differ from the run's own configuration.
+    """
+    run_dir = Path(config.run.dir) / config.run.name
+    with claim(run_dir):
+        code = _train(config, run_dir, config_source, resume, allowed)
+    if code == 0:
+        print_summary(run_dir, report=write_report(run_dir), model=run_dir / "model")
+    return code
+
+
+def _train(config: Config, run_dir: Path, config_source: str, resume: bool, allowed: Sequence[str]) -> int:
+    # Whatever is refused up to here leaves the run's folder as it was.
+    checkpoint = checkpoint_to_resume(run_dir) if resume else None
+    changed = check_resume(run_dir, config, allowed) if resume else []
+    inputs = load_inputs(config)
+    older = None if resume else set_aside(run_dir)
+    with (
+        interrupt_flag() as interrupt,
+        Observer(run_dir, config, resume_from=read_state(checkpoint)["steps_done"] if checkpoint else None) as observer,
+    ):
+        if older is not None:
+            observer.event("set_aside", f"the older run of this name is now {older}")
+        if changed:
+            observer.event("changed_configuration", "; ".join(map(str, changed)))
+        interrupt.when_asked(observer.stopping)
+        observer.progress("starting Ray")
+        try:
+            with ray_session(
+                address=config.cluster.address,
+                on_lost=lambda error: _ray_lost(error, observer, _how_to_go_on(run_dir, config_source)),
+                lost_after_s=config.cluster.ray_timeout_s,
+            ) as session:
+                if session.dashboard_url:
+                    observer.event("dashboard", session.dashboard_url)
+                run(config, observer, interrupt, run_dir, checkpoint, inputs)
+            observer.event("finished", f"{config.run.steps} RL steps; model in {run_dir / 'model'}")
+        except Interrupted as stop:
+            observer.event("interrupted", f"{stop}: {_how_to_go_on(run_dir, config_source)}")
+            return EXIT_INTERRUPTED
+        except KeyboardInterrupt:
+            observer.event("interrupted", f"at once: {_how_to_go_on(run_dir, config_source)}")
+            return EXIT_INTERRUPTED
+        except Exception as error:
+            expected = as_expected(error)
+            with suppress(OSError):  # a full disk must not hide why
+                observer.event("failed", str(error) or type(error).__name__)
+            if expected is None:
+                raise
+            remedies = [expected.remedy, _how_to_go_on(run_dir, config_source)]
+            raise PacelineError(expected.message, remedy="; then ".join(filter(None, remedies))) from error
+    return 0
+
+
+def _ray_lost(error: RayLostError, observer: Observer, how_to_go_on: str) -> None:
+    """On a thread of Ray's watch, while the loop may hang in a call to Ray: say so once. This process ends then."""
+
+    def into_files() -> None:
+        with suppress(Exception):
+            observer.event("failed", error.message)
+            observer.close()
+
+    writer = threading.Thread(target=into_files, daemon=True)  # the loop may hold a lock of the observer's
+    writer.start()
+    writer.join(2.0)
+    error.remedy = how_to_go_on
+    show(error)
+
+
+def _how_to_go_on(run_dir: Path, config_source: str) -> str:
+    """The command that loses least; a resume only where there is something to resume."""
+    command = f"paceline train {config_source}"
+    if latest_checkpoint(run_dir / "checkpoints") is None:
+        return f"start again (there is no checkpoint yet) with: {command}"
+    return f"go on with: {command} --resume"
+
+
+def run(
+    config: Config,
+    observer: Observer,
+    interrupt: Interrupt,
+    run_dir: Path,
+    checkpoint: Path | None,
+    inputs: Inputs | None = None,
+) -> None:
+    """Everything that needs Ray. What is raised after the first step leaves a checkpoint of the last complete one."""
+    initial = warm_start(
+        config,
+        interrupt,
+        lambda done, total: observer.progress("warm start", done, total),
+        lambda message: observer.event("warm_start", message),
+    )
+
+    def fitting(message: str) -> None:
+        observer.progress("fitting the drafter")
+        observer.event("drafter_fit", message)
+
+    config = offline_fit(config, interrupt, initial, run_dir, fitting)
+    observer.progress("starting the workers")
+    with open_job(config, observer, interrupt, initial, run_dir, inputs) as job:
+        job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
+        if checkpoint is not None:
+            observer.progress("loading the checkpoint")
+            job.learner.load(checkpoint / LEARNER_DIR)
+            job.load_state_dict(read_state(checkpoint))
+            if (drafters := checkpoint / DRAFTERS_DIR).is_dir():
+                job.dispatcher.load_drafters(str(drafters.resolve()))
+            if job.drafter is not None:
+                job.drafter.load(checkpoint / WEIGHTS_DIR)
+        job.boundary = job.state_dict()
+        observer.progress("publish")
+        job.publish()
+        saved = job.steps_done
+        try:
+            evaluate_if_due(job, run_dir)  # before the first step, or what an interrupted run still owes
+            while job.steps_done < config.run.steps:
+                interrupt.check()
+                rl_step(job)
+                evaluate_if_due(job, run_dir)
+                if due(job.steps_done, config.checkpoint.every, config.run.steps):
+                    saved = save(job, run_dir)
+        except BaseException as error:
+            intact = job.boundary is not None and not isinstance(error, LearnerLostError | CheckpointError)
+            if intact and job.steps_done > saved:
+                save(job, run_dir)
+            raise
+        observer.progress("export")
+        job.learner.export(run_dir / "model")
+
+
+def evaluate_if_due(job: Job, run_dir: Path) -> None:
+    """Before the first step, every eval.every steps, after the last; nothing where it was done already."""
+    if job.steps_done == 0 or due(job.steps_done, job.config.eval.every, job.config.run.steps):
+        evaluate_job(job)
+        keep_best(job, run_dir)
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Every `every` steps (0: never) and after the last."""
+    return step == last or (every > 0 and step % every == 0)
+
+
+def save(job: Job, run_dir: Path) -> int:
+    """Checkpoint the last complete step and return its number."""
+    state = job.boundary
+    assert state is not None, "the learner is between two states"
+    job.observer.progress("checkpoint")
+    state = {**state, "evaluations": job.evaluations}
+    if job.drafter is not None:  # as it is now, like its weights
+        state["drafter"] = job.drafter.state_dict()
+
+    def write(learner_dir: Path) -> None:
+        job.learner.save(learner_dir)
+        save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
+        save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
+
+    with job.span("checkpoint"):
+        path = write_checkpoint(run_dir / "checkpoints", state["steps_done"], write, state, job.config.checkpoint.keep)
+    if (drafters := path / DRAFTERS_DIR).is_dir():
+        job.dispatcher.drafters_are_in(str(drafters.resolve()))
+    job.observer.event("checkpoint", str(path))
+    return int(state["steps_done"])
+
+
+def save_drafters(job: Job, directory: Path) -> None:
+    """The drafters' state for a checkpoint. They only save time: without it the checkpoint is complete."""
+    if job.speculation is None:
+        return
+    failure = job.dispatcher.save_drafters(str(directory.resolve()))
+    if failure is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        job.observer.event("drafters_not_saved", f"the checkpoint goes without the drafters' state: {failure}")
+
+
+def save_drafter_weights(job: Job, directory: Path) -> None:
+    """What engines draft with, and what they would go back to, for a checkpoint that is complete without it too."""
+    if job.drafter is None:
+        return
+    try:
+        job.drafter.save(directory)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        job.observer.event("drafters_not_saved", f"the checkpoint goes without the trained drafter's weights: {error}")

@@ -1,0 +1,111 @@
+"""Supervised warm start: demonstrations in, a Hugging Face model directory out, cached by the content of its inputs."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from actors.data import PromptOrder, load_demonstrations
+from actors.learner_group import LearnerGroup
+from actors.placement import place
+from launch.cluster.session import ray_session
+from launch.commands.failures import show
+from launch.config import Config
+from launch.errors import PacelineError
+from launch.interrupt import Interrupt, interrupt_flag
+from launch.run.inputs import tokenizer_dir, tokenizer_of
+
+_REPORT_EVERY = 100  # optimizer steps
+
+
+def warmup(config: Config) -> Path:
+    """`paceline warmup`: the warm-started model's directory, made now or earlier."""
+    with (
+        interrupt_flag() as interrupt,
+        ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s),
+    ):
+        return warm_start(config, interrupt, lambda _done, _total: None, print)
+
+
+def warm_start(
+    config: Config, interrupt: Interrupt, progress: Callable[[int, int], None], log: Callable[[str], None]
+) -> Path:
+    """The initial weights of a run: model.path, or what the `warmup:` section makes of it.
+
+    Needs Ray. Raises Interrupted between optimizer steps; nothing is kept of an unfinished warm start.
+    """
+    options = config.warmup
+    if options is None:
+        return Path(config.model.path)
+    target = Path(config.run.dir) / "warm_starts" / fingerprint(config)
+    if (target / "config.json").is_file():
+        log(f"using the cached warm start {target}")
+        return target
+    demonstrations = load_demonstrations(options, config.data, tokenizer_of(config))
+    log(f"warm start on {options.data}: {demonstrations.report.summary()}; {options.steps} optimizer steps")
+    order = PromptOrder(len(demonstrations), config.run.seed, shuffle=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    with (
+        place(config) as placement,
+        LearnerGroup(
+            config.model,
+            config.learner,
+            config.objective,
+            temperature=1.0,
+            init=options.init,
+            seed=config.run.seed,
+            actor_options=placement.learner_options,
+            start_timeout_s=config.cluster.start_timeout_s,
+        ) as learner,
+    ):
+        log(f"warm start on {learner.computes_with}")
+        learner.begin(options.optimizer, options.steps)
+        for step in range(1, options.steps + 1):
+            interrupt.check()
+            batch = [demonstrations[index] for _, index in order.take(options.batch_size)]
+            result = learner.sft_step(batch)
+            progress(step, options.steps)
+            if step % _REPORT_EVERY == 0 or step == options.steps:
+                log(f"warm start {step}/{options.steps}: loss {result.losses[-1]:.4f}")
+        learner.export(partial)
+    keep(partial, target, "the warm start")
+    return target
+
+
+def keep(made: Path, folder: Path, what: str) -> None:
+    """`made` becomes `folder`, unless another run made the same one meanwhile. Raises PacelineError."""
+    try:
+        made.rename(folder)
+    except OSError as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if not (folder / "config.json").is_file():
+            raise PacelineError(f"cannot keep {what} in {folder}: {error}") from error
+
+
+def fingerprint(config: Config) -> str:
+    """Hash over everything that a warm start depends on, and nothing else: options, seed, network, tokenizer and data,
+    by their contents wherever they lie; and what the learner computes with (its threads and ranks decide the order of
+    sums, so they change the last bits of a step, and with them all later ones)."""
+    assert config.warmup is not None
+    digest = hashlib.blake2b(digest_size=12)
+    digest.update(config.warmup.model_dump_json(exclude={"data"}).encode())
+    digest.update(config.model.model_dump_json(exclude={"path", "tokenizer"}).encode())
+    digest.update(config.data.model_dump_json(exclude={"train", "eval"}).encode())
+    learner = config.learner
+    computes = learner.model_dump(include={"ranks", "device", "packing", "micro_batch_tokens", "autocast_bf16"})
+    threads = learner.threads_of(learner.ranks) if config.cluster.layout == "embedded" else learner.threads
+    digest.update(f"{config.run.seed} {threads} {computes}".encode())
+    add_files(digest, [Path(config.model.path), Path(tokenizer_dir(config))], Path(config.warmup.data))
+    return digest.hexdigest()
+
+
+def add_files(digest: "hashlib.blake2b", folders: Iterable[Path], data: Path) -> None:
+    """Names and contents: of the files in the folders of model and tokenizer, each folder once and nothing below it,
+    and of the data, a file or a tree."""
+    files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.iterdir())]
+    for file in [*files, *(sorted(data.rglob("*")) if data.is_dir() else [data])]:
+        if file.is_file():
+            digest.update(file.name.encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "blake2b").digest())
