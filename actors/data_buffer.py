@@ -50,7 +50,7 @@ class DataBufferActor:
                 records: list[SequenceRecord] = await asyncio.wait_for(ref, FETCH_TIMEOUT_S)
             except (RayError, TimeoutError) as error:
                 self._lost += 1
-                _log.warning("captured sequences were lost before they were read: %s", error)
+                _log.warning("recorded sequences were lost before they were read: %s", error)
                 continue
             if not isinstance(records, list) or not all(isinstance(r, SequenceRecord) for r in records):
                 raise TypeError(

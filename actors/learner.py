@@ -24,7 +24,7 @@ from policies.options import ObjectiveOptions
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from actors.training.capture import CapturePlan, StepCapture
+    from actors.training.recording import RecordingPlan, StepRecording
     from actors.training.trainer import Trainer
 
 
@@ -71,9 +71,9 @@ class LearnerRank:
         self._store: Any = None
         self._published: ray.ObjectRef[Any] | None = None
         self._version = 0  # of the weights: what was published last
-        self._capture_plan: CapturePlan | None = None
+        self._recording_plan: RecordingPlan | None = None
         self._buffer: Any = None
-        self._captured: ray.ObjectRef[Any] | None = None
+        self._recorded: ray.ObjectRef[Any] | None = None
         # Before torch is imported. OpenMP threads spin while they wait: long spins cost 2x and more where cores are
         # shared (a supervised step on 2 cores with 3 others busy: 0.31 s, with this 0.14 s), none costs 25 % where they
         # are not (0.041 s, with this 0.043 s, passive 0.052 s).
@@ -127,18 +127,18 @@ class LearnerRank:
         return f"{what}, threads: {torch.get_num_threads()}, {torch.backends.cpu.get_cpu_capability()}"
 
     @ray.method
-    def capture_into(
+    def record_into(
         self, buffers: Mapping[str, Any], max_bytes: int, fused: tuple[int, int, int] | None, eagle3: bool, seed: int
     ) -> None:
         """From now on `train_step` hands hidden states to a data buffer: this node's, else another's (handles of
         DataBufferActor by node id). `eagle3`: with the outputs of the layers `fused`, by default the usual ones."""
-        from actors.training.capture import CapturePlan
+        from actors.training.recording import RecordingPlan
         from drafter.eagle.model import fused_layers
 
         layers: tuple[int, ...] = ()
         if eagle3:
             layers = fused_layers(len(self._ready.network.blocks), fused)
-        self._capture_plan = CapturePlan(max_bytes, layers, seed)
+        self._recording_plan = RecordingPlan(max_bytes, layers, seed)
         here = ray.get_runtime_context().get_node_id()
         self._buffer = buffers.get(here) or next(iter(buffers.values()))
 
@@ -150,14 +150,14 @@ class LearnerRank:
     @ray.method
     def train_step(self, sequences: Sequence[TrainSequence]) -> StepResult:
         """One RL step on all of these (each rank takes its share)."""
-        capture = self._step_capture()
-        result = self._ready.rl_step(sequences, temperature=self._spec.temperature, capture=capture)
+        recording = self._step_recording()
+        result = self._ready.rl_step(sequences, temperature=self._spec.temperature, recording=recording)
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in result.seconds.items())
         _log.info("learned from %d sequences: %s", len(sequences), spent or "nothing to do")
-        if capture is not None and capture.records:
+        if recording is not None and recording.records:
             # The buffer copies it; until the next step it has the time to. Nobody waits for it.
-            self._captured = ray.put(capture.records)
-            self._buffer.add.remote([self._captured])
+            self._recorded = ray.put(recording.records)
+            self._buffer.add.remote([self._recorded])
         return result
 
     @ray.method
@@ -201,12 +201,12 @@ class LearnerRank:
 
             leave_group()
 
-    def _step_capture(self) -> "StepCapture | None":
-        if self._capture_plan is None:
+    def _step_recording(self) -> "StepRecording | None":
+        if self._recording_plan is None:
             return None
-        from actors.training.capture import StepCapture
+        from actors.training.recording import StepRecording
 
-        return StepCapture(self._capture_plan, self._version, self._ready.publish_dtype)
+        return StepRecording(self._recording_plan, self._version, self._ready.publish_dtype)
 
     @property
     def _ready(self) -> "Trainer":

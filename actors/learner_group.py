@@ -87,7 +87,7 @@ class LearnerGroup:
         """Node and process of each rank."""
         return list(self._places)
 
-    def capture_into(
+    def record_into(
         self,
         buffers: Mapping[str, Any],
         *,
@@ -99,9 +99,9 @@ class LearnerGroup:
         """From now on every `train_step` hands hidden states of its sequences to data buffers (handles by node id), at
         most `max_bytes` per rank. `eagle3`: with the outputs of `layers`, by default the usual three."""
         self._call(
-            "capture_into",
+            "record_into",
             self._timeout_s,
-            lambda rank: rank.capture_into.remote(buffers, max_bytes, layers, eagle3, seed),
+            lambda rank: rank.record_into.remote(buffers, max_bytes, layers, eagle3, seed),
         )
 
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:

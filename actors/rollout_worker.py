@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 
 from actors.engine.types import (
     Capabilities,
-    Captured,
     DrafterLoaded,
     DraftersSaved,
     EngineDiedError,
@@ -41,6 +40,7 @@ from actors.engine.types import (
     EngineIdle,
     EngineWindow,
     Event,
+    Recorded,
     Request,
     RolloutEngine,
     WeightsLoaded,
@@ -75,7 +75,7 @@ WorkerEvent = Event | SpotEvent | Leaving
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class SupervisorStatus:
     """What a worker says about itself; everything as of the last event from its engine."""
 
     name: str
@@ -146,9 +146,9 @@ class _Incarnation:
                     if waiter is not None and not waiter.done():
                         waiter.set_result(event)
                     continue
-            if isinstance(event, Captured):
+            if isinstance(event, Recorded):
                 if self._spot is not None:
-                    self._spot.captured(event)
+                    self._spot.recorded(event)
                 continue
             if isinstance(event, EngineIdle) and self._spot is not None:
                 self._spot.out_of_work()
@@ -199,7 +199,7 @@ class RolloutWorker:
         return self._name
 
     @ray.method
-    async def restart_engine(self) -> WorkerStatus:
+    async def restart_engine(self) -> SupervisorStatus:
         """Start the engine, after closing the one before if there is one. Raises what the factory raises."""
         async with self._changing:
             await self._close_engine()
@@ -301,7 +301,7 @@ class RolloutWorker:
         await self._call(self._engine().engine.wake)
 
     @ray.method
-    async def status(self) -> WorkerStatus:
+    async def status(self) -> SupervisorStatus:
         return self._status()
 
     @ray.method
@@ -385,11 +385,11 @@ class RolloutWorker:
             self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-calls")
             await asyncio.to_thread(incarnation.close)
 
-    def _status(self) -> WorkerStatus:
+    def _status(self) -> SupervisorStatus:
         incarnation = self._current
         failure = incarnation.failure if incarnation else None
         window = incarnation.window if incarnation else None
-        return WorkerStatus(
+        return SupervisorStatus(
             name=self._name,
             engine="failed" if failure else self._engine_state,
             running=window.running if window else 0,

@@ -19,18 +19,18 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from actors.engine.types import Captured, DrafterFailed, DrafterLoaded
+from actors.engine.types import DrafterFailed, DrafterLoaded, Recorded
 from actors.spot.types import (
     Checkpointed,
     MicroStep,
     NeedData,
     Published,
-    Session,
     SpotTrainer,
-    Started,
-    Stopped,
     TrainerEvent,
-    TrainerFailed,
+    TrainFailed,
+    TrainSession,
+    TrainStarted,
+    TrainStopped,
 )
 from coordinator.events import State, Stop, Train
 from coordinator.member import Identity
@@ -70,8 +70,8 @@ class DrafterReady:
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureReport:
-    """What an engine's `Captured` event said, without its rows, which went to the data buffer."""
+class RecordingReport:
+    """What an engine's `Recorded` event said, without its rows, which went to the data buffer."""
 
     sequences: int
     bytes: int
@@ -80,7 +80,7 @@ class CaptureReport:
     failure: str = ""
 
 
-SpotEvent = MicroStep | Stopped | Checkpointed | TrainerFailed | DrafterReady | CaptureReport
+SpotEvent = MicroStep | TrainStopped | Checkpointed | TrainFailed | DrafterReady | RecordingReport
 DrafterEvent = SpotEvent | DrafterFailed | DrafterLoaded  # whatever concerns a drafter that is trained
 
 
@@ -113,7 +113,7 @@ class SpotHost:
         self._lock = asyncio.Lock()  # one change between decoding and training at a time
         self._busy, self._paused = True, False
         self._barred = False  # no session begins here: see stand_still
-        self._session: Session | None = None
+        self._session: TrainSession | None = None
         self._halted = asyncio.Event()  # the trainer stands still
         self._halted.set()
         self._target: tuple[WeightsManifest, NDArray[np.uint8]] | None = None
@@ -162,9 +162,9 @@ class SpotHost:
         async with self._lock:
             await self._halt(self._plan.stop_timeout_s)
 
-    def captured(self, event: Captured) -> None:
-        """The engine has captured sequences: they go to the data buffer."""
-        self._emit(CaptureReport(len(event.records), event.bytes, event.seconds, event.skipped, event.failure))
+    def recorded(self, event: Recorded) -> None:
+        """The engine has recorded sequences: they go to the data buffer."""
+        self._emit(RecordingReport(len(event.records), event.bytes, event.seconds, event.skipped, event.failure))
         if event.records:
             self._task(self._hand_over(list(event.records)))
 
@@ -172,7 +172,7 @@ class SpotHost:
         try:
             await asyncio.wait_for(self._buffer.add.remote([ray.put(records)]), _BUFFER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
-            _log.warning("%s: %d captured sequences are lost: %s", self._name, len(records), error)
+            _log.warning("%s: %d recorded sequences are lost: %s", self._name, len(records), error)
 
     async def engine_lost(self) -> None:
         """Another engine is about to start, and will want the memory; it will be awake."""
@@ -213,11 +213,11 @@ class SpotHost:
     def _obey(self, command: Train | Stop) -> None:
         match command:
             case Train(session=session, epoch=epoch, members=members, store=store):
-                self._task(self._train(Session(session, epoch, members, members.index(self._name), store)))
+                self._task(self._train(TrainSession(session, epoch, members, members.index(self._name), store)))
             case Stop(session=session, within_s=within_s):
                 self._task(self._stop(session, within_s))
 
-    async def _train(self, session: Session) -> None:
+    async def _train(self, session: TrainSession) -> None:
         async with self._lock:
             if self._busy or self._barred or self._client.state is not State.TRAINING:
                 return  # Work, or a stop, came first, or is about to.
@@ -262,7 +262,7 @@ class SpotHost:
             return  # of one that was killed
         session = self._session
         match event:
-            case Started(session=number, epoch=epoch, store=store):
+            case TrainStarted(session=number, epoch=epoch, store=store):
                 self._client.started(number, epoch, store)
             case NeedData():
                 if session is not None:
@@ -271,7 +271,7 @@ class SpotHost:
                 self._failures, self._reached = 0, max(event.step, self._reached)
                 self._client.progress(step=event.step)
                 self._emit(event)
-            case Stopped(reason=reason):
+            case TrainStopped(reason=reason):
                 self._emit(event)
                 if session is None or session.session != event.session:
                     return  # Said twice: it had stopped by itself when it was told to.
@@ -291,7 +291,7 @@ class SpotHost:
                 self._emit(DrafterReady(manifest, payload))
             case Checkpointed():
                 self._emit(event)
-            case TrainerFailed(reason):
+            case TrainFailed(reason):
                 self._trainer = None
                 self._task(asyncio.to_thread(trainer.kill))  # leaves nothing of it behind
                 self._failed(reason)
@@ -303,7 +303,7 @@ class SpotHost:
         if session is not None:
             self._client.trainer_failed(session.session, reason)
         self._client.busy(0)  # it could not obey
-        self._emit(TrainerFailed(reason))
+        self._emit(TrainFailed(reason))
         self._failures += 1
         if self._failures <= len(_RETRY_S):
             self._task(self._start_trainer(_RETRY_S[self._failures - 1]))
@@ -352,7 +352,7 @@ class SpotHost:
         while not self._closing.is_set():
             for event in trainer.poll(_POLL_S):
                 self._post(partial(self._heard, trainer), event)
-                if isinstance(event, TrainerFailed):
+                if isinstance(event, TrainFailed):
                     return
 
     # Plumbing.

@@ -42,7 +42,7 @@ from benchmarks.tools.svg import Line
 from benchmarks.tools.targets import ROOT, Target, load_target
 from drafter.training.buffer import DataBuffer
 from drafter.training.collect import collect_records
-from drafter.training.fit import PlateauRule, Progress, TargetRecords, fit
+from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
@@ -104,7 +104,7 @@ class Experiment:
         self.arms = {name: self._copy(trainer, name) for name in ARMS}
         self.rows: list[dict[str, Any]] = []
 
-    def _fit(self, trainer: DrafterTrainer) -> list[Progress]:
+    def _fit(self, trainer: DrafterTrainer) -> list[FitProgress]:
         """To the plateau, on rollouts of the target before RL."""
         asked = self.rl.sample(self.rl.train, self.plan.fit_samples, FIT_EPOCH)
         self.engine.use(None)

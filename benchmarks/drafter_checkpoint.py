@@ -31,9 +31,9 @@ from torch import Tensor
 from actors.spot.checkpoints import Checkpoints, history, restore
 from actors.spot.types import Checkpointed
 from actors.training.persistence import save_tensors
-from benchmarks.capture import interval
 from benchmarks.engine_throughput import DEMO
 from benchmarks.machine import describe_machine
+from benchmarks.recording import interval
 from drafter.training.head import TargetHead
 from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer

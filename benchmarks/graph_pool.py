@@ -23,9 +23,9 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
-from actors.engine.native.forward.graphs import CudaRecorder, GraphedForward, Recorder
+from actors.engine.native.forward.graphs import CudaGraphCapture, GraphCapture, GraphedForward
 from actors.engine.native.step.types import StepRows
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Request, SamplingParams
 from benchmarks.machine import describe_machine
@@ -52,7 +52,7 @@ STRATEGIES = tuple(Strategy.parse(text) for text in ("suffix:4", "suffix:8", "su
 BLOCK_TOKENS, PROMPT_TOKENS, NEW_TOKENS, MAX_RUNNING = 16, 64, 96, 32
 
 
-class OnePool(CudaRecorder):
+class OnePool(CudaGraphCapture):
     """Keeps its pool whoever forgets graphs: for graphs of several owners that are all kept."""
 
     _has_pool = False
@@ -76,19 +76,23 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype) -> Transf
     return model
 
 
-def steps_of(model: Transformer, strategy: Strategy, running: int, recorder: Recorder | None) -> list[StepRecord]:
+def steps_of(
+    model: Transformer, strategy: Strategy, running: int, graph_capture: GraphCapture | None
+) -> list[EngineStepRecord]:
     """The decoding steps of one wave of `running` requests, after one for warming up (and capturing)."""
     options = EngineOptions(
         max_running=running,
         kv_tokens=running * 2 * (PROMPT_TOKENS + NEW_TOKENS),
         block_tokens=BLOCK_TOKENS,
         max_model_tokens=PROMPT_TOKENS + NEW_TOKENS,
-        cuda_graphs=False,  # `recorder` says
+        cuda_graphs=False,  # `graph_capture` says
     )
-    records: list[StepRecord] = []
+    records: list[EngineStepRecord] = []
     drafters = {} if strategy == PLAIN else {strategy.drafter: WrongDrafter(strategy.drafter, 1)}
     policy = None if strategy == PLAIN else FixedPolicy(strategy)
-    engine = NativeEngine(model, options, drafters=drafters, policy=policy, recorder=recorder, on_step=records.append)
+    engine = NativeEngine(
+        model, options, drafters=drafters, policy=policy, graph_capture=graph_capture, on_step=records.append
+    )
     rng = np.random.default_rng(0)
     for wave in range(2):
         records.clear()
@@ -108,7 +112,7 @@ def speed(model: Transformer, batches: Sequence[int], rounds: int) -> list[dict[
             times: dict[str, list[float]] = {"off": [], "on": []}
             for _ in range(rounds):
                 for name in times:
-                    steps = steps_of(model, strategy, running, CudaRecorder() if name == "on" else None)
+                    steps = steps_of(model, strategy, running, CudaGraphCapture() if name == "on" else None)
                     times[name].append(median(step.elapsed_s - step.draft_s for step in steps))
             off_s, on_s = min(times["off"]), min(times["on"])
             row = {"strategy": str(strategy), "running": running, "off_ms": round(off_s * 1e3, 3)}
@@ -156,7 +160,7 @@ def _captured_bytes(model: Transformer, plans: Sequence[CapturePlan], context: i
     before = torch.cuda.mem_get_info()[0]
     with torch.inference_mode():
         for plan in plans:
-            graphs = GraphedForward(model, blocks, plan, (context,), CudaRecorder() if shared is None else shared)
+            graphs = GraphedForward(model, blocks, plan, (context,), CudaGraphCapture() if shared is None else shared)
             kept.append(graphs)
             for graph in plan.graphs:
                 if graphs.run(_step(graph, context), buffers, cache) is None:

@@ -25,9 +25,9 @@ from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import EngineIdle, Progress, Request, RolloutEngine, SamplingParams
 from actors.spot.process import spawn_trainer
-from actors.spot.types import MicroStep, NeedData, Session, SpotTrainer, Stopped
-from benchmarks.capture import build
+from actors.spot.types import MicroStep, NeedData, SpotTrainer, TrainSession, TrainStopped
 from benchmarks.machine import describe_machine
+from benchmarks.recording import build
 from drafter.training.records import SequenceRecord
 from models.checkpoint import save_model
 from models.options import ModelOptions
@@ -81,7 +81,7 @@ class Worker:
         """A session, from its first micro-step on for so long."""
         self.engine.sleep()
         self._sessions += 1
-        self.trainer.start(Session(self._sessions, self._sessions, ("worker",), 0))
+        self.trainer.start(TrainSession(self._sessions, self._sessions, ("worker",), 0))
         expect(self.trainer.poll, MicroStep, self._hear)
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
@@ -92,7 +92,7 @@ class Worker:
         """Seconds of PARTS."""
         known, at_s, start_s = len(self.micro_steps), time.time(), perf_counter()
         self.trainer.stop()
-        expect(self.trainer.poll, Stopped, self._hear)
+        expect(self.trainer.poll, TrainStopped, self._hear)
         stopped_s = perf_counter()
         rest_s = max([0.0, *(end_s - at_s for end_s in self._ends[known:])])
         self.engine.wake()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from benchmarks.machine import describe_machine
 from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import fixed
@@ -40,7 +40,7 @@ class SwitchingPolicy(FixedPolicy):
         return super().choose(running) if on else PLAIN
 
 
-def switch_costs(steps: Sequence[StepRecord]) -> dict[str, list[float]]:
+def switch_costs(steps: Sequence[EngineStepRecord]) -> dict[str, list[float]]:
     """Seconds that the first steps behind a switch ("on", "off") took beyond their like; pure.
 
     Steps with prompt chunks are no steps of either kind, nor is one behind such a step a switch.

@@ -55,7 +55,7 @@ NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(slots=True)
-class Trainer:
+class SimulatedTrainer:
     """A trainer process; it runs until it is gone, however it was told to stop."""
 
     session: int
@@ -74,7 +74,7 @@ class Node:
     incarnation: int = 1
     alive: bool = True
     works: bool = False  # has been given requests
-    trainer: Trainer | None = None
+    trainer: SimulatedTrainer | None = None
     wake_s: float = math.inf
 
 
@@ -245,7 +245,7 @@ class Simulation:
             if others - {command.session}:
                 raise BrokenTruthError(f"{self.now_s:.3f}: {node.name} begins {command}, others train in {others}")
             self.outcome.happened["trainer started"] += 1
-            node.trainer = Trainer(command.session, self._rng.random() < self._faults.trainer_hang)
+            node.trainer = SimulatedTrainer(command.session, self._rng.random() < self._faults.trainer_hang)
         else:
             self.outcome.happened["members changed"] += 1
         trainer, member = node.trainer, node.member
@@ -275,7 +275,7 @@ class Simulation:
             within_s if trainer.hangs else self._rng.random() * self._micro_step_s, lambda: self._end(node, trainer)
         )
 
-    def _end(self, node: Node, trainer: Trainer) -> None:
+    def _end(self, node: Node, trainer: SimulatedTrainer) -> None:
         if node.trainer is trainer:
             if trainer.hangs:
                 self.outcome.happened["trainer killed"] += 1

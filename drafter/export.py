@@ -36,7 +36,7 @@ def export_drafter(drafter: str | Path, target: str | Path, out: str | Path, *, 
     """Write `out` from a drafter's directory and the model directory of its target; `out` appears only when complete.
 
     `method`: what the drafter must be; default: whatever it is. Weights keep their dtype.
-    Raises ExportError, EagleWeightsError (not a drafter of this target), ConfigError, WeightsMismatchError, and
+    Raises ExportError, EagleWeightsError (not a drafter of this target), ModelConfigError, WeightsMismatchError, and
     FileExistsError for an `out` that is no model directory.
     """
     drafter, target, out = Path(drafter), Path(target), Path(out)

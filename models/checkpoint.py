@@ -39,7 +39,7 @@ def load_model(
 ) -> Transformer:
     """The model in a Hugging Face directory, converted to `dtype`.
 
-    Raises UnsupportedModelError (another architecture), ConfigError, WeightsMismatchError.
+    Raises UnsupportedModelError (another architecture), ModelConfigError, WeightsMismatchError.
     """
     model = _empty(ModelConfig.from_hf(read_config(path)), dtype, device, batch_invariant)
     with SafetensorsDirectory(Path(path)) as tensors:

@@ -17,11 +17,11 @@ ARCHITECTURES: Mapping[str, Family] = {
 _DEFAULT_MAX_POSITIONS: Mapping[Family, int] = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
 
 
-class ConfigError(ValueError):
+class ModelConfigError(ValueError):
     """config.json is not a usable model configuration; the message names the key."""
 
 
-class UnsupportedModelError(ConfigError):
+class UnsupportedModelError(ModelConfigError):
     """The model is valid but not one that this implementation computes; the message says which are."""
 
     def __init__(
@@ -70,13 +70,13 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ModelConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
+            raise ModelConfigError(
                 f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
             )
         if self.head_dim < 2 or self.head_dim % 2:
-            raise ConfigError(f"head_dim must be even and positive for RoPE, got {self.head_dim}")
+            raise ModelConfigError(f"head_dim must be even and positive for RoPE, got {self.head_dim}")
 
     @property
     def qk_norm(self) -> bool:
@@ -95,15 +95,17 @@ class ModelConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Read a config.json, in the spelling of transformers 4 or 5.
 
-        Raises UnsupportedModelError for anything that this transformer would compute differently, ConfigError for a
-        missing or impossible value.
+        Raises UnsupportedModelError for anything that this transformer would compute differently, ModelConfigError for
+        a missing or impossible value.
         """
         family = _family(config)
         _reject_what_is_not_computed(config)
         rope_theta, rope_scaling = _rope(config)
         hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
         if config.get("head_dim") is None and hidden % heads:
-            raise ConfigError(f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}; set head_dim")
+            raise ModelConfigError(
+                f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}; set head_dim"
+            )
         default_head_dim = 128 if family == "qwen3" else hidden // heads
         attention_bias = bool(config.get("attention_bias", False))
         return cls(
@@ -211,7 +213,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
             original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
         )
     except KeyError as error:
-        raise ConfigError(f"llama3 RoPE scaling lacks {error.args[0]!r}") from None
+        raise ModelConfigError(f"llama3 RoPE scaling lacks {error.args[0]!r}") from None
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -219,5 +221,5 @@ def _integer(config: Mapping[str, Any], key: str, default: int | None = None) ->
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{key} must be an integer, got {value!r}")
+        raise ModelConfigError(f"{key} must be an integer, got {value!r}")
     return value

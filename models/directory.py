@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.config import ConfigError
+from models.config import ModelConfigError
 from models.durable import sync
 
 MAX_SHARD_BYTES = 5 * 2**30
@@ -40,18 +40,18 @@ class WeightsMismatchError(ValueError):
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """config.json of a model directory (or the file itself); ConfigError if there is none or it is not JSON."""
+    """config.json of a model directory (or the file itself); ModelConfigError if there is none or it is not JSON."""
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist: model.path must be a Hugging Face model directory") from None
+        raise ModelConfigError(f"{file} does not exist: model.path must be a Hugging Face model directory") from None
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
+        raise ModelConfigError(f"{file} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{file} does not hold a JSON object")
+        raise ModelConfigError(f"{file} does not hold a JSON object")
     return config
 
 

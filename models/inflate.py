@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from models.config import ConfigError, ModelConfig
+from models.config import ModelConfig, ModelConfigError
 from models.layout import hf_layout
 
 # From the demo's shape (Qwen3, hidden 128, 3 layers, 2 heads, 1 KV head, head_dim 64, intermediate 384, vocab 228).
@@ -28,17 +28,17 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
 def inflated_config(config: ModelConfig, **sizes: int) -> ModelConfig:
     """The config with larger `hidden_size`, `intermediate_size`, `num_layers`, `num_heads`, `num_kv_heads`, `head_dim`.
 
-    Raises ConfigError for a size that shrinks, fewer query heads per KV head, or a head_dim that is no multiple.
+    Raises ModelConfigError for a size that shrinks, fewer query heads per KV head, or a head_dim that is no multiple.
     """
     for name, size in sizes.items():
         if size < getattr(config, name):
-            raise ConfigError(f"{name}={size} is smaller than the model's {getattr(config, name)}")
+            raise ModelConfigError(f"{name}={size} is smaller than the model's {getattr(config, name)}")
     hidden = sizes.get("hidden_size", config.hidden_size)
     target = dataclasses.replace(config, **sizes, rms_norm_eps=config.rms_norm_eps * config.hidden_size / hidden)  # type: ignore[arg-type]
     if target.num_heads // target.num_kv_heads < config.num_heads // config.num_kv_heads:
-        raise ConfigError("there must be at least as many query heads per KV head as in the model")
+        raise ModelConfigError("there must be at least as many query heads per KV head as in the model")
     if target.head_dim % config.head_dim:
-        raise ConfigError(f"head_dim={target.head_dim} is not a multiple of {config.head_dim}: RoPE would differ")
+        raise ModelConfigError(f"head_dim={target.head_dim} is not a multiple of {config.head_dim}: RoPE would differ")
     return target
 
 

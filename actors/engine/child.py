@@ -12,7 +12,7 @@ import torch
 
 from actors.engine import wire
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Captured, DrafterLoaded, DraftersSaved, EngineFailed, Event, WeightsLoaded
+from actors.engine.types import DrafterLoaded, DraftersSaved, EngineFailed, Event, Recorded, WeightsLoaded
 from actors.processes.child import hear, run_child
 from actors.processes.link import Bytes, Link, Message
 from drafter.build import build_drafters
@@ -45,15 +45,15 @@ def _serve(link: Link) -> None:
 
 
 def _send(link: Link, events: list[Event]) -> None:
-    """In order; captured states travel as memory."""
+    """In order; recorded states travel as memory."""
     while events:
-        size = next((i for i, event in enumerate(events) if isinstance(event, Captured) and event.records), len(events))
+        size = next((i for i, event in enumerate(events) if isinstance(event, Recorded) and event.records), len(events))
         if size:
             link.send(events[:size])
         if size < len(events):
-            captured = events[size]
-            assert isinstance(captured, Captured)
-            header, memory = wire.CapturedHeader.split(captured)
+            recorded = events[size]
+            assert isinstance(recorded, Recorded)
+            header, memory = wire.RecordedHeader.split(recorded)
             link.send([header], memory)
         events = events[size + 1 :]
 
@@ -87,7 +87,7 @@ def _build(start: wire.Start) -> NativeEngine:
         policy=policy,
         verification=speculation.verification,
         hidden_tokens=speculation.eagle.context_tokens,
-        capture_bytes=start.capture_bytes,
+        recording_bytes=start.recording_bytes,
         recorded_layers=start.recorded_layers,
     )
 

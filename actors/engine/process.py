@@ -41,14 +41,14 @@ def spawn_engine(
     start_timeout_s: float = 120.0,
     niceness: int = 5,
     speculation: SpeculationOptions = NO_SPECULATION,
-    capture_bytes: int = 0,
+    recording_bytes: int = 0,
     recorded_layers: tuple[int, ...] | None = None,
 ) -> RolloutEngine:
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
     child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding.
-    `capture_bytes`, `recorded_layers`: see NativeEngine.
+    `recording_bytes`, `recorded_layers`: see NativeEngine.
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     if options.backend != "native":
@@ -57,7 +57,7 @@ def spawn_engine(
             "(Llama, Qwen2 and Qwen3 on CPU or one CUDA device); set rollout.engine.backend=native"
         )
     start = wire.Start(
-        model_options, options, seed, weights_version, niceness, speculation, capture_bytes, recorded_layers
+        model_options, options, seed, weights_version, niceness, speculation, recording_bytes, recorded_layers
     )
     engine = ProcessEngine(start, name)
     try:

@@ -148,13 +148,13 @@ class DraftersSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class Recorded:
     """What the target computed over sequences that have ended (or that new weights cut off), and what that cost."""
 
     records: tuple[SequenceRecord, ...]
     seconds: float  # of engine steps since the last such event
     skipped: int  # requests that ended since then and were left out, by the byte budget or because weights changed
-    failure: str = ""  # why the first record was lost that should have been captured; said once by an engine
+    failure: str = ""  # why the first record was lost that should have been recorded; said once by an engine
 
     @property
     def bytes(self) -> int:
@@ -205,7 +205,7 @@ Event = (
     | DraftersSaved
     | DrafterLoaded
     | DrafterFailed
-    | Captured
+    | Recorded
     | EngineIdle
     | EngineFailed
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from actors.engine.options import EngineOptions
-from actors.engine.types import Capabilities, Captured, IntArray, Request
+from actors.engine.types import Capabilities, IntArray, Recorded, Request
 from actors.processes.link import Bytes
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
@@ -22,7 +22,7 @@ class Start:
     weights_version: int
     niceness: int
     speculation: SpeculationOptions
-    capture_bytes: int = 0
+    recording_bytes: int = 0
     recorded_layers: tuple[int, ...] | None = None
 
 
@@ -107,19 +107,19 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedHeader:
-    """A Captured event whose states come as memory, one record behind the other; here they have no rows."""
+class RecordedHeader:
+    """A Recorded event whose states come as memory, one record behind the other; here they have no rows."""
 
-    event: Captured
+    event: Recorded
     rows: tuple[int, ...]  # of each record
 
     @classmethod
-    def split(cls, event: Captured) -> tuple["CapturedHeader", Bytes]:
+    def split(cls, event: Recorded) -> tuple["RecordedHeader", Bytes]:
         empty = tuple(replace(record, states=record.states[:0]) for record in event.records)
         rows = tuple(record.rows for record in event.records)
         return cls(replace(event, records=empty), rows), np.concatenate([r.states.ravel() for r in event.records])
 
-    def join(self, memory: Bytes) -> Captured:
+    def join(self, memory: Bytes) -> Recorded:
         """The event, its states views of `memory`."""
         records, start = [], 0
         for record, rows in zip(self.event.records, self.rows, strict=True):

@@ -22,7 +22,16 @@ from actors.spot.feeding import Feeding
 from actors.spot.members import BrokenGroupError, Members
 from actors.spot.rendezvous import LIMIT_S
 from actors.spot.residence import Residence
-from actors.spot.types import MicroStep, NeedData, Session, Skipped, Started, Stopped, TrainerEvent, TrainerFailed
+from actors.spot.types import (
+    MicroStep,
+    NeedData,
+    Skipped,
+    TrainerEvent,
+    TrainFailed,
+    TrainSession,
+    TrainStarted,
+    TrainStopped,
+)
 from drafter.eagle.files import load_eagle
 from drafter.training.cut import HEAD_TENSORS
 from drafter.training.fit import PlateauRule
@@ -37,7 +46,7 @@ _GATHER_S, _STARVE_S, _JOIN_S = 0.005, 0.02, 0.05  # between looks for members, 
 
 
 def main() -> None:
-    run_child(_serve, lambda reason, _: TrainerFailed(reason))
+    run_child(_serve, lambda reason, _: TrainFailed(reason))
 
 
 def _serve(link: Link) -> None:
@@ -154,13 +163,13 @@ class SpotLoop:
             case wire.Start() | wire.Close():
                 raise ValueError(f"unexpected command {command}")
 
-    def _enter(self, session: Session) -> None:
+    def _enter(self, session: TrainSession) -> None:
         if (session.session, session.epoch) <= self._newest:
             return  # late, or said twice
         self._newest = session.session, session.epoch
         self._residence.move_in()
         store = self._members.enter(session)
-        self._tell(Started(session.session, session.epoch, store))
+        self._tell(TrainStarted(session.session, session.epoch, store))
         self._ask()
 
     def _stop(self, at_s: float, reason: str = "") -> None:
@@ -169,7 +178,7 @@ class SpotLoop:
         self._feeding.clear()
         self._residence.move_out()
         number = session.session if session else self._newest[0]
-        self._tell(Stopped(number, self.trainer.steps, time.time() - at_s, reason))
+        self._tell(TrainStopped(number, self.trainer.steps, time.time() - at_s, reason))
         if led:
             self._save()
 
@@ -240,7 +249,12 @@ class SpotLoop:
 
 
 def _event(
-    result: MicroStepResult, trainer: DrafterTrainer, session: Session, members: int, started_s: float, seconds: float
+    result: MicroStepResult,
+    trainer: DrafterTrainer,
+    session: TrainSession,
+    members: int,
+    started_s: float,
+    seconds: float,
 ) -> MicroStep:
     return MicroStep(
         trainer.steps,

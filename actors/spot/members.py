@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from actors.spot.rendezvous import LIMIT_S, Rendezvous, finished, open_store
-from actors.spot.types import Session
+from actors.spot.types import TrainSession
 
 ALONE_S = 1.0
 _PATIENCE_S = 0.5  # for others, once this member is wanted elsewhere
@@ -39,9 +39,9 @@ class Members:
     def __init__(self, host: str, device: torch.device, wanted: Callable[[], bool]) -> None:
         self._host, self._device, self._wanted = host, device, wanted
         self._store: Any = None  # own
-        self._told: Session | None = None  # the newest session
-        self._formed: Session | None = None  # the one whose members sum now
-        self._spent: Session | None = None  # its group has come apart: only a newer session helps
+        self._told: TrainSession | None = None  # the newest session
+        self._formed: TrainSession | None = None  # the one whose members sum now
+        self._spent: TrainSession | None = None  # its group has come apart: only a newer session helps
         self._group: Any = None
         self._work: Any = None  # a collective that is under way
         self._abandoned: list[tuple[float, Any, Any]] = []  # groups whose end would wait for a collective
@@ -50,7 +50,7 @@ class Members:
         self._ends = False  # the group ends with this micro-step
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> TrainSession | None:
         """The one whose members sum now, else the newest; None: none."""
         return self._formed or self._told
 
@@ -80,7 +80,7 @@ class Members:
             return "the other members are gone"
         return f"{told.members[0]} leads, and does not answer at {told.store}, or began without this member"
 
-    def enter(self, session: Session) -> str:
+    def enter(self, session: TrainSession) -> str:
         """Belong to `session` as soon as its members have come. The address of this member's store, if it leads."""
         self._withdraw()
         self._told = session
@@ -120,7 +120,7 @@ class Members:
             if self._rendezvous.left_out:
                 self._rendezvous, self._spent = None, told
         if self._formed is None and told.rank == 0 and self.waited_s > ALONE_S:
-            self._formed = Session(told.session, told.epoch, (told.members[0],), 0)
+            self._formed = TrainSession(told.session, told.epoch, (told.members[0],), 0)
         return self._formed is not None
 
     def reduce(self, sums: Tensor) -> None:
@@ -167,7 +167,7 @@ class Members:
             raise BrokenGroupError(f"epoch {session.epoch}: {str(error).partition(chr(10))[0]}") from error
         self._rendezvous, self._formed = None, session
 
-    def _agree(self, session: Session, step: int, state: State, load: Callable[[State], None]) -> None:
+    def _agree(self, session: TrainSession, step: int, state: State, load: Callable[[State], None]) -> None:
         """Take the leader's state if any member's differs from it."""
         mine = torch.tensor([step, fingerprint(state)], device=self._device)
         everyones = [torch.empty_like(mine) for _ in session.members]
@@ -182,7 +182,7 @@ class Members:
         if not torch.equal(mine, everyones[0]):
             load(received)
 
-    def _dissolve(self, spent: Session | None = None) -> None:
+    def _dissolve(self, spent: TrainSession | None = None) -> None:
         """No group any more; `spent` will have none again."""
         now_s = time.monotonic()
         self._abandoned = [entry for entry in self._abandoned if now_s - entry[0] < 2 * LIMIT_S]

@@ -1,5 +1,5 @@
 """A spot trainer in a child process: the parent's end. Owns what is asked of it; never imports torch, never waits for a
-micro-step, and never raises because the child is gone: that is an event, TrainerFailed, which comes once.
+micro-step, and never raises because the child is gone: that is an event, TrainFailed, which comes once.
 """
 
 import time
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actors.processes.link import Bytes
 from actors.processes.parent import ChildProcess
 from actors.spot import wire
-from actors.spot.types import Published, Session, SpotTrainer, TrainerEvent, TrainerFailed
+from actors.spot.types import Published, SpotTrainer, TrainerEvent, TrainFailed, TrainSession
 from drafter.training.cut import cut_head
 from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
@@ -90,7 +90,7 @@ class ProcessTrainer:
             (first,), _ = self._child.first(timeout_s)
         except (TimeoutError, _EndedError) as error:
             raise TrainerStartError(f"{self.name} did not start: {error}") from None
-        if isinstance(first, TrainerFailed):
+        if isinstance(first, TrainFailed):
             raise TrainerStartError(f"{self.name} did not start: {first.reason}")
         self.resumed_step = first.step
 
@@ -99,7 +99,7 @@ class ProcessTrainer:
         cut, memory = cut_head(manifest, buffer)
         self._send(wire.SetTarget(cut), memory)
 
-    def start(self, session: Session) -> None:
+    def start(self, session: TrainSession) -> None:
         if not 0 <= session.rank < len(session.members):
             raise ValueError(f"{self.name}: rank {session.rank} is none of {len(session.members)} members")
         self._send(wire.Train(session))
@@ -120,7 +120,7 @@ class ProcessTrainer:
         self._send(wire.Load(manifest), payload)
 
     def poll(self, timeout_s: float) -> list[TrainerEvent]:
-        """Events since the last call, waiting up to timeout_s for the first. After TrainerFailed, which a kill brings
+        """Events since the last call, waiting up to timeout_s for the first. After TrainFailed, which a kill brings
         too, or after `close` nothing more comes."""
         if self._failed or self._closed:
             return []
@@ -128,7 +128,7 @@ class ProcessTrainer:
             messages = self._child.poll(timeout_s)
         except _EndedError as error:
             self._failed = True
-            return [] if self._closed else [TrainerFailed(str(error))]
+            return [] if self._closed else [TrainFailed(str(error))]
         events: list[TrainerEvent] = []
         for message, memory in messages:
             for event in message:
@@ -137,7 +137,7 @@ class ProcessTrainer:
                     events.append(Published(event.manifest, memory))
                 else:
                     events.append(event)
-        self._failed = any(isinstance(event, TrainerFailed) for event in events)
+        self._failed = any(isinstance(event, TrainFailed) for event in events)
         return events
 
     def kill(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actors.spot.types import Session
+from actors.spot.types import TrainSession
 
 LIMIT_S = 10.0  # rendezvous and collectives
 COME_S = 4.0  # for all members; then those who are there begin
@@ -33,7 +33,7 @@ def open_store(host: str) -> Any:
 class Rendezvous:
     """Who of a session's epoch is there."""
 
-    def __init__(self, session: Session, own_store: Any) -> None:
+    def __init__(self, session: TrainSession, own_store: Any) -> None:
         """`own_store`: the leader's, at the leader."""
         self.session = session
         self._rank = session.rank  # in what was told
@@ -158,7 +158,7 @@ def _connect(address: str) -> Any:
     return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
 
 
-def _process_group(store: Any, session: Session, device: torch.device, host: str) -> Any:
+def _process_group(store: Any, session: TrainSession, device: torch.device, host: str) -> Any:
     timeout, size = timedelta(seconds=LIMIT_S), len(session.members)
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()

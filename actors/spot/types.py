@@ -15,7 +15,7 @@ from models.manifest import WeightsManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TrainSession:
     """A training session and this trainer's place in it. A change of members is a new epoch."""
 
     session: int
@@ -26,7 +26,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class TrainStarted:
     """It belongs to this epoch, and trains in it from the next micro-step boundary on that all members reach."""
 
     session: int
@@ -67,7 +67,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class TrainStopped:
     """It stands still; what it held of the engine's memory is free. Once per `stop`, and when it ends by itself."""
 
     session: int
@@ -93,13 +93,13 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerFailed:
+class TrainFailed:
     """The process ended, or cannot go on; it must be spawned anew."""
 
     reason: str
 
 
-TrainerEvent = Started | MicroStep | NeedData | Skipped | Stopped | Published | Checkpointed | TrainerFailed
+TrainerEvent = TrainStarted | MicroStep | NeedData | Skipped | TrainStopped | Published | Checkpointed | TrainFailed
 
 
 class SpotTrainer(Protocol):
@@ -112,13 +112,13 @@ class SpotTrainer(Protocol):
         """The target's weights of a new version; only embedding, head and final norm are kept. Before `start`, or
         between two micro-steps."""
 
-    def start(self, session: Session) -> None:
+    def start(self, session: TrainSession) -> None:
         """Train, or go on with other members, from the next micro-step boundary on."""
 
     def feed(self, records: Sequence[SequenceRecord]) -> None: ...
 
     def stop(self) -> None:
-        """Stop at the end of the present micro-step; answer: Stopped."""
+        """Stop at the end of the present micro-step; answer: TrainStopped."""
 
     def publish(self) -> None:
         """Answer: Published, between two micro-steps or at once when standing still."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.processes.link import Bytes
-from actors.spot.types import Session
+from actors.spot.types import TrainSession
 from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
@@ -38,7 +38,7 @@ class SetTarget:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    session: Session
+    session: TrainSession
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from actors.training import batches
-from actors.training.capture import StepCapture
 from actors.training.errors import NonFiniteError
 from actors.training.network import DTYPES, LogProbModel, build_network, computing_in, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, shard
 from actors.training.persistence import load_tensors, save_tensors
+from actors.training.recording import StepRecording
 from actors.training.statistics import StepStatistics
 from actors.training.types import Demonstration, StepResult, TrainSequence
 from models.checkpoint import hf_state_dict, write_checkpoint
@@ -92,12 +92,12 @@ class Trainer:
     # Steps ------------------------------------------------------------------------------------------------------
 
     def rl_step(
-        self, sequences: Sequence[TrainSequence], *, temperature: float, capture: StepCapture | None = None
+        self, sequences: Sequence[TrainSequence], *, temperature: float, recording: StepRecording | None = None
     ) -> StepResult:
         """One RL step: `mini_batches` optimizer steps over consecutive parts of `sequences`.
 
         Old log-probs are the learner's own under the weights at the start of this call. `temperature` is the
-        sampler's, > 0. All ranks pass the same sequences. `capture` takes the hidden states under those weights; it
+        sampler's, > 0. All ranks pass the same sequences. `recording` takes the hidden states under those weights; it
         changes no number. Raises ValueError for bad input, NonFiniteError.
         """
         if not temperature > 0:
@@ -110,12 +110,12 @@ class Trainer:
             self._mini_batch([sequences[i] for i in part])
             for part in batches.split_mini_batches(len(sequences), self.options.mini_batches)
         ]
-        if capture is not None:
+        if recording is not None:
             own = [s for mini in minis for batch in mini.micro for s in batch.sequences]
-            capture.choose(own, hidden_size_of(self.network))
+            recording.choose(own, hidden_size_of(self.network))
         statistics = StepStatistics(self.rank.device, 1 + max(s.sampler for s in sequences))
         # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
-        old = [self._old_logprobs(mini, temperature, statistics, capture) for mini in minis[1:]]
+        old = [self._old_logprobs(mini, temperature, statistics, recording) for mini in minis[1:]]
         reference = [self._reference_logprobs(mini, temperature) for mini in minis]
         trained_s = time.perf_counter()
         losses, norms, lr = [], [], 0.0
@@ -123,7 +123,7 @@ class Trainer:
             loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
             for m, batch in enumerate(mini.micro):
                 with self._computing(self.module):
-                    taken = capture if number == 0 else None
+                    taken = recording if number == 0 else None
                     logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature, taken)
                     if number == 0:
                         statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
@@ -136,8 +136,8 @@ class Trainer:
             losses.append(value)
             norms.append(norm)
         metrics = statistics.reduce(self.rank) | _means(losses, norms, lr)
-        if capture is not None:
-            metrics |= capture.metrics(self.rank)
+        if recording is not None:
+            metrics |= recording.metrics(self.rank)
         seconds = {"logprobs": trained_s - start_s, "train": time.perf_counter() - trained_s}
         tokens = sum(m.computed_tokens for m in minis)
         return StepResult(tuple(losses), tuple(norms), metrics, tokens, seconds, started_s)
@@ -230,10 +230,14 @@ class Trainer:
         )
 
     def _forward(
-        self, module: LogProbModel, batch: batches.TokenBatch, temperature: float, capture: StepCapture | None = None
+        self,
+        module: LogProbModel,
+        batch: batches.TokenBatch,
+        temperature: float,
+        recording: StepRecording | None = None,
     ) -> tuple[Tensor, ...]:
-        if capture is not None:
-            with module.telling(lambda states: capture.take(states, batch), capture.layers):
+        if recording is not None:
+            with module.telling(lambda states: recording.take(states, batch), recording.layers):
                 return self._forward(module, batch, temperature)
         outputs: tuple[Tensor, ...] = module(batch.tokens, batch.cu_seqlens, batch.rows, batch.targets, temperature)
         return outputs
@@ -264,12 +268,12 @@ class Trainer:
 
     @torch.no_grad()
     def _old_logprobs(
-        self, mini: batches.MiniBatch, temperature: float, statistics: StepStatistics, capture: StepCapture | None
+        self, mini: batches.MiniBatch, temperature: float, statistics: StepStatistics, recording: StepRecording | None
     ) -> list[Tensor]:
         old = []
         with self._computing(self.module):
             for batch in mini.micro:
-                logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature, capture)
+                logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature, recording)
                 statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
                 old.append(logprobs)
         return old

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 
 MIN_STEPS = 20  # fewer steps of a strategy say nothing about it
 PassCost = Callable[[int, int], float]  # running requests, rows of all -> seconds of a forward
@@ -36,16 +36,16 @@ def interpolated(seconds: Mapping[int, Mapping[int, float]]) -> PassCost:
     return cost
 
 
-def bound_s(off: Sequence[StepRecord], others: Sequence[StepRecord], pass_cost: PassCost) -> float:
+def bound_s(off: Sequence[EngineStepRecord], others: Sequence[EngineStepRecord], pass_cost: PassCost) -> float:
     """Seconds in which the tokens of `off`, plain decoding of the whole case, could have come at best.
 
     others: steps of the same case under any strategies. Steps with prompt chunks stay as they are.
     """
-    plain: dict[int, list[StepRecord]] = defaultdict(list)
+    plain: dict[int, list[EngineStepRecord]] = defaultdict(list)
     for step in off:
         if not step.prefill_tokens:
             plain[bucket(step.running)].append(step)
-    drafting: dict[tuple[int, str], list[StepRecord]] = defaultdict(list)
+    drafting: dict[tuple[int, str], list[EngineStepRecord]] = defaultdict(list)
     for step in others:
         if step.strategy.depth and not step.prefill_tokens:
             drafting[bucket(step.running), str(step.strategy)].append(step)

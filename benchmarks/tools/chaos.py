@@ -40,7 +40,7 @@ EVENTS: dict[VictimName, str] = {
 }
 # Who did the work, how fast, and what only saves time, may differ; everything else is what was sampled and learned.
 MAY_DIFFER = (
-    "rollouts/reissued", "workers/lost", "logprob_gap/worker/", "engine/", "speculation/", "drafter/", "capture/"
+    "rollouts/reissued", "workers/lost", "logprob_gap/worker/", "engine/", "speculation/", "drafter/", "recording/"
 )  # fmt: skip
 _WAIT_S = 10.0
 _POLL_S = 0.01

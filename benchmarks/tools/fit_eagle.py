@@ -12,13 +12,13 @@ from pathlib import Path
 from benchmarks.tools.rollouts import record_history
 from benchmarks.tools.targets import SIZES, find_demo, load_target, load_task
 from drafter.eagle import save_eagle
-from drafter.training.fit import PlateauRule, Progress, TargetRecords, fit
+from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from policies.drafter.options import DrafterOptions
 
 
-def tell_fit(progress: Progress) -> None:
+def tell_fit(progress: FitProgress) -> None:
     print(
         f"fit {progress.step}: held-out loss {progress.held_out_loss:.4f}, top-3 {progress.held_out_top3:.4f}, "
         f"{progress.seconds:.0f} s",

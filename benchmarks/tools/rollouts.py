@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Finished, Request, SamplingParams
 from benchmarks.tools.targets import Target, Task
@@ -38,7 +38,7 @@ class Run:
 
     seconds: float
     responses: dict[int, Tokens]  # by request id
-    steps: list[StepRecord]  # empty unless they were asked for
+    steps: list[EngineStepRecord]  # empty unless they were asked for
 
     @property
     def tokens(self) -> int:
@@ -84,7 +84,7 @@ def decode(
 
     running: requests decoded together at most; default: a whole wave.
     """
-    steps: list[StepRecord] = []
+    steps: list[EngineStepRecord] = []
     options = engine_options(running or max(map(len, waves)))
     engine = NativeEngine(
         target.model, options, drafters=drafters or {}, policy=policy, on_step=steps.append if record else None
@@ -152,7 +152,7 @@ class Speed:
     draft_s: float
 
     @classmethod
-    def of(cls, steps: Sequence[StepRecord]) -> "Speed":
+    def of(cls, steps: Sequence[EngineStepRecord]) -> "Speed":
         return cls(
             len(steps),
             sum(step.running for step in steps),
@@ -174,7 +174,7 @@ class Speed:
 
 
 def speed_of(
-    steps: Sequence[StepRecord], keep: Callable[[Strategy], bool] = lambda _: True, running: int | None = None
+    steps: Sequence[EngineStepRecord], keep: Callable[[Strategy], bool] = lambda _: True, running: int | None = None
 ) -> Speed:
     """Of the decoding steps whose strategy is to be kept, with exactly `running` requests if that is given."""
     return Speed.of(

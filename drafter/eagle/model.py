@@ -142,7 +142,7 @@ class Eagle3Model(nn.Module):
         if rows.shape[1] < width:
             raise ValueError(
                 f"rows of {rows.shape[1]} scalars hold no three layer outputs of {self.config.hidden_size}: eagle3 "
-                "needs states captured with its layers"
+                "needs states recorded with its layers"
             )
         fused: Tensor = self.fuse(rows[:, :width])
         return fused

@@ -54,7 +54,7 @@ class SuffixDrafter:
         self._match_factor = match_factor
         self._version = 0
         self._index = kernels.Suffixes(
-            slots, options.window_rollouts, options.max_bytes, options.epoch_decay, inline_tokens
+            slots, options.window_rollouts, options.max_bytes, options.version_decay, inline_tokens
         )
 
     @property

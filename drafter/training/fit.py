@@ -76,7 +76,7 @@ class PlateauRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FitProgress:
     """After an evaluation; losses and accuracies are means over supervised rows."""
 
     step: int
@@ -97,9 +97,9 @@ def fit(
     *,
     seed: int = 0,
     held_out: int = 64,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[FitProgress], None] = lambda _: None,
     check: Callable[[], None] = lambda: None,
-) -> list[Progress]:
+) -> list[FitProgress]:
     """Train until the plateau (or rule.max_steps); the trainer is left with the best weights.
 
     held_out: sequences never trained on, at most a tenth of all. `check` is called between micro-steps and may raise.
@@ -112,7 +112,7 @@ def fit(
     count = min(held_out, max(1, len(order) // 10))
     judges = list(_packs(records, order[:count], trainer.options.micro_step_tokens))
     source = _endless(records, order[count:], trainer.options.micro_step_tokens, rng)
-    history: list[Progress] = []
+    history: list[FitProgress] = []
     best, best_state, waited, phase, tokens = float("inf"), trainer.state_dict(), 0, 0, 0
     losses: list[float] = []
     trainer.rate_scale = rule.rates[0]
@@ -130,7 +130,7 @@ def fit(
             best, best_state = loss, {name: tensor.clone() for name, tensor in trainer.state_dict().items()}
         rate = trainer.options.learning_rate * trainer.rate_scale
         seconds = time.monotonic() - start_s
-        history.append(Progress(step, float(np.mean(losses)), loss, accuracy, top3, is_best, rate, tokens, seconds))
+        history.append(FitProgress(step, float(np.mean(losses)), loss, accuracy, top3, is_best, rate, tokens, seconds))
         losses = []
         report(history[-1])
         if waited >= rule.patience:

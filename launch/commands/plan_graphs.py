@@ -40,7 +40,7 @@ class GraphReport:
 def graph_report(config: Config) -> GraphReport:
     """The plans of one engine, with every drafter that the configuration allows at hand.
 
-    Raises ConfigError for a model directory without a usable config.json, and UsageError for another backend.
+    Raises ModelConfigError for a model directory without a usable config.json, and UsageError for another backend.
     """
     engine, speculation = config.rollout.engine, config.speculation
     if engine.backend != "native":

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from launch.config.issues import Issue
 from launch.config.tree import FRESH_WEIGHTS, Config
 from models.config import ARCHITECTURES, ModelConfig
-from models.config import ConfigError as ModelConfigError
+from models.config import ModelConfigError as ModelConfigError
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 _LOCAL_FOLDERS = ("hub", "data", "models", "runs", "checkpoints", "examples")  # no owners of Hub repositories

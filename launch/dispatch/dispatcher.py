@@ -29,9 +29,9 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
-from actors.rollout_worker import Leaving, WorkerEvent, WorkerStatus
-from actors.spot.types import Checkpointed, MicroStep, Stopped, TrainerFailed
-from actors.spot_host import CaptureReport, DrafterEvent, DrafterReady
+from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
+from actors.spot.types import Checkpointed, MicroStep, TrainFailed, TrainStopped
+from actors.spot_host import DrafterEvent, DrafterReady, RecordingReport
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
 from launch.dispatch.ledger import FailedRequest, Ledger
@@ -244,11 +244,11 @@ class RolloutDispatcher:
             self._pump()
         self._ledger, self._aborting = Ledger([], max_retries=0), False
 
-    def status(self, timeout_s: float = 5.0) -> dict[str, WorkerStatus | str]:
+    def status(self, timeout_s: float = 5.0) -> dict[str, SupervisorStatus | str]:
         """What each worker says about itself, or why it says nothing."""
         asked = {s.name: s.handle.status.remote() for s in self._seats if s.state is not SeatState.DEAD}
         ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
-        answers: dict[str, WorkerStatus | str] = {s.name: s.state.value for s in self._seats}
+        answers: dict[str, SupervisorStatus | str] = {s.name: s.state.value for s in self._seats}
         for name, ref in asked.items():
             if ref not in ready:
                 answers[name] = f"no answer within {timeout_s:g} s"
@@ -300,7 +300,7 @@ class RolloutDispatcher:
 
     def _receive(self, seat: Seat, waitable: Waitable) -> None:
         events: list[WorkerEvent] | None = []
-        answer: WorkerStatus | WeightsLoaded | None = None
+        answer: SupervisorStatus | WeightsLoaded | None = None
         try:  # only what the worker says: a RayError of a callback is not its fault
             if waitable is seat.stream:
                 events = seat.take_events()
@@ -347,7 +347,7 @@ class RolloutDispatcher:
                 until = "any more" if final else "until it gets new weights"
                 self._on_event("drafter_failed", f"{seat.name}: {name} is not used {until}: {reason}")
                 self._on_spot(seat.name, event)
-            case MicroStep() | Stopped() | Checkpointed() | TrainerFailed() | DrafterReady() | CaptureReport():
+            case MicroStep() | TrainStopped() | Checkpointed() | TrainFailed() | DrafterReady() | RecordingReport():
                 self._on_spot(seat.name, event)
 
     def _progressed(self, seat: Seat) -> None:
@@ -437,7 +437,7 @@ class RolloutDispatcher:
             self._tokens += len(rollout.tokens)
             self._on_finished(rollout)
 
-    def _answered(self, seat: Seat, answer: WorkerStatus | WeightsLoaded) -> None:
+    def _answered(self, seat: Seat, answer: SupervisorStatus | WeightsLoaded) -> None:
         if isinstance(answer, WeightsLoaded):
             self._loaded(seat, answer)
             return

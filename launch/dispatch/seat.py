@@ -18,7 +18,7 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle, ActorProxy
 
 from actors.engine.types import Request, WeightsLoaded
-from actors.rollout_worker import RolloutWorker, WorkerEvent, WorkerStatus
+from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
 from models.manifest import WeightsManifest
 
 WorkerHandle = ActorProxy[RolloutWorker]
@@ -100,11 +100,11 @@ class Seat:
     def abort(self, request_ids: list[int]) -> None:
         self.sends.append(self.handle.abort.remote(request_ids))
 
-    def take_answer(self) -> WorkerStatus | WeightsLoaded:
+    def take_answer(self) -> SupervisorStatus | WeightsLoaded:
         """The answer of `pending`, which is ready. Raises what the worker raised, or RayError."""
         assert self.pending is not None
         ref, self.pending = self.pending, None
-        return cast(WorkerStatus | WeightsLoaded, ray.get(ref, timeout=FETCH_TIMEOUT_S))
+        return cast(SupervisorStatus | WeightsLoaded, ray.get(ref, timeout=FETCH_TIMEOUT_S))
 
     def take_events(self) -> list[WorkerEvent] | None:
         """The next events of the stream, which is ready; None: it ended."""

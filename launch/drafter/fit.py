@@ -24,7 +24,7 @@ from actors.engine.options import EngineOptions, SamplingOptions
 from actors.engine.types import Finished
 from actors.training.options import WarmupOptions
 from drafter.eagle import Drafting, load_eagle, save_eagle
-from drafter.training.fit import PlateauRule, Progress, TargetRecords, fit
+from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from launch.config import load_config
@@ -223,14 +223,14 @@ def _bar(total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: FitProgress) -> str:
     return (
         f"micro-step {progress.step}: loss {progress.loss:.4f}; {_quality(progress)}"
         f"{' (best)' if progress.best else ''}; {progress.tokens / progress.seconds:,.0f} tokens/s"
     )
 
 
-def _quality(progress: Progress) -> str:
+def _quality(progress: FitProgress) -> str:
     return (
         f"held-out loss {progress.held_out_loss:.4f}, top-1 {100 * progress.held_out_accuracy:.1f} %, "
         f"top-3 {100 * progress.held_out_top3:.1f} %"

@@ -23,7 +23,7 @@ from launch.run.warmup import add_files, keep
 _POLL_S = 0.5
 _ONLINE = {  # keys of `drafter:` that say nothing about the fit
     *("train", "every_steps", "drift", "checkpoint_every", "checkpoint_keep", "stop_timeout_s"),
-    *("capture", "buffer", "canary"),
+    *("recording", "buffer", "canary"),
 }
 
 

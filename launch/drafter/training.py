@@ -19,8 +19,8 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow
 from actors.learner_group import LearnerGroup
 from actors.spot.process import spawn_trainer
-from actors.spot.types import MicroStep, Stopped, TrainerFailed
-from actors.spot_host import CaptureReport, DrafterEvent, DrafterReady, SpotPlan
+from actors.spot.types import MicroStep, TrainFailed, TrainStopped
+from actors.spot_host import DrafterEvent, DrafterReady, RecordingReport, SpotPlan
 from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
 from coordinator.transport.security import configured_keys
@@ -32,7 +32,7 @@ from launch.drafter.watch import DrafterWatch
 from launch.drafter.weights import load_weights, save_weights
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
 from models.options import ModelOptions
-from policies.drafter.canary import Canary, Verdict
+from policies.drafter.canary import Canary, CanaryVerdict
 from policies.drafter.drift import DriftMonitor
 from policies.drafter.lineage import micro_steps
 from policies.speculation.strategy import Strategy
@@ -99,13 +99,13 @@ class DrafterTraining:
             keys=configured_keys(self._config.coordinator, "worker"),
         )
 
-    def capture_from(self, learner: LearnerGroup) -> None:
+    def record_from(self, learner: LearnerGroup) -> None:
         """Where the configuration says so, the learner's own pass gives the hidden states, and no engine does."""
         options = self._config.drafter
-        if options.capture.source == "learner":
-            learner.capture_into(
+        if options.recording.source == "learner":
+            learner.record_into(
                 self._actors.buffers,
-                max_bytes=options.capture.max_bytes_per_step,
+                max_bytes=options.recording.max_bytes_per_step,
                 eagle3=options.algorithm == "eagle3",
                 layers=options.layers or _recorded_layers(self._config.rollout.speculation.eagle.path),
                 seed=options.seed,
@@ -172,19 +172,21 @@ class DrafterTraining:
     # What others say.
 
     def learned(self, result: StepResult) -> None:
-        """The learner's RL step, which may have captured hidden states."""
+        """The learner's RL step, which may have recorded hidden states."""
         found = result.metrics
-        self.meter.captured(int(found.get("capture/bytes", 0)), found.get("capture/seconds", 0.0))
+        self.meter.recorded(int(found.get("recording/bytes", 0)), found.get("recording/seconds", 0.0))
 
     def event(self, worker: str, event: DrafterEvent) -> None:
         match event:
             case DrafterFailed() | DrafterLoaded():
                 self._told(worker, event)
                 return
-            case CaptureReport():
-                self.meter.captured(event.bytes, event.seconds, event.skipped)
+            case RecordingReport():
+                self.meter.recorded(event.bytes, event.seconds, event.skipped)
                 if event.failure:
-                    self._observer.event("capture_failed", f"{worker}: {event.failure}; sequences are lost to training")
+                    self._observer.event(
+                        "recording_failed", f"{worker}: {event.failure}; sequences are lost to training"
+                    )
                 return
             case DrafterReady(manifest, _):
                 if manifest.version == self._canary.version:  # what a trainer starts with
@@ -200,9 +202,9 @@ class DrafterTraining:
                 end_s = event.started_s + event.seconds
                 self._observer.span(Span(worker, TRAIN_SPAN, event.started_s, end_s, self._observer.current_step))
                 self._observer.worker(worker, "training", f"micro-step {event.step}, loss {event.loss:.3f}")
-            case Stopped(reason=reason) if reason:
+            case TrainStopped(reason=reason) if reason:
                 self._observer.event("trainer_stopped", f"{worker}: {reason}")
-            case TrainerFailed(reason):
+            case TrainFailed(reason):
                 self._observer.event("trainer_lost", f"{worker}: {reason}")
         self.meter.event(worker, event)
 
@@ -230,9 +232,9 @@ class DrafterTraining:
             self._drift.observe(use.strategy, use.drafted, use.accepted)
             good = self._canary.good
             verdict = self._canary.observe(self._drafting, use.strategy, use.drafted, use.accepted)
-            if verdict is Verdict.ROLL_BACK:
+            if verdict is CanaryVerdict.ROLL_BACK:
                 self._roll_back(good)
-            elif verdict is Verdict.COLLAPSED:
+            elif verdict is CanaryVerdict.COLLAPSED:
                 self._retrain("acceptance fell with the target's new weights")
 
     def _roll_back(self, good: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.spot.types import MicroStep, Published, Stopped, TrainerEvent, TrainerFailed
+from actors.spot.types import MicroStep, Published, TrainerEvent, TrainFailed, TrainStopped
 from launch.observe.speculation import StepSpeculation, Totals, by_drafter
 from policies.drafter.lineage import micro_steps
 
@@ -39,7 +39,7 @@ class StepDrafter:
 
     updates: Sequence[Update]
     worker_s: float  # spent in micro-steps, summed over workers
-    # published, rolled_back, preempted, failures, captured_bytes, capture_skipped, capture_s
+    # published, rolled_back, preempted, failures, recorded_bytes, recording_skipped, recording_s
     counts: Mapping[str, float]
     levels: Mapping[str, float]  # version, stale_versions, buffer_bytes, buffer_sequences, stop_s: those that are known
     published: Sequence[int] = ()  # versions
@@ -103,7 +103,7 @@ class DrafterMeter:
         self._rolled_back: list[int] = []
         self._counts: Counter[str] = Counter()
         self._stop_s: float | None = None
-        self._capture_s = 0.0
+        self._recording_s = 0.0
 
     def event(self, worker: str, event: TrainerEvent) -> None:
         """What a worker's trainer says."""
@@ -113,10 +113,10 @@ class DrafterMeter:
                 self._trained_on = max(event.target_version, self._trained_on or 0)
             case Published():
                 self.published(event.manifest.version)
-            case Stopped(seconds=seconds, reason=reason):
+            case TrainStopped(seconds=seconds, reason=reason):
                 self._stop_s = max(seconds, self._stop_s or 0.0)
                 self._counts["preempted"] += not reason
-            case TrainerFailed():
+            case TrainFailed():
                 self._counts["failures"] += 1
 
     def published(self, version: int) -> None:
@@ -135,12 +135,12 @@ class DrafterMeter:
         """What a node's data buffer holds now."""
         self._buffers[node] = sequences, bytes
 
-    def captured(self, bytes: int, seconds: float = 0.0, skipped: int = 0) -> None:
+    def recorded(self, bytes: int, seconds: float = 0.0, skipped: int = 0) -> None:
         """Hidden states that an engine or the learner handed over since it last said so, what of its time that took,
         and how many sequences it left out."""
-        self._counts["captured_bytes"] += bytes
-        self._counts["capture_skipped"] += skipped
-        self._capture_s += seconds
+        self._counts["recorded_bytes"] += bytes
+        self._counts["recording_skipped"] += skipped
+        self._recording_s += seconds
 
     def take(self, target_version: int, speculation: StepSpeculation | None = None) -> StepDrafter:
         """Everything since the last `take`. target_version: what the engines decoded with; speculation: of the same RL
@@ -152,8 +152,8 @@ class DrafterMeter:
             "buffer_bytes": sum(n for _, n in self._buffers.values()) if self._buffers else None,
             "stop_s": self._stop_s,
         }
-        names = "preempted", "failures", "captured_bytes", "capture_skipped"
-        counts = {name: float(self._counts[name]) for name in names} | {"capture_s": self._capture_s}
+        names = "preempted", "failures", "recorded_bytes", "recording_skipped"
+        counts = {name: float(self._counts[name]) for name in names} | {"recording_s": self._recording_s}
         counts |= {"published": float(len(self._published)), "rolled_back": float(len(self._rolled_back))}
         used = by_drafter(speculation.strategies).get(DRAFTER) if speculation is not None else None
         taken = StepDrafter(

@@ -143,18 +143,20 @@ def open_job(
         )
         speculation = config.speculation
         meter = SpeculationMeter() if speculation.mode != "off" else None
-        capture = config.drafter.capture
+        recording = config.drafter.recording
         spawn = partial(
             spawn_engine,
             model,
             engine,
             seed=config.run.seed,
             speculation=speculation,
-            capture_bytes=capture.max_bytes_per_step if config.drafter.train and capture.source == "engine" else 0,
+            recording_bytes=recording.max_bytes_per_step
+            if config.drafter.train and recording.source == "engine"
+            else 0,
         )
         drafter = stack.enter_context(drafter_training(config, observer, run_dir, model))
         if drafter is not None:
-            drafter.capture_from(learner)
+            drafter.record_from(learner)
         dispatcher = RolloutDispatcher(
             spawner(
                 lambda name: partial(spawn, name=name),

@@ -17,7 +17,7 @@ GOOD_SIGMAS = 2.0  # above the floor
 MAX_WAIT = 16  # times min_drafted; what takes more to be judged is too near the floor, or too low, to lose much
 
 
-class Verdict(StrEnum):
+class CanaryVerdict(StrEnum):
     WAIT = "wait"  # not enough was drafted, or nothing was swapped
     PASS = "pass"  # once per trial
     ROLL_BACK = "roll_back"  # once, for a drafter's version: hand out `version`, the last that passed, renumbered
@@ -84,13 +84,13 @@ class Canary:
         if not self._on_trial:
             self._begin_trial()
 
-    def observe(self, version: int, strategy: str, drafted: int, accepted: int) -> Verdict:
+    def observe(self, version: int, strategy: str, drafted: int, accepted: int) -> CanaryVerdict:
         """Drafted and accepted tokens of engine steps under `version`; of other versions than the current one they are
         late, and left out."""
         if version != self._current:
-            return Verdict.WAIT
+            return CanaryVerdict.WAIT
         self._tally.add(strategy, drafted, accepted)
-        return self._judge() if self._on_trial else Verdict.WAIT
+        return self._judge() if self._on_trial else CanaryVerdict.WAIT
 
     def _begin_trial(self) -> None:
         """What the good version has done until now is what the next swap is compared with."""
@@ -98,10 +98,10 @@ class Canary:
             self._reference = self._reference.faded().with_(self._tally)
         self._tally, self._look_at, self._on_trial = Tally(), self._options.min_drafted, True
 
-    def _judge(self) -> Verdict:
+    def _judge(self) -> CanaryVerdict:
         drafted = self._tally.drafted
         if drafted < self._look_at:
-            return Verdict.WAIT
+            return CanaryVerdict.WAIT
         while self._look_at <= drafted:
             self._look_at *= 2
         if not self._reference.drafted:
@@ -110,22 +110,22 @@ class Canary:
         if found is not None and found.sigmas <= -BAD_SIGMAS:
             return self._failed()
         sure = found is not None and found.sigmas >= GOOD_SIGMAS
-        return self._passed() if sure or drafted >= MAX_WAIT * self._options.min_drafted else Verdict.WAIT
+        return self._passed() if sure or drafted >= MAX_WAIT * self._options.min_drafted else CanaryVerdict.WAIT
 
-    def _passed(self) -> Verdict:
+    def _passed(self) -> CanaryVerdict:
         self._good = self._current
         self._on_trial = False
-        return Verdict.PASS
+        return CanaryVerdict.PASS
 
-    def _failed(self) -> Verdict:
+    def _failed(self) -> CanaryVerdict:
         self._on_trial = False
         if self._current == self._good:
             self._reference = Tally()
-            return Verdict.COLLAPSED
+            return CanaryVerdict.COLLAPSED
         self._rolled_back.append(self._current)
         self._good = self._current = self._newest = returning(self._good, self._newest)
         self._tally = Tally()
-        return Verdict.ROLL_BACK
+        return CanaryVerdict.ROLL_BACK
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, JSON."""

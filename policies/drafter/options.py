@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 Algorithm = Literal["eagle", "hass", "eagle3", "osd"]
 
 
-class CaptureOptions(BaseModel, frozen=True, extra="forbid"):
+class RecordingOptions(BaseModel, frozen=True, extra="forbid"):
     """Where the hidden states come from that the drafter learns from."""
 
     source: Annotated[
@@ -15,7 +15,7 @@ class CaptureOptions(BaseModel, frozen=True, extra="forbid"):
         Field(description="engine: while decoding; learner: from its forward pass (one version late)"),
     ] = "engine"
     max_bytes_per_step: Annotated[
-        int, Field(ge=1 << 16, description="per rollout worker (or learner rank) and RL step; the rest is not captured")
+        int, Field(ge=1 << 16, description="per rollout worker (or learner rank) and RL step; the rest is not recorded")
     ] = 256 << 20
 
 
@@ -75,6 +75,6 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
     offline: Annotated[
         OfflineOptions | None, Field(description="fit before the first RL step, kept for later runs; default: none")
     ] = None
-    capture: CaptureOptions = CaptureOptions()
+    recording: RecordingOptions = RecordingOptions()
     buffer: BufferOptions = BufferOptions()
     canary: CanaryOptions = CanaryOptions()

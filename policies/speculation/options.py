@@ -14,7 +14,9 @@ class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
     max_bytes: Annotated[int, Field(ge=1 << 20, description="memory limit; whole problems leave, oldest use first")] = (
         512 << 20
     )
-    epoch_decay: Annotated[float, Field(gt=0, le=1, description="weight of a rollout per weights version of age")] = 0.8
+    version_decay: Annotated[float, Field(gt=0, le=1, description="weight of a rollout per weights version of age")] = (
+        0.8
+    )
     min_probability: Annotated[float, Field(ge=0, lt=1, description="drafts end below this path probability")] = 0.1
 
 

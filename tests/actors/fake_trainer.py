@@ -15,11 +15,11 @@ from actors.spot.types import (
     MicroStep,
     NeedData,
     Published,
-    Session,
-    Started,
-    Stopped,
     TrainerEvent,
-    TrainerFailed,
+    TrainFailed,
+    TrainSession,
+    TrainStarted,
+    TrainStopped,
 )
 from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
@@ -60,7 +60,7 @@ class FakeTrainer:
         self._script = script
         self._events: deque[tuple[float, TrainerEvent]] = deque()  # and when it is told
         self._changed = threading.Condition()
-        self._session: Session | None = None
+        self._session: TrainSession | None = None
         self.steps = 0
         self.targets: list[int] = []  # versions
         self.loaded: list[int] = []
@@ -72,10 +72,10 @@ class FakeTrainer:
         if self._script.hold is not None:
             self._script.hold.wait(30.0)
 
-    def start(self, session: Session) -> None:
+    def start(self, session: TrainSession) -> None:
         self._session = session
         self._script.log.append("start")
-        self.say(Started(session.session, session.epoch), NeedData(64))
+        self.say(TrainStarted(session.session, session.epoch), NeedData(64))
 
     def feed(self, records: Sequence[SequenceRecord]) -> None:
         if self._session is None:
@@ -89,7 +89,7 @@ class FakeTrainer:
         self._script.log.append("stop")
         if not self._script.deaf:
             number, self._session = (self._session.session if self._session else 0), None
-            self.say(Stopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
+            self.say(TrainStopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
 
     def publish(self) -> None:
         self.say(Published(WeightsManifest(self.steps, 0, (), 4), np.zeros(4, np.uint8)))
@@ -113,15 +113,15 @@ class FakeTrainer:
             told = []
             while self._events and self._events[0][0] <= time.monotonic():
                 told.append(self._events.popleft()[1])
-        self._script.log += ["stopped" for event in told if isinstance(event, Stopped)]
+        self._script.log += ["stopped" for event in told if isinstance(event, TrainStopped)]
         return told
 
     def kill(self) -> None:
         if self.alive:
             self._script.log.append("kill")
-            self.say(TrainerFailed("killed"))
+            self.say(TrainFailed("killed"))
         self.alive = False
 
     def close(self, timeout_s: float = 5.0) -> None:
         self.alive = False
-        self.say(TrainerFailed("closed"))
+        self.say(TrainFailed("closed"))

@@ -69,7 +69,7 @@ def test_the_limit_holds_and_the_newest_stay(buffer: Any) -> None:
 
 @ray.remote(num_cpus=0)
 class Maker:
-    """A worker that captures something and dies."""
+    """A worker that records something and dies."""
 
     def hand_over(self, buffer: Any) -> int:
         added: int = ray.get(buffer.add.remote([ray.put([record(1)])]), timeout=TIMEOUT_S)

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.types import Request, Rollout
-from actors.rollout_worker import WorkerStatus
+from actors.rollout_worker import SupervisorStatus
 from launch.dispatch import (
     NoWorkersError,
     RolloutDispatcher,
@@ -76,8 +76,8 @@ def check(rollouts: list[Rollout], asked: list[Request]) -> None:
         assert rollout.logprobs_t1.tolist() == [2 * x for x in logprobs]
 
 
-def engine_pid(status: WorkerStatus | str) -> int:
-    assert isinstance(status, WorkerStatus), status
+def engine_pid(status: SupervisorStatus | str) -> int:
+    assert isinstance(status, SupervisorStatus), status
     assert status.capabilities is not None
     found = re.search(r"pid=(\d+)", status.capabilities.notes[0])
     assert found is not None
@@ -102,7 +102,7 @@ def test_same_tokens_whatever_the_number_of_workers(workers: int) -> None:
         dispatcher.run(asked := requests(6, seed=1), again.append)  # the same ids, other requests
         check(again, asked)
         for status in dispatcher.status().values():
-            assert isinstance(status, WorkerStatus)
+            assert isinstance(status, SupervisorStatus)
             assert (status.engine, status.restarts, status.torch_loaded) == ("running", 0, False)
 
 
@@ -112,7 +112,7 @@ def test_sigterm_hands_the_requests_to_others_with_their_tokens(victim: str) -> 
     with running(options(2), FakeOptions(step_s=0.004, progress_every_tokens=1000)) as (dispatcher, events):
         dispatcher.set_weights(*weights(3))
         status = dispatcher.status()["rollout-1"]
-        assert isinstance(status, WorkerStatus)
+        assert isinstance(status, SupervisorStatus)
         pids = {"actor": [status.pid], "engine": [engine_pid(status)], "both": [status.pid, engine_pid(status)]}
         done: list[Rollout] = []
 
@@ -135,14 +135,14 @@ def test_sigterm_hands_the_requests_to_others_with_their_tokens(victim: str) -> 
             assert "it was told to end (SIGTERM); " in lost[0]
             assert not lost[0].endswith("with 0 tokens")
         after = dispatcher.status()["rollout-1"]
-        assert isinstance(after, WorkerStatus)
+        assert isinstance(after, SupervisorStatus)
         assert (after.pid == status.pid) is (victim == "engine")
 
 
 def test_a_worker_that_is_told_to_end_between_two_runs_is_replaced() -> None:
     with running(options(2)) as (dispatcher, events):
         status = dispatcher.status()["rollout-0"]
-        assert isinstance(status, WorkerStatus)
+        assert isinstance(status, SupervisorStatus)
         os.kill(status.pid, signal.SIGTERM)
         while not events:
             dispatcher.settle()
@@ -162,7 +162,7 @@ def test_sigkill_at_a_random_moment_loses_nothing(victim: str, seed: int) -> Non
     with running(options(2), FakeOptions(step_s=0.004)) as (dispatcher, events):
         dispatcher.set_weights(*weights(3))
         status = dispatcher.status()["rollout-1"]
-        assert isinstance(status, WorkerStatus)
+        assert isinstance(status, SupervisorStatus)
         pid = engine_pid(status) if victim == "engine" else status.pid
         kill_at = rng.randrange(1, 20)
         done: list[Rollout] = []
@@ -185,7 +185,7 @@ def test_sigkill_at_a_random_moment_loses_nothing(victim: str, seed: int) -> Non
         assert lost[0].startswith("rollout-1: ")
         dispatcher.set_weights(*weights(5))
         for answer in dispatcher.status().values():
-            assert isinstance(answer, WorkerStatus)
+            assert isinstance(answer, SupervisorStatus)
             assert answer.weights_version == 5
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from actors.engine.types import EngineWindow, StrategyUse
-from actors.spot.types import Stopped
+from actors.spot.types import TrainStopped
 from actors.spot_host import DrafterReady
 from coordinator.events import RolloutComplete, RolloutStarted
 from launch.config.tree import Config
@@ -78,7 +78,7 @@ class Run:
         events, before = self._world.events, len(self._world.events)
         if rate > 0.1:
             self.training.reached("sampled", step)
-        await eventually(lambda: bool(only(events[before:], Stopped)))  # a roll-back stops it unasked
+        await eventually(lambda: bool(only(events[before:], TrainStopped)))  # a roll-back stops it unasked
         await eventually(lambda: bool(only(events[before:], DrafterReady)))
         self.training.reached("sampled", step)
 

@@ -14,7 +14,7 @@ import ray
 from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.process import NO_SPECULATION, spawn_engine
 from actors.engine.types import Request, Rollout
-from actors.rollout_worker import WorkerStatus
+from actors.rollout_worker import SupervisorStatus
 from launch.dispatch import DispatchStats, RolloutDispatcher, spawner
 from models.checkpoint import hf_state_dict, save_model
 from models.options import ModelOptions
@@ -78,7 +78,7 @@ def test_tokens_depend_on_the_weights_and_not_on_the_number_of_workers(
             manifest, buffer = pack(hf_state_dict(tiny_model(tmp_path, seed=seed)), version)
             dispatcher.set_weights(manifest, ray.put(buffer))
             for status in dispatcher.status().values():
-                assert isinstance(status, WorkerStatus)
+                assert isinstance(status, SupervisorStatus)
                 assert (status.weights_version, status.weights_checksum) == (version, manifest.checksum)
                 assert not status.torch_loaded  # the supervisor is not the engine
             done: list[Rollout] = []
@@ -91,7 +91,7 @@ def test_tokens_depend_on_the_weights_and_not_on_the_number_of_workers(
 
 def test_sigkill_of_an_engine_and_of_an_actor_changes_no_token(model_dir: Path, undisturbed: Answer) -> None:
     with workers(2, model_dir) as dispatcher:
-        victims = [status.pid for status in dispatcher.status().values() if isinstance(status, WorkerStatus)]
+        victims = [status.pid for status in dispatcher.status().values() if isinstance(status, SupervisorStatus)]
         [child] = child_pids(victims[0])
         for pid in (child, victims[1]):
             done: list[Rollout] = []
@@ -127,7 +127,7 @@ def test_suffix_drafters_that_know_everything_change_no_token(
                 assert dispatcher.save_drafters(str(tmp_path)) is None
                 dispatcher.drafters_are_in(str(tmp_path))
                 for status in dispatcher.status().values():
-                    assert isinstance(status, WorkerStatus)
+                    assert isinstance(status, SupervisorStatus)
                     os.kill(child_pids(status.pid)[0], signal.SIGKILL)
         lengths = [sum(len(r.tokens) for r in done) / sum(r.verifications for r in done) for done in rounds]
         assert lengths[1] > max(1.5, lengths[0])

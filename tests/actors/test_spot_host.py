@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from actors import spot_host
-from actors.engine.types import Captured, Finished, Request
+from actors.engine.types import Finished, Recorded, Request
 from actors.rollout_worker import RolloutWorker, WorkerEvent
-from actors.spot.types import MicroStep, Stopped, TrainerFailed
-from actors.spot_host import CaptureReport, DrafterReady, SpotHost, SpotPlan
+from actors.spot.types import MicroStep, TrainFailed, TrainStopped
+from actors.spot_host import DrafterReady, RecordingReport, SpotHost, SpotPlan
 from coordinator.events import RolloutComplete, RolloutStarted
 from coordinator.options import CoordinatorOptions
 from coordinator.transport.server import CoordinatorServer
@@ -216,7 +216,7 @@ async def test_out_of_work_it_trains_and_work_stops_it_first() -> None:
         await w.training(3)
         await w.work(1)
         assert w.script.log[:6] == ["sleep", "start", "stop", "stopped", "wake", "submit"]
-        [stopped] = only(w.events, Stopped)
+        [stopped] = only(w.events, TrainStopped)
         assert stopped.seconds == 0.2
         await w.training()  # and again, when that is done
         steps = [event.step for event in only(w.events, MicroStep)]
@@ -242,8 +242,8 @@ async def test_without_a_trainer_it_is_never_idle() -> None:
         w.rollout()
         for request_id in range(3):
             await w.work(request_id)
-        await eventually(lambda: len(only(w.events, TrainerFailed)) == 4)
-        assert {event.reason for event in only(w.events, TrainerFailed)} == {"no memory left"}
+        await eventually(lambda: len(only(w.events, TrainFailed)) == 4)
+        assert {event.reason for event in only(w.events, TrainFailed)} == {"no memory left"}
         await asyncio.sleep(0.2)
         await w.work(3)
         assert w.script.starts == 4  # one, and one more after each pause; then it is given up
@@ -269,7 +269,7 @@ async def test_a_deaf_trainer_is_killed_and_the_work_is_done() -> None:
         await w.training()
         await w.work(0)
         assert w.script.log[:7] == ["engine", "sleep", "start", "stop", "kill", "wake", "submit"]
-        assert only(w.events, TrainerFailed) == [TrainerFailed("did not stop within 0.1 s and was killed")]
+        assert only(w.events, TrainFailed) == [TrainFailed("did not stop within 0.1 s and was killed")]
         w.script.deaf = False
         await w.training()  # by another one
         assert [trainer.alive for trainer in w.script.made] == [False, True]
@@ -282,11 +282,11 @@ async def test_trainers_that_die_are_replaced_until_it_is_given_up() -> None:
             await w.training()
             if number == 2:
                 w.buffer.records.clear()  # no more micro-steps
-            w.script.made[-1].say(TrainerFailed("out of memory"))
+            w.script.made[-1].say(TrainFailed("out of memory"))
             await eventually(lambda n=number: len(w.script.made) == n + 2)  # micro-steps were done: it starts anew
         for number in range(3, 6):
-            w.script.made[-1].say(TrainerFailed("out of memory"))
-            await eventually(lambda n=number: len(only(w.events, TrainerFailed)) == n + 1)
+            w.script.made[-1].say(TrainFailed("out of memory"))
+            await eventually(lambda n=number: len(only(w.events, TrainFailed)) == n + 1)
             await eventually(lambda n=number: len(w.script.made) == min(n + 2, 6))
         await eventually(lambda: w.state != "IDLE" and not any(trainer.alive for trainer in w.script.made))
         await asyncio.sleep(0.2)
@@ -294,14 +294,14 @@ async def test_trainers_that_die_are_replaced_until_it_is_given_up() -> None:
         await w.work(0)
 
 
-async def test_captured_records_reach_the_buffer_and_the_driver_hears_of_them() -> None:
+async def test_recorded_records_reach_the_buffer_and_the_driver_hears_of_them() -> None:
     async with world() as w:
         records = (record(7), record(8))
         assert w.worker._spot is not None
-        w.worker._spot.captured(Captured(records, 0.25, 3))
+        w.worker._spot.recorded(Recorded(records, 0.25, 3))
         await eventually(lambda: w.buffer.records[2:] == list(records))
-        report = CaptureReport(2, records[0].bytes + records[1].bytes, 0.25, 3)
-        await eventually(lambda: only(w.events, CaptureReport) == [report])
+        report = RecordingReport(2, records[0].bytes + records[1].bytes, 0.25, 3)
+        await eventually(lambda: only(w.events, RecordingReport) == [report])
 
 
 async def test_a_dead_buffer_costs_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,9 +313,9 @@ async def test_a_dead_buffer_costs_training_only(monkeypatch: pytest.MonkeyPatch
         w.rollout()
         await eventually(lambda: w.buffer.calls >= 2 and w.state == "TRAINING running")
         assert w.worker._spot is not None
-        w.worker._spot.captured(Captured((record(7),), 0.25, 0))
+        w.worker._spot.recorded(Recorded((record(7),), 0.25, 0))
         await w.work(0)
-        assert only(w.events, MicroStep) == only(w.events, TrainerFailed) == []
+        assert only(w.events, MicroStep) == only(w.events, TrainFailed) == []
         w.buffer.fault = None
         await w.training()
 
@@ -328,7 +328,7 @@ async def test_a_dead_coordinator_costs_training_only() -> None:
         await eventually(lambda: w.script.log[-1] == "stopped")  # of its own accord, within the lease
         for request_id in range(3):
             await w.work(request_id)
-        assert only(w.events, TrainerFailed) == []
+        assert only(w.events, TrainFailed) == []
 
 
 async def test_new_weights_reach_the_trainer_and_the_one_after_it() -> None:
@@ -343,7 +343,7 @@ async def test_new_weights_reach_the_trainer_and_the_one_after_it() -> None:
                 hold.set()
                 await eventually(lambda: w.script.made[0].targets == [3, 4])
         await eventually(lambda: w.script.made[0].targets == [3, 4, 5])
-        w.script.made[0].say(TrainerFailed("killed"))
+        w.script.made[0].say(TrainFailed("killed"))
         await eventually(lambda: len(w.script.made) == 2 and w.script.made[1].targets == [5])
 
 
@@ -352,7 +352,7 @@ async def test_a_stop_of_a_session_before_does_not_stop_this_one() -> None:
     async with world() as w:
         w.rollout()
         await w.training()
-        w.script.made[0].say(Stopped(0, 1, 0.0, "the other members are gone"))
+        w.script.made[0].say(TrainStopped(0, 1, 0.0, "the other members are gone"))
         await w.training(3)
         await w.work(0)
         assert w.script.log.index("stopped", w.script.log.index("stop")) < w.script.log.index("wake")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from benchmarks.strategy_grid import BATCHES, cells
 from benchmarks.switching import SwitchingPolicy, switch_costs
 from benchmarks.tools import grid_report, rollout_report, rollouts, tlt_tables
@@ -29,9 +29,9 @@ def step(
     elapsed_s: float = 1.0,
     draft_s: float = 0.0,
     prefill: int = 0,
-) -> StepRecord:
+) -> EngineStepRecord:
     parsed = Strategy.parse(strategy)
-    return StepRecord(0.0, running, parsed, drafted, emitted - running, emitted, elapsed_s, draft_s, prefill)
+    return EngineStepRecord(0.0, running, parsed, drafted, emitted - running, emitted, elapsed_s, draft_s, prefill)
 
 
 def test_pass_costs_are_linear_between_rows_and_beyond() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import capture, preemption
+from benchmarks import preemption, recording
 
 
 def test_preemptions_are_held_against_one_micro_step_and_50_ms() -> None:
@@ -23,13 +23,13 @@ def test_preemptions_are_held_against_one_micro_step_and_50_ms() -> None:
 def test_an_interval_holds_the_median_and_shrinks() -> None:
     rng = np.random.default_rng(1)
     few, many = (rng.normal(1.0, 0.1, n) for n in (10, 1000))
-    low, high = capture.interval(many)
+    low, high = recording.interval(many)
     assert low <= np.median(many) <= high
-    assert high - low < 0.5 * np.subtract(*capture.interval(few)[::-1])
-    assert capture.interval([2.0, 2.0]) == (2.0, 2.0)
+    assert high - low < 0.5 * np.subtract(*recording.interval(few)[::-1])
+    assert recording.interval([2.0, 2.0]) == (2.0, 2.0)
 
 
-def test_captured_requests_have_long_tailed_lengths() -> None:
-    lengths = [request.sampling.max_new_tokens for request in capture.requests_of(500)]
+def test_recorded_requests_have_long_tailed_lengths() -> None:
+    lengths = [request.sampling.max_new_tokens for request in recording.requests_of(500)]
     assert np.median(lengths) == pytest.approx(42, abs=10)
     assert max(lengths) == 200

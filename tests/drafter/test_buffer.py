@@ -171,7 +171,7 @@ def test_draws_differ_by_seed_and_number_only() -> None:
     assert len({tuple(draw) for draw in draws(1)}) > 1
 
 
-def test_a_request_captured_twice_is_kept_once() -> None:
+def test_a_request_recorded_twice_is_kept_once() -> None:
     buffer = DataBuffer(options())
     buffer.add([record(20, 2, 7), record(30, 2, 7), record(10, 1, 7)])
     assert sorted(len(r.tokens) for r in buffer.sample(1000, 2)) == [10, 30]

@@ -149,7 +149,7 @@ def test_rollouts_of_other_workers_and_a_window_that_slides():
 
 def test_newer_rollouts_outweigh_older_ones():
     def first_draft(decay: float) -> list[int]:
-        engine = Engine(epoch_decay=decay)
+        engine = Engine(version_decay=decay)
         for _ in range(2):
             engine.rollout(np.array([1, 2, 3, 30, 31], np.int32))
         for version in range(1, 5):
@@ -182,7 +182,7 @@ def test_saved_windows_return_and_unreadable_ones_are_left_out(tmp_path: Path, c
 
 def test_rollouts_behind_a_loaded_index_are_as_old_as_the_weights(tmp_path: Path):
     """Saved at version 50: what is sampled next, with the weights of version 50, is not fifty versions old."""
-    engine, other = Engine(epoch_decay=0.5), Engine(epoch_decay=0.5)
+    engine, other = Engine(version_decay=0.5), Engine(version_decay=0.5)
     engine.drafter.new_target(50)
     for _ in range(2):
         engine.rollout(np.array([1, 2, 3, 30, 31], np.int32))

@@ -237,5 +237,5 @@ def test_records_that_cannot_be_packed_say_why(target: Transformer) -> None:
     with pytest.raises(ValueError, match="request 0 has states for positions 2 to 9"):
         pack_records([replace(whole, first=2)], VERSION)
     model, head = drafter_for(target, "eagle3"), TargetHead.of(target, VERSION)
-    with pytest.raises(ValueError, match="eagle3 needs states captured with its layers"):
+    with pytest.raises(ValueError, match="eagle3 needs states recorded with its layers"):
         objective_of(model, head, packed([final_only]), VARIANTS["eagle3"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drafter.eagle import EagleDrafter, load_eagle
-from drafter.training.fit import PlateauRule, Progress, TargetRecords, _packs, fit
+from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, _packs, fit
 from drafter.training.head import TargetHead
 from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
@@ -96,7 +96,7 @@ def test_the_plateau_rule(target: Transformer) -> None:
     """Two evaluations without a gain of 10 %: once to the smaller rate, from the best weights, then the end."""
     rule = PlateauRule(every=3, patience=2, gain=0.1, rates=(1.0, 0.2))
     losses = [5.0, 4.0, 3.9, 3.8, 2.0, 1.9, 1.95, 99.0]
-    trainer, records, told = scripted(target, list(losses)), Scripted(), list[Progress]()
+    trainer, records, told = scripted(target, list(losses)), Scripted(), list[FitProgress]()
     history = fit(trainer, records, rule, held_out=2, report=told.append)
     assert [progress.held_out_loss for progress in history] == losses[:7]
     assert [progress.best for progress in history] == [True, True, True, True, True, True, False]

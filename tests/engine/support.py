@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Event, Finished, FinishReason, Prefix, Request, Rollout, SamplingParams
 from drafter.protocol import BatchView, Drafter, Drafts
@@ -119,7 +119,7 @@ class Counted:
     """An engine with one drafter, and what its steps drafted and accepted."""
 
     def __init__(self, model: Transformer, drafter: Drafter, strategy: str, **options: Any) -> None:
-        self.records: list[StepRecord] = []
+        self.records: list[EngineStepRecord] = []
         keywords = {k: options.pop(k) for k in ("verification",) if k in options}
         self.core = NativeEngine(
             model,

@@ -49,7 +49,7 @@ from tests.engine.test_trees import RandomTrees
 SIZE, BLOCKS = 8, 40
 
 
-class FakeRecorder:
+class FakeGraphCapture:
     """Records nothing: computes again, on the same tensors."""
 
     def __init__(self, fail_at: int | None = None) -> None:
@@ -231,7 +231,7 @@ def test_what_is_captured_never_touches_the_host(family: str, width: int, invari
     config, device, graph = ModelConfig.from_hf(hf_config(family)), "meta", GraphShape("target", 4, width)
     guard = DeviceOnly()
 
-    class Guarded(FakeRecorder):
+    class Guarded(FakeGraphCapture):
         def record(self, compute: Callable[[], None]) -> Callable[[], None]:
             compute()  # the warm-up may do what happens once
             with guard:
@@ -266,10 +266,12 @@ def test_what_is_captured_never_touches_the_host(family: str, width: int, invari
 # The engine.
 
 
-def graphed(model: Transformer, recorder: FakeRecorder, strategy: str = "plain", **keywords: Any) -> NativeEngine:
+def graphed(
+    model: Transformer, graph_capture: FakeGraphCapture, strategy: str = "plain", **keywords: Any
+) -> NativeEngine:
     options = {k: keywords.pop(k) for k in ("prefill_chunk_tokens", "kv_tokens") if k in keywords}
     policy = None if strategy == "plain" else FixedPolicy(Strategy.parse(strategy))
-    return NativeEngine(model, options_of(**options), policy=policy, recorder=recorder, **keywords)
+    return NativeEngine(model, options_of(**options), policy=policy, graph_capture=graph_capture, **keywords)
 
 
 def assert_same_tokens(actual: dict[int, Any], expected: dict[int, Any]) -> None:
@@ -289,10 +291,10 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, family: str, sampling: 
     drafters = {"plain": {}, "test:5": {"test": Oracle(expected, spoil=True)}}
     drafters["test:4x3/12"] = {"test": RandomTrees(expected, 0.7)}
     for strategy, drafter in drafters.items():
-        recorder = FakeRecorder()
-        core = graphed(model, recorder, strategy, drafters=drafter, prefill_chunk_tokens=16)
+        graph_capture = FakeGraphCapture()
+        core = graphed(model, graph_capture, strategy, drafters=drafter, prefill_chunk_tokens=16)
         assert_same_tokens(run(core, requests), expected)
-        assert recorder.replays > recorder.records > 0, "graphs were used, and used again"
+        assert graph_capture.replays > graph_capture.records > 0, "graphs were used, and used again"
 
 
 def test_rejection_sampling_over_graphs_is_that_of_eager_steps(tmp_path: Path) -> None:
@@ -300,14 +302,14 @@ def test_rejection_sampling_over_graphs_is_that_of_eager_steps(tmp_path: Path) -
     requests = make_requests(10, prompts=4, seed=72)
     oracle = run(engine(model), requests)
     results = []
-    for recorder in (None, FakeRecorder()):
+    for graph_capture in (None, FakeGraphCapture()):
         core = NativeEngine(
             model,
             options_of(),
             drafters={"test": Oracle(oracle, spoil=True)},
             policy=FixedPolicy(Strategy.parse("test:5")),
             verification="rejection",
-            recorder=recorder,
+            graph_capture=graph_capture,
         )
         results.append(run(core, requests))
     assert_same_tokens(results[1], results[0])
@@ -318,39 +320,39 @@ def test_sleep_weights_and_policies(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     requests = make_requests(6, seed=73, max_new_tokens=12)
     expected = run(engine(model), requests)
-    recorder = FakeRecorder()
-    core = graphed(model, recorder, drafters={"test": Oracle(expected)})
+    graph_capture = FakeGraphCapture()
+    core = graphed(model, graph_capture, drafters={"test": Oracle(expected)})
     assert_same_tokens(run(core, requests), expected)
-    first = recorder.records
+    first = graph_capture.records
     core.update_weights(*weights.pack(hf_state_dict(tiny_model(tmp_path, seed=5)), version=1))
     changed = run(engine(model), requests)
     assert_same_tokens(run(core, requests), changed)
-    assert recorder.records == first
+    assert graph_capture.records == first
     core.sleep()
     core.wake()
     assert_same_tokens(run(core, requests), changed)
-    assert recorder.records == 2 * first
+    assert graph_capture.records == 2 * first
     core.use(FixedPolicy(Strategy.parse("test:5")))
     assert_same_tokens(run(core, requests), changed)
-    known = recorder.records
+    known = graph_capture.records
     for policy in (None, FixedPolicy(PLAIN), FixedPolicy(Strategy.parse("test:5"))):
         core.use(policy)
         assert_same_tokens(run(core, requests), changed)
     # Those that the plain steps of the last runs needed are new, once.
-    assert recorder.records <= known + first
+    assert graph_capture.records <= known + first
     assert core._runner._graphs is not None
-    assert core._runner._graphs.captured <= recorder.records
+    assert core._runner._graphs.captured <= graph_capture.records
 
 
 def test_a_failed_capture_costs_the_graphs_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(tmp_path)
     requests = make_requests(8, seed=74)
     expected = run(engine(model), requests)
-    recorder = FakeRecorder(fail_at=2)
-    core = graphed(model, recorder)
+    graph_capture = FakeGraphCapture(fail_at=2)
+    core = graphed(model, graph_capture)
     assert_same_tokens(run(core, requests), expected)
-    assert recorder.records == 2
-    assert recorder.resets >= 1
+    assert graph_capture.records == 2
+    assert graph_capture.resets >= 1
     assert "decoding goes on without graphs" in caplog.text
 
 
@@ -362,7 +364,7 @@ def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     requests = make_requests(6, seed=75, max_new_tokens=20)
     records: list[list[tuple[int, int]]] = []
-    for recorder in (None, FakeRecorder()):
+    for graph_capture in (None, FakeGraphCapture()):
         drafter = EagleDrafter(model, EagleOptions(), 8, 512, 8)
         seen: list[tuple[int, int]] = []
         core = NativeEngine(
@@ -370,7 +372,7 @@ def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
             options_of(),
             drafters={"eagle": drafter},
             policy=FixedPolicy(Strategy.parse("eagle:3")),
-            recorder=recorder,
+            graph_capture=graph_capture,
             on_step=lambda record, seen=seen: seen.append((record.drafted, record.accepted)),  # type: ignore[misc]
         )
         core.submit(requests)
@@ -394,18 +396,18 @@ def test_steps_that_capture_say_nothing_about_a_strategy(tmp_path: Path) -> None
 
     requests = make_requests(6, seed=76, max_new_tokens=20)
     seen = []
-    for recorder in (None, FakeRecorder()):
+    for graph_capture in (None, FakeGraphCapture()):
         policy = Listening(Strategy.parse("test:3"))
         core = NativeEngine(
             tiny_model(tmp_path),
             options_of(),
             drafters={"test": Oracle({}, spoil=False)},
             policy=policy,
-            recorder=recorder,
+            graph_capture=graph_capture,
         )
         core._speculator.draft = lambda *_: None  # type: ignore[method-assign]
         run(core, requests)
-        seen.append((policy.recorded, policy.skipped, 0 if recorder is None else recorder.records))
+        seen.append((policy.recorded, policy.skipped, 0 if graph_capture is None else graph_capture.records))
     (eager, skipped, _), (timed, more, captures) = seen
     assert captures > 0
     assert (timed, more) == (eager - captures, skipped + captures)

@@ -9,7 +9,7 @@ import torch
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.speculation import MAX_FAILURES
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.types import DrafterFailed, Event, Request
 from drafter.build import build_drafters
 from drafter.eagle.model import init_eagle
@@ -63,7 +63,7 @@ def test_tokens_and_the_targets_kv_stay(tmp_path: Path, strategy: str, every_ste
         while core.has_work:
             yield core.step()
 
-    told: list[StepRecord] = []
+    told: list[EngineStepRecord] = []
     plain = NativeEngine(model, options_of(max_running=6), on_step=told.append)
     expected = rollouts([event for events in steps_of(plain) for event in events])
     prefilled, kept = sum(step.prefill_tokens for step in told), 0
@@ -112,7 +112,7 @@ def test_a_drafter_that_failed_comes_back_with_new_weights_a_bounded_number_of_t
     expected = rollouts(drain_all(engine(model), requests))
     speculation = SpeculationOptions(strategies=("eagle:3",), eagle=EagleOptions(path="random"))
     made = build_drafters(speculation, model, options_of())
-    told: list[StepRecord] = []
+    told: list[EngineStepRecord] = []
     policy = FixedPolicy(Strategy.parse("eagle:3"))
     drafter = FailsAtTimes(made["eagle"], {3, 6, 9})
     core = NativeEngine(model, options_of(), drafters={"eagle": drafter}, policy=policy, on_step=told.append)

@@ -18,7 +18,6 @@ import torch
 from actors.engine.options import EngineOptions
 from actors.engine.process import EngineStartError, spawn_engine
 from actors.engine.types import (
-    Captured,
     DrafterLoaded,
     DraftersSaved,
     EngineDiedError,
@@ -27,6 +26,7 @@ from actors.engine.types import (
     EngineWindow,
     Event,
     Progress,
+    Recorded,
     RolloutEngine,
     WeightsLoaded,
 )
@@ -37,7 +37,7 @@ from models.ops.native import kernels
 from models.options import ModelOptions
 from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.support import assert_same, engine, make_requests, rollouts, run, tiny_model, write_config
-from tests.engine.test_capture import check_all
+from tests.engine.test_recording import check_all
 
 OPTIONS = EngineOptions(max_running=8, kv_tokens=4096, block_tokens=8, threads=1, progress_every_tokens=5)
 DEADLINE_S = 60.0
@@ -267,9 +267,9 @@ def test_a_child_that_cannot_speculate_as_asked_says_why(model_dir: Path) -> Non
         speculative(model_dir, ("eagle:4",))
 
 
-def test_captured_states_cross_as_memory(model_dir: Path, tmp_path: Path) -> None:
+def test_recorded_states_cross_as_memory(model_dir: Path, tmp_path: Path) -> None:
     requests = make_requests(12, prompts=4, seed=1)
-    spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, capture_bytes=1 << 26, recorded_layers=(0, 1))
+    spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, recording_bytes=1 << 26, recorded_layers=(0, 1))
     before = psutil.Process().num_fds()
     spawned.submit(requests)
     events = collect(spawned, EngineIdle)
@@ -279,7 +279,7 @@ def test_captured_states_cross_as_memory(model_dir: Path, tmp_path: Path) -> Non
     assert psutil.Process().num_fds() <= before
     assert_same(rollouts(events), run(engine(tiny_model(tmp_path)), requests))
     check_all(tiny_model(tmp_path), events, requests, (0, 1))
-    reports = [event for event in events if isinstance(event, Captured)]
+    reports = [event for event in events if isinstance(event, Recorded)]
     assert all(report.seconds > 0 for report in reports)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import TRACE_S, StepRecord
+from actors.engine.native.telemetry import TRACE_S, EngineStepRecord
 from actors.engine.types import EngineWindow, StrategyUse
 from models import weights
 from models.checkpoint import hf_state_dict
@@ -49,7 +49,7 @@ def test_windows_are_the_sum_of_their_steps(tmp_path: Path, plain_s: float | Non
     requests = make_requests(20, prompts=6, seed=31, max_new_tokens=30)
     expected = run(engine(model), requests)
     chain, tree = Strategy("oracle", 4), Strategy("tree", 3, 2, 6)
-    policy, records = Turns([PLAIN, chain, tree], plain_s), list[StepRecord]()
+    policy, records = Turns([PLAIN, chain, tree], plain_s), list[EngineStepRecord]()
     drafters = {"oracle": Oracle(expected, spoil=True), "tree": RandomTrees(expected, 0.6)}
     core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, on_step=records.append)
     core.submit(requests)
@@ -99,7 +99,7 @@ def test_an_accepted_stop_token_is_not_counted_twice(tmp_path: Path) -> None:
     ]
     expected = run(engine(model), requests)
     assert all(len(rollout.tokens) <= 10 for rollout in expected.values())
-    policy, records = Turns([Strategy("oracle", 4)], None), list[StepRecord]()
+    policy, records = Turns([Strategy("oracle", 4)], None), list[EngineStepRecord]()
     drafters = {"oracle": Oracle(expected)}
     core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, on_step=records.append)
     core.submit(requests)
@@ -112,7 +112,7 @@ def test_an_accepted_stop_token_is_not_counted_twice(tmp_path: Path) -> None:
 
 def test_steps_that_say_nothing_about_a_strategy_are_skipped(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
-    policy, records = Turns([PLAIN], None), list[StepRecord]()
+    policy, records = Turns([PLAIN], None), list[EngineStepRecord]()
     core = NativeEngine(model, options_of(), policy=policy, on_step=records.append)
     first, second = make_requests(2, seed=32, max_new_tokens=30)
     core.submit([first])
@@ -163,7 +163,7 @@ def test_an_evaluation_has_windows_of_its_own_and_the_policy_learns_nothing(tmp_
     expected = run(engine(model), requests)
     policy = Turns([PLAIN, Strategy("oracle", 4)], 0.5)
     drafters = {"oracle": Oracle(expected, spoil=True)}
-    records: list[StepRecord] = []
+    records: list[EngineStepRecord] = []
     core = NativeEngine(
         model, options_of(max_running=4), drafters=drafters, policy=policy, clock=lambda: 0.0, on_step=records.append
     )

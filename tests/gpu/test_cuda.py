@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.forward.graphs import CudaRecorder, Replay
+from actors.engine.native.forward.graphs import CudaGraphCapture, Replay
 from models.checkpoint import hf_state_dict, load_hf_state_dict
 from models.noise import gumbel
 from models.packed import PackedContext
@@ -69,7 +69,7 @@ def test_the_engine_draws_from_the_models_distribution(family: str, temperature:
         assert behind.max() < TOLERANCE
 
 
-class Counting(CudaRecorder):
+class Counting(CudaGraphCapture):
     """Graphs of CUDA, counted."""
 
     def __init__(self) -> None:
@@ -117,22 +117,22 @@ def test_graphs_change_no_token(family: str, temperature: float, strategy: str, 
         "test:5": {"test": Oracle(expected, spoil=True)},
         "test:4x3/12": {"test": RandomTrees(expected, 0.7)},
     }
-    recorder = Counting()
+    graph_capture = Counting()
     core = NativeEngine(
         model,
         options_of(prefill_chunk_tokens=16),
         drafters=drafters.get(strategy, {}),
         policy=None if strategy == "plain" else FixedPolicy(Strategy.parse(strategy)),
-        recorder=recorder,
+        graph_capture=graph_capture,
     )
     assert_tokens_of(reference, requests, expected, run(core, requests))
-    assert recorder.replays > recorder.captures > 0
-    captured = recorder.captures
+    assert graph_capture.replays > graph_capture.captures > 0
+    captured = graph_capture.captures
     core.sleep()
     core.wake()
     assert_tokens_of(reference, requests, expected, run(core, requests))
-    assert recorder.captures > captured, "a new cache needs new graphs"
-    captured = recorder.captures
+    assert graph_capture.captures > captured, "a new cache needs new graphs"
+    captured = graph_capture.captures
     with torch.no_grad():
         for changed in (model, reference):
             changed.norm.weight.mul_(0.5)
@@ -140,7 +140,7 @@ def test_graphs_change_no_token(family: str, temperature: float, strategy: str, 
     assert_tokens_of(reference, requests, anew, run(core, requests))
     assert temperature == 0 or any(anew[i].tokens.tolist() != expected[i].tokens.tolist() for i in anew)
     if strategy == "plain":
-        assert recorder.captures == captured, "weights are read in place"
+        assert graph_capture.captures == captured, "weights are read in place"
 
 
 def test_graphs_of_one_pool_take_less_memory(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actors.engine.types import EngineWindow, StrategyUse
-from actors.spot.types import Checkpointed, MicroStep, NeedData, Published, Started, Stopped, TrainerFailed
+from actors.spot.types import Checkpointed, MicroStep, NeedData, Published, TrainFailed, TrainStarted, TrainStopped
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.observe.drafter import MAX_UPDATES, updates_of
 from launch.observe.journal import read
@@ -35,25 +35,25 @@ def test_metrics_of_a_step() -> None:
     other = StrategyUse("suffix:4", 6, 60, 200, 180, 0.5, 0.1, 0.4)
     speculation.window("rollout-0", EngineWindow(0.0, 1.0, 12, 0, 0, 0, 0, 0, 0, (use, other)))
     for event in (
-        Started(1, 1),
+        TrainStarted(1, 1),
         NeedData(4096),
         micro(1, loss=2.0, top3=0.4, tokens=300, members=2),
         micro(2, loss=math.nan, top3=math.nan, tokens=0, at_s=0.2),
         published(2),
         Checkpointed(2, "somewhere", 0.01, 0.2),
-        Stopped(1, 2, 0.03),
-        Stopped(2, 2, 0.01, reason="no data"),
+        TrainStopped(1, 2, 0.03),
+        TrainStopped(2, 2, 0.01, reason="no data"),
     ):
         meter.event("rollout-0", event)
     meter.event("rollout-1", micro(1, loss=1.0, top3=0.8, tokens=100, members=2, target_version=4))
-    meter.event("rollout-1", TrainerFailed("killed"))
+    meter.event("rollout-1", TrainFailed("killed"))
     meter.swapped(2)
     meter.rolled_back(1)
     meter.buffer("node-a", sequences=9, bytes=1000)
     meter.buffer("node-a", sequences=10, bytes=2000)
     meter.buffer("node-b", sequences=1, bytes=50)
-    meter.captured(700, 0.25, 2)
-    meter.captured(300, 0.5)
+    meter.recorded(700, 0.25, 2)
+    meter.recorded(300, 0.5)
     found = meter.take(6, speculation.take()).metrics()
     assert found == pytest.approx(
         {
@@ -74,9 +74,9 @@ def test_metrics_of_a_step() -> None:
             "drafter/stop_s": 0.03,
             "drafter/buffer_sequences": 11.0,
             "drafter/buffer_bytes": 2050.0,
-            "drafter/captured_bytes": 1000.0,
-            "drafter/capture_skipped": 2.0,
-            "drafter/capture_s": 0.75,
+            "drafter/recorded_bytes": 1000.0,
+            "drafter/recording_skipped": 2.0,
+            "drafter/recording_s": 0.75,
         }
     )
 
@@ -100,9 +100,9 @@ def test_take_begins_anew_and_keeps_what_still_holds() -> None:
         "drafter/rolled_back": 0.0,
         "drafter/preempted": 0.0,
         "drafter/failures": 0.0,
-        "drafter/captured_bytes": 0.0,
-        "drafter/capture_skipped": 0.0,
-        "drafter/capture_s": 0.0,
+        "drafter/recorded_bytes": 0.0,
+        "drafter/recording_skipped": 0.0,
+        "drafter/recording_s": 0.0,
     }
 
 

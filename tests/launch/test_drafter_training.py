@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from actors.engine.options import EngineOptions
 from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow, StrategyUse
-from actors.spot.types import Checkpointed, MicroStep, Stopped, TrainerFailed
-from actors.spot_host import CaptureReport, DrafterReady
+from actors.spot.types import Checkpointed, MicroStep, TrainFailed, TrainStopped
+from actors.spot_host import DrafterReady, RecordingReport
 from drafter.training.buffer import DataBuffer
 from launch.config.tree import Config
 from launch.dispatch import NoWorkersError
@@ -210,7 +210,7 @@ def test_the_reason_of_a_lost_trainer_is_shown_and_its_absence_is_waited_for_by_
 ) -> None:
     training.begin(1, Dispatcher())  # type: ignore[arg-type]
     training.event("rollout-1", micro_step())
-    training.event("rollout-1", TrainerFailed("process 7 ended with signal SIGKILL"))
+    training.event("rollout-1", TrainFailed("process 7 ended with signal SIGKILL"))
     training.reached("sampled", 1)
     record = training.take(1, None)
     assert (len(record.updates), record.counts["failures"]) == (1, 1)
@@ -384,18 +384,18 @@ def test_a_resumed_run_whose_drafter_weights_are_lost_trusts_what_a_trainer_brin
 def test_what_happened_is_recorded_once(training: DrafterTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     spans: list[Span] = []
     monkeypatch.setattr(Observer, "span", lambda self, span: spans.append(span))
-    training.event("rollout-0", CaptureReport(3, 1000, 0.1, 0))
-    training.event("rollout-1", CaptureReport(1, 24, 0.1, 2))
+    training.event("rollout-0", RecordingReport(3, 1000, 0.1, 0))
+    training.event("rollout-1", RecordingReport(1, 24, 0.1, 2))
     training.event("rollout-1", micro_step(4))
     training.event("rollout-1", Checkpointed(4, "d", 0.001, 0.2))
-    training.event("rollout-1", Stopped(1, 4, 0.25))
-    training.learned(SimpleNamespace(metrics={"capture/bytes": 76.0}))  # type: ignore[arg-type]
+    training.event("rollout-1", TrainStopped(1, 4, 0.25))
+    training.learned(SimpleNamespace(metrics={"recording/bytes": 76.0}))  # type: ignore[arg-type]
     metrics = training.take(1, None).metrics()
-    expected = {"micro_steps": 1, "captured_bytes": 1100, "preempted": 1, "stop_s": 0.25, "failures": 0, "published": 0}
+    expected = {"micro_steps": 1, "recorded_bytes": 1100, "preempted": 1, "stop_s": 0.25, "failures": 0, "published": 0}
     assert {name: metrics[f"drafter/{name}"] for name in expected} == expected
     assert (metrics["drafter/buffer_sequences"], metrics["drafter/buffer_bytes"]) == (2, 2 * record(0).bytes)
     again = training.take(2, None).metrics()
-    assert again["drafter/micro_steps"] == again["drafter/captured_bytes"] == 0
+    assert again["drafter/micro_steps"] == again["drafter/recorded_bytes"] == 0
     assert spans == [Span("rollout-1", "train_drafter", 5.0, 5.5, 1)]
 
 
@@ -410,11 +410,11 @@ def test_a_workers_plan_names_what_its_trainer_begins_with(make: Make, tmp_path:
 
 
 @pytest.mark.parametrize("source", ["engine", "learner"])
-def test_the_learner_captures_only_where_it_is_asked_to(make: Make, source: str) -> None:
+def test_the_learner_records__only_where_it_is_asked_to(make: Make, source: str) -> None:
     asked: list[Any] = []
-    learner: Any = SimpleNamespace(capture_into=lambda *args, **kwargs: asked.append((args, kwargs)))
-    capture = {"source": source, "max_bytes_per_step": 1 << 20}
-    make({"algorithm": "eagle3", "layers": (0, 1, 2), "seed": 5, "capture": capture}).capture_from(learner)
+    learner: Any = SimpleNamespace(record_into=lambda *args, **kwargs: asked.append((args, kwargs)))
+    recording = {"source": source, "max_bytes_per_step": 1 << 20}
+    make({"algorithm": "eagle3", "layers": (0, 1, 2), "seed": 5, "recording": recording}).record_from(learner)
     options = {"max_bytes": 1 << 20, "eagle3": True, "layers": (0, 1, 2), "seed": 5}
     assert asked == ([((BUFFERS,), options)] if source == "learner" else [])
 

@@ -204,7 +204,7 @@ def test_kept_by_the_options_that_it_depends_on(bench: Bench, override: str) -> 
         "drafter.checkpoint_every=7",
         "drafter.checkpoint_keep=7",
         "drafter.stop_timeout_s=7",
-        "drafter.capture.source=learner",
+        "drafter.recording.source=learner",
         "drafter.buffer.max_age_steps=7",
         "drafter.canary.floor=0.25",
     ],

@@ -23,7 +23,7 @@ from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.drafter.options import BufferOptions
 from policies.options import ObjectiveOptions
-from tests.engine.test_capture import fresh_rows
+from tests.engine.test_recording import fresh_rows
 from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer
 
 OPTIMIZER = OptimizerOptions(lr=1e-2)
@@ -112,14 +112,14 @@ def test_every_rank_hands_hidden_states_of_its_share_to_the_data_buffer(model_di
     buffer = ray.remote(DataBufferActor).options(num_cpus=0).remote(BufferOptions())
     with make_group(model_dir, 2) as group:
         group.publish(4)
-        group.capture_into({"another node": buffer}, max_bytes=1 << 20, eagle3=True, layers=(0, 0, 1))
+        group.record_into({"another node": buffer}, max_bytes=1 << 20, eagle3=True, layers=(0, 0, 1))
         sequences = make_sequences(9)
         metrics = group.train_step(sequences, 5).metrics
         deadline_s = time.monotonic() + 30
         while (stats := ray.get(buffer.stats.remote(), timeout=30)).sequences < 9:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
-        assert (stats.sequences, stats.bytes) == (9, metrics["capture/bytes"])
+        assert (stats.sequences, stats.bytes) == (9, metrics["recording/bytes"])
         records = ray.get(buffer.sample.remote(10_000, version=5), timeout=30)
     whole = {np.concatenate((s.prompt_tokens, s.response_tokens)).tobytes() for s in sequences}
     assert {record.tokens.tobytes() for record in records} == whole

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from models.checkpoint import read_config
-from models.config import ConfigError, Llama3RopeScaling, ModelConfig, UnsupportedModelError
+from models.config import Llama3RopeScaling, ModelConfig, ModelConfigError, UnsupportedModelError
 from tests.models.families import CONFIGS
 
 MINIMAL: dict[str, Any] = {
@@ -103,16 +103,16 @@ def test_a_window_that_no_layer_uses_is_accepted(harmless: dict[str, Any]) -> No
     ],
 )
 def test_impossible_values_name_the_key(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ModelConfigError, match=named):
         ModelConfig.from_hf(MINIMAL | change)
 
 
 def test_missing_and_malformed_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json does not exist"):
+    with pytest.raises(ModelConfigError, match=r"config\.json does not exist"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="is not JSON"):
+    with pytest.raises(ModelConfigError, match="is not JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="JSON object"):
+    with pytest.raises(ModelConfigError, match="JSON object"):
         read_config(tmp_path)

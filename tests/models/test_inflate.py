@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models.checkpoint import hf_state_dict, init_model, load_hf_state_dict, load_model, parameter_count, save_model
-from models.config import ConfigError, ModelConfig
+from models.config import ModelConfig, ModelConfigError
 from models.inflate import PRESETS, inflate, inflated_config
 from models.packed import PackedContext
 from models.transformer import Transformer
@@ -89,7 +89,7 @@ def test_presets_reach_their_sizes(size: str, millions: float) -> None:
     ],
 )
 def test_impossible_growth(sizes: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ModelConfigError, match=message):
         inflated_config(DEMO, **sizes)
 
 

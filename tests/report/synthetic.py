@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.types import EngineWindow, StrategyUse
-from actors.spot.types import MicroStep, Stopped
+from actors.spot.types import MicroStep, TrainStopped
 from launch.config.tree import Config
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Sample, Span, SpeculationMeter, StepDrafter, StepRecord
 from launch.observe.speculation import StepSpeculation
@@ -170,11 +170,11 @@ def _train(
         )
         observer.span(Span(name, TRAIN_SPAN, at, at + 0.048, step))
     if len(starts):
-        meter.event(f"rollout-{first}", Stopped(step, step * 100, 0.02))
+        meter.event(f"rollout-{first}", TrainStopped(step, step * 100, 0.02))
         meter.published(step * 100)
         meter.swapped(step * 100)
     meter.buffer("node-a", sequences=100, bytes=step << 20)
-    meter.captured(1 << 20)
+    meter.recorded(1 << 20)
     return meter.take(step - 1, speculation)
 
 

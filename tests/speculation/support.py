@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.types import FinishReason, Request, Rollout
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts
@@ -130,7 +130,7 @@ class Served:
         seed: int = 0,
         memory: Mapping[int, Rollout] | None = None,
     ) -> None:
-        self.records: list[StepRecord] = []
+        self.records: list[EngineStepRecord] = []
         core = NativeEngine(model, ENGINE, drafters=drafters or {}, policy=policy, on_step=self.records.append)
         if memory:
             known = [request for request in requests if request.request_id in memory]

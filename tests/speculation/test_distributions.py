@@ -7,7 +7,7 @@ from torch import Tensor
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.rejection import rejection_draws, target_probabilities
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts
 from models import ops
@@ -202,7 +202,7 @@ def test_pairs_of_tokens_through_the_engine(
     first = int(distribution(prompt).argmax())
     second = distribution([*prompt, first])
     q = (1.2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))).softmax(0)
-    records: list[StepRecord] = []
+    records: list[EngineStepRecord] = []
     shape = options_of(max_running=500, kv_tokens=65_536)
     drafter: Drafter = Sampling(q if kind == "sampled" else int(second.argmax()))
     if kind == "eagle":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from drafter.build import build_drafters
 from models import weights
 from models.checkpoint import hf_state_dict
@@ -34,7 +34,7 @@ def test_no_token_changes_under_pressure_with_prefixes_and_new_weights(tmp_path:
     issued = [
         replace(r, prefix=as_prefix(expected[r.request_id], 1 + i)) if i % 3 == 0 else r for i, r in enumerate(requests)
     ]
-    records: list[StepRecord] = []
+    records: list[EngineStepRecord] = []
     core = NativeEngine(
         model,
         shape,
@@ -64,7 +64,7 @@ def test_what_was_saved_drafts_in_another_engine(tmp_path: Path) -> None:
     expected = run(engine(model), requests)
     shape, accepted = options_of(), []
     for restored in (False, True):
-        records: list[StepRecord] = []
+        records: list[EngineStepRecord] = []
         core = NativeEngine(
             model,
             shape,

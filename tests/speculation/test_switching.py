@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import StepRecord
+from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.types import Request, Rollout
 from drafter.protocol import Drafter
 from models.transformer import Transformer
@@ -26,9 +26,9 @@ STRATEGIES = ("ngram:4", "suffix:6", "eagle:3", "eagle:3x2/6", "suffix:4x2/8", "
 
 def decode(
     model: Transformer, requests: Sequence[Request], drafters: dict[str, Drafter], strategies: Sequence[Strategy]
-) -> tuple[dict[int, Rollout], list[StepRecord]]:
+) -> tuple[dict[int, Rollout], list[EngineStepRecord]]:
     """Sixteen requests to begin with, one more whenever one has ended; the strategy of step i is strategies[i % n]."""
-    records: list[StepRecord] = []
+    records: list[EngineStepRecord] = []
     core = NativeEngine(model, ENGINE, drafters=drafters, on_step=records.append)
     waiting, finished = list(requests), dict[int, Rollout]()
     core.submit([waiting.pop() for _ in range(16)])

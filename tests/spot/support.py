@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from actors.spot.process import ProcessTrainer, spawn_trainer
-from actors.spot.types import MicroStep, Session, TrainerEvent
+from actors.spot.types import MicroStep, TrainerEvent, TrainSession
 from drafter.training.records import SequenceRecord
 from models.checkpoint import init_model, save_model
 from models.options import ModelOptions
@@ -17,7 +17,7 @@ from tests.engine.support import write_config
 
 HIDDEN, VOCAB = 32, 61
 DEADLINE_S = 60.0
-ALONE = Session(1, 1, ("a",), 0)
+ALONE = TrainSession(1, 1, ("a",), 0)
 E = TypeVar("E")
 
 

@@ -12,7 +12,7 @@ import torch
 from actors.spot import members as members_module
 from actors.spot import rendezvous
 from actors.spot.members import BrokenGroupError, Members, fingerprint
-from actors.spot.types import Session
+from actors.spot.types import TrainSession
 from drafter.training.head import TargetHead
 from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
@@ -38,7 +38,7 @@ class Member:
         self.loads = 0
 
     def enter(self, session: int, epoch: int, members: str, store: str = "") -> str:
-        return self.members.enter(Session(session, epoch, tuple(members), members.index(self.name), store))
+        return self.members.enter(TrainSession(session, epoch, tuple(members), members.index(self.name), store))
 
     def gather(self, within_s: float = 5.0, count: int | None = None) -> bool:
         """Until the members have come (`count` of them)."""

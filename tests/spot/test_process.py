@@ -21,12 +21,12 @@ from actors.spot.types import (
     MicroStep,
     NeedData,
     Published,
-    Session,
     Skipped,
-    Started,
-    Stopped,
     TrainerEvent,
-    TrainerFailed,
+    TrainFailed,
+    TrainSession,
+    TrainStarted,
+    TrainStopped,
 )
 from drafter.eagle.files import load_eagle, save_eagle
 from drafter.training.head import TargetHead
@@ -66,15 +66,15 @@ def shared(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def begin(trainer: ProcessTrainer, session: int) -> None:
     """`session` must grow from test to test. What came before is read first."""
     trainer.poll(0.0)
-    trainer.start(Session(session, session, ("a",), 0))
-    started = until_a(trainer, Started)
+    trainer.start(TrainSession(session, session, ("a",), 0))
+    started = until_a(trainer, TrainStarted)
     assert (started.session, started.epoch) == (session, session)
     assert started.store.startswith("127.0.0.1:")
 
 
-def end(trainer: ProcessTrainer) -> Stopped:
+def end(trainer: ProcessTrainer) -> TrainStopped:
     trainer.stop()
-    return until_a(trainer, Stopped)
+    return until_a(trainer, TrainStopped)
 
 
 def published(trainer: ProcessTrainer) -> Published:
@@ -105,7 +105,7 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
     stopped = end(trainer)
     assert (stopped.session, stopped.step) == (0, 0), "a stop before the first start is answered too"
     with pytest.raises(ValueError, match="rank 1"):
-        trainer.start(Session(1, 1, ("a",), 1))
+        trainer.start(TrainSession(1, 1, ("a",), 1))
     begin(trainer, 1)
     for seed, step in enumerate(micro_steps(trainer, 4)):
         expected = here.micro_step([record(seed)])
@@ -151,7 +151,7 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
 
 def test_it_asks_for_data_and_takes_no_more_than_a_few_packs(shared: ProcessTrainer) -> None:
     shared.poll(0.0)
-    shared.start(Session(2, 2, ("a",), 0))
+    shared.start(TrainSession(2, 2, ("a",), 0))
     assert until_a(shared, NeedData) == NeedData(WANTED_PACKS * 64)
     shared.feed([record(seed, rows=64) for seed in range(40)])
     events = until(shared, lambda found: len(only(found, MicroStep)) == MOST_PACKS and bool(only(found, NeedData)))
@@ -199,25 +199,25 @@ def test_stop_start_and_late_commands(shared: ProcessTrainer) -> None:
     assert 0 <= stopped.seconds < DEADLINE_S
     assert end(shared).session == 5, "every stop is answered, also while it stands still"
     shared.feed([record(1), record(2)])  # Late: the session has ended.
-    shared.start(Session(5, 5, ("a",), 0))  # Late, or said twice.
-    shared.start(Session(4, 9, ("a",), 0))  # Of an older session.
-    assert not [e for e in quiet(shared) if isinstance(e, Started | MicroStep)]
-    shared.start(Session(5, 6, ("a",), 0))  # The same session takes it back, as another epoch.
-    shared.start(Session(5, 6, ("a",), 0))
+    shared.start(TrainSession(5, 5, ("a",), 0))  # Late, or said twice.
+    shared.start(TrainSession(4, 9, ("a",), 0))  # Of an older session.
+    assert not [e for e in quiet(shared) if isinstance(e, TrainStarted | MicroStep)]
+    shared.start(TrainSession(5, 6, ("a",), 0))  # The same session takes it back, as another epoch.
+    shared.start(TrainSession(5, 6, ("a",), 0))
     events = quiet(shared)
-    assert len(only(events, Started)) == 1
+    assert len(only(events, TrainStarted)) == 1
     assert not only(events, MicroStep), "what was fed late is gone"
     assert micro_steps(shared, 1)[0].step == first + 1
     shared.stop()
     shared.stop()
-    assert len(only(until(shared, lambda found: len(only(found, Stopped)) == 2), Stopped)) == 2
+    assert len(only(until(shared, lambda found: len(only(found, TrainStopped)) == 2), TrainStopped)) == 2
 
 
 def test_stop_comes_before_what_is_queued(shared: ProcessTrainer) -> None:
     begin(shared, 6)
     shared.feed([record(seed, rows=2000) for seed in range(4)])
     shared.stop()
-    events = until(shared, lambda found: bool(only(found, Stopped)))
+    events = until(shared, lambda found: bool(only(found, TrainStopped)))
     assert len(only(events, MicroStep)) <= 1
 
 
@@ -235,7 +235,7 @@ def test_kills_leave_a_state_that_is_gone_on_from_bitwise(target: Path, tmp_path
     trainer.feed([record(99, rows=5000)])
     time.sleep(0.1)
     trainer.kill()
-    assert "SIGKILL" in until_a(trainer, TrainerFailed).reason
+    assert "SIGKILL" in until_a(trainer, TrainFailed).reason
     again = spawn(target, tmp_path, checkpoint_every=2)
     assert again.resumed_step == 2
     begin(again, 1)  # The same session may go on.
@@ -295,12 +295,12 @@ def test_nothing_is_left_behind(target: Path, tmp_path: Path) -> None:
         counts.append(child.num_fds())
     assert counts[-1] <= counts[0], "what came as memory is closed, now or with the next garbage collection"
     os.kill(trainer.pid, signal.SIGKILL)
-    assert "SIGKILL" in until_a(trainer, TrainerFailed).reason
+    assert "SIGKILL" in until_a(trainer, TrainFailed).reason
     assert trainer.poll(0.0) == []
     for command in (trainer.stop, trainer.publish, trainer.kill, trainer.kill, trainer.close):
         command()
     trainer.feed([record(0)])
-    trainer.start(Session(2, 2, ("a",), 0))
+    trainer.start(TrainSession(2, 2, ("a",), 0))
     assert ours.num_fds() == before
     assert not child.is_running()
     assert sorted(p.name for p in Path("/dev/shm").iterdir()) == memory_before
@@ -345,7 +345,7 @@ def test_it_starts_from_a_directory_yields_the_cpu_and_refuses_another_target(ta
     assert [step.loss for step in micro_steps(trainer, 3)] == losses
     other = init_model(write_config(tmp_path / "other", vocab_size=50), 0)
     trainer.set_target(*weights.pack(hf_state_dict(other), version=1))
-    assert "version 1: model.embed_tokens.weight is [50, 32]" in until_a(trainer, TrainerFailed).reason
+    assert "version 1: model.embed_tokens.weight is [50, 32]" in until_a(trainer, TrainFailed).reason
     trainer.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.spot.process import ProcessTrainer
-from actors.spot.types import MicroStep, Published, Session, Started, Stopped, TrainerFailed
+from actors.spot.types import MicroStep, Published, TrainFailed, TrainSession, TrainStarted, TrainStopped
 from tests.spot.support import only, record, save_target, spawn, until, until_a
 
 Trainers = Mapping[str, ProcessTrainer]
@@ -29,11 +29,11 @@ def trainers(tmp_path: Path) -> Iterator[Trainers]:
 
 def tell(trainers: Trainers, epoch: int, members: str) -> None:
     """As a coordinator does: the leader first, which says where its store is."""
-    trainers[members[0]].start(Session(1, epoch, tuple(members), 0))
-    store = until_a(trainers[members[0]], Started).store
+    trainers[members[0]].start(TrainSession(1, epoch, tuple(members), 0))
+    store = until_a(trainers[members[0]], TrainStarted).store
     for rank, name in enumerate(members[1:], start=1):
-        trainers[name].start(Session(1, epoch, tuple(members), rank, store))
-        assert until_a(trainers[name], Started).store == ""
+        trainers[name].start(TrainSession(1, epoch, tuple(members), rank, store))
+        assert until_a(trainers[name], TrainStarted).store == ""
 
 
 def round_of(trainers: Trainers, epoch: int, members: str, seed: int) -> int:
@@ -70,7 +70,7 @@ def kill_in_a_micro_step(trainers: Trainers, members: str, victim: str) -> str:
         trainers[name].feed([record(1, rows=ROWS)])
     time.sleep(0.15)
     os.kill(trainers[victim].pid, signal.SIGKILL)
-    assert "SIGKILL" in until_a(trainers[victim], TrainerFailed).reason
+    assert "SIGKILL" in until_a(trainers[victim], TrainFailed).reason
     return members.replace(victim, "")
 
 
@@ -104,7 +104,7 @@ def test_replicas_stay_equal_through_joins_kills_and_leaves(trainers: Trainers) 
     assert versions[0] > before, "nothing was forgotten"
 
     trainers["b"].stop()  # has work to do
-    stopped = until_a(trainers["b"], Stopped)
+    stopped = until_a(trainers["b"], TrainStopped)
     assert stopped.seconds < 5
     assert stopped.step == versions[-1]
     tell(trainers, 5, "d")

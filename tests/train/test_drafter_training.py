@@ -23,7 +23,7 @@ from launch.run import train
 from launch.run.job import Job
 from launch.run.rl_step import rl_step
 from models.checkpoint import init_model, save_model
-from policies.drafter.canary import Canary, Verdict
+from policies.drafter.canary import Canary, CanaryVerdict
 from tests.train.conftest import Runs
 from tests.train.test_determinism import LEARNING
 
@@ -139,7 +139,7 @@ def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(long:
     versions = [record["levels"]["version"] for record in before if "version" in record["levels"]]
     assert versions == sorted(versions)
     assert {version for record in before for version in record["published"]} <= {0, *done}
-    assert rows[-1]["drafter/captured_bytes"] > 0
+    assert rows[-1]["drafter/recorded_bytes"] > 0
     assert not any(row["drafter/failures"] or row["drafter/rolled_back"] for row in rows)
     saved = history(long.folder("fitted") / "drafter")[-1]
     last = int(saved.name.rpartition("_")[2])
@@ -176,9 +176,9 @@ def test_the_default_chooser_drafts_with_the_drafter_that_it_trains(long: LongRu
 
 def test_hidden_states_of_the_learners_pass_do_as_well(long: LongRuns) -> None:
     """A fresh EAGLE-3 drafter, which reads three layers."""
-    eagle3 = ("drafter.algorithm=eagle3", "drafter.capture.source=learner")
+    eagle3 = ("drafter.algorithm=eagle3", "drafter.recording.source=learner")
     rows = long.run("from-learner", lambda: long.has_trained("from-learner"), *TRAINED, *eagle3)
-    assert all(row["drafter/captured_bytes"] > 0 for row in rows)
+    assert all(row["drafter/recorded_bytes"] > 0 for row in rows)
     long.is_as_untrained("from-learner")
 
 
@@ -201,7 +201,7 @@ def test_ctrl_c_in_the_middle_of_a_rollout_costs_no_worker_and_no_drafter(
     rows = long.run("stopped", lambda: False, *TRAINED, f"rollout.rollouts_per_prompt={samples // 2}")
     assert [row["step"] for row in rows] == [1]
     assert graded < 2 * samples
-    assert not any(long.says("stopped", kind) for kind in ("worker_lost", "drafters_not_saved", "capture_failed"))
+    assert not any(long.says("stopped", kind) for kind in ("worker_lost", "drafters_not_saved", "recording_failed"))
     (saved,) = (long.folder("stopped") / "checkpoints").iterdir()
     assert any((saved / train.DRAFTERS_DIR).iterdir())
 
@@ -219,7 +219,7 @@ def test_no_drafter_learns_from_a_held_out_evaluation_or_is_judged_by_it(
         windows.append(event)
         window(self, event)
 
-    def observed(self: Canary, version: int, strategy: str, drafted: int, accepted: int) -> Verdict:
+    def observed(self: Canary, version: int, strategy: str, drafted: int, accepted: int) -> CanaryVerdict:
         judged.append(drafted)
         return observe(self, version, strategy, drafted, accepted)
 
@@ -246,7 +246,7 @@ def test_no_drafter_learns_from_a_held_out_evaluation_or_is_judged_by_it(
     decoded = {kind: sum(w.decode_tokens for w in windows if w.evaluation is kind) for kind in (False, True)}
     assert decoded[False] <= sum(row["tokens/generated"] for row in rows)
     assert 0 < decoded[True] <= sum(16 * found["eval/length_mean"] for found in runs.evaluations("evaluated"))
-    assert rows[-1]["drafter/captured_bytes"] > 0
+    assert rows[-1]["drafter/recorded_bytes"] > 0
 
 
 def buffers_of(job: Job) -> list[Any]:

@@ -12,18 +12,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.native.forward.graphs import CudaRecorder, Recorder
+from actors.engine.native.forward.graphs import CudaGraphCapture, GraphCapture
 from actors.engine.native.forward.runner import Draws, ModelRunner
 from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
-from actors.engine.native.hidden.recording import Capture
+from actors.engine.native.hidden.recording import SequenceRecorder
 from actors.engine.native.schedule.blocks import BlockPool
-from actors.engine.native.schedule.intake import Limits, ended_by_prefix, reason_to_reject
+from actors.engine.native.schedule.intake import EngineLimits, ended_by_prefix, reason_to_reject
 from actors.engine.native.schedule.scheduler import Scheduler, SlotWatcher, StepPlan, Ticket
 from actors.engine.native.schedule.slots import SlotTable
 from actors.engine.native.speculation import Speculator
 from actors.engine.native.step.build import step_arrays
 from actors.engine.native.step.types import Settled, StepDrafts
-from actors.engine.native.telemetry import StepRecord, WindowMeter
+from actors.engine.native.telemetry import EngineStepRecord, WindowMeter
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     Capabilities,
@@ -58,9 +58,9 @@ class NativeEngine:
 
     Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
     or no drafters: plain decoding. `hidden_tokens`: engine steps whose hidden states are kept for drafters that need
-    them. `capture_bytes`: of hidden states of whole sequences, captured per version of the weights (0: none).
+    them. `recording_bytes`: of hidden states of whole sequences, recorded per version of the weights (0: none).
     `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
-    `on_step` hears of every step. `recorder` captures graphs; by default CUDA's where `options.cuda_graphs`.
+    `on_step` hears of every step. `graph_capture` captures graphs; by default CUDA's where `options.cuda_graphs`.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class NativeEngine:
         policy: StrategyPolicy | None = None,
         verification: Literal["coupled", "rejection"] = "coupled",
         hidden_tokens: int = 64,
-        capture_bytes: int = 0,
+        recording_bytes: int = 0,
         recorded_layers: tuple[int, ...] | None = None,
         clock: Callable[[], float] = time.time,
-        on_step: Callable[[StepRecord], None] | None = None,
-        recorder: Recorder | None = None,
+        on_step: Callable[[EngineStepRecord], None] | None = None,
+        graph_capture: GraphCapture | None = None,
     ) -> None:
         config = model.config
         model_tokens = options.max_model_tokens or config.max_position_embeddings
@@ -90,12 +90,14 @@ class NativeEngine:
         blocks = options.kv_tokens // block_tokens
         if blocks < 1:
             raise ValueError(f"rollout.engine.kv_tokens={options.kv_tokens} is less than one block of {block_tokens}")
-        self._limits = Limits(config.vocab_size, model_tokens, blocks, block_tokens)
+        self._limits = EngineLimits(config.vocab_size, model_tokens, blocks, block_tokens)
         max_tokens = history_tokens(model, options)
         self._table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
         recorded = _recorded_layers(drafters, recorded_layers)
         empty = next(model.parameters()).detach().new_empty(0, (len(recorded) + 1) * config.hidden_size)
-        self._capture = Capture(self._table, capture_bytes, empty, weights_version) if capture_bytes else None
+        self._recording = (
+            SequenceRecorder(self._table, recording_bytes, empty, weights_version) if recording_bytes else None
+        )
         self._hidden: HiddenStore | None = None
         kv: KVPlaces | None = None
         if any(drafter.needs_hidden for drafter in drafters.values()):
@@ -119,15 +121,15 @@ class NativeEngine:
         )
         self._speculator.new_target(weights_version)
         watchers: list[SlotWatcher] = [self._speculator] if self._speculator.has_drafters else []
-        if self._capture is not None:
-            watchers.append(self._capture)
+        if self._recording is not None:
+            watchers.append(self._recording)
         self._scheduler = Scheduler(
             self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watchers
         )
         self._max_nodes = 0 if policy is None else policy.max_nodes
-        if recorder is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
-            recorder = CudaRecorder()
-        self._batches = batch_buckets(options.max_running) if recorder is not None else ()
+        if graph_capture is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
+            graph_capture = CudaGraphCapture()
+        self._batches = batch_buckets(options.max_running) if graph_capture is not None else ()
         self._runner = ModelRunner(
             model,
             self._table,
@@ -137,7 +139,7 @@ class NativeEngine:
             self._max_nodes,
             steps=self._steps,
             rejection=verification == "rejection",
-            recorder=recorder,
+            graph_capture=graph_capture,
             recorded=recorded,
         )
         self._plan_graphs(policy)
@@ -202,8 +204,8 @@ class NativeEngine:
                 prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
                 known = 0 if prefix is None else len(prefix.tokens)
                 limit = self._limits.sequence_limit(request)
-                if self._capture is not None and not request.evaluation:
-                    self._capture.submitted(limit)
+                if self._recording is not None and not request.evaluation:
+                    self._recording.submitted(limit)
                 self._scheduler.add(Ticket(request, prefix, known, limit, len(request.prompt_tokens) + known))
         self._idle = self._idle and not requests
 
@@ -232,8 +234,8 @@ class NativeEngine:
         """
         start_s = self._clock()
         load_hf_state_dict(self._model, dict(weights.unpack(manifest, buffer)))  # Computes and checks the checksum.
-        if self._capture is not None:
-            self._tell(self._capture.new_target(manifest.version))
+        if self._recording is not None:
+            self._tell(self._recording.new_target(manifest.version))
         self._runner.weights_changed()
         self._scheduler.restart_unstarted()
         self._version = manifest.version
@@ -280,8 +282,8 @@ class NativeEngine:
         if self._meter.due(now_s) or (idle and self._meter.engine_steps):
             events.append(self._meter.cut(now_s, self._scheduler))
         if idle and not self._idle:
-            if self._capture is not None and (captured := self._capture.flush()) is not None:
-                events.append(captured)
+            if self._recording is not None and (recorded := self._recording.flush()) is not None:
+                events.append(recorded)
             events.append(EngineIdle(now_s))
         self._idle = idle
         return events
@@ -334,7 +336,7 @@ class NativeEngine:
             if drafts is not None and settled.accepted is not None:
                 self._meter.count_depths(drafts.reached, settled.accepted)
         if self._on_step is not None:
-            record = StepRecord(
+            record = EngineStepRecord(
                 now_s,
                 decoding,
                 strategy,
@@ -349,7 +351,7 @@ class NativeEngine:
 
     def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
         """Enter what was computed and drawn into the table; end and report requests."""
-        keeping = self._hidden is not None or self._capture is not None
+        keeping = self._hidden is not None or self._recording is not None
         first = self._table.computed[plan.slots] if keeping else None
         settled = self._steps.settle(
             plan, draws.tokens, draws.logprobs, draws.logprobs_t1, drafts, self._progress_every_tokens
@@ -364,8 +366,8 @@ class NativeEngine:
             step = ComputedStep(draws.rows, plan.slots, first, known, draws.offsets.copy(), settled.path)
             if self._hidden is not None:
                 self._hidden.add(step)
-            if self._capture is not None:
-                self._tell(self._capture.add(step))
+            if self._recording is not None:
+                self._tell(self._recording.add(step))
         self._scheduler.computed()
         if settled.ended:
             now_s = self._clock()

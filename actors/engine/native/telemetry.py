@@ -16,7 +16,7 @@ Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class EngineStepRecord:
     """One engine step."""
 
     at_s: float  # its start

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 Replay = Callable[[], None]
 
 
-class Recorder(Protocol):
+class GraphCapture(Protocol):
     """Captures work on tensors whose addresses stay."""
 
     def record(self, compute: Callable[[], None]) -> Replay:
@@ -36,7 +36,7 @@ class Recorder(Protocol):
         """Every replay is gone: so may be the memory they shared."""
 
 
-class CudaRecorder:
+class CudaGraphCapture:
     """torch.cuda.graph over one memory pool. Graphs of a pool must not be replayed at once; an engine's never are."""
 
     def __init__(self) -> None:
@@ -103,13 +103,13 @@ class GraphedForward:
         blocks: int,
         plan: CapturePlan,
         contexts: Sequence[int],
-        recorder: Recorder,
+        graph_capture: GraphCapture,
         recorded: tuple[int, ...] = (),
     ) -> None:
         """recorded: layers whose outputs stand before the final state in every row."""
         self._recorded = recorded
         self._model, self._blocks, self._contexts = model, blocks, sorted(contexts)
-        self._recorder = recorder
+        self._graph_capture = graph_capture
         self._captured: dict[tuple[GraphShape, int], Replay] = {}
         self._works = True
         self._hidden, self._logits = self._outputs(0)
@@ -138,7 +138,7 @@ class GraphedForward:
     def forget(self) -> None:
         """The cache or the step buffers are gone, or move: capture again."""
         self._captured.clear()
-        self._recorder.reset()
+        self._graph_capture.reset()
 
     def run(self, rows: StepRows, buffers: StepBuffers, cache: KVCache) -> GraphedStep | None:
         """The step by a graph; None where none holds it: then nothing has happened."""
@@ -193,7 +193,7 @@ class GraphedForward:
             logits.copy_(model.logits(final_states(model, out)))
 
         try:
-            replay = self._recorder.record(compute)
+            replay = self._graph_capture.record(compute)
         except RuntimeError:  # torch.OutOfMemoryError is one
             _log.exception("no CUDA graph of %s at context length %d; decoding goes on without graphs", graph, context)
             self._works = False

@@ -17,7 +17,7 @@ from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import CachedContext, KVCache
 from actors.engine.native.forward.fused import FusedForward
 from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
-from actors.engine.native.forward.graphs import GraphedForward, Recorder
+from actors.engine.native.forward.graphs import GraphCapture, GraphedForward
 from actors.engine.native.forward.packed_weights import pack_weights
 from actors.engine.native.schedule.scheduler import StepPlan
 from actors.engine.native.schedule.slots import SlotTable
@@ -41,7 +41,8 @@ class Draws:
 
 class ModelRunner:
     """Runs `model` over the slots of `table`: at most `chunk_tokens` rows of prompts beside a decoding row and
-    `max_nodes` drafted ones per slot. With a `recorder`, steps that fit a graph of the plan are replayed (`graphs`)."""
+    `max_nodes` drafted ones per slot. With a `graph_capture`, steps that fit a graph of the plan are replayed
+    (`graphs`)."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class ModelRunner:
         *,
         steps: StepArrays,
         rejection: bool = False,
-        recorder: Recorder | None = None,
+        graph_capture: GraphCapture | None = None,
         recorded: tuple[int, ...] = (),
     ) -> None:
         """recorded: layers whose outputs stand before the final state in `Draws.rows`."""
@@ -70,9 +71,9 @@ class ModelRunner:
         self.resize(max_nodes)
         pack_weights(model)
         self._fused = FusedForward(model) if FusedForward.supports(model) and not recorded else None
-        if recorder is not None:
+        if graph_capture is not None:
             contexts = context_buckets(table.block_tables.shape[1] * block_tokens, block_tokens)
-            self._graphs = GraphedForward(model, blocks, CapturePlan(()), contexts, recorder, recorded)
+            self._graphs = GraphedForward(model, blocks, CapturePlan(()), contexts, graph_capture, recorded)
         self.wake()
 
     def resize(self, max_nodes: int) -> None:
@@ -91,7 +92,7 @@ class ModelRunner:
             self._graphs.forget()
 
     def plan_graphs(self, plan: CapturePlan) -> None:
-        """Which graphs may be captured from now on. Does nothing without a recorder."""
+        """Which graphs may be captured from now on. Does nothing without a graph_capture."""
         if self._graphs is not None:
             self._graphs.replace(plan)
 

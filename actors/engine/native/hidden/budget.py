@@ -1,6 +1,6 @@
-"""Which requests are captured when not all of them fit the budget. Owns the threshold; pure.
+"""Which requests are recorded when not all of them fit the budget. Owns the threshold; pure.
 
-A request has a fixed number in [0, 1), from its noise key: it is captured while that is below the threshold. So the
+A request has a fixed number in [0, 1), from its noise key: it is recorded while that is below the threshold. So the
 choice depends neither on length nor on order of arrival, and is the same in every retry on every worker. The threshold
 comes from what the RL step before would have taken as a whole; the first step is bounded by the requests' limits.
 """

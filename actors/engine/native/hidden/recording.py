@@ -1,4 +1,4 @@
-"""Hidden states of whole sequences, for training drafters. Owns which requests are captured, and their rows until they
+"""Hidden states of whole sequences, for training drafters. Owns which requests are recorded, and their rows until they
 are delivered; never waits for the device but where it copies.
 
 A step adds a reference to the rows that its forward returned anyway; every `CHUNK_STEPS` steps the rows of captured
@@ -24,7 +24,7 @@ from actors.engine.native.hidden.budget import Share, request_draw
 from actors.engine.native.hidden.recent import ComputedStep
 from actors.engine.native.schedule.prompts import PromptEntry
 from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.types import Captured
+from actors.engine.types import Recorded
 from drafter.training.records import SequenceRecord
 
 CHUNK_STEPS = 256
@@ -74,8 +74,8 @@ class _Sequence:
             self.own.append(rows[ours:])
 
 
-class Capture:
-    """Captures requests of the slots of `table` while their bytes stay within `max_bytes` per version of the weights.
+class SequenceRecorder:
+    """Records requests of the slots of `table` while their bytes stay within `max_bytes` per version of the weights.
 
     empty [0, W]: says width, dtype and device of the rows. Implements `scheduler.SlotWatcher`.
     """
@@ -86,7 +86,7 @@ class Capture:
         self._row_bytes = self._width * empty.element_size() + 4  # with its token
         self._share = Share(max_bytes // self._row_bytes)
         self._owner = np.full(len(table.length), NOBODY, np.int64)  # by slot
-        self._captured = 0  # slots with an owner
+        self._recorded = 0  # slots with an owner
         self._sequences: dict[int, _Sequence] = {}
         self._next = 0
         self._steps: list[tuple[ComputedStep, Int64Array]] = []  # with the owner of each request
@@ -123,7 +123,7 @@ class Capture:
         elif isinstance(prompt.rows, _Rows):
             rows, reusable = prompt.rows, prompt.reusable_tokens
         else:
-            return  # Its prompt was computed while nothing was captured.
+            return  # Its prompt was computed while nothing was recorded.
         if not sampled and not (writer and self._share.threshold > 0):
             return
         self._owner[slot] = self._next
@@ -131,7 +131,7 @@ class Capture:
             slot, draw, rows, reusable, _Rows(reusable) if sampled else None, writer
         )
         self._next += 1
-        self._captured += 1
+        self._recorded += 1
 
     def end(self, slot: int, finished: bool) -> None:
         """See SlotWatcher."""
@@ -142,7 +142,7 @@ class Capture:
         owner = int(self._owner[slot])
         if owner != NOBODY:
             self._owner[slot] = NOBODY
-            self._captured -= 1
+            self._recorded -= 1
         if not finished:
             # Its rows in the present chunk may be of the prompt that others share: forgotten once they are picked.
             if owner != NOBODY:
@@ -166,9 +166,9 @@ class Capture:
 
     # Steps.
 
-    def add(self, step: ComputedStep) -> Captured | None:
+    def add(self, step: ComputedStep) -> Recorded | None:
         """What a step computed; the sequences that a chunk completed."""
-        if not self._captured:
+        if not self._recorded:
             return None
         start_s = perf_counter()
         self._steps.append((step, self._owner[step.slots]))
@@ -177,7 +177,7 @@ class Capture:
         self._seconds += perf_counter() - start_s
         return self.flush() if full else None
 
-    def flush(self) -> Captured | None:
+    def flush(self) -> Recorded | None:
         """Pick the rows of the steps so far, and deliver what is complete. Call it too when no step follows."""
         start_s = perf_counter()
         records: list[SequenceRecord] = []
@@ -189,7 +189,7 @@ class Capture:
         self._seconds += perf_counter() - start_s
         if not records and not self._skipped and not self._failure:
             return None
-        event = Captured(tuple(records), self._seconds, self._skipped, self._failure or "")
+        event = Recorded(tuple(records), self._seconds, self._skipped, self._failure or "")
         self._seconds, self._skipped = 0.0, 0
         if self._failure:
             self._failure = ""
@@ -208,9 +208,9 @@ class Capture:
         self._share.spend(sum(record.rows + 1 for record in records))
         return records
 
-    def new_target(self, version: int) -> Captured | None:
+    def new_target(self, version: int) -> Recorded | None:
         """The weights are about to change to `version`: delivers what was complete, and of running requests the part
-        that the old weights computed, if that is more than the prompt. They are not captured further."""
+        that the old weights computed, if that is more than the prompt. They are not recorded further."""
         with self._guarded():
             self._pick()
             for slot in np.flatnonzero(self._owner != NOBODY):
@@ -229,7 +229,7 @@ class Capture:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """What fails inside ends the capture of everything that runs; it goes on with the next version."""
+        """What fails inside ends the recording of everything that runs; it goes on with the next version."""
         try:
             yield
         except Exception as error:
@@ -244,7 +244,7 @@ class Capture:
 
     def _clear(self) -> None:
         self._owner.fill(NOBODY)
-        self._captured = self._held_bytes = 0
+        self._recorded = self._held_bytes = 0
         self._sequences.clear()
         self._ended.clear()
         self._steps.clear()
@@ -322,14 +322,14 @@ class Capture:
         slot = self._sequences.pop(owner).slot
         if self._owner[slot] == owner:
             self._owner[slot] = NOBODY
-            self._captured -= 1
+            self._recorded -= 1
 
     def _record(self, sequence: _Sequence) -> SequenceRecord:
         assert sequence.tokens is not None
         assert sequence.own is not None
         states = torch.cat([*sequence.prompt.parts, *sequence.own.parts])
         if len(states) != len(sequence.tokens) - 1:
-            raise AssertionError(f"{len(states)} rows of {len(sequence.tokens)} tokens were captured")
+            raise AssertionError(f"{len(states)} rows of {len(sequence.tokens)} tokens were recorded")
         return SequenceRecord(
             sequence.tokens,
             sequence.prompt_length,

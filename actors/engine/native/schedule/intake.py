@@ -8,7 +8,7 @@ from actors.engine.types import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """What bounds a request in this engine."""
 
     vocab_size: int
@@ -21,7 +21,7 @@ class Limits:
         return min(len(request.prompt_tokens) + request.sampling.max_new_tokens, self.model_tokens)
 
 
-def reason_to_reject(request: Request, limits: Limits) -> str | None:
+def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
     """Why the request can never run here, and the remedy; None if it can."""
     prompt, sampling = request.prompt_tokens, request.sampling
     if prompt.ndim != 1 or len(prompt) == 0:
@@ -59,7 +59,7 @@ def reason_to_reject(request: Request, limits: Limits) -> str | None:
     return None
 
 
-def ended_by_prefix(request: Request, limits: Limits) -> FinishReason | None:
+def ended_by_prefix(request: Request, limits: EngineLimits) -> FinishReason | None:
     """How a re-issued request had ended already, if its prefix is complete."""
     prefix = request.prefix
     if prefix is None or not len(prefix.tokens):

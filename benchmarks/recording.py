@@ -1,10 +1,11 @@
-"""What capturing hidden states costs the engine's step: `python -m benchmarks.capture`.
+"""What recording hidden states costs the engine's step: `python -m benchmarks.recording`.
 
-Owns `results/capture.json`. Two engines decode the same requests of the demo's long-tailed lengths in lockstep, one of
-them capturing every sequence: the most that any budget allows. They take turns by blocks of `CHUNK_STEPS` steps, each
+Owns `results/recording.json`. Two engines decode the same requests of the demo's long-tailed lengths in lockstep, one
+of them recording every sequence: the most that any budget allows. They take turns by blocks of `CHUNK_STEPS` steps,
+each
 with one chunk picked, and a ratio is of two blocks of equal work; medians over blocks with 95 % bootstrap intervals.
 Fresh weights: a step does not depend on them. `with_eagle` is the step that keeps the last states for an EAGLE drafter
-anyway, whose rows capture shares; `fused3` also records three layers, as EAGLE-3 needs.
+anyway, whose rows recording shares; `fused3` also records three layers, as EAGLE-3 needs.
 
 A last part decodes RL steps under a budget of a third of what they have, and says what was delivered of it.
 """
@@ -25,7 +26,7 @@ import torch
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.hidden.recording import CHUNK_STEPS
 from actors.engine.options import EngineOptions
-from actors.engine.types import Captured, Event, Request, SamplingParams
+from actors.engine.types import Event, Recorded, Request, SamplingParams
 from benchmarks.engine_throughput import DEMO, PROMPT_TOKENS, long_tailed_lengths
 from benchmarks.machine import describe_machine
 from models import weights
@@ -64,7 +65,7 @@ def requests_of(count: int, seed: int = 0, epoch: int = 0) -> list[Request]:
 
 @dataclass(slots=True)
 class Delivered:
-    """What was captured. Never the states: a worker hands them on at once, and their memory is used again."""
+    """What was recorded. Never the states: a worker hands them on at once, and their memory is used again."""
 
     seconds: float = 0.0
     sequences: int = 0
@@ -73,7 +74,7 @@ class Delivered:
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Captured):
+            if isinstance(event, Recorded):
                 self.seconds += event.seconds
                 self.sequences += len(event.records)
                 self.tokens += sum(len(record.tokens) for record in event.records)
@@ -96,9 +97,9 @@ def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int)
     """On against off, over about `steps` engine steps of `batch` requests."""
     requests = requests_of(2 + 2 * batch * steps // 60)
     options = EngineOptions(max_running=batch)
-    # The engine that captures records layers, which the fused forward does not do: what it costs is in the ratio.
+    # The engine on the right records layers, which the fused forward does not do: what it costs is in the ratio.
     off = NativeEngine(model, options)
-    on = NativeEngine(model, options, capture_bytes=EVERYTHING, recorded_layers=layers)
+    on = NativeEngine(model, options, recording_bytes=EVERYTHING, recorded_layers=layers)
     recording = NativeEngine(model, options, recorded_layers=layers) if layers else None
     for engine in filter(None, (off, on, recording)):
         engine.submit(requests)
@@ -112,16 +113,16 @@ def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int)
         for i in order:
             times[i].append(next(runs[i]) / CHUNK_STEPS)
     off_s, on_s = np.array(times[0]), np.array(times[1])
-    captured = told[1]
+    recorded = told[1]
     answer = {
         "engine_steps": len(off_s) * CHUNK_STEPS,
         "off_us": round(median(off_s) * 1e6, 1),
         "on_us": round(median(on_s) * 1e6, 1),
         "ratio": round(float(np.median(on_s / off_s)), 4),
         "ratio_95": [round(x, 4) for x in interval(on_s / off_s)],
-        "told_us_per_step": round(captured.seconds / (len(off_s) * CHUNK_STEPS) * 1e6, 1),
-        "sequences": captured.sequences,
-        "bytes_per_token": round(captured.bytes / max(1, captured.tokens), 1),
+        "told_us_per_step": round(recorded.seconds / (len(off_s) * CHUNK_STEPS) * 1e6, 1),
+        "sequences": recorded.sequences,
+        "bytes_per_token": round(recorded.bytes / max(1, recorded.tokens), 1),
     }
     if recording is not None:
         ratios = on_s / np.array(times[2])
@@ -140,10 +141,10 @@ def interval(values: Sequence[float] | np.ndarray[Any, Any], draws: int = 2000) 
 
 def budget(model: Transformer) -> dict[str, Any]:
     """RL steps of equal prompts under a budget of a third of what the first one has."""
-    whole = NativeEngine(model, EngineOptions(max_running=32), capture_bytes=EVERYTHING)
+    whole = NativeEngine(model, EngineOptions(max_running=32), recording_bytes=EVERYTHING)
     demand = sum(event.bytes for event in drain(whole, requests_of(BUDGET_REQUESTS)))
     limit = demand // 3
-    engine = NativeEngine(model, EngineOptions(max_running=32), capture_bytes=limit)
+    engine = NativeEngine(model, EngineOptions(max_running=32), recording_bytes=limit)
     payload = dict(hf_state_dict(model))
     rows = []
     for step in range(BUDGET_STEPS):
@@ -168,12 +169,12 @@ def budget(model: Transformer) -> dict[str, Any]:
     return {"demand_bytes": demand, "budget_bytes": limit, "rl_steps": rows}
 
 
-def drain(engine: NativeEngine, requests: list[Request]) -> list[Captured]:
+def drain(engine: NativeEngine, requests: list[Request]) -> list[Recorded]:
     engine.submit(requests)
     events: list[Event] = []
     while engine.has_work:
         events += engine.step()
-    return [event for event in events if isinstance(event, Captured)]
+    return [event for event in events if isinstance(event, Recorded)]
 
 
 def main() -> None:
@@ -182,7 +183,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=4.0, help="about, per engine and row of the table")
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "capture.json"))
+    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "recording.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []

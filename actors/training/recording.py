@@ -20,22 +20,22 @@ from drafter.training.records import SequenceRecord
 
 
 @dataclass(frozen=True, slots=True)
-class CapturePlan:
-    """What is captured, in every RL step. `layers`: whose outputs stand before the final state in every row."""
+class RecordingPlan:
+    """What is recorded, in every RL step. `layers`: whose outputs stand before the final state in every row."""
 
     max_bytes: int  # per rank and RL step
     layers: tuple[int, ...] = ()
     seed: int = 0
 
 
-class StepCapture:
+class StepRecording:
     """Of one rank in one RL step, whose first forward is of the target's `version`.
 
     Sequences are kept in a random order that depends on `plan.seed` and the version only, up to the first that does not
     fit the budget: length has no part in the choice.
     """
 
-    def __init__(self, plan: CapturePlan, version: int, dtype: torch.dtype) -> None:
+    def __init__(self, plan: RecordingPlan, version: int, dtype: torch.dtype) -> None:
         """`dtype`: of the states in the records, which is the engines'."""
         self.layers, self.records = plan.layers, list[SequenceRecord]()
         self.seconds = 0.0  # of the learner's step
@@ -62,10 +62,10 @@ class StepCapture:
         self.seconds += perf_counter() - start_s
 
     def metrics(self, rank: Rank) -> dict[str, float]:
-        """`capture/*`: sequences and bytes of all ranks, seconds of the mean rank. Every rank must call it."""
+        """`recording/*`: sequences and bytes of all ranks, seconds of the mean rank. Every rank must call it."""
         own = [len(self.records), sum(record.bytes for record in self.records), self.seconds / rank.size]
         sums = rank.sum(torch.tensor(own, dtype=torch.float64, device=rank.device)).tolist()
-        return dict(zip(("capture/sequences", "capture/bytes", "capture/seconds"), sums, strict=True))
+        return dict(zip(("recording/sequences", "recording/bytes", "recording/seconds"), sums, strict=True))
 
     def _record(self, sequence: TrainSequence | Demonstration, states: Tensor) -> SequenceRecord:
         # A copy: the micro-batch's memory is not to live on for it.

@@ -1,4 +1,4 @@
-"""Captured states: every row of every sequence is bitwise that of a fresh forward over the sequence, and nothing else
+"""Recorded states: every row of every sequence is bitwise that of a fresh forward over the sequence, and nothing else
 changes."""
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.hidden import recording as capture
+from actors.engine.native.hidden import recording as module
 from actors.engine.native.hidden.budget import MARGIN, Share, request_draw
-from actors.engine.types import Captured, Event, Request, Rollout
+from actors.engine.types import Event, Recorded, Request, Rollout
 from drafter.protocol import BatchView, Drafts
 from drafter.training.records import SequenceRecord
 from models import weights
@@ -55,12 +55,12 @@ class HalfRight(DrafterBase):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
-    return tiny_model(tmp_path_factory.mktemp("capture"))
+    return tiny_model(tmp_path_factory.mktemp("recording"))
 
 
 @pytest.fixture(autouse=True, params=[1, 5, 64])
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "CHUNK_STEPS", request.param)
+    monkeypatch.setattr(module, "CHUNK_STEPS", request.param)
 
 
 @torch.no_grad()
@@ -79,9 +79,9 @@ def fresh_rows(model: Transformer, tokens: np.ndarray, layers: tuple[int, ...] =
     return torch.cat((*(outputs[layer] for layer in layers), hidden), dim=1)
 
 
-def captured(events: Sequence[Event]) -> dict[int, SequenceRecord]:
-    records = [record for event in events if isinstance(event, Captured) for record in event.records]
-    assert len({record.request_id for record in records}) == len(records), "a request was captured twice"
+def recorded(events: Sequence[Event]) -> dict[int, SequenceRecord]:
+    records = [record for event in events if isinstance(event, Recorded) for record in event.records]
+    assert len({record.request_id for record in records}) == len(records), "a request was recorded twice"
     return {record.request_id: record for record in records}
 
 
@@ -97,8 +97,8 @@ def check(model: Transformer, record: SequenceRecord, version: int = 0, layers: 
 def check_all(
     model: Transformer, events: Sequence[Event], requests: Sequence[Request], layers: tuple[int, ...] = ()
 ) -> None:
-    """Every finished request was captured, whole and right."""
-    finished, records = rollouts(events), captured(events)
+    """Every finished request was recorded, whole and right."""
+    finished, records = rollouts(events), recorded(events)
     assert records.keys() == finished.keys()
     prompts = {request.request_id: request.prompt_tokens for request in requests}
     for request_id, record in records.items():
@@ -108,7 +108,9 @@ def check_all(
         check(model, record, layers=layers)
 
 
-def capturing(model: Transformer, capture_bytes: int = BIG, drafter: object = None, **options: object) -> NativeEngine:
+def recording_engine(
+    model: Transformer, recording_bytes: int = BIG, drafter: object = None, **options: object
+) -> NativeEngine:
     keywords = {name: options.pop(name) for name in ("recorded_layers", "strategy") if name in options}
     strategy = keywords.pop("strategy", None)
     drafters = {} if drafter is None else {"test": drafter}
@@ -116,7 +118,7 @@ def capturing(model: Transformer, capture_bytes: int = BIG, drafter: object = No
     return NativeEngine(
         model,
         options_of(**options),
-        capture_bytes=capture_bytes,
+        recording_bytes=recording_bytes,
         drafters=drafters,  # type: ignore[arg-type]
         policy=policy,
         **keywords,  # type: ignore[arg-type]
@@ -137,7 +139,7 @@ def test_rows_are_those_of_a_fresh_forward(
     model: Transformer, options: dict[str, int], layers: tuple[int, ...]
 ) -> None:
     requests = make_requests(24, prompts=7, seed=3)
-    core = capturing(model, recorded_layers=layers, **options)
+    core = recording_engine(model, recorded_layers=layers, **options)
     core.submit(requests)
     events = drain(core)
     check_all(model, events, requests, layers)
@@ -145,7 +147,7 @@ def test_rows_are_those_of_a_fresh_forward(
 
 
 def test_preemption_happens_in_these_tests(model: Transformer) -> None:
-    core = capturing(model, kv_tokens=160, max_running=6)
+    core = recording_engine(model, kv_tokens=160, max_running=6)
     core.submit(make_requests(24, prompts=7, seed=3))
     assert sum(getattr(event, "preempted", 0) for event in drain(core)) > 0
 
@@ -157,7 +159,7 @@ def test_rows_of_rejected_drafts_are_left_out(model: Transformer, kind: str, opt
     answers = run(engine(model), requests)
     strategy = Strategy.parse(kind)
     drafter = RandomTrees(answers, 0.6) if strategy.is_tree else HalfRight(answers)
-    core = capturing(model, drafter=drafter, strategy=kind, recorded_layers=(1,), **options)
+    core = recording_engine(model, drafter=drafter, strategy=kind, recorded_layers=(1,), **options)
     core.submit(requests)
     events = drain(core)
     check_all(model, events, requests, (1,))
@@ -167,21 +169,23 @@ def test_rows_of_rejected_drafts_are_left_out(model: Transformer, kind: str, opt
 def test_a_writer_may_speculate_behind_a_prompt_in_pieces(model: Transformer) -> None:
     requests = make_requests(6, prompts=1, seed=11, max_new_tokens=30)
     answers = run(engine(model), requests)
-    core = capturing(model, drafter=HalfRight(answers), strategy="test:3", prefill_chunk_tokens=16, max_running=2)
+    core = recording_engine(
+        model, drafter=HalfRight(answers), strategy="test:3", prefill_chunk_tokens=16, max_running=2
+    )
     core.submit(requests)
     check_all(model, drain(core), requests)
 
 
-def test_aborted_requests_are_not_captured_and_those_that_waited_for_their_prompt_are(model: Transformer) -> None:
+def test_aborted_requests_are_not_recorded_and_those_that_waited_for_their_prompt_are(model: Transformer) -> None:
     requests = make_requests(6, prompts=1, seed=12, max_new_tokens=30)
-    core = capturing(model, prefill_chunk_tokens=16)
+    core = recording_engine(model, prefill_chunk_tokens=16)
     core.submit(requests)
     events = core.step()
     core.abort([requests[0].request_id])
     events += drain(core)
     finished = rollouts(events)
     assert finished.pop(requests[0].request_id).finish_reason == "abort"
-    records = captured(events)
+    records = recorded(events)
     assert records.keys() == finished.keys()
     for record in records.values():
         check(model, record)
@@ -196,7 +200,7 @@ def test_new_weights_cut_what_runs(model: Transformer, tmp_path: Path, steps: in
     new = other_weights(tmp_path)
     changing = tiny_model(tmp_path / "changing")
     requests = make_requests(20, prompts=6, seed=4)
-    core = capturing(changing, prefill_chunk_tokens=32, kv_tokens=240)
+    core = recording_engine(changing, prefill_chunk_tokens=32, kv_tokens=240)
     core.submit(requests)
     events: list[Event] = []
     for _ in range(steps):
@@ -204,7 +208,7 @@ def test_new_weights_cut_what_runs(model: Transformer, tmp_path: Path, steps: in
     core.update_weights(*weights.pack(dict(hf_state_dict(new)), 1))
     events += drain(core)
     finished = rollouts(events)
-    records = [record for event in events if isinstance(event, Captured) for record in event.records]
+    records = [record for event in events if isinstance(event, Recorded) for record in event.records]
     prompts = {request.request_id: request.prompt_tokens for request in requests}
     for record in records:
         check({0: model, 1: new}[record.target_version], record, record.target_version)
@@ -219,30 +223,30 @@ def test_new_weights_cut_what_runs(model: Transformer, tmp_path: Path, steps: in
 
 
 def test_old_and_new_part_are_never_one_record(model: Transformer, tmp_path: Path) -> None:
-    core = capturing(tiny_model(tmp_path / "changing"))
+    core = recording_engine(tiny_model(tmp_path / "changing"))
     core.submit(make_requests(4, seed=4, max_new_tokens=30))
     for _ in range(10):
         core.step()
     core.update_weights(*weights.pack(dict(hf_state_dict(other_weights(tmp_path))), 1))
     events = drain(core)
-    assert {record.target_version for record in captured(events).values()} == {0}
-    assert all(record.rows < record.prompt_length + 29 for record in captured(events).values())
+    assert {record.target_version for record in recorded(events).values()} == {0}
+    assert all(record.rows < record.prompt_length + 29 for record in recorded(events).values())
 
 
 def test_budget_holds_and_every_length_has_its_chance(model: Transformer, tmp_path: Path) -> None:
     requests = make_requests(64, prompts=16, seed=7)
-    everything = capturing(model, max_running=16)
+    everything = recording_engine(model, max_running=16)
     everything.submit(requests)
-    whole = captured(drain(everything))
+    whole = recorded(drain(everything))
     budget = sum(record.bytes for record in whole.values()) // 3
-    core = capturing(tiny_model(tmp_path / "changing"), budget, max_running=16)
+    core = recording_engine(tiny_model(tmp_path / "changing"), budget, max_running=16)
     payload = hf_state_dict(model)
     seen: list[dict[int, SequenceRecord]] = []
     for version in range(1, 4):
         core.submit(requests)
         events = drain(core)
-        records = captured(events)
-        assert sum(event.bytes for event in events if isinstance(event, Captured)) <= budget
+        records = recorded(events)
+        assert sum(event.bytes for event in events if isinstance(event, Recorded)) <= budget
         for record in records.values():
             assert record.states.tobytes() == whole[record.request_id].states.tobytes()
         seen.append(records)
@@ -258,10 +262,10 @@ def test_budget_holds_and_every_length_has_its_chance(model: Transformer, tmp_pa
 def test_nothing_is_sampled_by_order_of_arrival(model: Transformer) -> None:
     requests = make_requests(32, prompts=8, seed=9, max_new_tokens=40, stop_token_ids=tuple(range(6)))
     budget = 80_000
-    first, second = capturing(model, budget), capturing(model, budget)
+    first, second = recording_engine(model, budget), recording_engine(model, budget)
     first.submit(requests)
     second.submit(requests[::-1])
-    one, other = captured(drain(first)), captured(drain(second))
+    one, other = recorded(drain(first)), recorded(drain(second))
     assert 0 < len(one) < len(requests)
     assert one.keys() == other.keys()
 
@@ -291,9 +295,9 @@ def test_share_follows_the_demand_of_the_step_before() -> None:
 
 def test_what_it_costs_is_told(model: Transformer) -> None:
     requests = make_requests(24, prompts=6, seed=2)
-    core = capturing(model, 30_000)
+    core = recording_engine(model, 30_000)
     core.submit(requests)
-    reports = [event for event in drain(core) if isinstance(event, Captured)]
+    reports = [event for event in drain(core) if isinstance(event, Recorded)]
     assert all(0 < report.seconds < 5 for report in reports)
     assert sum(report.skipped + len(report.records) for report in reports) == len(requests)
 
@@ -306,27 +310,27 @@ def test_layers_that_differ_are_an_error(model: Transformer) -> None:
             pass
 
     with pytest.raises(ValueError, match=r"drafter\.layers"):
-        capturing(model, drafter=Eagle3(), recorded_layers=(1,))
-    core = capturing(model, drafter=Eagle3(), strategy="test:2")
+        recording_engine(model, drafter=Eagle3(), recorded_layers=(1,))
+    core = recording_engine(model, drafter=Eagle3(), strategy="test:2")
     requests = make_requests(3, seed=1)
     core.submit(requests)
     check_all(model, drain(core), requests, (0, 1))
 
 
-def test_an_evaluation_is_not_captured_and_spends_none_of_the_budget(model: Transformer) -> None:
+def test_an_evaluation_is_not_recorded_and_spends_none_of_the_budget(model: Transformer) -> None:
     """Neither its sequences nor the share that later ones get differ from those of an engine that had none."""
     requests = make_requests(24, prompts=6, seed=5, max_new_tokens=30)
     held_out = [replace(request, evaluation=True) for request in make_requests(24, prompts=6, seed=6, temperature=0.0)]
     for budget in (BIG, 40_000):
         events = []
         for rounds in ([requests], [held_out, requests]):
-            core = NativeEngine(model, options_of(), capture_bytes=budget)
+            core = NativeEngine(model, options_of(), recording_bytes=budget)
             events.append([event for some in rounds for event in ask(core, some)])
         undisturbed, after_evaluation = events
-        assert captured(after_evaluation).keys() == captured(undisturbed).keys()
-        counts = [sum(e.skipped for e in found if isinstance(e, Captured)) for found in events]
-        assert counts[0] == counts[1] == len(requests) - len(captured(undisturbed))
-        assert (len(captured(undisturbed)) < len(requests)) == (budget < BIG)
+        assert recorded(after_evaluation).keys() == recorded(undisturbed).keys()
+        counts = [sum(e.skipped for e in found if isinstance(e, Recorded)) for found in events]
+        assert counts[0] == counts[1] == len(requests) - len(recorded(undisturbed))
+        assert (len(recorded(undisturbed)) < len(requests)) == (budget < BIG)
 
 
 def ask(core: NativeEngine, requests: Sequence[Request]) -> list[Event]:
