@@ -1,34 +1,63 @@
-"""Group-relative advantages (GRPO). Owns the formula and the report of groups that teach nothing.
+"""Advantages of whole responses. Owns the formulas and the report of groups that teach nothing.
 
 Pure numpy on the driver; never drops a group itself: the driver does, and counts it (`groups/zero_variance`).
+
+A *group* is the responses to one prompt; groups of one batch may differ in size. An estimator is a baseline, which is
+subtracted from a reward, and a normalisation (`objective.baseline`, `objective.normalize`):
+
+| estimator            | baseline      | normalize |
+| GRPO                 | group         | group     |
+| Dr. GRPO             | group         | none      |
+| RLOO                 | leave_one_out | none      |
+| REINFORCE            | batch or none | none      |
+| REINFORCE++          | none          | whiten    |
+| REINFORCE++-baseline | group         | whiten    |
+| "Lite PPO" (Liu et al. 2025, arXiv 2508.08221), TRL's scale_rewards=batch | group | batch |
+
+All of them score the response, not its tokens: a token's advantage is that of its response.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.options import Baseline, Normalize
+
 EPSILON = 1e-6  # added to the std: keeps the quotient finite; relative change of an advantage: EPSILON / std
 TIE = 1e-9  # rewards closer than this, relative to max(1, |reward|), are equal: their spread is rounding, not signal
+VARIANCE_EPSILON = 1e-8  # added to the variance by `whiten`, as verl and slime do
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvantages:
     """Advantages of one group (the responses to one prompt), in the order of the rewards."""
 
-    advantages: NDArray[np.float64]  # [n]; all zero if zero_variance
+    advantages: NDArray[np.float64]  # [n]; with a baseline of the group all zero if zero_variance
     mean: float
     std: float  # with n - 1 in the denominator; 0 for one response
-    zero_variance: bool  # all rewards equal (or only one): no gradient
+    zero_variance: bool  # all rewards equal, or only one: nothing to learn from the group alone
 
 
-def group_advantages(rewards: Sequence[float], *, normalize_std: bool, epsilon: float = EPSILON) -> GroupAdvantages:
-    """A_i = r_i - mean(r), divided by (std(r) + epsilon) if `normalize_std`.
+def group_advantages(
+    rewards: Sequence[float],
+    *,
+    normalize_std: bool,
+    baseline: Literal["group", "leave_one_out"] = "group",
+    epsilon: float = EPSILON,
+) -> GroupAdvantages:
+    """A_i = r_i - b_i, divided by (std(r) + epsilon) if `normalize_std`; std with n - 1, as in TRL and verl.
 
-    Source: Shao et al. 2024 (DeepSeekMath), section 4.1.2, outcome supervision; without the division it is Dr. GRPO's
-    (Liu et al. 2025). The std has n - 1 in the denominator, as in TRL and verl.
+    baseline "group": b_i = mean(r). Source: Shao et al. 2024 (DeepSeekMath), section 4.1.2, outcome supervision;
+    without the division it is Dr. GRPO's (Liu et al. 2025). As r_i is in its own baseline, the expected gradient is
+    (n - 1) / n of the true one without the division, and no multiple of it with the division.
+    baseline "leave_one_out": b_i = mean of the other n - 1 rewards, so A_i = n / (n - 1) * (r_i - mean(r)). Source:
+    Kool et al. 2019; Ahmadian et al. 2024 (RLOO), arXiv 2402.14740, section 3.2. Unbiased for any n, undivided.
 
+    All rewards equal, or only one: all advantages are 0 (verl gives the reward of a group of one as its advantage; a
+    reward without a baseline pushes every token of the response, and here nothing of it is learned).
     Raises ValueError for an empty group and for a reward that is not finite (naming its index).
     """
     values = np.asarray(rewards, dtype=np.float64)
@@ -38,9 +67,129 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool, epsilon: 
         index = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueError(f"reward {index} of the group is {values[index]}; rewards must be finite")
     mean = float(values.mean())
-    zero_variance = bool(np.ptp(values) <= TIE * max(1.0, float(np.abs(values).max())))
-    if zero_variance:
+    if has_zero_variance(values):
         return GroupAdvantages(np.zeros_like(values), mean, 0.0, True)
     std = float(values.std(ddof=1))
-    advantages = values - mean
+    match baseline:
+        case "group":
+            advantages = values - mean
+        case "leave_one_out":
+            advantages = values - (values.sum() - values) / (values.size - 1)
+        case _:
+            assert_never(baseline)
     return GroupAdvantages(advantages / (std + epsilon) if normalize_std else advantages, mean, std, False)
+
+
+def batch_advantages(
+    groups: Sequence[Sequence[float]],
+    lengths: Sequence[Sequence[int]] | None = None,
+    *,
+    baseline: Baseline,
+    normalize: Normalize,
+) -> list[GroupAdvantages]:
+    """Of every group of a batch, in their order; `mean` and `std` are of the group's rewards whatever the estimator.
+
+    A = r - b with b the mean of the group, of the others of the group, of all responses of the batch, or 0. Then, by
+    `normalize`: nothing; divided by (std of the group's rewards + EPSILON); divided by (std of the batch's rewards +
+    EPSILON); or `whiten` over the batch, where a response counts as often as it has tokens (`lengths`; 0: it is not
+    learned from, and does not count; None: all count once). REINFORCE++: Hu et al. 2025, arXiv 2501.03262, section 3.
+    What has a std of 0 is not divided (as in NeMo-RL): reward differences below rounding are not to be sharpened.
+
+    Raises ValueError as `group_advantages`, naming the group, and for lengths that do not fit the rewards.
+    """
+    made = [_of_group(index, rewards, baseline, normalize) for index, rewards in enumerate(groups)]
+    if not made:
+        return []
+    rewards = [np.asarray(group, dtype=np.float64) for group in groups]
+    everything = np.concatenate(rewards)
+    match baseline:
+        case "group" | "leave_one_out":
+            scored = [group.advantages for group in made]  # divided already, if by their own std
+        case "batch":
+            scored = [group - float(everything.mean()) for group in rewards]
+        case "none":
+            scored = rewards
+        case _:
+            assert_never(baseline)
+    match normalize:
+        case "none":
+            pass
+        case "group":
+            if baseline in ("batch", "none"):
+                scored = [a / (g.std + EPSILON) if g.std else a for a, g in zip(scored, made, strict=True)]
+        case "batch":
+            if not has_zero_variance(everything):
+                scored = [a / (float(everything.std(ddof=1)) + EPSILON) for a in scored]
+        case "whiten":
+            scored = _whitened(scored, lengths)
+        case _:
+            assert_never(normalize)
+    return [replace(group, advantages=advantages) for group, advantages in zip(made, scored, strict=True)]
+
+
+def whiten(values: Sequence[float], weights: Sequence[float] | None = None) -> NDArray[np.float64]:
+    """(x - mean) / sqrt(var + 1e-8), over all values at once; equal ones become 0.
+
+    `weights`: value i counts as so many equal ones (None: once; 0: not at all, though it is whitened too). With the
+    lengths of responses in tokens it is the whitening over response tokens of verl (`masked_whiten`), slime and
+    OpenRLHF, as every token of a response has the same value. The variance has (sum of weights) - 1 in the
+    denominator, as in verl and slime (OpenRLHF: without - 1).
+    """
+    x = np.asarray(values, dtype=np.float64)
+    w = np.ones_like(x) if weights is None else np.asarray(weights, dtype=np.float64)
+    if x.shape != w.shape or x.ndim != 1 or x.size == 0:
+        raise ValueError(f"need one weight for each of at least one value; got {w.shape} for {x.shape}")
+    if not ((w >= 0).all() and np.isfinite(w).all()):
+        raise ValueError("weights must be finite and not negative")
+    if not w.any() or has_zero_variance(x[w > 0]):
+        return np.zeros_like(x)
+    mean = float((w * x).sum() / w.sum())
+    variance = float((w * (x - mean) ** 2).sum() / max(w.sum() - 1.0, 1.0))
+    return np.asarray((x - mean) / np.sqrt(variance + VARIANCE_EPSILON))
+
+
+def kl_in_reward(
+    advantages: Sequence[float], kl: Sequence[NDArray[np.float64]], *, coef: float, whitened: bool
+) -> list[NDArray[np.float64]]:
+    """A_t = A - coef * (sum of kl from token t on), of every response; then, if `whitened`, over all their tokens.
+
+    The reward of token t is -coef * kl_t, and that of the last one has the response's own added; undiscounted, the
+    return from t on is what is above. `advantages`: one per response, [n], not whitened; `kl`: [T] each, the estimate
+    for every token of a response. Source: Hu et al. 2025 (REINFORCE++), arXiv 2501.03262, section 3, as in verl,
+    OpenRLHF and slime with gamma 1.
+    """
+    made = [
+        float(advantage) - coef * np.cumsum(np.asarray(each, dtype=np.float64)[::-1])[::-1]
+        for advantage, each in zip(advantages, kl, strict=True)
+    ]
+    if not whitened or not made:
+        return made
+    sizes = [tokens.size for tokens in made]
+    return np.split(whiten([float(a) for tokens in made for a in tokens]), np.cumsum(sizes)[:-1])
+
+
+def has_zero_variance(rewards: Sequence[float] | NDArray[np.float64]) -> bool:
+    """Whether they are all equal, up to rounding; so is a single one."""
+    values = np.asarray(rewards, dtype=np.float64)
+    return bool(np.ptp(values) <= TIE * max(1.0, float(np.abs(values).max())))
+
+
+def _of_group(index: int, rewards: Sequence[float], baseline: Baseline, normalize: Normalize) -> GroupAdvantages:
+    """With the group's own baseline, which `baseline` may replace."""
+    own: Literal["group", "leave_one_out"] = "leave_one_out" if baseline == "leave_one_out" else "group"
+    try:
+        return group_advantages(rewards, normalize_std=normalize == "group", baseline=own)
+    except ValueError as error:
+        raise ValueError(f"group {index}: {error}") from None
+
+
+def _whitened(
+    groups: Sequence[NDArray[np.float64]], lengths: Sequence[Sequence[int]] | None
+) -> list[NDArray[np.float64]]:
+    """All groups' values as one, cut at the groups again."""
+    sizes = [group.size for group in groups]
+    if lengths is not None and [len(group) for group in lengths] != sizes:
+        raise ValueError(f"{sizes} rewards by group, but {[len(group) for group in lengths]} lengths")
+    weights = None if lengths is None else [float(length) for group in lengths for length in group]
+    flat = whiten([float(value) for group in groups for value in group], weights)
+    return np.split(flat, np.cumsum(sizes)[:-1])

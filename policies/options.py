@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+Baseline = Literal["group", "leave_one_out", "batch", "none"]
+Normalize = Literal["none", "group", "batch", "whiten"]
+
 
 class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     """What the learner minimises (GRPO and its switches)."""

@@ -10,50 +10,12 @@ from dataclasses import dataclass
 from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Request, Rollout
 from actors.reward_worker import RewardPool
-from actors.rewards import Grade, GradeItem
+from actors.rewards import GradeItem
 from launch.dispatch import DispatchStats, RolloutDispatcher
 from launch.interrupt import Interrupt
-from launch.observe import Observer, Sample
+from launch.observe import Observer
+from launch.run.groups import Graded, Group
 from launch.run.requests import Pick
-
-
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """One response with its grade. `text` is decoded without special tokens."""
-
-    rollout: Rollout
-    grade: Grade
-    text: str
-
-    def sample(self, pick: Pick) -> Sample:
-        return Sample(
-            prompt=pick.prompt.text,
-            response=self.text,
-            reward=self.grade.value,
-            tokens=int(self.rollout.tokens.size),
-            finish_reason=self.rollout.finish_reason,
-            answer=str(pick.prompt.record.get("answer", "")),
-            parts=self.grade.parts,
-            error=self.grade.error,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """All responses to one prompt that arrived, in the order of their samples."""
-
-    pick: Pick
-    members: list[Graded]
-
-    @property
-    def graded(self) -> list[Graded]:
-        """Without those whose grading failed; none if the record says nothing about any of them."""
-        return [] if self.bad_record else [member for member in self.members if member.grade.error is None]
-
-    @property
-    def bad_record(self) -> bool:
-        """Whether the record cannot grade anything (reward events: bad_record)."""
-        return any(member.grade.bad_record for member in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +102,13 @@ class Collector:
                 [(picks[i // samples].prompt.tokens, arrived[i][0].tokens, made_by[i]) for i in sorted(arrived)]
             )
         grades = self._rewards.drain()
+
+        def graded(i: int) -> Graded:
+            rollout, text = arrived[i]
+            return Graded(rollout, grades[i], text, stats.sampled_by[i], i in stats.reissued_ids)
+
         groups = [
-            Group(pick, [Graded(arrived[i][0], grades[i], arrived[i][1]) for i in ids if i in arrived])
+            Group(pick, [graded(i) for i in ids if i in arrived])
             for pick, ids in zip(picks, _ids(len(picks), samples), strict=True)
         ]
         return Round(groups, stats, sampled_s - start_s, time.monotonic() - sampled_s)

@@ -12,10 +12,9 @@ from launch.errors import PacelineError
 from launch.observe import Span, StepRecord
 from launch.run.agreement import check_agreement
 from launch.run.collect import Round
+from launch.run.groups import training_sequences
 from launch.run.job import Job
 from launch.run.requests import Pick, build_requests
-from policies.advantages import group_advantages
-from policies.options import ObjectiveOptions
 
 
 class NoRolloutsError(PacelineError):
@@ -47,7 +46,7 @@ def rl_step(job: Job) -> None:
         if group.members:
             lengths = [member.rollout.tokens.size for member in group.members]
             job.lengths.observe(group.pick.prompt.prompt_id, float(np.mean(lengths)))
-    sequences, group_metrics = training_sequences(collected, config.objective)
+    sequences, group_metrics = training_sequences(collected.groups, config.objective)
     learn_s = time.monotonic()
     job.observer.progress("learn", 0, len(sequences))
     job.boundary = None
@@ -105,9 +104,7 @@ def spare_time(job: Job) -> Iterator[tuple[Call, Call]]:
 
 def verified(collected: Round) -> list[tuple[int, int]]:
     """(tokens, verifications) of the rollouts that one worker sampled from end to end."""
-    reissued = collected.stats.reissued_ids
-    rollouts = [member.rollout for member in collected.members if member.rollout.request_id not in reissued]
-    return [(rollout.tokens.size, rollout.verifications) for rollout in rollouts]
+    return [(m.rollout.tokens.size, m.rollout.verifications) for m in collected.members if not m.reissued]
 
 
 def require_some(collected: Round, step: int) -> None:
@@ -133,42 +130,6 @@ def learn(job: Job, sequences: list[TrainSequence]) -> StepResult:
             job.observer.span(Span("learner", phase, begin_s, begin_s + seconds, step))
         begin_s += seconds
     return result
-
-
-def training_sequences(collected: Round, objective: ObjectiveOptions) -> tuple[list[TrainSequence], dict[str, float]]:
-    """What the learner gets, in canonical order, and `groups/*`: total, used, varied (with two different rewards),
-    zero_variance, ungraded (less than 2 grades), bad_record (of these, whose record says nothing)."""
-    sequences: list[TrainSequence] = []
-    zero_variance = ungraded = used = 0
-    for group in collected.groups:
-        members = group.graded
-        if len(members) < 2:
-            ungraded += 1
-            continue
-        advantages = group_advantages([m.grade.value for m in members], normalize_std=objective.normalize_std)
-        zero_variance += advantages.zero_variance
-        if advantages.zero_variance and objective.drop_zero_variance and not objective.pulls_to_reference:
-            continue
-        used += 1
-        sequences.extend(
-            TrainSequence(
-                prompt_tokens=group.pick.prompt.tokens,
-                response_tokens=member.rollout.tokens,
-                sampler_logprobs=member.rollout.logprobs,
-                sampler_logprobs_t1=member.rollout.logprobs_t1,
-                advantage=float(advantage),
-                sampler=collected.stats.sampled_by[member.rollout.request_id],
-            )
-            for member, advantage in zip(members, advantages.advantages, strict=True)
-        )
-    return sequences, {
-        "groups/total": float(len(collected.groups)),
-        "groups/used": float(used),
-        "groups/varied": float(len(collected.groups) - ungraded - zero_variance),
-        "groups/zero_variance": float(zero_variance),
-        "groups/ungraded": float(ungraded),
-        "groups/bad_record": float(sum(group.bad_record for group in collected.groups)),
-    }
 
 
 def rollout_metrics(collected: Round) -> dict[str, float]:

@@ -11,8 +11,9 @@ from actors.rewards import Grade, GradeItem
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
 from launch.run.collect import Collector, Round
+from launch.run.groups import training_sequences
 from launch.run.requests import Pick
-from launch.run.rl_step import rollout_metrics, training_sequences
+from launch.run.rl_step import rollout_metrics
 from policies.options import ObjectiveOptions
 
 PROMPTS = [
@@ -63,7 +64,7 @@ def test_the_grader_is_told_where_the_record_stands() -> None:
 
 def test_the_whole_group_of_a_bad_record_is_left_out_and_counted_and_is_no_failure() -> None:
     collected, _ = collect()
-    sequences, metrics = training_sequences(collected, ObjectiveOptions())
+    sequences, metrics = training_sequences(collected.groups, ObjectiveOptions())
     assert len(sequences) == 4  # the right answer of the bad record's group taught nothing either
     assert metrics["groups/used"] == 2
     assert metrics["groups/ungraded"] == metrics["groups/bad_record"] == 1

@@ -6,14 +6,12 @@ import pytest
 from actors.data import Prompt
 from actors.engine.types import FinishReason, Rollout
 from actors.rewards.types import Grade
-from launch.dispatch.dispatcher import DispatchStats
-from launch.run.collect import Graded, Group, Round
+from launch.run.groups import Graded, Group, training_sequences
 from launch.run.requests import Pick
-from launch.run.rl_step import training_sequences
 from policies.options import ObjectiveOptions
 
 
-def round_of(*rewards: list[float]) -> Round:
+def groups_of(*rewards: list[float]) -> list[Group]:
     """One group for each list of rewards."""
     groups, ids = [], iter(range(100))
     for index, values in enumerate(rewards):
@@ -24,9 +22,7 @@ def round_of(*rewards: list[float]) -> Round:
             members.append(Graded(rollout=rollout, grade=Grade(value), text=""))
         prompt = Prompt(index, str(index), "p", np.array([1, 2], np.int32), {})
         groups.append(Group(Pick(0, prompt), members))
-    count = sum(len(values) for values in rewards)
-    stats = DispatchStats(count, count, (), 0, 0, 0, count, 0, 1.0, dict.fromkeys(range(count), 0))
-    return Round(groups, stats, 1.0, 0.0)
+    return groups
 
 
 @pytest.mark.parametrize(
@@ -39,7 +35,7 @@ def round_of(*rewards: list[float]) -> Round:
     ],
 )
 def test_a_group_of_equal_rewards_is_kept_where_its_loss_has_a_gradient(objective: ObjectiveOptions, used: int) -> None:
-    sequences, metrics = training_sequences(round_of([1.0, 0.0], [1.0, 1.0]), objective)
+    sequences, metrics = training_sequences(groups_of([1.0, 0.0], [1.0, 1.0]), objective)
     assert metrics["groups/used"] == used
     assert metrics["groups/zero_variance"] == 1
     assert [s.advantage for s in sequences[2:]] == [0.0, 0.0][: 2 * (used - 1)]
