@@ -24,6 +24,9 @@ from policies.options import ObjectiveOptions
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from actors.training.recording import RecordingPlan, StepRecording
     from actors.training.trainer import Trainer
 
@@ -159,6 +162,11 @@ class LearnerRank:
             self._recorded = ray.put(recording.records)
             self._buffer.add.remote([self._recorded])
         return result
+
+    @ray.method
+    def reference_kl(self, sequences: Sequence[TrainSequence]) -> "dict[int, NDArray[np.float32]]":
+        """KL to the reference of each token of this rank's share, by the sequence's index."""
+        return self._ready.reference_kl(sequences, temperature=self._spec.temperature)
 
     @ray.method
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from actors.identity import unique_name
@@ -115,6 +117,14 @@ class LearnerGroup:
         results = self._call(f"train_step {step}", self._timeout_s, lambda rank: rank.train_step.remote(shared))
         result: StepResult = results[0]
         return result
+
+    def reference_kl(self, sequences: Sequence[TrainSequence], step: int = 0) -> list[NDArray[np.float32]]:
+        """KL to the reference, by the estimator `objective.kl`, of every response token under the current weights: [T]
+        for each sequence, in their order; advantages are not looked at. For KL in the reward."""
+        shared = ray.put(list(sequences))
+        parts = self._call(f"reference_kl {step}", self._timeout_s, lambda rank: rank.reference_kl.remote(shared))
+        found = {index: values for part in parts for index, values in part.items()}
+        return [found[index] for index in range(len(sequences))]
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         """One supervised optimizer step on these demonstrations."""

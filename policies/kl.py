@@ -20,11 +20,22 @@ from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: larger differences are cut before exp so that nothing becomes inf
 MAX_K3 = 10.0
+LEAST_LOGPROB = -1e4  # in the place of -inf, so that no difference is infinite and 0 * log 0 is 0. NaN stays NaN
+
+
+def finite(logprobs: Tensor) -> Tensor:
+    """Not below LEAST_LOGPROB; what is below has no gradient."""
+    return logprobs.clamp(min=LEAST_LOGPROB)
+
+
+def difference(logprobs: Tensor, others: Tensor) -> Tensor:
+    """log pi - log pi', never infinite: 0 where both are impossible."""
+    return finite(logprobs) - finite(others)
 
 
 def kl_values(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
     """The estimator itself, per token, with the gradient of its formula. Any shape; both in the same shape, float."""
-    d = logprobs - reference_logprobs
+    d = difference(logprobs, reference_logprobs)
     if estimator == "k1":
         return d
     if estimator == "k2":

@@ -1,37 +1,232 @@
-"""The `objective:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+"""The `objective:` section of the configuration. Owns names, ranges and what does not go together; imports neither
+torch nor ray.
 
-from typing import Annotated, Literal
+Who obeys which key: `loss`, `clip_*`, `aggregation`, `entropy_coef`, `sampler_correction` and a KL term in the loss are
+the learner's (policies.objectives); `baseline`, `normalize`, `drop_zero_variance`, `overlong`, `mask_truncated`,
+`dynamic_sampling` and KL in the reward are the driver's (policies.advantages), before it hands sequences over.
+"""
 
-from pydantic import BaseModel, Field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, Field, model_validator
+
+from policies.presets import CORRECTIONS, filled, origin
+
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 Baseline = Literal["group", "leave_one_out", "batch", "none"]
+Estimator = Literal["none", "k1", "k2", "k3"]
+Level = Literal["token", "sequence", "geometric"]
+Loss = Literal["clip", "sequence_clip", "cispo", "policy_gradient"]
+Name = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"]
 Normalize = Literal["none", "group", "batch", "whiten"]
 
 
-class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
-    """What the learner minimises (GRPO and its switches)."""
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two keys of the section that do not go together. `key` is below `objective`."""
 
-    normalize_std: Annotated[bool, Field(description="divide group-relative advantages by the group's std")] = True
-    drop_zero_variance: Annotated[
-        bool, Field(description="leave out groups whose rewards are all equal, unless a KL term still teaches them")
-    ] = True
-    clip_low: Annotated[float, Field(gt=0, lt=1, description="ratio is clipped below at 1 - clip_low")] = 0.2
-    clip_high: Annotated[float, Field(gt=0, description="ratio is clipped above at 1 + clip_high")] = 0.28
+    key: str
+    message: str
+    remedy: str
+
+
+class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
+    """Importance weights between the engine's and the learner's log-probs of the same tokens (TIS, MIS)."""
+
+    mode: Annotated[
+        Literal["none", "truncate", "mask"],
+        Field(description="weights pi_old / pi_sampler: truncate cuts them at high (TIS), mask drops those outside"),
+    ] = "none"
+    level: Annotated[
+        Level, Field(description="the ratio of each token, of its whole response, or its geometric mean per token")
+    ] = "token"
+    low: Annotated[float | None, Field(gt=0, description="mask: smallest weight that is used; default by level")] = None
+    high: Annotated[float | None, Field(gt=0, description="largest weight; default by mode and level")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        mode, level = data.get("mode", "none"), data.get("level", "token")
+        known = isinstance(mode, str) and isinstance(level, str)
+        return {**(CORRECTIONS.get((mode, level), {}) if known else {}), **data}
+
+
+class OverlongOptions(BaseModel, frozen=True, extra="forbid"):
+    """A soft punishment of responses near the length limit (DAPO, eq. 13)."""
+
+    buffer_tokens: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="beyond rollout.sampling.max_new_tokens - buffer_tokens a response loses reward, linearly, up "
+            "to penalty; 0: off; null: a fifth of max_new_tokens",
+        ),
+    ] = 0
+    penalty: Annotated[float, Field(gt=0, description="what a response at the limit loses")] = 1.0
+
+
+class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
+    """Further rollouts in the place of groups that teach nothing (DAPO, section 3.2)."""
+
+    max_rounds: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1000,
+            description="rounds of rollouts in an RL step until rollout.prompts_per_step groups have two different "
+            "rewards; 1: no further round",
+        ),
+    ] = 1
+
+
+class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
+    """What the learner minimises: an objective by name, and its switches (learning.md)."""
+
+    name: Annotated[Name, Field(description="defaults for the keys below; what is written wins")] = "grpo"
+    loss: Annotated[Loss, Field(description="of a token: PPO's clipped surrogate, GSPO's, CISPO's, or -A log pi")] = (
+        "clip"
+    )
+    clip_low: Annotated[
+        float | None, Field(gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null: not (cispo)")
+    ] = 0.2
+    clip_high: Annotated[float | None, Field(gt=0, description="ratio is clipped above at 1 + clip_high")] = 0.28
     clip_dual: Annotated[
         float | None,
         Field(gt=1, description="with a negative advantage A the loss is at most clip_dual * |A|; null: no bound"),
     ] = 3.0
+    baseline: Annotated[
+        Baseline,
+        Field(
+            description="subtracted from a reward: mean of its group, of the others of its group, of the batch; nothing"
+        ),
+    ] = "group"
+    normalize: Annotated[
+        Normalize,
+        Field(
+            description="advantages are divided by the std of their group's rewards, or of the batch's; whiten: minus "
+            "mean, divided by std, over the response tokens of the batch"
+        ),
+    ] = "group"
+    drop_zero_variance: Annotated[
+        bool,
+        Field(description="leave out groups whose rewards are all equal, unless a term of the loss still teaches them"),
+    ] = True
     aggregation: Annotated[
-        Literal["token_mean", "sequence_mean", "sequence_sum"],
-        Field(description="mean over response tokens of the mini-batch, or over sequences of their means or sums"),
+        Aggregation,
+        Field(
+            description="mean over response tokens of the mini-batch, or over sequences of their means, of their sums, "
+            "or of their sums divided by sum_divisor"
+        ),
     ] = "token_mean"
     sum_divisor: Annotated[
-        float | None, Field(gt=0, description="divides sequence_sum (Dr. GRPO: rollout.sampling.max_new_tokens)")
+        float | None,
+        Field(gt=0, description="of seq_mean_token_sum_norm; default: rollout.sampling.max_new_tokens"),
     ] = None
-    kl: Annotated[Literal["none", "k1", "k2", "k3"], Field(description="KL estimator against the reference")] = "none"
-    kl_coef: Annotated[float, Field(ge=0, description="weight of the KL term in the loss")] = 0.0
+    kl: Annotated[Estimator, Field(description="KL estimator against the reference")] = "none"
+    kl_coef: Annotated[float, Field(ge=0, description="weight of the KL term")] = 0.0
+    kl_in: Annotated[
+        Literal["loss", "reward"], Field(description="a term of the loss, or taken from the reward of each token")
+    ] = "loss"
+    entropy_coef: Annotated[
+        float, Field(ge=0, description="the loss falls by so much per nat of the sampling distribution's entropy")
+    ] = 0.0
+    sampler_correction: SamplerCorrectionOptions = SamplerCorrectionOptions()
+    overlong: OverlongOptions = OverlongOptions()
+    mask_truncated: Annotated[
+        bool, Field(description="responses that were cut at the limit are not learned from (overlong filtering)")
+    ] = False
+    dynamic_sampling: DynamicSamplingOptions = DynamicSamplingOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        return filled(data) if isinstance(data, dict) else data
+
+    def origin(self, key: str) -> str | None:
+        """Where the default of a dotted key below `objective` comes from; None: it is the same for all names."""
+        from_limit = {"sum_divisor": self.sum_divisor is not None, "overlong.buffer_tokens": self.name == "dapo"}
+        if from_limit.get(key):
+            return "rollout.sampling.max_new_tokens"
+        chosen = {"name": self.name, "loss": self.loss, "aggregation": self.aggregation, "kl": self.kl}
+        return origin(chosen | {"drop_zero_variance": self.drop_zero_variance}, key)
 
     @property
-    def pulls_to_reference(self) -> bool:
+    def teaches_without_advantage(self) -> bool:
         """Whether the loss of a token has a gradient even where its advantage is 0."""
-        return self.kl != "none" and self.kl_coef > 0
+        return (self.needs_reference_in_loss and self.kl_coef > 0) or self.entropy_coef > 0
+
+    @property
+    def needs_reference_in_loss(self) -> bool:
+        """Whether the loss, or a metric of it, compares with the reference."""
+        return self.kl != "none" and self.kl_in == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether advantages need the KL to the reference of every token, which the learner is asked for first."""
+        return self.kl != "none" and self.kl_in == "reward"
+
+    def sized(self, max_new_tokens: int) -> "ObjectiveOptions":
+        """With the defaults that follow from the longest response."""
+        changes: dict[str, Any] = {}
+        if self.aggregation == "seq_mean_token_sum_norm" and self.sum_divisor is None:
+            changes["sum_divisor"] = float(max_new_tokens)
+        if self.overlong.buffer_tokens is None:
+            changes["overlong"] = self.overlong.model_copy(update={"buffer_tokens": max_new_tokens // 5})
+        return self.model_copy(update=changes) if changes else self
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Settings that would be ignored, or contradict each other."""
+        yield from self._clips()
+        yield from self._kl()
+        if self.sum_divisor is not None and self.aggregation != "seq_mean_token_sum_norm":
+            yield Contradiction(
+                "sum_divisor",
+                f"is set, but objective.aggregation is {self.aggregation}",
+                "set objective.aggregation=seq_mean_token_sum_norm, or leave it out",
+            )
+        if self.dynamic_sampling.max_rounds > 1 and not self.drop_zero_variance:
+            yield Contradiction(
+                "dynamic_sampling.max_rounds",
+                "replaces groups that are dropped, but objective.drop_zero_variance is false",
+                "set objective.drop_zero_variance=true, or max_rounds=1",
+            )
+        if self.overlong.buffer_tokens == 0 and self.overlong.penalty != OverlongOptions().penalty:
+            yield Contradiction(
+                "overlong.penalty", "is set, but overlong.buffer_tokens is 0", "set objective.overlong.buffer_tokens"
+            )
+        yield from self._correction()
+
+    def _clips(self) -> Iterator[Contradiction]:
+        if self.loss != "clip" and self.clip_dual is not None:
+            yield Contradiction("clip_dual", f"is set, but loss {self.loss} has none", "leave it out")
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        for key, value in bounds.items():
+            if self.loss == "policy_gradient" and value is not None:
+                yield Contradiction(key, "is set, but loss policy_gradient clips nothing", "leave it out")
+            elif value is None and self.loss != "policy_gradient" and (self.loss, key) != ("cispo", "clip_low"):
+                yield Contradiction(key, f"loss {self.loss} needs it", "leave it out for the default")
+
+    def _kl(self) -> Iterator[Contradiction]:
+        if self.kl == "none" and self.kl_coef > 0:
+            yield Contradiction("kl_coef", "is set, but objective.kl is none", "set objective.kl=k3, or kl_coef=0")
+        if self.kl_in == "reward" and self.kl == "none":
+            yield Contradiction("kl_in", "is reward, but objective.kl is none", "set objective.kl=k1, or leave it out")
+        elif self.kl_in == "reward" and self.kl_coef == 0:
+            yield Contradiction("kl_coef", "is 0, and kl_in: reward would take nothing", "set it, or objective.kl=none")
+
+    def _correction(self) -> Iterator[Contradiction]:
+        c = self.sampler_correction
+        if c.mode == "none" and c != SamplerCorrectionOptions():
+            yield Contradiction(
+                "sampler_correction.mode", "is none, but other keys of it are set", "set it to truncate or mask"
+            )
+        if c.mode == "truncate" and c.low is not None:
+            yield Contradiction("sampler_correction.low", "is only used with mode mask", "leave it out")
+        if c.mode != "none" and c.high is None:
+            yield Contradiction("sampler_correction.high", f"mode {c.mode} needs it", "leave it out for the default")
+        if c.low is not None and c.high is not None and c.low >= c.high:
+            yield Contradiction("sampler_correction.low", f"{c.low:g} is not below high = {c.high:g}", "lower it")

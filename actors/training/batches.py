@@ -29,8 +29,11 @@ class TokenBatch:
     targets: Tensor  # int64 [R]
     coefficients: Tensor  # float32 [R], of each token's loss in the mini-batch's loss
     advantages: Tensor  # float32 [R]; zeros for demonstrations
+    sampler_logprobs: Tensor  # float32 [R], of the sampling distribution; zeros for demonstrations
     sampler_logprobs_t1: Tensor  # float32 [R]; zeros for demonstrations
     samplers: Tensor  # int64 [R], rollout worker that drew the token; zeros for demonstrations
+    segments: Tensor  # int64 [S + 1], from 0 to R: whose response each token is of
+    indices: tuple[int, ...]  # [S], of each sequence in the mini-batch
     sequences: tuple[TrainSequence | Demonstration, ...]  # [S]; none on a rank without work
     starts: tuple[int, ...]  # [S], of each sequence in `tokens`
 
@@ -73,10 +76,10 @@ def build_mini_batch(
     for indices in plan[rank.index]:
         flat = build_micro_batch(indices, prompts, responses, padded=not packing)
         chosen = [sequences[i] for i in indices]
-        advantages = np.array([s.advantage if isinstance(s, TrainSequence) else 0.0 for s in chosen])
-        sampler = [s.sampler_logprobs_t1 for s in chosen if isinstance(s, TrainSequence)]
+        learned = [s for s in chosen if isinstance(s, TrainSequence)]
+        advantages = [np.broadcast_to(s.advantage, len(s.response_tokens)) for s in learned]
         samplers = np.array([s.sampler if isinstance(s, TrainSequence) else 0 for s in chosen])
-        logprobs = np.concatenate(sampler) if sampler else np.zeros(flat.rows.size)
+        nothing = np.zeros(flat.rows.size)
         micro.append(
             TokenBatch(
                 tokens=_tensor(flat.tokens, np.int64, rank.device),
@@ -86,9 +89,16 @@ def build_mini_batch(
                 coefficients=_tensor(
                     np.repeat(coefficients[list(indices)], flat.response_lengths), np.float32, rank.device
                 ),
-                advantages=_tensor(np.repeat(advantages, flat.response_lengths), np.float32, rank.device),
-                sampler_logprobs_t1=_tensor(logprobs, np.float32, rank.device),
+                advantages=_tensor(_joined(advantages, nothing), np.float32, rank.device),
+                sampler_logprobs=_tensor(
+                    _joined([s.sampler_logprobs for s in learned], nothing), np.float32, rank.device
+                ),
+                sampler_logprobs_t1=_tensor(
+                    _joined([s.sampler_logprobs_t1 for s in learned], nothing), np.float32, rank.device
+                ),
                 samplers=_tensor(np.repeat(samplers, flat.response_lengths), np.int64, rank.device),
+                segments=_tensor(np.cumsum([0, *flat.response_lengths]), np.int64, rank.device),
+                indices=tuple(indices),
                 sequences=tuple(chosen),
                 starts=tuple(flat.cu_seqlens[: len(chosen)].tolist()),
             )
@@ -105,12 +115,22 @@ def check_sequences(sequences: Sequence[TrainSequence | Demonstration], vocab_si
         if top >= vocab_size or min(int(s.prompt_tokens.min()), int(s.response_tokens.min())) < 0:
             raise ValueError(f"sequence {i}: token {top} is outside the model's vocabulary of {vocab_size}")
         if isinstance(s, TrainSequence):
-            if len(s.sampler_logprobs_t1) != len(s.response_tokens):
+            for given in (s.sampler_logprobs, s.sampler_logprobs_t1):
+                if len(given) != len(s.response_tokens):
+                    raise ValueError(
+                        f"sequence {i}: {len(given)} log-probs for {len(s.response_tokens)} response tokens"
+                    )
+            if np.ndim(s.advantage) and np.shape(s.advantage) != (len(s.response_tokens),):
                 raise ValueError(
-                    f"sequence {i}: {len(s.sampler_logprobs_t1)} log-probs for {len(s.response_tokens)} response tokens"
+                    f"sequence {i}: advantages of shape {np.shape(s.advantage)} for {len(s.response_tokens)} response "
+                    "tokens"
                 )
-            if not np.isfinite(s.advantage):
+            if not np.isfinite(s.advantage).all():
                 raise ValueError(f"sequence {i}: advantage is {s.advantage}")
+
+
+def _joined(parts: Sequence[NDArray[np.floating]], nothing: NDArray[np.floating]) -> NDArray[np.floating]:
+    return np.concatenate(parts) if parts else nothing
 
 
 def _tensor(values: NDArray[np.generic], dtype: type[np.generic], device: torch.device) -> Tensor:

@@ -92,6 +92,7 @@ class LogProbModel(nn.Module):
 
     _tell: Callable[[Tensor], None] | None = None  # see `telling`
     _recorded: tuple[int, ...] = ()
+    entropy_gradient = False  # whether the entropies carry gradient: costs a second table of [R, vocabulary]
 
     def __init__(self, network: CausalModel, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> None:
         super().__init__()
@@ -117,15 +118,17 @@ class LogProbModel(nn.Module):
         """Log-probs of `targets` [R], predicted by the hidden states at `rows` [R] of `tokens` [T].
 
         Returns float32 [R] each: log-softmax(logits / temperature) (differentiable), log-softmax(logits), and the
-        entropy of softmax(logits / temperature) in nats; the last two without gradient.
+        entropy of softmax(logits / temperature) in nats; the last two without gradient (see `entropy_gradient`).
         """
         hidden = self._states(tokens, PackedContext(cu_seqlens)).index_select(0, rows)
         if rows.numel() <= self.chunk_rows:
-            return chunk_logprobs(self.network.logits, hidden, targets, temperature)
+            return chunk_logprobs(self.network.logits, hidden, targets, temperature, self.entropy_gradient)
         parts = []
         for h, t in zip(torch.split(hidden, self.chunk_rows), torch.split(targets, self.chunk_rows), strict=True):
             if torch.is_grad_enabled():
-                part = checkpoint(chunk_logprobs, self.network.logits, h, t, temperature, use_reentrant=False)
+                part = checkpoint(
+                    chunk_logprobs, self.network.logits, h, t, temperature, self.entropy_gradient, use_reentrant=False
+                )
             else:
                 part = chunk_logprobs(self.network.logits, h, t, temperature)
             parts.append(part)
@@ -168,15 +171,20 @@ def computing_in(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]
 
 
 def chunk_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, temperature: float
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See LogProbModel.forward; of one chunk of rows."""
     logits = head(hidden).float()
     scaled = logits if temperature == 1.0 else logits / temperature
     table = F.log_softmax(scaled, dim=-1)
     logprobs = -F.nll_loss(table, targets, reduction="none")  # a gather that is not a view: FSDP2 hooks the output
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(table.exp() * table).sum(-1)
+    with torch.no_grad():
         if temperature == 1.0:
             return logprobs, logprobs.detach(), entropy
         logprobs_t1 = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)

@@ -11,10 +11,13 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.training import batches
@@ -31,7 +34,8 @@ from models.checkpoint import hf_state_dict, write_checkpoint
 from models.manifest import WeightsManifest
 from models.options import ModelOptions, batch_invariance
 from models.weights import Buffer, pack
-from policies.objective import grpo_losses, sequence_coefficients
+from policies.kl import kl_values
+from policies.objectives import LossInputs, sequence_coefficients, token_losses
 from policies.options import ObjectiveOptions
 
 
@@ -68,6 +72,7 @@ class Trainer:
         self.module = self._build()
         self.network = self.module.network
         self.network.set_activation_checkpointing(learner.activation_checkpointing)
+        self.module.entropy_gradient = objective.entropy_coef > 0
         self._reference = self._frozen_copy() if objective.kl != "none" else None
         self._optimizers: Optimizers | None = None
 
@@ -116,9 +121,10 @@ class Trainer:
         statistics = StepStatistics(self.rank.device, 1 + max(s.sampler for s in sequences))
         # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
         old = [self._old_logprobs(mini, temperature, statistics, recording) for mini in minis[1:]]
-        reference = [self._reference_logprobs(mini, temperature) for mini in minis]
+        compared = self.objective.needs_reference_in_loss
+        reference = [self._reference_logprobs(mini, temperature) if compared else [] for mini in minis]
         trained_s = time.perf_counter()
-        losses, norms, lr = [], [], 0.0
+        values, norms, lr = [], [], 0.0
         for number, mini in enumerate(minis):
             loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
             for m, batch in enumerate(mini.micro):
@@ -128,19 +134,27 @@ class Trainer:
                     if number == 0:
                         statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
                     old_logprobs = logprobs.detach() if number == 0 else old[number - 1][m]
-                    ref = reference[number][m] if reference[number] else None
-                    token_losses = grpo_losses(logprobs, old_logprobs, batch.advantages, self.objective, ref)
-                    statistics.add_losses(token_losses, entropy)
-                    loss += self._backward(token_losses.loss, batch)
+                    inputs = LossInputs(
+                        logprobs=logprobs,
+                        old_logprobs=old_logprobs,
+                        sampler_logprobs=batch.sampler_logprobs,
+                        advantages=batch.advantages,
+                        segments=batch.segments,
+                        reference_logprobs=reference[number][m] if reference[number] else None,
+                        entropy=entropy,
+                    )
+                    losses = token_losses(inputs, self.objective)
+                    statistics.add_tokens({"entropy": entropy} | losses.metrics)
+                    loss += self._backward(losses.loss, batch)
             value, norm, lr = self._update(loss)
-            losses.append(value)
+            values.append(value)
             norms.append(norm)
-        metrics = statistics.reduce(self.rank) | _means(losses, norms, lr)
+        metrics = statistics.reduce(self.rank) | _means(values, norms, lr)
         if recording is not None:
             metrics |= recording.metrics(self.rank)
         seconds = {"logprobs": trained_s - start_s, "train": time.perf_counter() - trained_s}
         tokens = sum(m.computed_tokens for m in minis)
-        return StepResult(tuple(losses), tuple(norms), metrics, tokens, seconds, started_s)
+        return StepResult(tuple(values), tuple(norms), metrics, tokens, seconds, started_s)
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         """One optimizer step on the mean cross-entropy (nats) of all response tokens."""
@@ -157,6 +171,26 @@ class Trainer:
         value, norm, lr = self._update(loss)
         seconds = {"logprobs": 0.0, "train": time.perf_counter() - start_s}
         return StepResult((value,), (norm,), _means([value], [norm], lr), mini.computed_tokens, seconds, started_s)
+
+    @torch.no_grad()
+    def reference_kl(self, sequences: Sequence[TrainSequence], *, temperature: float) -> dict[int, NDArray[np.float32]]:
+        """The estimator `objective.kl` of every response token under the current weights against the reference, of this
+        rank's share of the sequences, by their index. For KL in the reward: advantages need it before any update.
+        All ranks pass the same sequences."""
+        if self._reference is None or self.objective.kl == "none":
+            raise ValueError("objective.kl is none: there is no reference to compare with")
+        batches.check_sequences(sequences, self.module.vocab_size)
+        if not sequences:
+            return {}
+        mini, found = self._mini_batch(sequences), dict[int, NDArray[np.float32]]()
+        reference = self._reference_logprobs(mini, temperature)
+        with self._computing(self.module):
+            for batch, ref in zip(mini.micro, reference, strict=True):
+                logprobs = self._forward(self.module, batch, temperature)[0]
+                values = kl_values(logprobs, ref, self.objective.kl).cpu().numpy()
+                bounds = batch.segments.tolist()
+                found |= {i: values[a:b] for i, (a, b) in zip(batch.indices, pairwise(bounds), strict=True)}
+        return found
 
     @torch.no_grad()
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Tensor]:

@@ -81,8 +81,8 @@ class DemoRl:
         objective = self._config.objective
         sequences: list[TrainSequence] = []
         for start in range(0, len(rewards), samples):
-            group = group_advantages(rewards[start : start + samples], normalize_std=objective.normalize_std)
-            if group.zero_variance and objective.drop_zero_variance and not objective.pulls_to_reference:
+            group = group_advantages(rewards[start : start + samples], normalize_std=objective.normalize == "group")
+            if group.zero_variance and objective.drop_zero_variance and not objective.teaches_without_advantage:
                 continue
             for request, advantage in zip(asked.requests[start : start + samples], group.advantages, strict=True):
                 rollout = rollouts[request.request_id]

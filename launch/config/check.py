@@ -28,13 +28,20 @@ def _run(c: Config) -> Iterator[Issue]:
 
 
 def _objective(c: Config) -> Iterator[Issue]:
-    if c.objective.kl == "none" and c.objective.kl_coef > 0:
-        yield Issue("objective.kl_coef", "is set, but objective.kl is none", remedy="set objective.kl=k3, or kl_coef=0")
-    if c.objective.sum_divisor is not None and c.objective.aggregation != "sequence_sum":
+    for fault in c.objective.contradictions():
+        yield Issue(f"objective.{fault.key}", fault.message, remedy=fault.remedy)
+    sampling, buffer = c.rollout.sampling, c.objective.overlong.buffer_tokens
+    if buffer is not None and buffer > sampling.max_new_tokens:
         yield Issue(
-            "objective.sum_divisor",
-            f"is set, but objective.aggregation is {c.objective.aggregation}",
-            remedy="set objective.aggregation=sequence_sum, or leave it out",
+            "objective.overlong.buffer_tokens",
+            f"{buffer} is more than rollout.sampling.max_new_tokens = {sampling.max_new_tokens}",
+            remedy="lower it",
+        )
+    if c.objective.sampler_correction.mode != "none" and (sampling.top_k > 0 or sampling.top_p < 1):
+        yield Issue(
+            "objective.sampler_correction.mode",
+            "compares log-probs of the whole vocabulary, but rollout.sampling.top_k or top_p leaves tokens out",
+            remedy="set top_k=0 and top_p=1, or mode=none",
         )
 
 

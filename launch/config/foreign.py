@@ -1,7 +1,9 @@
 """What other trainers call things, and where they are here. Owns the table only; used where a key is unknown."""
 
 ABSENT = ""  # known elsewhere, not in this version
-_GRPO = "GRPO and its switches are the only algorithm of this version: see the section objective"
+_NAME = "objective.name"
+_ENTROPY, _TRUNCATED = "objective.entropy_coef", "objective.mask_truncated"
+_CORRECTION = "objective.sampler_correction"
 _LR, _BATCH, _GROUP = "learner.optimizer.lr", "rollout.prompts_per_step", "rollout.rollouts_per_prompt"
 _RESPONSE, _PROMPT = "rollout.sampling.max_new_tokens", "data.max_prompt_tokens"
 _GPUS, _MICRO, _MINI = "cluster.gpus_per_worker", "learner.micro_batch_tokens", "learner.mini_batches"
@@ -21,14 +23,18 @@ NAMES: dict[str, str] = {
     "ppo_micro_batch_size": _MICRO, "ppo_micro_batch_size_per_gpu": _MICRO, "ppo_max_token_len_per_gpu": _MICRO,
     "per_device_train_batch_size": _MICRO, "micro_train_batch_size": _MICRO, "use_remove_padding": "learner.packing",
     # objective
-    "algorithm": _GRPO, "adv_estimator": _GRPO, "advantage_estimator": _GRPO, "objective.loss": _GRPO,
-    "objective.name": _GRPO, "objective.algorithm": _GRPO, "loss_type": "objective.aggregation",
+    "algorithm": _NAME, "adv_estimator": _NAME, "advantage_estimator": _NAME, "loss_mode": "objective.loss",
+    "objective.algorithm": _NAME, "loss_type": "objective.aggregation", "use_kl_in_reward": "objective.kl_in",
     "loss_agg_mode": "objective.aggregation", "clip_ratio": "objective.clip_high", "cliprange": "objective.clip_high",
     "clip_ratio_low": "objective.clip_low", "clip_ratio_high": "objective.clip_high",
     "epsilon_high": "objective.clip_high", "objective.epsilon": "objective.clip_low",
     "beta": "objective.kl_coef", "kl_loss_coef": "objective.kl_coef", "init_kl_coef": "objective.kl_coef",
     "use_kl_loss": "objective.kl", "kl_loss_type": "objective.kl", "kl_penalty": "objective.kl",
-    "scale_rewards": "objective.normalize_std", "norm_adv_by_std_in_grpo": "objective.normalize_std",
+    "scale_rewards": "objective.normalize", "norm_adv_by_std_in_grpo": "objective.normalize",
+    "normalize_std": "objective.normalize", "filter_groups": "objective.dynamic_sampling", "entropy_coeff": _ENTROPY,
+    "entropy_coef": _ENTROPY, "overlong_buffer": "objective.overlong", "mask_truncated_completions": _TRUNCATED,
+    "overlong_filter": _TRUNCATED, "clip_ratio_c": "objective.clip_dual", "rollout_is": _CORRECTION,
+    "rollout_is_threshold": _CORRECTION, "vllm_importance_sampling_correction": _CORRECTION,
     # rollouts
     "num_generations": _GROUP, "n_samples_per_prompt": _GROUP, "rollout.n": _GROUP, "group_size": _GROUP,
     "train_batch_size": _BATCH, "rollout_batch_size": _BATCH, "gen_batch_size": _BATCH,
@@ -56,7 +62,7 @@ NAMES: dict[str, str] = {
     # what this version has not
     **dict.fromkeys(
         ("lora", "lora_rank", "lora_alpha", "lora_target_modules", "peft_config", "use_peft", "load_in_4bit", "critic",
-         "entropy_coeff", "entropy_coef", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp",
+         "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp",
          "ulysses_sequence_parallel_size", "multi_turn", "tools", "sync_ref_model", "deepspeed", "param_offload",
          "optimizer_offload", "push_to_hub", "num_iterations", "ppo_epochs"),
         ABSENT,

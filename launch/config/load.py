@@ -1,7 +1,8 @@
 """From a YAML file and overrides to one validated `Config`. Owns the order of the steps and how faults are reported.
 
 The steps: parse the file, apply overrides, validate types and ranges, check keys against each other, resolve
-relative paths. Every fault of the first three steps is reported at once; cross-checks need a tree that has types.
+relative paths and defaults that follow from other keys. Every fault of the first three steps is reported at once;
+cross-checks need a tree that has types.
 """
 
 import json
@@ -33,8 +34,10 @@ class Loaded:
     places: dict[KeyPath, str]  # "file.yaml:12" or "override"; keys that are absent have their default
 
     def source(self, name: str) -> str:
-        """Place of the value of the dotted key `name`: `file.yaml:12`, `override` or `default`."""
-        return self.places.get(tuple(name.split(".")), "default")
+        """Where the value of the dotted key `name` comes from: `file.yaml:12`, `override`, another key, `default`."""
+        place = self.places.get(tuple(name.split(".")))
+        section, _, key = name.partition(".")
+        return place or (section == "objective" and self.config.objective.origin(key)) or "default"
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
@@ -59,6 +62,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     ]
     if faults:
         raise ConfigError(faults)
+    sized = config.objective.sized(config.rollout.sampling.max_new_tokens)
+    config = config.model_copy(update={"objective": sized})
     return Loaded(resolve_paths(config, config_dir=path.resolve().parent), path, document.places)
 
 

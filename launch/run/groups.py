@@ -67,9 +67,9 @@ def training_sequences(
         if len(members) < 2:
             ungraded += 1
             continue
-        advantages = group_advantages([m.grade.value for m in members], normalize_std=objective.normalize_std)
+        advantages = group_advantages([m.grade.value for m in members], normalize_std=objective.normalize == "group")
         zero_variance += advantages.zero_variance
-        if advantages.zero_variance and objective.drop_zero_variance and not objective.pulls_to_reference:
+        if advantages.zero_variance and objective.drop_zero_variance and not objective.teaches_without_advantage:
             continue
         used += 1
         sequences.extend(

@@ -86,8 +86,9 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     # other trainers' names
     (["learning_rate=1e-6"], "learning_rate", "here it is learner.optimizer.lr"),
     (["learner.lr=1e-6"], "learner.lr", "did you mean learner.optimizer.lr?"),
-    (["algorithm=grpo"], "algorithm", "see the section objective"),
-    (["objective.loss=gspo"], "objective.loss", "see the section objective"),
+    (["algorithm=grpo"], "algorithm", "here it is objective.name"),
+    (["objective.loss=gspo"], "objective.loss", "expected one of clip, sequence_clip, cispo, policy_gradient"),
+    (["objective.normalize_std=false"], "objective.normalize_std", "here it is objective.normalize"),
     (["rollout.n=8"], "rollout.n", "here it is rollout.rollouts_per_prompt"),
     (["num_generations=8"], "num_generations", "here it is rollout.rollouts_per_prompt"),
     (["lora.rank=8"], "lora", "lora is not in this version"),

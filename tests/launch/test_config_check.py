@@ -108,7 +108,7 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
     "overrides",
     [
         ["objective.kl_coef=0.1", "objective.kl=k3"],
-        ["objective={aggregation: sequence_sum, sum_divisor: 512, normalize_std: false}"],  # Dr. GRPO
+        ["objective={aggregation: seq_mean_token_sum_norm, sum_divisor: 512, normalize: none}"],  # Dr. GRPO
         ["learner.mini_batches=128"],
         ["learner.autocast_bf16=true", "model.dtype=bfloat16"],
         ["eval.every=5", "data.eval=e.jsonl"],

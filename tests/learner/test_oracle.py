@@ -61,7 +61,7 @@ def dumb_steps(
                         x = torch.minimum(x, -objective.clip_dual * torch.tensor(s.advantage))
                     if objective.kl == "k3":
                         x = x + objective.kl_coef * (torch.exp(ref[t] - new[t]) - 1 - (ref[t] - new[t]))
-                    each = s.weight / len(new) if objective.aggregation == "sequence_mean" else s.weight
+                    each = s.weight / len(new) if objective.aggregation == "seq_mean_token_mean" else s.weight
                     total = total + each / (objective.sum_divisor or 1) * x
                 norm += s.weight * (len(new) if objective.aggregation == "token_mean" else 1)
             loss = total / norm
@@ -84,8 +84,8 @@ def dumb_steps(
         (ObjectiveOptions(), 1, 1.0),
         (ObjectiveOptions(clip_low=0.02, clip_high=0.03), 3, 1.0),
         (ObjectiveOptions(clip_low=0.02, clip_high=0.03, kl="k3", kl_coef=0.3), 2, 0.7),
-        (ObjectiveOptions(aggregation="sequence_mean"), 2, 1.3),
-        (ObjectiveOptions(aggregation="sequence_sum", sum_divisor=20), 2, 1.0),
+        (ObjectiveOptions(aggregation="seq_mean_token_mean"), 2, 1.3),
+        (ObjectiveOptions(aggregation="seq_mean_token_sum_norm", sum_divisor=20), 2, 1.0),
         (ObjectiveOptions(clip_low=0.02, clip_high=0.03, clip_dual=1.05), 3, 1.0),
     ],
 )

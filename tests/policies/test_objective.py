@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.objective import grpo_losses, sequence_coefficients
+from policies.objectives import sequence_coefficients
 from policies.options import ObjectiveOptions
+from tests.policies.objectives import grpo_losses
 
 OPTIONS = ObjectiveOptions(clip_low=0.2, clip_high=0.28)
 
@@ -51,11 +52,11 @@ def test_clip_fractions_count_the_tokens_without_gradient() -> None:
     logp = torch.tensor([1.5, 0.5, 0.5, 1.5, 1.0, 0.5]).log()
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 0.0])
     losses = grpo_losses(logp, torch.zeros(6), advantages, OPTIONS)
-    assert losses.clipped_high.tolist() == [True, False, False, False, False, False]
-    assert losses.clipped_low.tolist() == [False, False, True, False, False, False]
-    assert not losses.clipped_dual.any()
+    assert losses.metrics["clip_fraction/high"].tolist() == [True, False, False, False, False, False]
+    assert losses.metrics["clip_fraction/low"].tolist() == [False, False, True, False, False, False]
+    assert not losses.metrics["clip_fraction/dual"].any()
     losses = grpo_losses(torch.tensor([4.0, 4.0, 2.0]).log(), torch.zeros(3), torch.tensor([-1.0, 1.0, -1.0]), OPTIONS)
-    assert losses.clipped_dual.tolist() == [True, False, False]
+    assert losses.metrics["clip_fraction/dual"].tolist() == [True, False, False]
 
 
 def test_a_bound_out_of_reach_changes_no_bit() -> None:
@@ -77,7 +78,7 @@ def test_a_bound_out_of_reach_changes_no_bit() -> None:
 
 def test_kl_old_by_hand() -> None:
     losses = grpo_losses(torch.tensor([math.log(1.5)]), torch.zeros(1), torch.ones(1), OPTIONS)
-    assert losses.kl_old.item() == pytest.approx(0.5 - math.log(1.5), rel=1e-6)
+    assert losses.metrics["kl_old"].item() == pytest.approx(0.5 - math.log(1.5), rel=1e-6)
 
 
 def test_kl_term_is_added_with_its_coefficient() -> None:
@@ -89,7 +90,7 @@ def test_kl_term_is_added_with_its_coefficient() -> None:
     assert losses.loss.item() == pytest.approx(0.1 * (0.5 - 1 + math.log(2)), rel=1e-9)
     assert logp.grad is not None
     assert logp.grad.item() == pytest.approx(0.1 * (1 - 0.5), rel=1e-9)  # d k3 / d logp = 1 - ref/pi
-    assert losses.kl_reference is not None
+    assert losses.metrics["kl"].item() == pytest.approx(0.5 - 1 + math.log(2), rel=1e-9)
     with pytest.raises(ValueError, match=r"objective\.kl is k3"):
         grpo_losses(logp, logp.detach(), torch.zeros(1), options)
 
@@ -111,17 +112,17 @@ def test_aggregations_by_hand() -> None:
         return float(sum(cs * xs.sum() for cs, xs in zip(c, x, strict=True)))
 
     assert loss([1, 1], "token_mean") == pytest.approx(16 / 4)
-    assert loss([1, 1], "sequence_mean") == pytest.approx((2 + 10) / 2)
+    assert loss([1, 1], "seq_mean_token_mean") == pytest.approx((2 + 10) / 2)
     assert loss([2, 1], "token_mean") == pytest.approx((2 * 6 + 10) / 7)
-    assert loss([2, 1], "sequence_mean") == pytest.approx((2 * 2 + 10) / 3)
+    assert loss([2, 1], "seq_mean_token_mean") == pytest.approx((2 * 2 + 10) / 3)
     assert loss([0, 1], "token_mean") == pytest.approx(10)
-    assert loss([1, 1], "sequence_sum") == pytest.approx((6 + 10) / 2)
-    assert loss([2, 1], "sequence_sum") == pytest.approx((2 * 6 + 10) / 3)
+    assert loss([1, 1], "seq_mean_token_sum") == pytest.approx((6 + 10) / 2)
+    assert loss([2, 1], "seq_mean_token_sum") == pytest.approx((2 * 6 + 10) / 3)
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.floats(0.01, 10)), min_size=1, max_size=40),
-    st.sampled_from(["token_mean", "sequence_mean"]),
+    st.sampled_from(["token_mean", "seq_mean_token_mean"]),
 )
 def test_a_constant_has_itself_as_mean(sequences: list[tuple[int, float]], how: str) -> None:
     lengths, weights = [t for t, _ in sequences], [w for _, w in sequences]

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from policies.advantages import group_advantages
 from policies.kl import kl_penalty, kl_values
-from policies.objective import grpo_losses, sequence_coefficients
+from policies.objectives import sequence_coefficients
 from policies.options import ObjectiveOptions
+from tests.policies.objectives import grpo_losses
 
-Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 PPO = ObjectiveOptions(clip_low=0.2, clip_high=0.2, clip_dual=None)
 
 
@@ -54,9 +55,13 @@ def test_log_ratios_are_cut_at_twenty_as_in_verl() -> None:
     ("aggregation", "divisor", "expected"),
     [
         ("token_mean", None, -6.4505228 / 4),  # verl token-mean; TRL bnpo, dapo; SkyRL token_mean
-        ("sequence_mean", None, -(5.2505228 / 3 + 1.2) / 2),  # verl seq-mean-token-mean; TRL grpo; SkyRL sequence_mean
-        ("sequence_sum", None, -(5.2505228 + 1.2) / 2),  # verl seq-mean-token-sum
-        ("sequence_sum", 4.0, -(5.2505228 / 4 + 1.2 / 4) / 2),  # TRL dr_grpo; SkyRL seq_mean_token_sum_norm
+        (
+            "seq_mean_token_mean",
+            None,
+            -(5.2505228 / 3 + 1.2) / 2,
+        ),  # verl seq-mean-token-mean; TRL grpo; SkyRL sequence_mean
+        ("seq_mean_token_sum", None, -(5.2505228 + 1.2) / 2),  # verl seq-mean-token-sum
+        ("seq_mean_token_sum_norm", 4.0, -(5.2505228 / 4 + 1.2 / 4) / 2),  # TRL dr_grpo; SkyRL seq_mean_token_sum_norm
     ],
 )
 def test_reductions_of_two_sequences_of_three_tokens_and_one(
@@ -71,8 +76,8 @@ def test_reductions_of_two_sequences_of_three_tokens_and_one(
 
 def test_dr_grpo_weighs_a_token_alike_in_any_batch() -> None:
     """With the constant normaliser a token's factor depends neither on its own response's length nor on others'."""
-    alone = sequence_coefficients([7, 3], [1, 1], "sequence_sum", 100)
-    longer = sequence_coefficients([70, 3], [1, 1], "sequence_sum", 100)
+    alone = sequence_coefficients([7, 3], [1, 1], "seq_mean_token_sum_norm", 100)
+    longer = sequence_coefficients([70, 3], [1, 1], "seq_mean_token_sum_norm", 100)
     assert alone.tolist() == longer.tolist() == [0.005, 0.005]
 
 

@@ -1,0 +1,62 @@
+"""Importance weights for the gap between the engine that sampled and the learner that learns.
+
+The same weights give other log-probs in another program (kernels, dtype, quantisation), so tokens are drawn from pi_s,
+not from pi_old, whose gradient is taken. The weight w = pi_old / pi_s corrects for it; it is bounded, because one token
+that the engine found too likely would outweigh all others.
+
+Sources: truncated importance sampling (TIS), Yao et al. 2025, "Your efficient RL framework secretly brings you
+off-policy RL training"; masked (MIS), Liu et al. 2025, "When speed kills stability"; masked by token on both sides,
+Ling Team 2025 (IcePop). A masked token or response stays in the denominators of the aggregation: the loss is lower, not
+rescaled.
+"""
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from policies.kl import MAX_LOG_RATIO, difference, kl_values
+from policies.objectives.ratios import segment_means, segment_sums, spread
+from policies.options import Level, SamplerCorrectionOptions
+
+PREFIX = "sampler_correction"
+
+
+@torch.no_grad()
+def sampler_weights(
+    old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, options: SamplerCorrectionOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(weights [R], metrics [R] each), detached. `mode` must not be none."""
+    weights = log_weights(old_logprobs, sampler_logprobs, segments, options.level).exp()
+    if options.high is None:
+        raise ValueError(f"objective.sampler_correction.high is not set: mode {options.mode} needs it")
+    above, below = weights > options.high, weights < (options.low or 0.0)
+    if options.mode == "truncate":
+        weights = weights.clamp(max=options.high)
+        bounded = {f"{PREFIX}/truncated": above}
+    else:
+        weights = torch.where(above | below, torch.zeros_like(weights), weights)
+        bounded = {f"{PREFIX}/masked": above | below}
+    return weights, {
+        **bounded,
+        f"{PREFIX}/weight": weights,
+        f"{PREFIX}/weight_squared": weights * weights,
+        # Tokens are drawn by the sampler: estimators of KL(pi_s || pi_old), whose log ratio is log pi_s - log pi_old.
+        f"{PREFIX}/k1": difference(sampler_logprobs, old_logprobs),
+        f"{PREFIX}/k3": kl_values(sampler_logprobs, old_logprobs, "k3"),
+    }
+
+
+def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, level: Level) -> Tensor:
+    """log w of every token [R], within +-MAX_LOG_RATIO."""
+    logs = difference(old_logprobs, sampler_logprobs)
+    match level:
+        case "token":
+            pass
+        case "sequence":
+            logs = spread(segment_sums(logs, segments), segments)
+        case "geometric":
+            logs = spread(segment_means(logs, segments), segments)
+        case _:
+            assert_never(level)
+    return logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -1,0 +1,97 @@
+"""The surrogate losses, one function each, and the table that `objective.loss` chooses from.
+
+r is the probability ratio of a token, exp(logprobs - old_logprobs); A its advantage. At r = 1 all of them have the
+gradient of -A log pi, the policy gradient. What is common to all (KL, entropy, importance weights) is in `compose`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from policies.kl import difference, finite
+from policies.objectives.ratios import log_ratio, segment_means, spread
+from policies.objectives.types import LossInputs, TokenLosses
+from policies.options import Loss, ObjectiveOptions
+
+Function = Callable[[LossInputs, ObjectiveOptions], TokenLosses]
+
+
+def clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
+    """PPO, GRPO: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+
+    Where A < 0 it is at most -clip_dual A: without, it grows with r, and one token that became likely may outweigh all
+    others. Source: Schulman et al. 2017 (PPO), eq. 7; Shao et al. 2024 (GRPO), eq. 3; asymmetric clip: Yu et al. 2025
+    (DAPO), eq. 10; dual clip: Ye et al. 2020, eq. 4, 3 as in verl.
+    """
+    return _clipped(log_ratio(inputs.logprobs, inputs.old_logprobs).exp(), inputs.advantages, options)
+
+
+def sequence_clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
+    """GSPO: as `clip`, with the ratio of the whole response, s = exp(mean_t log r_t), in the place of each token's.
+
+    In the form of GSPO-token: s_t = sg(s) pi_t / sg(pi_t), whose value is s and whose gradient reaches each token with
+    its own advantage; where these are equal it is GSPO. Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 to 7, 13,
+    14. Meant for `seq_mean_token_mean`, which makes a sequence's loss min(s A, clip(s) A).
+    """
+    ratios = log_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
+    sequence = spread(segment_means(ratios, inputs.segments), inputs.segments).exp()
+    own = difference(inputs.logprobs, inputs.logprobs.detach()).exp()  # 1, with the gradient of log pi
+    return _clipped(sequence * own, inputs.advantages, options)
+
+
+def cispo(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
+    """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi. No token loses its gradient; its weight is bounded.
+
+    Source: MiniMax 2025 (MiniMax-M1, arXiv 2506.13585), eq. 4 and 5; as there, no lower bound unless clip_low is set.
+    """
+    ratio = log_ratio(inputs.logprobs.detach(), inputs.old_logprobs).exp()
+    low, high = _bounds(options)
+    loss = -ratio.clamp(low, high) * inputs.advantages * finite(inputs.logprobs)
+    cut_low, cut_high = ratio < low, ratio > high
+    return TokenLosses(
+        loss,
+        {
+            "clip_fraction": cut_low | cut_high,
+            "clip_fraction/low": cut_low,
+            "clip_fraction/high": cut_high,
+        },
+    )
+
+
+def policy_gradient(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
+    """REINFORCE: -A log pi. With several mini-batches the later ones are off-policy, which nothing corrects.
+
+    Source: Williams 1992; with a leave-one-out baseline RLOO (Ahmadian et al. 2024, arXiv 2402.14740, section 3.3).
+    """
+    return TokenLosses(-inputs.advantages * finite(inputs.logprobs), {})
+
+
+LOSSES: Mapping[Loss, Function] = {
+    "clip": clip,
+    "sequence_clip": sequence_clip,
+    "cispo": cispo,
+    "policy_gradient": policy_gradient,
+}
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, options: ObjectiveOptions) -> TokenLosses:
+    low, high = _bounds(options)
+    clipped = ratio.clamp(low, high)
+    loss = -torch.minimum(ratio * advantages, clipped * advantages)
+    fixed = ratio.detach()
+    metrics = {
+        "clip_fraction/low": (fixed < low) & (advantages < 0),  # tokens without gradient: each of the three
+        "clip_fraction/high": (fixed > high) & (advantages > 0),
+    }
+    if options.clip_dual is not None:
+        dual = (fixed > options.clip_dual) & (advantages < 0)
+        loss = torch.where(dual, -options.clip_dual * advantages, loss)
+        metrics["clip_fraction/dual"] = dual
+    return TokenLosses(loss, {"clip_fraction": torch.stack(tuple(metrics.values())).any(0), **metrics})
+
+
+def _bounds(options: ObjectiveOptions) -> tuple[float, float]:
+    low = 0.0 if options.clip_low is None else 1.0 - options.clip_low
+    return low, math.inf if options.clip_high is None else 1.0 + options.clip_high

@@ -1,0 +1,29 @@
+"""Differences of log-probs, and means over the tokens of a response. Owns how extreme values stay finite."""
+
+import torch
+from torch import Tensor
+
+from policies.kl import MAX_LOG_RATIO, difference
+
+
+def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
+    """log of the probability ratio, within +-MAX_LOG_RATIO; beyond it has no gradient. 0 where both are impossible."""
+    return difference(logprobs, others).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
+    """[S]: sums of `values` [R] over each sequence; 0 for an empty one. In a fixed order: bitwise reproducible."""
+    if values.numel() == 0:
+        return values.new_zeros(segments.numel() - 1)
+    sums: Tensor = torch.segment_reduce(values, "sum", lengths=segments.diff(), initial=0.0)
+    return sums
+
+
+def segment_means(values: Tensor, segments: Tensor) -> Tensor:
+    """[S]: means of `values` [R] over each sequence; 0 for an empty one."""
+    return segment_sums(values, segments) / segments.diff().clamp(min=1)
+
+
+def spread(values: Tensor, segments: Tensor) -> Tensor:
+    """[R]: to every token the value of its sequence, of `values` [S]."""
+    return values.repeat_interleave(segments.diff())

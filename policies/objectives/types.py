@@ -1,0 +1,28 @@
+"""What an objective is given and what it gives. Plain tensors of one micro-batch on one device."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """[R]: one entry per response token, sequence after sequence. All log-probs are of softmax(logits / temperature);
+    `logprobs` carries gradient, and `entropy` if the objective rewards it."""
+
+    logprobs: Tensor  # [R], under the current weights
+    old_logprobs: Tensor  # [R], the learner's under the weights at the start of the RL step
+    sampler_logprobs: Tensor  # [R], the engine's, of the distribution it drew from
+    advantages: Tensor  # [R]; equal within a sequence unless rewards are given to tokens
+    segments: Tensor  # int64 [S + 1], from 0 to R: the tokens of sequence s are segments[s]:segments[s + 1]
+    reference_logprobs: Tensor | None = None  # [R], if the loss has a KL term
+    entropy: Tensor | None = None  # [R], of softmax(logits / temperature), if the objective rewards it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLosses:
+    """The losses of the tokens, and what is worth knowing about them."""
+
+    loss: Tensor  # [R], differentiable: to be multiplied by the sequence coefficients and summed
+    metrics: dict[str, Tensor]  # [R] each, detached: a step's metric is the mean over its tokens. Names depend on the
+    # options only, never on the data: ranks add them up in order

@@ -1,0 +1,125 @@
+"""Objectives by name: each is a table of defaults for the other keys of `objective:`. Owns the tables and their order.
+
+What is written wins over the preset, the preset over the defaults of its loss, these over those of the schema.
+A default that something written has made meaningless (the coefficient of a KL term that was switched off) is left out.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Values = Mapping[str, Any]
+
+# Bounds of the ratio mean something else in each loss, so their defaults belong to the loss.
+LOSSES: dict[str, Values] = {
+    "clip": {"clip_low": 0.2, "clip_high": 0.28, "clip_dual": 3.0},
+    "sequence_clip": {"clip_low": 3e-4, "clip_high": 4e-4, "clip_dual": None},
+    "cispo": {"clip_low": None, "clip_high": 4.0, "clip_dual": None},
+    "policy_gradient": {"clip_low": None, "clip_high": None, "clip_dual": None},
+}
+
+PRESETS: dict[str, Values] = {
+    "grpo": {"loss": "clip", "baseline": "group", "normalize": "group", "aggregation": "token_mean"},
+    "dr_grpo": {"loss": "clip", "baseline": "group", "normalize": "none", "aggregation": "seq_mean_token_sum_norm"},
+    "dapo": {
+        "loss": "clip",
+        "baseline": "group",
+        "normalize": "group",
+        "aggregation": "token_mean",
+        "clip_dual": 10.0,
+        "overlong": {"buffer_tokens": None},
+        "dynamic_sampling": {"max_rounds": 10},
+    },
+    "gspo": {
+        "loss": "sequence_clip",
+        "baseline": "group",
+        "normalize": "group",
+        "aggregation": "seq_mean_token_mean",
+    },
+    "cispo": {"loss": "cispo", "baseline": "group", "normalize": "group", "aggregation": "token_mean"},
+    "rloo": {
+        "loss": "policy_gradient",
+        "baseline": "leave_one_out",
+        "normalize": "none",
+        "aggregation": "seq_mean_token_sum",
+    },
+    "reinforce": {
+        "loss": "policy_gradient",
+        "baseline": "batch",
+        "normalize": "none",
+        "aggregation": "seq_mean_token_sum",
+        "drop_zero_variance": False,
+    },
+    "reinforce_pp": {
+        "loss": "clip",
+        "baseline": "none",
+        "normalize": "whiten",
+        "aggregation": "token_mean",
+        "drop_zero_variance": False,
+        "kl": "k1",
+        "kl_in": "reward",
+        "kl_coef": 0.01,
+    },
+    "reinforce_pp_baseline": {
+        "loss": "clip",
+        "baseline": "group",
+        "normalize": "whiten",
+        "aggregation": "token_mean",
+        "kl": "k2",
+        "kl_in": "loss",
+        "kl_coef": 0.001,
+    },
+}
+
+CORRECTIONS: dict[tuple[str, str], Values] = {  # (mode, level)
+    ("truncate", "token"): {"high": 2.0},
+    ("truncate", "sequence"): {"high": 2.0},
+    ("truncate", "geometric"): {"high": 2.0},
+    ("mask", "token"): {"low": 0.5, "high": 5.0},
+    ("mask", "sequence"): {"low": 0.5, "high": 2.0},
+    ("mask", "geometric"): {"low": 0.999, "high": 1.001},
+}
+
+
+def layers(written: Values) -> Iterator[tuple[str, Values]]:
+    """(where it comes from, defaults), the strongest first; `written` itself is not among them. Names that are not
+    known give nothing: whoever validates says so."""
+    name = written.get("name", "grpo")
+    preset = dict(PRESETS.get(name, {}) if isinstance(name, str) else {})
+    loss = written.get("loss", preset.get("loss"))
+    _drop(preset, written, "loss", {key for key in preset if key.startswith("clip_")})
+    _drop(preset, written, "aggregation", {"sum_divisor"})
+    if written.get("kl") == "none":
+        _drop(preset, written, "kl", {"kl_coef", "kl_in"})
+    if written.get("drop_zero_variance") is False:
+        _drop(preset, written, "drop_zero_variance", {"dynamic_sampling"})
+    yield f"objective.name: {name}", preset
+    yield f"objective.loss: {loss}", LOSSES.get(loss, {}) if isinstance(loss, str) else {}
+
+
+def filled(written: Values) -> dict[str, Any]:
+    """What is written, and below it the defaults of the preset and its loss."""
+    values: dict[str, Any] = {}
+    for defaults in (*reversed([layer for _, layer in layers(written)]), written):
+        for key, value in defaults.items():
+            both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping)
+            values[key] = {**values[key], **value} if both else value
+    return values
+
+
+def origin(written: Values, key: str) -> str | None:
+    """Which layer the default of a dotted key below `objective` comes from; None: the schema."""
+    for source, values in layers(written):
+        found: Any = values
+        for part in key.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                break
+            found = found[part]
+        else:
+            return source
+    return None
+
+
+def _drop(preset: dict[str, Any], written: Values, key: str, dependent: set[str]) -> None:
+    if key in written and written[key] != preset.get(key):
+        for name in dependent:
+            preset.pop(name, None)
