@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.same_losses import first_difference
 from benchmarks.tools.chaos import (
     TITLES,
     Moment,
     NothingToKillError,
     VictimName,
-    difference,
     kill_at,
     reasons,
     step_seconds,
@@ -101,7 +101,7 @@ def disturbed(jobs: Jobs, index: int, victim: VictimName, seconds: dict[int, flo
             process.wait()
             code = None
         run = jobs.folder / name
-        differs = difference(jobs.folder / "undisturbed", run) if code == 0 else None
+        differs = first_difference(jobs.folder / "undisturbed", run) if code == 0 else None
         said = reasons(run, victim)
         return {
             "victim": victim,

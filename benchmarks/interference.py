@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.machine import describe_machine, is_busy
-from benchmarks.tools.chaos import difference
+from benchmarks.same_losses import first_difference
 from benchmarks.tools.turns import interval, opened, pin, take_turns, wait_for_trainers
 from launch.cluster.session import ray_session
 from launch.config import Config, load_config
@@ -120,7 +120,7 @@ def main() -> int:
     }
     found = {label: interval(series) for label, series in ratios.items()}
     drafter = read(folder / "on" / "drafter.jsonl")[WARM_STEPS:]
-    differs = {name: difference(folder / "off", folder / name) for name in JOBS[1:]}
+    differs = {name: first_difference(folder / "off", folder / name) for name in JOBS[1:]}
     result = {
         "question": "what does drafter training on idle workers cost an RL step?",
         "machine": describe_machine(("torch", "ray")),

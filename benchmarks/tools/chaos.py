@@ -3,18 +3,16 @@
 Victims are found among the descendants of this process, so the job's Ray head must have been started by it.
 """
 
-import json
 import random
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
-from benchmarks.same_losses import Key, first_difference, read_metrics
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
 from launch.observe.journal import read
@@ -38,10 +36,6 @@ EVENTS: dict[VictimName, str] = {
     "buffer": "buffer_lost",
     "reward_worker": "reward_worker_replaced",
 }
-# Who did the work, how fast, and what only saves time, may differ; everything else is what was sampled and learned.
-MAY_DIFFER = (
-    "rollouts/reissued", "workers/lost", "logprob_gap/worker/", "engine/", "speculation/", "drafter/", "recording/"
-)  # fmt: skip
 _WAIT_S = 10.0
 _POLL_S = 0.01
 
@@ -162,31 +156,3 @@ def step_seconds(run_dir: Path) -> dict[int, float]:
 def reasons(run_dir: Path, victim: VictimName) -> list[str]:
     """What the run said about the loss."""
     return [str(e["message"]) for e in read(run_dir / "events.jsonl") if e["kind"] == EVENTS[victim]]
-
-
-def difference(before: Path, after: Path) -> str | None:
-    """The first thing in which two runs differ that they must not; None if they sampled and learned the same.
-
-    Compares every metric but MAY_DIFFER and timings, the length of each response, and the text, reward and end of each
-    recorded one (all, if observe.samples_per_step says so).
-    """
-    found = first_difference(_learned(before), _learned(after))
-    if found is not None:
-        return found
-    for name in ("lengths.jsonl", "samples.jsonl"):
-        mine, theirs = (_sorted(read(run / name)) for run in (before, after))
-        if mine != theirs:
-            at = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
-            return f"{name}: {len(mine)} and {len(theirs)} records; {at}"
-    return None
-
-
-def _learned(run: Path) -> dict[Key, dict[str, Any]]:
-    return {
-        key: {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
-        for key, record in read_metrics(run).items()
-    }
-
-
-def _sorted(records: list[dict[str, Any]]) -> list[str]:
-    return sorted(json.dumps({k: v for k, v in record.items() if k != "at_s"}, sort_keys=True) for record in records)

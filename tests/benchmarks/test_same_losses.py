@@ -11,7 +11,15 @@ from benchmarks import same_losses
 
 RECORDS: list[dict[str, Any]] = [
     {"step": 0, "kind": "eval", "at_s": 1.0, "eval/reward": 0.25, "seconds/eval": 3.0},
-    {"step": 1, "kind": "step", "at_s": 2.0, "loss/mean": 0.1, "tokens_per_s": 9.0, "seconds/step": 2.0},
+    {
+        "step": 1,
+        "kind": "step",
+        "at_s": 2.0,
+        "loss/mean": 0.1,
+        "reward/mean": 0.25,
+        "tokens_per_s": 9.0,
+        "seconds/step": 2.0,
+    },
 ]
 
 
@@ -33,6 +41,9 @@ def compare(monkeypatch: pytest.MonkeyPatch, *runs: str) -> int:
         ({"tokens_per_s": 8.0, "seconds/step": 7.0, "at_s": 99.0}, 0, "identical"),
         ({"loss/mean": 0.1 + 2**-56}, 1, "step record of step 1: loss/mean"),
         ({"entropy": 1.0}, 1, "entropy is None and 1.0"),
+        ({"engine/steps": 7.0, "drafter/loss": 0.5}, 0, "allowed to differ: drafter/ (1), engine/ (1)"),
+        ({"engine/steps": 7.0, "reward/mean": 0.5}, 1, "reward/mean is 0.25 and 0.5"),
+        ({"another": 1.0, "reward/mean": 0.5}, 1, "reward/mean is 0.25 and 0.5"),
     ],
 )
 def test_one_changed_value(
@@ -57,3 +68,19 @@ def test_a_missing_step_and_a_torn_file(
     (tmp_path / "b/metrics.jsonl").write_text('{"step": 1, "ki', encoding="utf-8")
     assert compare(monkeypatch, whole, short) == 2
     assert "metrics.jsonl:1" in capsys.readouterr().err
+
+
+def test_responses_are_compared_in_any_order_and_with_their_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = [{"step": 1, "response": "four", "reward": 1.0, "at_s": 1.0}, {"step": 1, "response": "5", "reward": 0.0}]
+    for name, samples in {
+        "a": said,
+        "b": [said[1] | {"at_s": 9.0}, said[0]],
+        "c": [said[0], said[1] | {"reward": 1.0}],
+    }.items():
+        write(tmp_path / name, RECORDS)
+        (tmp_path / name / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    assert compare(monkeypatch, str(tmp_path / "a"), str(tmp_path / "b")) == 0
+    assert compare(monkeypatch, str(tmp_path / "a"), str(tmp_path / "c")) == 1
+    assert "samples.jsonl: 2 and 2 records" in capsys.readouterr().out

@@ -10,7 +10,8 @@ import pytest
 import ray
 
 from actors.data_buffer import DataBufferActor
-from benchmarks.tools.chaos import EVENTS, Moment, VictimName, difference, kill_at, reasons
+from benchmarks.same_losses import first_difference
+from benchmarks.tools.chaos import EVENTS, Moment, VictimName, kill_at, reasons
 from launch.drafter.watch import DrafterWatch
 from policies.drafter.options import BufferOptions
 from tests.train.conftest import Runs
@@ -33,7 +34,7 @@ def test_a_run_of_which_every_part_is_killed_once_is_the_same_run(runs: Runs, wh
     for step, victim in enumerate(VICTIMS, start=1):
         kill_at(process, folder, victim, Moment(step, 0.5), {step: 0.1}, idle_trainers=True)
     assert process.wait(120) == 0, (runs.root / "killed-parts.log").read_text()
-    assert difference(whole, folder) is None
+    assert first_difference(whole, folder) is None
     for victim in VICTIMS:
         assert reasons(folder, victim), f"nothing was said about the {victim}: no {EVENTS[victim]} in events.jsonl"
     assert "SIGKILL" in reasons(folder, "trainer")[0]
@@ -48,7 +49,7 @@ def test_sigterm_to_a_worker_or_its_engine_costs_seconds_and_no_token(runs: Runs
     for step, victim in victims.items():
         kill_at(process, folder, victim, Moment(step, 0.5), {step: 0.1}, by=signal.SIGTERM)
     assert process.wait(120) == 0, (runs.root / "terminated.log").read_text()
-    assert difference(whole, folder) is None
+    assert first_difference(whole, folder) is None
     told = reasons(folder, "rollout_worker")
     assert len(told) >= 2, told
     assert "it was told to end (SIGTERM)" in told[0]  # the others may hit what was still starting
@@ -66,8 +67,8 @@ def test_one_other_loss_or_length_is_a_difference(whole: Path, tmp_path: Path) -
         for file in ("metrics.jsonl", "lengths.jsonl", "samples.jsonl"):
             text = (whole / file).read_text()
             (copy / file).write_text(text.replace(old, new, 1) if file.startswith(name) else text)
-        assert found in (difference(whole, copy) or "")
-    assert difference(whole, whole) is None
+        assert found in (first_difference(whole, copy) or "")
+    assert first_difference(whole, whole) is None
 
 
 class Other:
