@@ -226,7 +226,7 @@ class Experiment:
 
 
 def records_of(target: Target, asked: Asked, rollouts: Mapping[int, Rollout], version: int) -> list[SequenceRecord]:
-    """By a forward pass; request ids are their places, as `build_requests` counts them."""
+    """By a forward pass; request ids are their places, as `Batch` counts them."""
     prompts = [request.prompt_tokens for request in asked.requests]
     responses = [rollouts[request.request_id].tokens for request in asked.requests]
     return list(collect_records(target.model, prompts, responses, version=version))

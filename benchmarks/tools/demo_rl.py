@@ -19,8 +19,8 @@ from actors.training.trainer import Trainer
 from actors.training.types import TrainSequence
 from benchmarks.tools.targets import ROOT, Target
 from launch.config import load_config
+from launch.run.batch import Batch, Pick, sampling_params
 from launch.run.inputs import stop_tokens_of
-from launch.run.requests import Pick, build_requests, sampling_params
 from models.checkpoint import save_model
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
@@ -35,7 +35,7 @@ class Asked:
     """The rollouts of one RL step: `samples` of each prompt."""
 
     prompts: list[Prompt]
-    requests: list[Request]
+    requests: Sequence[Request]
 
 
 class DemoRl:
@@ -102,7 +102,7 @@ class DemoRl:
         lengths = [float(sampling.max_new_tokens)] * len(picks)
         return Asked(
             [pick.prompt for pick in picks],
-            build_requests(picks, samples, sampling, seed=self._seed, expected_tokens=lengths),
+            Batch(picks, [samples] * len(picks), sampling, seed=self._seed, expected_tokens=lengths).requests,
         )
 
     @staticmethod

@@ -26,7 +26,7 @@ class SequenceRecord:
     dtype: str  # "float32" | "bfloat16"
     width: int
     target_version: int  # RL steps the target had learned when it computed this
-    request_id: int = -1  # of its rollout, for people
+    request_id: int = -1  # of its rollout; what was computed once per version is known by both
 
     @property
     def rows(self) -> int:

@@ -30,7 +30,7 @@ from drafter.training.trainer import DrafterTrainer
 from launch.config import load_config
 from launch.errors import UsageError
 from launch.interrupt import interrupt_flag
-from launch.run.requests import Pick, build_requests, sampling_params
+from launch.run.batch import Batch, Pick, sampling_params
 from models.checkpoint import load_model
 from models.directory import read_config
 from models.transformer import Transformer
@@ -197,7 +197,8 @@ def _pairs(
     picks = [Pick(_EPOCH, prompt) for prompt in prompts]
     sampling = sampling_params(source.sampling, _stop_tokens(source, tokenizer))
     expected = [float(sampling.max_new_tokens)] * len(picks)
-    requests = build_requests(picks, given.samples, sampling, seed=given.seed, expected_tokens=expected)
+    counts = [given.samples] * len(picks)
+    requests = Batch(picks, counts, sampling, seed=given.seed, expected_tokens=expected).requests
     engine = NativeEngine(target, source.engine)
     engine.submit(requests)
     responses: dict[int, NDArray[np.int32]] = {}

@@ -4,18 +4,18 @@ Serves RL steps and evaluations alike. Owns the overlap of grading with sampling
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.data.tokenizers import Tokenizer
-from actors.engine.types import Request, Rollout
+from actors.engine.types import Rollout
 from actors.reward_worker import RewardPool
 from actors.rewards import GradeItem
 from launch.dispatch import DispatchStats, RolloutDispatcher
 from launch.interrupt import Interrupt
 from launch.observe import Observer
+from launch.run.batch import Batch
 from launch.run.groups import Graded, Group
-from launch.run.requests import Pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,13 @@ class Collector:
 
     def run(
         self,
-        picks: Sequence[Pick],
-        samples: int,
-        requests: Sequence[Request],
+        batch: Batch,
         phase: str,
         *,
         decoding: Callable[[], None] = lambda: None,
         sampled: Callable[[], None] = lambda: None,
     ) -> Round:
-        """Sample and grade; `requests` are `samples` per pick in canonical order (launch.run.requests).
+        """Sample and grade; one group per pick, in their order.
 
         `decoding` is called once, when the first response has come: by then every worker that gets work has it;
         `sampled` once, when nothing is left to sample, whatever happened.
@@ -79,17 +77,17 @@ class Collector:
                 decoding()
             text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
             arrived[rollout.request_id] = rollout, text
-            prompt = picks[rollout.request_id // samples].prompt
+            prompt = batch.prompt(rollout.request_id)
             length = int(rollout.tokens.size)
             item = GradeItem(prompt.text, text, prompt.record, rollout.finish_reason, prompt.where, length)
             self._rewards.submit(rollout.request_id, item)
-            self._observer.progress(phase, len(arrived), len(requests))
+            self._observer.progress(phase, len(arrived), len(batch))
 
         self._rewards.begin()
         start_s = time.monotonic()
         try:
             stats = self._dispatcher.run(
-                requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
+                batch.requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
             )
         finally:
             sampled()
@@ -99,7 +97,7 @@ class Collector:
         if self._share:  # while the grades come in: nobody waits for it
             made_by = stats.sampled_by
             self._dispatcher.share(
-                [(picks[i // samples].prompt.tokens, arrived[i][0].tokens, made_by[i]) for i in sorted(arrived)]
+                [(batch.prompt(i).tokens, arrived[i][0].tokens, made_by[i]) for i in sorted(arrived)]
             )
         grades = self._rewards.drain()
 
@@ -108,11 +106,6 @@ class Collector:
             return Graded(rollout, grades[i], text, stats.sampled_by[i], i in stats.reissued_ids)
 
         groups = [
-            Group(pick, [graded(i) for i in ids if i in arrived])
-            for pick, ids in zip(picks, _ids(len(picks), samples), strict=True)
+            Group(pick, [graded(i) for i in batch.ids(index) if i in arrived]) for index, pick in enumerate(batch.picks)
         ]
         return Round(groups, stats, sampled_s - start_s, time.monotonic() - sampled_s)
-
-
-def _ids(picks: int, samples: int) -> list[range]:
-    return [range(i * samples, (i + 1) * samples) for i in range(picks)]

@@ -15,9 +15,9 @@ from launch.config import Config
 from launch.errors import PacelineError
 from launch.interrupt import interrupt_flag
 from launch.observe import Observer
+from launch.run.batch import EVAL_EPOCH, Batch, Pick
 from launch.run.inputs import tokenizer_dir
 from launch.run.job import Job, open_job
-from launch.run.requests import EVAL_EPOCH, Pick, build_requests
 
 
 def evaluate_job(job: Job) -> dict[str, float]:
@@ -30,14 +30,14 @@ def evaluate_job(job: Job) -> dict[str, float]:
         return job.evaluations.get(key, {})
     options, start_s = job.config.eval, time.monotonic()
     picks = [Pick(EVAL_EPOCH, prompt) for prompt in job.held_out]
-    requests = build_requests(
+    batch = Batch(
         picks,
-        options.samples,
+        [options.samples] * len(picks),
         job.eval_sampling,
         seed=job.config.run.seed,
         expected_tokens=[float(job.eval_sampling.max_new_tokens)] * len(picks),
     )
-    collected = job.collector.run(picks, options.samples, requests, "eval")
+    collected = job.collector.run(batch, "eval")
     means = [float(np.mean([m.grade.value for m in group.graded])) for group in collected.groups if group.graded]
     if not means:
         raise PacelineError("no held-out response could be graded", remedy="see the reward's errors in events.jsonl")

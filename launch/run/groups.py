@@ -9,7 +9,7 @@ from actors.engine.types import Rollout
 from actors.rewards.types import Grade
 from actors.training.types import TrainSequence
 from launch.observe.records import Sample
-from launch.run.requests import Pick
+from launch.run.batch import Pick
 from policies.advantages import group_advantages
 from policies.options import ObjectiveOptions
 

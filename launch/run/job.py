@@ -24,9 +24,9 @@ from launch.dispatch import RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
+from launch.run.batch import sampling_params
 from launch.run.collect import Collector
 from launch.run.inputs import Inputs, load_inputs, tokenizer_dir
-from launch.run.requests import sampling_params
 from launch.run_folder import log_file
 from policies.lengths import LengthModel
 

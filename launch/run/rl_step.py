@@ -11,10 +11,10 @@ from actors.training.types import StepResult, TrainSequence
 from launch.errors import PacelineError
 from launch.observe import Span, StepRecord
 from launch.run.agreement import check_agreement
+from launch.run.batch import Batch, Pick
 from launch.run.collect import Round
 from launch.run.groups import training_sequences
 from launch.run.job import Job
-from launch.run.requests import Pick, build_requests
 
 
 class NoRolloutsError(PacelineError):
@@ -31,16 +31,13 @@ def rl_step(job: Job) -> None:
     rollout = config.rollout
     picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(rollout.prompts_per_step)]
     expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
-    requests = build_requests(
-        picks, rollout.rollouts_per_prompt, job.sampling, seed=config.run.seed, expected_tokens=expected
-    )
+    counts = [rollout.rollouts_per_prompt] * len(picks)
+    batch = Batch(picks, counts, job.sampling, seed=config.run.seed, expected_tokens=expected)
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
     with spare_time(job) as (decoding, sampled):
-        collected = job.collector.run(
-            picks, rollout.rollouts_per_prompt, requests, "rollout", decoding=decoding, sampled=sampled
-        )
+        collected = job.collector.run(batch, "rollout", decoding=decoding, sampled=sampled)
     require_some(collected, job.steps_done + 1)
     for group in collected.groups:
         if group.members:

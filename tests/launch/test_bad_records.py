@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from actors.data.prompts import Prompt
-from actors.engine.types import FinishReason, Rollout
+from actors.engine.types import FinishReason, Rollout, SamplingParams
 from actors.rewards import Grade, GradeItem
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
+from launch.run.batch import Batch, Pick
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
-from launch.run.requests import Pick
 from launch.run.rl_step import rollout_metrics
 from policies.options import ObjectiveOptions
 
@@ -31,8 +31,8 @@ def rollout(request_id: int) -> Rollout:
 
 class Dispatcher:
     def run(self, requests: Any, finished: Any, **_: Any) -> DispatchStats:
-        for i in requests:
-            finished(rollout(i))
+        for request in requests:
+            finished(rollout(request.request_id))
         return DispatchStats(6, 6, (), 0, 0, 0, 6, 0, 1.0, dict.fromkeys(range(6), 0))
 
 
@@ -54,7 +54,9 @@ def collect() -> tuple[Round, list[GradeItem]]:
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "2")
     observer = SimpleNamespace(progress=lambda *_: None)
     collector: Any = Collector(Dispatcher(), rewards, tokenizer, observer, Interrupt())  # type: ignore[arg-type]
-    return collector.run([Pick(0, prompt) for prompt in PROMPTS], 2, range(6), "rollout"), rewards.items
+    picks = [Pick(0, prompt) for prompt in PROMPTS]
+    batch = Batch(picks, [2] * 3, SamplingParams(4), seed=0, expected_tokens=[1.0] * 3)
+    return collector.run(batch, "rollout"), rewards.items
 
 
 def test_the_grader_is_told_where_the_record_stands() -> None:

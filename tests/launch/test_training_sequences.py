@@ -6,8 +6,8 @@ import pytest
 from actors.data import Prompt
 from actors.engine.types import FinishReason, Rollout
 from actors.rewards.types import Grade
+from launch.run.batch import Pick
 from launch.run.groups import Graded, Group, training_sequences
-from launch.run.requests import Pick
 from policies.options import ObjectiveOptions
 
 

@@ -1,0 +1,94 @@
+"""Which responses are asked for at once, and how they are named: prompts to requests and back.
+
+Owns request ids: nothing else may take one apart. Prompts may have different numbers of samples. What a sample is
+(prompt, noise) follows from its pick and its index among the pick's samples alone, never from how many others there
+are: counts decide which samples exist, not which tokens they get.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from actors.data import Prompt
+from actors.engine.options import SamplingOptions
+from actors.engine.types import Request, SamplingParams
+from models.noise import noise_key
+
+EVAL_EPOCH = -1  # its noise never meets that of training, whose epochs count from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One prompt of a batch: the epoch in which the data order served it decides its noise."""
+
+    epoch: int
+    prompt: Prompt
+
+
+def sampling_params(options: SamplingOptions, stop_tokens: Sequence[int]) -> SamplingParams:
+    """`stop_tokens`: those of the configuration, else what the model's files say (launch.run.inputs.stop_tokens_of)."""
+    return SamplingParams(
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        stop_token_ids=tuple(stop_tokens),
+    )
+
+
+class Batch:
+    """`counts[i]` samples of each `picks[i]`. Ids count from `first_id` in the driver's canonical order, by pick, then
+    by sample: sorting by id gives that order, whatever worker answered first."""
+
+    def __init__(
+        self,
+        picks: Sequence[Pick],
+        counts: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        expected_tokens: Sequence[float],
+        first_id: int = 0,
+    ) -> None:
+        """`expected_tokens`: of a response, one entry per pick. Requests of EVAL_EPOCH are an evaluation's. Batches
+        that are sampled with the same weights must not share ids, since records of hidden states are known by them:
+        a further one begins at `next_id` of the one before."""
+        if not all(count > 0 for count in counts):
+            raise ValueError("a pick without samples has no place in a batch: leave it out")
+        self.picks = tuple(picks)
+        self._first = list(accumulate(counts, initial=first_id))  # id of each pick's first sample; then next_id
+        self.requests = tuple(
+            Request(
+                request_id=first + sample,
+                prompt_id=pick.prompt.prompt_id,
+                prompt_tokens=pick.prompt.tokens,
+                noise_key=noise_key(seed, pick.epoch, pick.prompt.prompt_id, sample),
+                sampling=sampling,
+                expected_tokens=expected,
+                evaluation=pick.epoch == EVAL_EPOCH,
+            )
+            for pick, count, expected, first in zip(picks, counts, expected_tokens, self._first[:-1], strict=True)
+            for sample in range(count)
+        )
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def next_id(self) -> int:
+        return self._first[-1]
+
+    def ids(self, index: int) -> range:
+        """Of the samples of picks[index], in their order."""
+        return range(self._first[index], self._first[index + 1])
+
+    def place(self, request_id: int) -> tuple[int, int]:
+        """(index of the pick, index of the sample) that an id stands for."""
+        if not self._first[0] <= request_id < self.next_id:
+            raise KeyError(f"request {request_id} is not of this batch ({self._first[0]} to {self.next_id - 1})")
+        index = bisect_right(self._first, request_id) - 1
+        return index, request_id - self._first[index]
+
+    def prompt(self, request_id: int) -> Prompt:
+        return self.picks[self.place(request_id)[0]].prompt
