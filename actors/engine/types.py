@@ -37,12 +37,30 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
-    """Response tokens that exist already (a re-issued request), with the log-probs under which they were drawn."""
+class Sampled:
+    """Tokens of a response, all or consecutive ones of it, with the log-probs under which they were drawn."""
 
-    tokens: IntArray  # [P]
-    logprobs: FloatArray  # [P]
-    logprobs_t1: FloatArray  # [P]
+    tokens: IntArray  # [T]
+    logprobs: FloatArray  # [T], of the sampling distribution (after temperature, top-k, top-p); 0 at temperature 0
+    logprobs_t1: FloatArray  # [T], of softmax(logits) without temperature or truncation
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first(self, count: int) -> "Sampled":
+        return Sampled(self.tokens[:count], self.logprobs[:count], self.logprobs_t1[:count])
+
+    @staticmethod
+    def join(parts: Sequence["Sampled"]) -> "Sampled":
+        """One behind the other: [T_1] .. [T_n] -> [sum T]."""
+        return Sampled(
+            np.concatenate([p.tokens for p in parts]),
+            np.concatenate([p.logprobs for p in parts]),
+            np.concatenate([p.logprobs_t1 for p in parts]),
+        )
+
+
+NOTHING_SAMPLED = Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +72,34 @@ class Request:
     prompt_tokens: IntArray  # [L], L >= 1
     noise_key: int  # 64 bit, from (run seed, epoch, prompt, sample); never from worker or retry
     sampling: SamplingParams
-    prefix: Prefix | None = None
+    prefix: Sampled | None = None  # what exists already of a re-issued request's response
     expected_tokens: float = 0.0  # expected response length; longest expected is started first
     evaluation: bool = False  # of a held-out evaluation: drafters neither learn from it nor are judged by it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A finished response. Includes the prefix of a re-issued request."""
+    """A finished response."""
 
     request_id: int
-    tokens: IntArray  # [T], T >= 1, the stop token included
-    logprobs: FloatArray  # [T], of the sampling distribution (after temperature, top-k, top-p); 0 at temperature 0
-    logprobs_t1: FloatArray  # [T], of softmax(logits) without temperature or truncation
+    sampled: Sampled  # T >= 1, the prefix of a re-issued request and the stop token included
     finish_reason: FinishReason
     weights_version: int
     started_s: float  # admitted to the running batch
     finished_s: float
     verifications: int = 0  # engine steps that drew tokens of it; accept length is tokens drawn there per verification
+
+    @property
+    def tokens(self) -> IntArray:
+        return self.sampled.tokens
+
+    @property
+    def logprobs(self) -> FloatArray:
+        return self.sampled.logprobs
+
+    @property
+    def logprobs_t1(self) -> FloatArray:
+        return self.sampled.logprobs_t1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +112,7 @@ class Progress:
     """Tokens that a running request gained since its last Progress (deltas, so that traffic stays linear)."""
 
     request_id: int
-    delta: Prefix
+    delta: Sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,10 @@ Invariants (property-tested):
   noise key, so that the tokens do not depend on who finishes it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from actors.engine.types import FinishReason, Prefix, Request, Rollout
+from actors.engine.types import FinishReason, Request, Rollout, Sampled
 from policies.balance import WaitingGroup, WorkerLoad, balance
 
 
@@ -37,7 +35,7 @@ class Loss:
 @dataclass(slots=True)
 class _Entry:
     request: Request
-    deltas: list[Prefix] = field(default_factory=list)
+    deltas: list[Sampled] = field(default_factory=list)
     retries: int = 0
     holder: int | None = None  # worker; None: waiting
 
@@ -49,7 +47,7 @@ class _Entry:
         return max(self.request.expected_tokens - self.tokens_so_far(), 1.0)
 
     def issue(self) -> Request:
-        return replace(self.request, prefix=join(self.deltas)) if self.deltas else self.request
+        return replace(self.request, prefix=Sampled.join(self.deltas)) if self.deltas else self.request
 
     def complete(self) -> FinishReason | None:
         """A reason if the reported tokens are already the whole response."""
@@ -57,15 +55,6 @@ class _Entry:
         if self.deltas and len(last := self.deltas[-1].tokens) and int(last[-1]) in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.tokens_so_far() >= sampling.max_new_tokens else None
-
-
-def join(parts: Sequence[Prefix]) -> Prefix:
-    """Concatenate deltas, [P_1] .. [P_n] -> [sum P]."""
-    return Prefix(
-        np.concatenate([p.tokens for p in parts]),
-        np.concatenate([p.logprobs for p in parts]),
-        np.concatenate([p.logprobs_t1 for p in parts]),
-    )
 
 
 class Ledger:
@@ -130,7 +119,7 @@ class Ledger:
             self.waiting -= grant.count
         return issued
 
-    def progress(self, worker: int, request_id: int, delta: Prefix) -> bool:
+    def progress(self, worker: int, request_id: int, delta: Sampled) -> bool:
         """Remember tokens of a running request; False if the worker does not hold it."""
         entry = self._held(worker, request_id)
         if entry is not None:
@@ -142,7 +131,7 @@ class Ledger:
         still the worker's, until that is lost."""
         entry = self._held(worker, rollout.request_id)
         if entry is not None and len(rollout.tokens):
-            entry.deltas = [Prefix(rollout.tokens, rollout.logprobs, rollout.logprobs_t1)]
+            entry.deltas = [rollout.sampled]
 
     def finish(self, worker: int, rollout: Rollout) -> bool:
         """True exactly once per request: the caller may use the rollout."""
@@ -166,15 +155,12 @@ class Ledger:
         for request_id in self.running(worker):
             entry = self._open[request_id]
             if (finish_reason := entry.complete()) is not None:
-                response = join(entry.deltas)
                 finished.append(
                     Rollout(
-                        request_id,
-                        response.tokens,
-                        response.logprobs,
-                        response.logprobs_t1,
-                        finish_reason,
-                        weights_version,
+                        request_id=request_id,
+                        sampled=Sampled.join(entry.deltas),
+                        finish_reason=finish_reason,
+                        weights_version=weights_version,
                         started_s=now_s,
                         finished_s=now_s,
                     )

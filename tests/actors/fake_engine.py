@@ -30,11 +30,11 @@ from actors.engine.types import (
     Finished,
     FinishReason,
     IntArray,
-    Prefix,
     Progress,
     Rejected,
     Request,
     Rollout,
+    Sampled,
     SamplingParams,
     WeightsLoaded,
 )
@@ -167,14 +167,14 @@ class _Running:
     tokens: list[int]
     reported: int
 
-    def delta(self) -> Prefix:
+    def delta(self) -> Sampled:
         positions = range(self.reported, len(self.tokens))
         return part(self.request.noise_key, self.tokens, positions)
 
 
-def part(noise_key: int, tokens: list[int], positions: range) -> Prefix:
+def part(noise_key: int, tokens: list[int], positions: range) -> Sampled:
     logprobs = np.array([logprob(noise_key, p) for p in positions], np.float32)
-    return Prefix(np.array([tokens[p] for p in positions], np.int32), logprobs, logprobs * 2)
+    return Sampled(np.array([tokens[p] for p in positions], np.int32), logprobs, logprobs * 2)
 
 
 def _child(pipe: Connection) -> None:
@@ -187,15 +187,16 @@ def _child(pipe: Connection) -> None:
         whole = part(item.request.noise_key, item.tokens, range(len(item.tokens)))
         prefix = item.request.prefix
         if prefix is not None:  # what was handed over is handed back, not made up again
-            n = len(prefix.tokens)
-            whole.tokens[:n], whole.logprobs[:n], whole.logprobs_t1[:n] = (
-                prefix.tokens,
-                prefix.logprobs,
-                prefix.logprobs_t1,
-            )
+            rest = part(item.request.noise_key, item.tokens, range(len(prefix), len(item.tokens)))
+            whole = Sampled.join([prefix, rest])
         now = time.time()
         rollout = Rollout(
-            item.request.request_id, whole.tokens, whole.logprobs, whole.logprobs_t1, reason, version, now, now
+            request_id=item.request.request_id,
+            sampled=whole,
+            finish_reason=reason,
+            weights_version=version,
+            started_s=now,
+            finished_s=now,
         )
         return Finished(rollout)
 

@@ -7,19 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.types import FinishReason, Prefix, Request, Rollout
+from actors.engine.types import FinishReason, Request, Rollout, Sampled
 from launch.dispatch.ledger import Ledger
 from tests.actors.fake_engine import logprob, make_request, part, response
 
 
-def tokens_of(request: Request, start: int, end: int) -> Prefix:
+def tokens_of(request: Request, start: int, end: int) -> Sampled:
     return part(request.noise_key, response(request)[0], range(start, end))
 
 
 def rollout_of(request: Request) -> Rollout:
     tokens, reason = response(request)
-    whole = tokens_of(request, 0, len(tokens))
-    return Rollout(request.request_id, whole.tokens, whole.logprobs, whole.logprobs_t1, reason, 1, 0.0, 0.0)
+    return rollout(request.request_id, tokens_of(request, 0, len(tokens)), reason)
+
+
+def rollout(request_id: int, sampled: Sampled, reason: FinishReason) -> Rollout:
+    return Rollout(
+        request_id=request_id,
+        sampled=sampled,
+        finish_reason=reason,
+        weights_version=1,
+        started_s=0.0,
+        finished_s=0.0,
+    )
 
 
 class Worker:
@@ -50,9 +60,9 @@ def test_nothing_is_lost_or_counted_twice(n: int, workers: int, slots: int, retr
     done: list[Rollout] = []
     late: list[tuple[int, Rollout]] = []
 
-    def finish(index: int, rollout: Rollout) -> None:
-        if ledger.finish(index, rollout):
-            done.append(rollout)
+    def finish(index: int, whole: Rollout) -> None:
+        if ledger.finish(index, whole):
+            done.append(whole)
 
     for _ in range(5000):
         if ledger.done:
@@ -77,29 +87,25 @@ def test_nothing_is_lost_or_counted_twice(n: int, workers: int, slots: int, retr
             for i in [i for i in worker.running if rng.random() < 0.5]:  # it was told to end, and gives them back
                 known = worker.running[i][1]
                 end = rng.randint(known, len(response(asked[i])[0]))
-                whole = tokens_of(asked[i], 0, end)
-                ledger.hand_back(
-                    index,
-                    Rollout(i, whole.tokens, whole.logprobs, whole.logprobs_t1, FinishReason.ABORT, 1, 0.0, 0.0),
-                )
+                ledger.hand_back(index, rollout(i, tokens_of(asked[i], 0, end), FinishReason.ABORT))
             late += [(index, rollout_of(asked[i])) for i in worker.running]
             worker.running.clear()
             loss = ledger.lose(index, "killed", now_s=0.0, weights_version=1)
             done += loss.finished
         while late and rng.random() < 0.5:
-            sender, rollout = late.pop()
-            if rollout.request_id not in fleet[sender].running:
-                finish(sender, rollout)
+            sender, last_word = late.pop()
+            if last_word.request_id not in fleet[sender].running:
+                finish(sender, last_word)
     assert ledger.done
     assert ledger.waiting == 0
     failed = [f.request_id for f in ledger.failed]
     assert sorted([r.request_id for r in done] + failed) == list(range(n))
     assert ledger.finished == len(done)
-    for rollout in done:
-        request = asked[rollout.request_id]
+    for made in done:
+        request = asked[made.request_id]
         tokens, reason = response(request)
-        assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
-        assert rollout.logprobs.tolist() == [logprob(request.noise_key, i) for i in range(len(tokens))]
+        assert (made.tokens.tolist(), made.finish_reason) == (tokens, reason)
+        assert made.logprobs.tolist() == [logprob(request.noise_key, i) for i in range(len(tokens))]
     if p == 0.0:
         assert (failed, ledger.reissued) == ([], 0)
 
@@ -109,7 +115,7 @@ def test_a_lost_request_carries_all_its_deltas_and_longest_remaining_goes_first(
     ledger = Ledger([short, long], max_retries=1)
     assert [r.request_id for r in ledger.assign({0: 2})[0]] == [1, 0]
     rng = np.random.default_rng(0)
-    draw = lambda k: Prefix(  # noqa: E731
+    draw = lambda k: Sampled(  # noqa: E731
         rng.integers(20, 90, k).astype(np.int32), rng.random(k, np.float32), rng.random(k, np.float32)
     )
     deltas = [draw(5), draw(20)]
@@ -130,11 +136,11 @@ def test_a_response_that_was_complete_is_finished_not_sampled_again() -> None:
     request = make_request(0, max_new_tokens=3)
     ledger = Ledger([request], max_retries=0)
     ledger.assign({0: 1})
-    tokens = Prefix(np.array([20, 21, 22], np.int32), np.zeros(3, np.float32), np.zeros(3, np.float32))
+    tokens = Sampled(np.array([20, 21, 22], np.int32), np.zeros(3, np.float32), np.zeros(3, np.float32))
     ledger.progress(0, 0, tokens)
-    [rollout] = ledger.lose(0, "gone", now_s=5.0, weights_version=8).finished
-    assert (rollout.tokens.tolist(), rollout.finish_reason) == ([20, 21, 22], FinishReason.LENGTH)
-    assert rollout.weights_version == 8
+    [made] = ledger.lose(0, "gone", now_s=5.0, weights_version=8).finished
+    assert (made.tokens.tolist(), made.finish_reason) == ([20, 21, 22], FinishReason.LENGTH)
+    assert made.weights_version == 8
     assert ledger.done
 
 

@@ -11,7 +11,7 @@ import torch
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
-from actors.engine.types import Event, Finished, FinishReason, Prefix, Request, Rollout, SamplingParams
+from actors.engine.types import Event, Finished, FinishReason, Request, Rollout, Sampled, SamplingParams
 from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.noise import gumbel, noise_key
@@ -172,8 +172,8 @@ def assert_same(actual: dict[int, Rollout], expected: dict[int, Rollout]) -> Non
         assert actual[request_id].logprobs_t1.tobytes() == rollout.logprobs_t1.tobytes(), request_id
 
 
-def as_prefix(rollout: Rollout, tokens: int) -> Prefix:
-    return Prefix(rollout.tokens[:tokens], rollout.logprobs[:tokens], rollout.logprobs_t1[:tokens])
+def as_prefix(rollout: Rollout, tokens: int) -> Sampled:
+    return rollout.sampled.first(tokens)
 
 
 @torch.no_grad()
@@ -208,7 +208,14 @@ def oracle(model: Transformer, request: Request, model_tokens: int = 256) -> Rol
             reason = FinishReason.STOP
             break
     arrays = np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(logprobs_t1, np.float32)
-    return Rollout(request.request_id, *arrays, reason, 0, 0.0, 0.0)
+    return Rollout(
+        request_id=request.request_id,
+        sampled=Sampled(*arrays),
+        finish_reason=reason,
+        weights_version=0,
+        started_s=0.0,
+        finished_s=0.0,
+    )
 
 
 def _kept(scaled: torch.Tensor, sampling: SamplingParams) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from actors.data.prompts import Prompt
-from actors.engine.types import FinishReason, Rollout, SamplingParams
+from actors.engine.types import FinishReason, Rollout, Sampled, SamplingParams
 from actors.rewards import Grade, GradeItem
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
@@ -26,7 +26,14 @@ GRADES = [Grade(1.0), Grade(0.0), BAD, Grade(1.0), Grade(0.0), Grade(1.0)]  # tw
 
 def rollout(request_id: int) -> Rollout:
     zeros = np.zeros(1, np.float32)
-    return Rollout(request_id, np.array([3], np.int32), zeros, zeros, FinishReason.STOP, 0, 0.0, 1.0)
+    return Rollout(
+        request_id=request_id,
+        sampled=Sampled(np.array([3], np.int32), zeros, zeros),
+        finish_reason=FinishReason.STOP,
+        weights_version=0,
+        started_s=0.0,
+        finished_s=1.0,
+    )
 
 
 class Dispatcher:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.data import Prompt
-from actors.engine.types import FinishReason, Request, Rollout, SamplingParams
+from actors.engine.types import FinishReason, Request, Rollout, Sampled, SamplingParams
 from actors.rewards import Grade, GradeItem
 from drafter.training.buffer import DataBuffer
 from drafter.training.records import SequenceRecord
@@ -100,7 +100,14 @@ class Dispatcher:
 def response(request_id: int) -> Rollout:
     zeros = np.zeros(request_id % 5 + 1, np.float32)
     tokens = np.full(request_id % 5 + 1, request_id, np.int32)
-    return Rollout(request_id, tokens, zeros, zeros, FinishReason.STOP, 0, 0.0, 1.0)
+    return Rollout(
+        request_id=request_id,
+        sampled=Sampled(tokens, zeros, zeros),
+        finish_reason=FinishReason.STOP,
+        weights_version=0,
+        started_s=0.0,
+        finished_s=1.0,
+    )
 
 
 class Rewards:

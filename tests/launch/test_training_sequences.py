@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from actors.data import Prompt
-from actors.engine.types import FinishReason, Rollout
+from actors.engine.types import FinishReason, Rollout, Sampled
 from actors.rewards.types import Grade
 from launch.run.batch import Pick
 from launch.run.groups import Graded, Group, training_sequences
@@ -18,7 +18,14 @@ def groups_of(*rewards: list[float]) -> list[Group]:
         members = []
         for value in values:
             one = np.zeros(1, np.float32)
-            rollout = Rollout(next(ids), np.array([5], np.int32), one, one, FinishReason.STOP, 0, 0.0, 1.0)
+            rollout = Rollout(
+                request_id=next(ids),
+                sampled=Sampled(np.array([5], np.int32), one, one),
+                finish_reason=FinishReason.STOP,
+                weights_version=0,
+                started_s=0.0,
+                finished_s=1.0,
+            )
             members.append(Graded(rollout=rollout, grade=Grade(value), text=""))
         prompt = Prompt(index, str(index), "p", np.array([1, 2], np.int32), {})
         groups.append(Group(Pick(0, prompt), members))

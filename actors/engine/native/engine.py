@@ -26,17 +26,18 @@ from actors.engine.native.step.types import Settled, StepDrafts
 from actors.engine.native.telemetry import EngineStepRecord, WindowMeter
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
+    NOTHING_SAMPLED,
     Capabilities,
     DrafterLoaded,
     EngineIdle,
     Event,
     Finished,
     FinishReason,
-    Prefix,
     Progress,
     Rejected,
     Request,
     Rollout,
+    Sampled,
     WeightsLoaded,
 )
 from drafter.build import history_tokens
@@ -50,7 +51,6 @@ from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import Strategy
 
 NO_DRAFTERS: Mapping[str, Drafter] = {}
-EMPTY_PREFIX = Prefix(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
 class NativeEngine:
@@ -198,7 +198,7 @@ class NativeEngine:
             elif (reason := reason_to_reject(request, self._limits)) is not None:
                 self._events.append(Rejected(request.request_id, reason))
             elif (ended := ended_by_prefix(request, self._limits)) is not None:
-                now_s, response = self._clock(), request.prefix or EMPTY_PREFIX
+                now_s, response = self._clock(), request.prefix or NOTHING_SAMPLED
                 self._events.append(_finished(request, response, ended, self._version, now_s, now_s))
             else:
                 prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
@@ -216,7 +216,7 @@ class NativeEngine:
             if request_id not in self._scheduler:
                 continue
             ticket = self._scheduler.ticket(request_id)
-            tokens = ticket.prefix or EMPTY_PREFIX if ticket.slot < 0 else self._table.response(ticket.slot)
+            tokens = ticket.prefix or NOTHING_SAMPLED if ticket.slot < 0 else self._table.response(ticket.slot)
             version = self._version if ticket.weights_version < 0 else ticket.weights_version
             started_s = ticket.started_s or now_s
             self._scheduler.remove(request_id, finished=False)
@@ -411,7 +411,7 @@ def _recorded_layers(drafters: Mapping[str, Drafter], given: tuple[int, ...] | N
     return wanted.pop() if wanted else ()
 
 
-def _steps(ticket: Ticket, response: Prefix) -> int:
+def _steps(ticket: Ticket, response: Sampled) -> int:
     """Engine steps that drew tokens of the request since it was submitted."""
     drawn = len(ticket.request.prompt_tokens) + len(response.tokens) - ticket.submitted_tokens
     return drawn - ticket.spared_steps
@@ -419,7 +419,7 @@ def _steps(ticket: Ticket, response: Prefix) -> int:
 
 def _finished(
     request: Request,
-    response: Prefix,
+    response: Sampled,
     reason: FinishReason,
     version: int,
     started_s: float,
@@ -428,14 +428,12 @@ def _finished(
 ) -> Finished:
     return Finished(
         Rollout(
-            request.request_id,
-            response.tokens,
-            response.logprobs,
-            response.logprobs_t1,
-            reason,
-            version,
-            started_s,
-            finished_s,
-            verifications,
+            request_id=request.request_id,
+            sampled=response,
+            finish_reason=reason,
+            weights_version=version,
+            started_s=started_s,
+            finished_s=finished_s,
+            verifications=verifications,
         )
     )

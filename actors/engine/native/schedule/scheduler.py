@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from actors.engine.native.schedule.blocks import BlockPool
 from actors.engine.native.schedule.prompts import PromptCache, PromptEntry, PromptKey
 from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.types import Prefix, Request
+from actors.engine.types import Request, Sampled
 
 Int64Array = NDArray[np.int64]
 NO_SLOTS: Int64Array = np.zeros(0, np.int64)
@@ -29,7 +29,7 @@ class Ticket:
     """A request from submit to finish."""
 
     request: Request
-    prefix: Prefix | None  # response tokens known when it is next admitted
+    prefix: Sampled | None  # response tokens known when it is next admitted
     reported_tokens: int  # of them, how many the driver knows
     limit: int  # sequence length at which it ends
     submitted_tokens: int  # tokens known when it was submitted

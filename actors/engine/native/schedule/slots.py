@@ -7,7 +7,7 @@ is a few array operations, and Python runs per request only when one is admitted
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import Prefix, Request
+from actors.engine.types import Request, Sampled
 
 
 class SlotTable:
@@ -42,7 +42,7 @@ class SlotTable:
         self.top_p = np.ones(slots, np.float32)
         self.stop = np.full((slots, 1), -1, np.int64)  # [slots, n_stop], padded with -1
 
-    def fill(self, slot: int, request: Request, prefix: Prefix | None, reported_tokens: int, limit: int) -> None:
+    def fill(self, slot: int, request: Request, prefix: Sampled | None, reported_tokens: int, limit: int) -> None:
         """Load a request, `prefix` holding the response tokens that exist already, into a free slot."""
         prompt = len(request.prompt_tokens)
         length = prompt
@@ -67,10 +67,10 @@ class SlotTable:
         self.stop[slot] = -1
         self.stop[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
 
-    def response(self, slot: int, start: int | None = None) -> Prefix:
+    def response(self, slot: int, start: int | None = None) -> Sampled:
         """Copy of the response tokens and log-probs from sequence position `start` (default: all) on."""
         part = slice(int(self.prompt_length[slot]) if start is None else start, int(self.length[slot]))
-        return Prefix(
+        return Sampled(
             self.tokens[slot, part].copy(), self.logprobs[slot, part].copy(), self.logprobs_t1[slot, part].copy()
         )
 
