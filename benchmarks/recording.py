@@ -2,12 +2,10 @@
 
 Owns `results/recording.json`. Two engines decode the same requests of the demo's long-tailed lengths in lockstep, one
 of them recording every sequence: the most that any budget allows. They take turns by blocks of `CHUNK_STEPS` steps,
-each
-with one chunk picked, and a ratio is of two blocks of equal work; medians over blocks with 95 % bootstrap intervals.
-Fresh weights: a step does not depend on them. `with_eagle` is the step that keeps the last states for an EAGLE drafter
-anyway, whose rows recording shares; `fused3` also records three layers, as EAGLE-3 needs.
-
-A last part decodes RL steps under a budget of a third of what they have, and says what was delivered of it.
+each with one chunk picked, and a ratio is of two blocks of equal work; medians over blocks with 95 % bootstrap
+intervals. Fresh weights: a step does not depend on them. `with_eagle` is the step that keeps the last states for an
+EAGLE drafter anyway, whose rows recording shares; `fused3` also records three layers, as EAGLE-3 needs. A last part
+decodes RL steps under a budget of a third of what they have, and says what was delivered of it.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launch.errors import OUR_PACKAGES, UsageError
 
-RUNNING = Path(__file__).resolve().parents[1]
+RUNNING = Path(__file__).resolve().parents[2]
 
 
 def one_tree(here: Path, running: Path = RUNNING) -> None:
