@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from policies.presets import CORRECTIONS, filled, origin
+from policies.presets import MASKS, TRUNCATE, filled, origin
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 Baseline = Literal["group", "leave_one_out", "batch", "none"]
 Estimator = Literal["none", "k1", "k2", "k3"]
-Level = Literal["token", "sequence", "geometric"]
+Level = Literal["none", "token", "sequence", "geometric"]
 Loss = Literal["clip", "sequence_clip", "cispo", "policy_gradient"]
 Name = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"]
 Normalize = Literal["none", "group", "batch", "whiten"]
@@ -35,24 +35,37 @@ class Contradiction:
 class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
     """Importance weights between the engine's and the learner's log-probs of the same tokens (TIS, MIS)."""
 
-    mode: Annotated[
-        Literal["none", "truncate", "mask"],
-        Field(description="weights pi_old / pi_sampler: truncate cuts them at high (TIS), mask drops those outside"),
+    weights: Annotated[
+        Literal["none", "token", "sequence"],
+        Field(description="losses times pi_old / pi_sampler, of each token or of its whole response"),
     ] = "none"
-    level: Annotated[
-        Level, Field(description="the ratio of each token, of its whole response, or its geometric mean per token")
-    ] = "token"
-    low: Annotated[float | None, Field(gt=0, description="mask: smallest weight that is used; default by level")] = None
-    high: Annotated[float | None, Field(gt=0, description="largest weight; default by mode and level")] = None
+    truncate: Annotated[
+        float | None, Field(gt=0, description="largest weight (TIS); default: 2 without a mask, else null: no limit")
+    ] = None
+    mask: Annotated[
+        Level,
+        Field(
+            description="leave out tokens whose ratio is out of bounds, or responses by their ratio or its geometric "
+            "mean per token"
+        ),
+    ] = "none"
+    low: Annotated[float | None, Field(gt=0, description="mask: smallest ratio; default by mask; null: none")] = None
+    high: Annotated[float | None, Field(gt=0, description="mask: largest ratio; default by mask; null: none")] = None
 
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        mode, level = data.get("mode", "none"), data.get("level", "token")
-        known = isinstance(mode, str) and isinstance(level, str)
-        return {**(CORRECTIONS.get((mode, level), {}) if known else {}), **data}
+        mask = data.get("mask", "none")
+        defaults = dict(MASKS.get(mask, {}) if isinstance(mask, str) else {})
+        if mask == "none" and data.get("weights", "none") != "none":
+            defaults["truncate"] = TRUNCATE
+        return defaults | data
+
+    @property
+    def active(self) -> bool:
+        return self.weights != "none" or self.mask != "none"
 
 
 class OverlongOptions(BaseModel, frozen=True, extra="forbid"):
@@ -201,7 +214,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         yield from self._correction()
 
     def _clips(self) -> Iterator[Contradiction]:
-        if self.loss != "clip" and self.clip_dual is not None:
+        if self.loss not in ("clip", "sequence_clip") and self.clip_dual is not None:
             yield Contradiction("clip_dual", f"is set, but loss {self.loss} has none", "leave it out")
         bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         for key, value in bounds.items():
@@ -219,14 +232,14 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
             yield Contradiction("kl_coef", "is 0, and kl_in: reward would take nothing", "set it, or objective.kl=none")
 
     def _correction(self) -> Iterator[Contradiction]:
-        c = self.sampler_correction
-        if c.mode == "none" and c != SamplerCorrectionOptions():
-            yield Contradiction(
-                "sampler_correction.mode", "is none, but other keys of it are set", "set it to truncate or mask"
-            )
-        if c.mode == "truncate" and c.low is not None:
-            yield Contradiction("sampler_correction.low", "is only used with mode mask", "leave it out")
-        if c.mode != "none" and c.high is None:
-            yield Contradiction("sampler_correction.high", f"mode {c.mode} needs it", "leave it out for the default")
-        if c.low is not None and c.high is not None and c.low >= c.high:
-            yield Contradiction("sampler_correction.low", f"{c.low:g} is not below high = {c.high:g}", "lower it")
+        c, key = self.sampler_correction, "sampler_correction"
+        if c.weights == "none" and c.truncate is not None:
+            yield Contradiction(f"{key}.truncate", "is set, but weights is none", f"set objective.{key}.weights=token")
+        bounds = {"low": c.low, "high": c.high}
+        for name, bound in bounds.items():
+            if c.mask == "none" and bound is not None:
+                yield Contradiction(f"{key}.{name}", "is set, but mask is none", f"set objective.{key}.mask=token")
+        if c.mask != "none" and c.low is None and c.high is None:
+            yield Contradiction(f"{key}.mask", f"is {c.mask}, but has no bound", f"set objective.{key}.high")
+        if c.mask != "none" and c.low is not None and c.high is not None and c.low >= c.high:
+            yield Contradiction(f"{key}.low", f"{c.low:g} is not below high = {c.high:g}", "lower it")

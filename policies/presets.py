@@ -70,13 +70,11 @@ PRESETS: dict[str, Values] = {
     },
 }
 
-CORRECTIONS: dict[tuple[str, str], Values] = {  # (mode, level)
-    ("truncate", "token"): {"high": 2.0},
-    ("truncate", "sequence"): {"high": 2.0},
-    ("truncate", "geometric"): {"high": 2.0},
-    ("mask", "token"): {"low": 0.5, "high": 5.0},
-    ("mask", "sequence"): {"low": 0.5, "high": 2.0},
-    ("mask", "geometric"): {"low": 0.999, "high": 1.001},
+TRUNCATE = 2.0  # sampler_correction.truncate
+MASKS: dict[str, Values] = {  # sampler_correction.mask
+    "token": {"low": 0.5, "high": 5.0},
+    "sequence": {"low": 0.5, "high": 2.0},
+    "geometric": {"low": 0.999, "high": 1.001},
 }
 
 

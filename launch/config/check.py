@@ -37,11 +37,11 @@ def _objective(c: Config) -> Iterator[Issue]:
             f"{buffer} is more than rollout.sampling.max_new_tokens = {sampling.max_new_tokens}",
             remedy="lower it",
         )
-    if c.objective.sampler_correction.mode != "none" and (sampling.top_k > 0 or sampling.top_p < 1):
+    if c.objective.sampler_correction.active and (sampling.top_k > 0 or sampling.top_p < 1):
         yield Issue(
-            "objective.sampler_correction.mode",
+            "objective.sampler_correction",
             "compares log-probs of the whole vocabulary, but rollout.sampling.top_k or top_p leaves tokens out",
-            remedy="set top_k=0 and top_p=1, or mode=none",
+            remedy="set top_k=0 and top_p=1, or leave it out",
         )
 
 

@@ -17,7 +17,7 @@ def token_losses(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
     """
     surrogate = LOSSES[options.loss](inputs, options)
     loss, metrics = surrogate.loss, dict(surrogate.metrics)
-    if options.sampler_correction.mode != "none":
+    if options.sampler_correction.active:
         weights, about = sampler_weights(
             inputs.old_logprobs, inputs.sampler_logprobs, inputs.segments, options.sampler_correction
         )

@@ -2,12 +2,12 @@
 
 The same weights give other log-probs in another program (kernels, dtype, quantisation), so tokens are drawn from pi_s,
 not from pi_old, whose gradient is taken. The weight w = pi_old / pi_s corrects for it; it is bounded, because one token
-that the engine found too likely would outweigh all others.
+that the engine found too unlikely would outweigh all others.
 
 Sources: truncated importance sampling (TIS), Yao et al. 2025, "Your efficient RL framework secretly brings you
-off-policy RL training"; masked (MIS), Liu et al. 2025, "When speed kills stability"; masked by token on both sides,
-Ling Team 2025 (IcePop). A masked token or response stays in the denominators of the aggregation: the loss is lower, not
-rescaled.
+off-policy RL training"; masked (MIS), of sequences and by their geometric mean, Liu et al. 2025, "When speed kills
+stability"; masked by token on both sides, Ling Team 2025 (IcePop). A masked token or response stays in the denominators
+of the aggregation, as in TRL and NeMo-RL: the others do not count for more because of it.
 """
 
 from typing import assert_never
@@ -26,19 +26,22 @@ PREFIX = "sampler_correction"
 def sampler_weights(
     old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, options: SamplerCorrectionOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(weights [R], metrics [R] each), detached. `mode` must not be none."""
-    weights = log_weights(old_logprobs, sampler_logprobs, segments, options.level).exp()
-    if options.high is None:
-        raise ValueError(f"objective.sampler_correction.high is not set: mode {options.mode} needs it")
-    above, below = weights > options.high, weights < (options.low or 0.0)
-    if options.mode == "truncate":
-        weights = weights.clamp(max=options.high)
-        bounded = {f"{PREFIX}/truncated": above}
-    else:
-        weights = torch.where(above | below, torch.zeros_like(weights), weights)
-        bounded = {f"{PREFIX}/masked": above | below}
-    return weights, {
-        **bounded,
+    """(weights [R], 0 where masked, metrics [R] each), detached."""
+    weights = _ratios(old_logprobs, sampler_logprobs, segments, options.weights)
+    metrics = {}
+    if options.truncate is not None:
+        metrics[f"{PREFIX}/truncated"] = weights > options.truncate
+        weights = weights.clamp(max=options.truncate)
+    if options.mask != "none":
+        compared = _ratios(old_logprobs, sampler_logprobs, segments, options.mask)
+        masked = torch.zeros_like(compared, dtype=torch.bool)
+        if options.low is not None:
+            masked |= compared < options.low
+        if options.high is not None:
+            masked |= compared > options.high
+        metrics[f"{PREFIX}/masked"] = masked
+        weights = weights.masked_fill(masked, 0.0)
+    return weights, metrics | {
         f"{PREFIX}/weight": weights,
         f"{PREFIX}/weight_squared": weights * weights,
         # Tokens are drawn by the sampler: estimators of KL(pi_s || pi_old), whose log ratio is log pi_s - log pi_old.
@@ -47,10 +50,12 @@ def sampler_weights(
     }
 
 
-def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, level: Level) -> Tensor:
-    """log w of every token [R], within +-MAX_LOG_RATIO."""
+def _ratios(old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, level: Level) -> Tensor:
+    """pi_old / pi_s of every token [R], within e^+-MAX_LOG_RATIO; 1 for none."""
     logs = difference(old_logprobs, sampler_logprobs)
     match level:
+        case "none":
+            return torch.ones_like(logs)
         case "token":
             pass
         case "sequence":
@@ -59,4 +64,4 @@ def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor
             logs = spread(segment_means(logs, segments), segments)
         case _:
             assert_never(level)
-    return logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
