@@ -20,7 +20,7 @@ from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: larger differences are cut before exp so that nothing becomes inf
 MAX_K3 = 10.0
-LEAST_LOGPROB = -1e4  # in the place of -inf, so that no difference is infinite and 0 * log 0 is 0. NaN stays NaN
+LEAST_LOGPROB = -1e4  # instead of -inf, so that no difference is infinite and 0 * log 0 is 0. NaN stays NaN
 
 
 def finite(logprobs: Tensor) -> Tensor:

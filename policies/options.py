@@ -83,7 +83,7 @@ class OverlongOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
-    """Further rollouts in the place of groups that teach nothing (DAPO, section 3.2)."""
+    """Further rollouts instead of groups that teach nothing (DAPO, section 3.2)."""
 
     max_rounds: Annotated[
         int,

@@ -1,5 +1,5 @@
 """The tensors of a target that a drafter shares, cut out of the weights that travel to engines. No torch: a supervisor
-does it, so that megabytes are sent to a trainer in the place of gigabytes."""
+does it, so that megabytes are sent to a trainer instead of gigabytes."""
 
 import dataclasses
 import math

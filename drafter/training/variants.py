@@ -11,7 +11,7 @@ from policies.drafter.options import Algorithm
 class Variant:
     """What a row is fed with, how often the drafter is fed with its own output, and what its output is compared with.
 
-    Pass k of `passes` takes the drafter's output of pass k - 1 in the place of the target's states, as drafting does
+    Pass k of `passes` takes the drafter's output of pass k - 1 instead of the target's states, as drafting does
     ("training-time test"). The loss is the mean over supervised rows of all passes, those of pass k with weight
     pass_decay^(k-1), of: divergence + hidden_weight * smooth L1(drafted state, target's state).
     """

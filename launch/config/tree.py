@@ -14,7 +14,7 @@ from policies.drafter.options import DrafterOptions
 from policies.options import ObjectiveOptions
 from policies.speculation.options import SpeculationOptions
 
-FRESH_WEIGHTS = "random"  # in the place of a path: rollout.speculation.eagle.path takes it
+FRESH_WEIGHTS = "random"  # instead of a path: rollout.speculation.eagle.path takes it
 
 
 class RunOptions(BaseModel, frozen=True, extra="forbid"):

@@ -53,7 +53,7 @@ class DrafterWarmup:
     init: Path | None = None  # drafter directory to go on from
     samples: int = 4  # rollouts per prompt
     limit: int | None = None  # prompts
-    response_field: str | None = None  # learn from these texts in the place of own rollouts
+    response_field: str | None = None  # learn from these texts instead of own rollouts
     prompt_field: str = "prompt"
     template: Literal["chat", "plain"] = "chat"
     temperature: float | None = None

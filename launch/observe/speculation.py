@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.engine.types import EngineWindow, StrategyUse
 
-PLAIN = "plain"  # plain decoding, as a strategy and in the place of a drafter
+PLAIN = "plain"  # plain decoding, as a strategy and instead of a drafter
 MAX_POINTS = 4000  # of the traces of one RL step, all workers together
 
 Point = tuple[float, int, str]  # (time, requests running from then on, drafter)

@@ -29,7 +29,7 @@ def clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
 
 
 def sequence_clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
-    """GSPO: as `clip`, with the ratio of the whole response, s = exp(mean_t log r_t), in the place of each token's.
+    """GSPO: as `clip`, with the ratio of the whole response, s = exp(mean_t log r_t), instead of each token's.
 
     In the form of GSPO-token: s_t = sg(s) pi_t / sg(pi_t), whose value is s and whose gradient reaches each token with
     its own advantage; where these are equal it is GSPO. Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 to 7, 13,

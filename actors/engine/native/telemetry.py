@@ -1,4 +1,4 @@
-"""What engine steps did: one record each for who listens, and windows of them for the run. Reads no clock."""
+"""What engine steps did: one record each for anyone who listens, and windows of them for the run. Reads no clock."""
 
 from dataclasses import dataclass, field
 
