@@ -1,6 +1,7 @@
 """Which waiting requests go to which rollout worker: a pure decision, no clock, no I/O.
 
-Owns the rule only; who waits and who runs is the dispatcher's ledger. It never moves a request that already runs.
+Owns the rule, and the books that it reads, kept up to date by what changes: a decision costs what it gives out, however
+many requests are open. It never moves a request that already runs.
 
 The rule, in order of weight:
 1. no worker idles while requests wait (a prompt's group is split for that, and only for that or for lack of slots);
@@ -8,80 +9,223 @@ The rule, in order of weight:
 3. a prompt's group stays on one worker, which prefills the prompt once: a worker takes leftovers of a group that
    another worker holds only if nothing else waits.
 Among workers, the one with the least expected work left gets the next group (Graham's LPT rule, 4/3 of the optimum).
+
+Numbers of tokens must be multiples of 1/16 (`exact`): then sums of them do not depend on the order of events.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 
-
-@dataclass(frozen=True, slots=True)
-class WaitingGroup:
-    """The waiting requests of one prompt."""
-
-    prompt_id: int
-    count: int  # >= 1
-    expected_tokens: float  # still to be sampled, per request (the longest of the group)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """What a worker that can take work holds now."""
-
-    worker: int
-    free_slots: int
-    running: int
-    expected_tokens: float  # still to be sampled, all running requests together
-    prompts: Collection[int]  # prompt ids of the running requests
+_Rank = tuple[float, int]  # of a group: less the tokens of its longest request, prompt id; the smallest goes first
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`count` waiting requests of a prompt go to a worker."""
+    """Waiting requests of a prompt, the longest first, go to a worker."""
 
-    worker: int
+    worker: str
     prompt_id: int
-    count: int
+    request_ids: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class _Bin:
-    worker: int
-    free: int
-    busy: bool
-    load: float
-    prompts: set[int]
+class _Group:
+    """The requests of one prompt that wait, and who holds others of them."""
+
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # heap of (less the tokens, request id)
+    rank: _Rank = (0.0, 0)  # as of the end of the last decision
+    holders: set[str] = field(default_factory=set)
+    held: int = 0  # holders that are offered
 
 
-def balance(waiting: Sequence[WaitingGroup], workers: Sequence[WorkerLoad]) -> list[Grant]:
-    """Fill the free slots. Grants min(sum of free slots, sum of counts) requests; the order of both inputs is
-    irrelevant: the answer depends on their contents only. O(groups * grants)."""
-    queue = sorted(waiting, key=lambda g: (-g.expected_tokens, g.prompt_id))
-    left = {g.prompt_id: g.count for g in queue if g.count > 0}
-    if len(left) != len(queue):
-        raise ValueError("waiting groups need distinct prompt ids and a count of at least 1")
-    expected = {g.prompt_id: max(g.expected_tokens, 1.0) for g in queue}
-    bins = [
-        _Bin(w.worker, w.free_slots, w.running > 0, w.expected_tokens, set(w.prompts)) for w in workers if w.free_slots
-    ]
-    holders = {p for w in workers for p in w.prompts}
-    grants: list[Grant] = []
-    while bins and left:
-        # Idle ones first, whatever the estimates say: rule 1.
-        bin_ = min(bins, key=lambda b: (b.busy, b.load, b.worker))
-        prompt = next((p for p in left if p in bin_.prompts or p not in holders), next(iter(left)))
-        count = min(bin_.free, left[prompt])
-        idle = sum(not b.busy for b in bins)
-        if not bin_.busy and len(left) < idle:
-            count = min(count, -(-sum(left.values()) // idle))  # the fair share, rounded up, leaves >= 1 for each other
-        grants.append(Grant(bin_.worker, prompt, count))
-        left[prompt] -= count
-        if not left[prompt]:
-            del left[prompt]
-        holders.add(prompt)
-        bin_.prompts.add(prompt)
-        bin_.free -= count
-        bin_.busy = True
-        bin_.load += count * expected[prompt]
-        if not bin_.free:
-            bins.remove(bin_)
-    return grants
+@dataclass(slots=True)
+class _Worker:
+    name: str
+    slots: int = 0
+    offered: bool = False
+    running: int = 0
+    load: float = 0.0  # tokens still to be sampled, all running requests together
+    prompts: dict[int, int] = field(default_factory=dict)  # running requests by prompt
+    own: list[_Rank] = field(default_factory=list)  # heap: groups that it holds a part of
+
+
+def exact(tokens: float) -> float:
+    """An expected number of tokens as the books take it: a multiple of 1/16, at least 1, so that no request counts as
+    free."""
+    return max(round(tokens * 16) / 16, 1.0)
+
+
+class Balance:
+    """Who waits, who runs where, and how much is left of each.
+
+    The heaps of ranks are lazy: an entry counts while it is its group's present rank and the heap's condition holds;
+    one that does not is dropped when it comes up. Whatever makes an entry count pushes it.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, _Group] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._free: set[str] = set()  # offered workers with a free slot
+        self._all: list[_Rank] = []  # heap: all groups that wait
+        self._unheld: list[_Rank] = []  # heap: those of them that no offered worker holds a part of
+        self._waiting_groups = 0
+        self.waiting = 0  # requests
+
+    # Workers.
+
+    def offer(self, worker: str, slots: int) -> None:
+        """From now on the worker can run `slots` requests at once."""
+        w = self._worker(worker)
+        w.slots = slots
+        if not w.offered:
+            w.offered = True
+            for prompt_id in w.prompts:
+                self._groups[prompt_id].held += 1
+        self._look(w)
+
+    def withdraw(self, worker: str) -> None:
+        """The worker gets nothing until it is offered again; what it runs it keeps."""
+        w = self._worker(worker)
+        if w.offered:
+            w.offered = False
+            for prompt_id in w.prompts:
+                self._unhold(prompt_id)
+        self._look(w)
+
+    # Requests.
+
+    def wait(self, prompt_id: int, request_id: int, tokens: float) -> None:
+        """A request that nobody runs, with `tokens` still to be sampled."""
+        group = self._groups.setdefault(prompt_id, _Group())
+        self._waiting_groups += not group.waiting
+        heappush(group.waiting, (-tokens, request_id))
+        self.waiting += 1
+        self._rank(prompt_id, group)
+
+    def forget(self, prompt_id: int, request_id: int) -> None:
+        """A waiting request is wanted no longer."""
+        group = self._groups[prompt_id]
+        group.waiting = [entry for entry in group.waiting if entry[1] != request_id]
+        heapify(group.waiting)
+        self.waiting -= 1
+        self._waiting_groups -= not group.waiting
+        self._rank(prompt_id, group)
+
+    def progress(self, worker: str, tokens: float) -> None:
+        """A request that the worker runs has so many tokens less to go."""
+        self._workers[worker].load -= tokens
+
+    def end(self, worker: str, prompt_id: int, tokens: float) -> None:
+        """The worker no longer runs a request that had `tokens` to go."""
+        w = self._workers[worker]
+        w.running -= 1
+        w.load -= tokens
+        w.prompts[prompt_id] -= 1
+        if not w.prompts[prompt_id]:
+            del w.prompts[prompt_id]
+            group = self._groups[prompt_id]
+            group.holders.discard(worker)
+            if w.offered:
+                self._unhold(prompt_id)
+            if not group.waiting and not group.holders:
+                del self._groups[prompt_id]
+        self._look(w)
+
+    # The decision.
+
+    def grants(self) -> list[Grant]:
+        """Fill the free slots: min(free slots, waiting requests) requests are granted, and count as running. Groups
+        keep the rank that they began the decision with."""
+        if not self.waiting or not self._free:
+            return []
+        workers = [self._workers[name] for name in self._free]
+        bins = [(w.running > 0, w.load, w.name) for w in workers]  # idle ones first, whatever the estimates say: rule 1
+        heapify(bins)
+        idle = sum(w.running == 0 for w in workers)
+        found: list[Grant] = []
+        while bins and self.waiting:
+            busy, load, name = bins[0]
+            w = self._workers[name]
+            rank = self._next(w)
+            group = self._groups[rank[1]]
+            count = min(w.slots - w.running, len(group.waiting))
+            if not busy:
+                if self._waiting_groups < idle:
+                    count = min(count, -(-self.waiting // idle))  # the fair share, rounded up, leaves >= 1 for others
+                idle -= 1
+            found.append(self._grant(w, rank, group, count))
+            if w.running < w.slots:
+                heapreplace(bins, (True, load - count * rank[0], name))
+            else:
+                heappop(bins)
+        for prompt_id in {grant.prompt_id for grant in found}:
+            self._rank(prompt_id, self._groups[prompt_id])
+        return found
+
+    def _grant(self, w: _Worker, rank: _Rank, group: _Group, count: int) -> Grant:
+        prompt_id = rank[1]
+        taken = [heappop(group.waiting) for _ in range(count)]
+        self.waiting -= count
+        self._waiting_groups -= not group.waiting
+        w.running += count
+        w.load -= sum(less_tokens for less_tokens, _ in taken)
+        w.prompts[prompt_id] = w.prompts.get(prompt_id, 0) + count
+        if w.name not in group.holders:
+            group.holders.add(w.name)
+            group.held += 1
+            heappush(w.own, rank)
+        self._look(w)
+        return Grant(w.name, prompt_id, tuple(request_id for _, request_id in taken))
+
+    def _next(self, w: _Worker) -> _Rank:
+        """The longest group that the worker holds a part of, or that no other holds; else the longest of all (rule 3).
+        There is one."""
+        unheld = self._first(self._unheld, lambda group: not group.held)
+        own = self._first(w.own, lambda group: w.name in group.holders)
+        found = min((rank for rank in (unheld, own) if rank is not None), default=None)
+        found = self._first(self._all, lambda group: True) if found is None else found
+        assert found is not None
+        return found
+
+    def _first(self, heap: list[_Rank], counts: Callable[[_Group], bool]) -> _Rank | None:
+        while heap:
+            group = self._groups.get(heap[0][1])
+            if group is not None and group.waiting and group.rank == heap[0] and counts(group):
+                return heap[0]
+            heappop(heap)
+        return None
+
+    # The books.
+
+    def _worker(self, name: str) -> _Worker:
+        return self._workers.setdefault(name, _Worker(name))
+
+    def _look(self, w: _Worker) -> None:
+        if w.offered and w.running < w.slots:
+            self._free.add(w.name)
+        else:
+            self._free.discard(w.name)
+
+    def _unhold(self, prompt_id: int) -> None:
+        """An offered worker holds no part of the group any more, or is no longer offered."""
+        group = self._groups[prompt_id]
+        group.held -= 1
+        if group.waiting and not group.held:
+            heappush(self._unheld, group.rank)
+
+    def _rank(self, prompt_id: int, group: _Group) -> None:
+        """What waits of the group has changed."""
+        if not group.waiting:
+            if not group.holders:
+                del self._groups[prompt_id]
+            return
+        rank = (group.waiting[0][0], prompt_id)
+        if rank == group.rank and len(group.waiting) > 1:
+            return  # its entries are in the heaps
+        group.rank = rank
+        heappush(self._all, rank)
+        if not group.held:
+            heappush(self._unheld, rank)
+        for name in group.holders:
+            heappush(self._workers[name].own, rank)

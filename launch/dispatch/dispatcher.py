@@ -92,7 +92,7 @@ class RolloutDispatcher:
         self._weights: Weights | None = None
         self._ledger = Ledger([], max_retries=options.max_retries)
         self._on_finished: Callable[[Rollout], None] = lambda rollout: None
-        self._seats: list[Seat] = []
+        self._seats: dict[str, Seat] = {}  # by name
         self._spans = [WorkerSpans(worker_name(i), on_span) for i in range(options.workers)]
         self._started = self._aborting = False
         self._lost = self._tokens = self._preempted = 0
@@ -104,10 +104,10 @@ class RolloutDispatcher:
         """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again."""
         for index in range(self._options.workers):
             seat = Seat(index, worker_name(index), self._spawn(index))
-            self._seats.append(seat)
+            self._seats[seat.name] = seat
             self._enter(seat, SeatState.STARTING, self._start_timeout_s)
             seat.start_engine()
-        while any(seat.state is SeatState.STARTING for seat in self._seats):
+        while any(seat.state is SeatState.STARTING for seat in self._seats.values()):
             self._pump()
         self._started = True
 
@@ -118,11 +118,11 @@ class RolloutDispatcher:
         is back. Raises StaleWeightsError, NoWorkersError.
         """
         self._weights = Weights(manifest, ref)
-        for seat in self._seats:
+        for seat in self._seats.values():
             if seat.state in (SeatState.READY, SeatState.LOADING):
                 self._load(seat)
         while True:
-            states = {seat.state for seat in self._seats}
+            states = {seat.state for seat in self._seats.values()}
             if SeatState.LOADING not in states and SeatState.READY in states:
                 return
             self._pump()
@@ -144,6 +144,8 @@ class RolloutDispatcher:
         """
         begin_s = self._clock()
         self._ledger = Ledger(requests, max_retries=self._options.max_retries)
+        for seat in self._seats.values():
+            self._offer(seat)
         self._on_finished = on_finished
         self._sampled_by = {}
         self._reissued_ids = set()
@@ -197,12 +199,12 @@ class RolloutDispatcher:
     def share(self, rollouts: Sequence[tuple[IntArray, IntArray, int]]) -> None:
         """Show each worker's drafters the rollouts, as (prompt, response, worker), that others made. Never waits,
         never fails."""
-        self._drafters.share(self._seats, rollouts)
+        self._drafters.share(self._seats.values(), rollouts)
 
     def save_drafters(self, directory: str) -> str | None:
         """The drafters' state into `directory`, which the workers can write. Returns why it was not written, if so:
         within a deadline, whatever happens."""
-        return self._drafters.save(self._seats, directory)
+        return self._drafters.save(self._seats.values(), directory)
 
     def drafters_are_in(self, directory: str) -> None:
         """Where engines that start from now on find the drafters' state."""
@@ -210,15 +212,15 @@ class RolloutDispatcher:
 
     def load_drafters(self, directory: str) -> None:
         """All drafters take the saved state, those of engines restarted later too. Never waits, never fails."""
-        self._drafters.load(self._seats, directory)
+        self._drafters.load(self._seats.values(), directory)
 
     def set_drafter(self, name: str, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         """All engines draft with these weights from now on, those restarted later too. Never waits, never fails."""
-        self._drafters.update(self._seats, name, manifest, payload)
+        self._drafters.update(self._seats.values(), name, manifest, payload)
 
     def stop_training(self, timeout_s: float) -> list[str]:
         """When this returns no worker's trainer is on its device, but for those named: they did not say so in time."""
-        asked = {s.handle.stop_training.remote(): s.name for s in self._seats if s.state is SeatState.READY}
+        asked = {s.handle.stop_training.remote(): s.name for s in self._seats.values() if s.state is SeatState.READY}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
         for answer in ready:
             with suppress(RayError):  # of a worker that is lost, and its trainer with it
@@ -228,13 +230,13 @@ class RolloutDispatcher:
     def abort_all(self) -> None:
         """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""
         self._on_finished, self._aborting = (lambda rollout: None), True
-        for seat in self._seats:
+        for seat in self._seats.values():
             self._handle_inbox(seat)
-            if seat.state is SeatState.READY and (running := self._ledger.running(seat.index)):
-                seat.abort(running)
+            if seat.state is SeatState.READY and (running := self._ledger.running(seat.name)):
+                seat.abort(list(running))
         deadline_s = self._clock() + _ABORT_TIMEOUT_S
         while True:
-            busy = [s for s in self._seats if s.state is SeatState.READY and self._ledger.running(s.index)]
+            busy = [s for s in self._seats.values() if s.state is SeatState.READY and self._ledger.running(s.name)]
             if not busy:
                 break
             if self._clock() > deadline_s:
@@ -246,9 +248,9 @@ class RolloutDispatcher:
 
     def status(self, timeout_s: float = 5.0) -> dict[str, SupervisorStatus | str]:
         """What each worker says about itself, or why it says nothing."""
-        asked = {s.name: s.handle.status.remote() for s in self._seats if s.state is not SeatState.DEAD}
+        asked = {s.name: s.handle.status.remote() for s in self._seats.values() if s.state is not SeatState.DEAD}
         ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
-        answers: dict[str, SupervisorStatus | str] = {s.name: s.state.value for s in self._seats}
+        answers: dict[str, SupervisorStatus | str] = {s.name: s.state.value for s in self._seats.values()}
         for name, ref in asked.items():
             if ref not in ready:
                 answers[name] = f"no answer within {timeout_s:g} s"
@@ -261,10 +263,10 @@ class RolloutDispatcher:
 
     def close(self) -> None:
         """Close the engines (bounded), then end the actors."""
-        refs = [seat.handle.shutdown.remote() for seat in self._seats if seat.state is not SeatState.DEAD]
+        refs = [seat.handle.shutdown.remote() for seat in self._seats.values() if seat.state is not SeatState.DEAD]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=_CLOSE_TIMEOUT_S)
-        for seat in self._seats:
+        for seat in self._seats.values():
             if seat.state is not SeatState.DEAD:
                 seat.kill()
         self._seats.clear()
@@ -272,18 +274,17 @@ class RolloutDispatcher:
     # The pump.
 
     def _assign(self) -> None:
-        slots = {s.index: self._options.engine.max_running for s in self._seats if s.state is SeatState.READY}
-        for index, requests in self._ledger.assign(slots).items():
-            seat = self._seats[index]
-            if len(self._ledger.running(index)) == len(requests):
+        for name, requests in self._ledger.assign().items():
+            seat = self._seats[name]
+            if len(self._ledger.running(name)) == len(requests):
                 seat.progress_s = self._clock()  # it was idle: its silence counts from now
             seat.submit(requests)
 
     def _pump(self, timeout_s: float = _TICK_S) -> None:
         """Wait for anything, at most `timeout_s`, and handle all that is there; then look at the deadlines."""
-        owner: dict[Waitable, Seat] = {w: seat for seat in self._seats for w in seat.waitables()}
+        owner: dict[Waitable, Seat] = {w: seat for seat in self._seats.values() for w in seat.waitables()}
         if not owner:
-            reasons = "; ".join(f"{s.name}: {s.reason}" for s in self._seats) or "none was started"
+            reasons = "; ".join(f"{s.name}: {s.reason}" for s in self._seats.values()) or "none was started"
             raise NoWorkersError(
                 f"no rollout worker is left ({reasons})",
                 remedy="see the workers' reasons; raise rollout.max_worker_restarts if the losses are not their fault",
@@ -329,9 +330,9 @@ class RolloutDispatcher:
                 self._finished(seat, rollout)
             case Progress(request_id, delta):
                 self._progressed(seat)
-                self._ledger.progress(seat.index, request_id, delta)
+                self._ledger.progress(seat.name, request_id, delta)
             case Rejected(request_id, reason):
-                if (failure := self._ledger.reject(seat.index, request_id, reason)) is not None:
+                if (failure := self._ledger.reject(seat.name, request_id, reason)) is not None:
                     self._on_event("request_rejected", f"request {failure.request_id}: {failure.reason}")
             case EngineWindow():
                 if event.decode_tokens or event.prefill_tokens:
@@ -356,10 +357,10 @@ class RolloutDispatcher:
     def _finished(self, seat: Seat, rollout: Rollout) -> None:
         self._progressed(seat)
         if seat.state is SeatState.LEAVING and rollout.finish_reason is FinishReason.ABORT:
-            self._ledger.hand_back(seat.index, rollout)
+            self._ledger.hand_back(seat.name, rollout)
             seat.handed_back.add(rollout.request_id)
             return
-        if not self._ledger.finish(seat.index, rollout):
+        if not self._ledger.finish(seat.name, rollout):
             return
         expected = self._weights.manifest.version if self._weights else rollout.weights_version
         if rollout.weights_version != expected and not self._aborting:
@@ -376,15 +377,15 @@ class RolloutDispatcher:
 
     def _check_deadlines(self) -> None:
         now_s = self._clock()
-        for seat in self._seats:
+        for seat in self._seats.values():
             if seat.state is SeatState.LEAVING:
-                if now_s > seat.deadline_s or seat.handed_back.issuperset(self._ledger.running(seat.index)):
+                if now_s > seat.deadline_s or seat.handed_back.issuperset(self._ledger.running(seat.name)):
                     self._lose(seat, seat.reason, alive=False)
             elif seat.state in (SeatState.STARTING, SeatState.LOADING) and now_s > seat.deadline_s:
                 key = "rollout.weight_sync_timeout_s" if seat.state is SeatState.LOADING else "cluster.start_timeout_s"
                 self._lose(seat, f"{seat.state.value} took longer than {key}", alive=False)
             elif seat.state is SeatState.READY and now_s - seat.progress_s > self._options.stall_timeout_s:
-                if running := self._ledger.running(seat.index):
+                if running := self._ledger.running(seat.name):
                     silence = f"no progress on {len(running)} requests for {self._options.stall_timeout_s:g} s"
                     self._lose(seat, f"{silence} (rollout.stall_timeout_s)", alive=False)
                 else:
@@ -395,8 +396,8 @@ class RolloutDispatcher:
         seat.reason = reason
         seat.handed_back.clear()
         seat.pending = None
-        if seat.state is SeatState.READY and (running := self._ledger.running(seat.index)):
-            seat.abort(running)
+        if seat.state is SeatState.READY and (running := self._ledger.running(seat.name)):
+            seat.abort(list(running))
         self._enter(seat, SeatState.LEAVING, _LEAVE_TIMEOUT_S)
 
     def _lose(self, seat: Seat, reason: str, *, alive: bool) -> None:
@@ -412,7 +413,7 @@ class RolloutDispatcher:
         seat.reason = reason
         seat.down_since_wall_s = seat.down_since_wall_s or wall_s
         version = self._weights.manifest.version if self._weights else 0
-        loss = self._ledger.lose(seat.index, reason, now_s=wall_s, weights_version=version)
+        loss = self._ledger.lose(seat.name, reason, now_s=wall_s, weights_version=version)
         self._reissued_ids.update(loss.reissued)
         self._on_event(
             "worker_lost",
@@ -423,7 +424,7 @@ class RolloutDispatcher:
             self._on_event("request_failed", f"requests {ids}: {loss.failed[0].reason}")
         if seat.restarts >= self._options.max_worker_restarts:
             seat.kill()
-            seat.state = SeatState.DEAD
+            self._enter(seat, SeatState.DEAD)
             self._on_event("worker_dead", f"{seat.name}: {seat.restarts} restarts are used up, the last loss: {reason}")
         else:
             seat.restarts += 1
@@ -476,6 +477,13 @@ class RolloutDispatcher:
 
     def _enter(self, seat: Seat, state: SeatState, timeout_s: float = 0.0) -> None:
         seat.enter(state, now_s=self._clock(), wall_s=self._wall(), timeout_s=timeout_s)
+        self._offer(seat)
+
+    def _offer(self, seat: Seat) -> None:
+        if seat.state is SeatState.READY:
+            self._ledger.offer(seat.name, self._options.engine.max_running)
+        else:
+            self._ledger.withdraw(seat.name)
 
 
 def _reason(error: RayError) -> str:

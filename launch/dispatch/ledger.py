@@ -4,14 +4,15 @@ Invariants (property-tested):
 - every request is in exactly one of waiting, running (on one worker), finished, failed; nothing is lost;
 - a request finishes or fails once, whatever a worker repeats after a loss; nothing is counted twice;
 - what a lost worker had reported of a response (tokens and log-probs) goes with the re-issued request, under the same
-  noise key, so that the tokens do not depend on who finishes it.
+  noise key, so that the tokens do not depend on who finishes it;
+- an event costs what it changes, however many requests are open.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from actors.engine.types import FinishReason, Request, Rollout, Sampled
-from policies.balance import WaitingGroup, WorkerLoad, balance
+from policies.balance import Balance, exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,15 @@ class Loss:
 @dataclass(slots=True)
 class _Entry:
     request: Request
+    expected: float  # tokens, whole response
     deltas: list[Sampled] = field(default_factory=list)
+    tokens: int = 0  # of all deltas
     retries: int = 0
-    holder: int | None = None  # worker; None: waiting
-
-    def tokens_so_far(self) -> int:
-        return sum(len(d.tokens) for d in self.deltas)
+    holder: str | None = None  # worker; None: waiting
 
     def remaining_tokens(self) -> float:
         """Expected, at least 1, so that no running request counts as free."""
-        return max(self.request.expected_tokens - self.tokens_so_far(), 1.0)
+        return max(self.expected - self.tokens, 1.0)
 
     def issue(self) -> Request:
         return replace(self.request, prefix=Sampled.join(self.deltas)) if self.deltas else self.request
@@ -54,7 +54,7 @@ class _Entry:
         sampling = self.request.sampling
         if self.deltas and len(last := self.deltas[-1].tokens) and int(last[-1]) in sampling.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.tokens_so_far() >= sampling.max_new_tokens else None
+        return FinishReason.LENGTH if self.tokens >= sampling.max_new_tokens else None
 
 
 class Ledger:
@@ -62,14 +62,18 @@ class Ledger:
 
     def __init__(self, requests: Iterable[Request], *, max_retries: int) -> None:
         self._open: dict[int, _Entry] = {}
+        self._held: dict[str, dict[int, _Entry]] = {}  # by worker
+        self._balance = Balance()
         for request in requests:
             if request.request_id in self._open:
                 raise ValueError(f"request id {request.request_id} occurs twice")
-            deltas = [request.prefix] if request.prefix is not None else []
-            self._open[request.request_id] = _Entry(request, deltas)
+            entry = _Entry(request, exact(request.expected_tokens))
+            if request.prefix is not None:
+                entry.deltas, entry.tokens = [request.prefix], len(request.prefix.tokens)
+            self._open[request.request_id] = entry
+            self._balance.wait(request.prompt_id, request.request_id, entry.remaining_tokens())
         self._max_retries = max_retries
         self.total = len(self._open)
-        self.waiting = self.total  # requests that nobody holds
         self.finished = 0
         self.failed: list[FailedRequest] = []
         self.reissued = 0
@@ -79,81 +83,76 @@ class Ledger:
     def done(self) -> bool:
         return not self._open
 
-    def running(self, worker: int) -> list[int]:
-        """Request ids that the worker holds."""
-        return [i for i, e in self._open.items() if e.holder == worker]
+    @property
+    def waiting(self) -> int:
+        """Requests that nobody holds."""
+        return self._balance.waiting
 
-    def assign(self, slots: Mapping[int, int]) -> dict[int, list[Request]]:
-        """Hand waiting requests to workers that can run `slots[worker]` requests at once; records who holds what."""
-        if not self.waiting:
-            return {}
-        groups: dict[int, list[_Entry]] = {}
-        held: dict[int, list[_Entry]] = {worker: [] for worker in slots}
-        for entry in self._open.values():
-            if entry.holder is None:
-                groups.setdefault(entry.request.prompt_id, []).append(entry)
-            elif entry.holder in held:
-                held[entry.holder].append(entry)
-        for group in groups.values():
-            group.sort(key=lambda e: (-e.remaining_tokens(), e.request.request_id))
-        grants = balance(
-            [WaitingGroup(p, len(g), g[0].remaining_tokens()) for p, g in groups.items()],
-            [
-                WorkerLoad(
-                    worker,
-                    max(slots[worker] - len(entries), 0),
-                    len(entries),
-                    sum(e.remaining_tokens() for e in entries),
-                    {e.request.prompt_id for e in entries},
-                )
-                for worker, entries in held.items()
-            ],
-        )
-        issued: dict[int, list[Request]] = {}
-        for grant in grants:
-            group = groups[grant.prompt_id]
-            for entry in group[: grant.count]:
+    def running(self, worker: str) -> Collection[int]:
+        """Request ids that the worker holds: a view."""
+        return self._held.get(worker, {}).keys()
+
+    def offer(self, worker: str, slots: int) -> None:
+        """The worker can run `slots` requests at once."""
+        self._balance.offer(worker, slots)
+
+    def withdraw(self, worker: str) -> None:
+        """The worker is given nothing more until it is offered again; what it holds it keeps until it is lost."""
+        self._balance.withdraw(worker)
+
+    def assign(self) -> dict[str, list[Request]]:
+        """Hand waiting requests to workers with free slots; records who holds what."""
+        issued: dict[str, list[Request]] = {}
+        for grant in self._balance.grants():
+            held = self._held.setdefault(grant.worker, {})
+            for request_id in grant.request_ids:
+                entry = held[request_id] = self._open[request_id]
                 entry.holder = grant.worker
                 issued.setdefault(grant.worker, []).append(entry.issue())
-            del group[: grant.count]
-            self.waiting -= grant.count
         return issued
 
-    def progress(self, worker: int, request_id: int, delta: Sampled) -> bool:
+    def progress(self, worker: str, request_id: int, delta: Sampled) -> bool:
         """Remember tokens of a running request; False if the worker does not hold it."""
-        entry = self._held(worker, request_id)
+        entry = self._of(worker, request_id)
         if entry is not None:
             entry.deltas.append(delta)
+            self._sampled(worker, entry, entry.tokens + len(delta.tokens))
         return entry is not None
 
-    def hand_back(self, worker: int, rollout: Rollout) -> None:
+    def hand_back(self, worker: str, rollout: Rollout) -> None:
         """An aborted request, with all its tokens: what its worker had reported of it so far is a part of them. It is
         still the worker's, until that is lost."""
-        entry = self._held(worker, rollout.request_id)
+        entry = self._of(worker, rollout.request_id)
         if entry is not None and len(rollout.tokens):
             entry.deltas = [rollout.sampled]
+            self._sampled(worker, entry, len(rollout.tokens))
 
-    def finish(self, worker: int, rollout: Rollout) -> bool:
+    def finish(self, worker: str, rollout: Rollout) -> bool:
         """True exactly once per request: the caller may use the rollout."""
-        if self._held(worker, rollout.request_id) is None:
+        entry = self._of(worker, rollout.request_id)
+        if entry is None:
             return False
+        self._release(entry)
         del self._open[rollout.request_id]
         self.finished += 1
         return True
 
-    def reject(self, worker: int, request_id: int, reason: str) -> FailedRequest | None:
-        if self._held(worker, request_id) is None:
+    def reject(self, worker: str, request_id: int, reason: str) -> FailedRequest | None:
+        entry = self._of(worker, request_id)
+        if entry is None:
             return None
+        self._release(entry)
         return self._fail(request_id, reason)
 
-    def lose(self, worker: int, reason: str, *, now_s: float, weights_version: int) -> Loss:
+    def lose(self, worker: str, reason: str, *, now_s: float, weights_version: int) -> Loss:
         """Everything the worker holds goes back to the queue, with what is known of it; `reason` for the failures."""
         reissued: list[int] = []
         failed: list[FailedRequest] = []
         finished: list[Rollout] = []
         prefix_tokens = 0
-        for request_id in self.running(worker):
+        for request_id in sorted(self.running(worker)):
             entry = self._open[request_id]
+            self._release(entry)
             if (finish_reason := entry.complete()) is not None:
                 finished.append(
                     Rollout(
@@ -171,19 +170,31 @@ class Ledger:
                 failed.append(self._fail(request_id, f"lost {entry.retries + 1} times, the last time: {reason}"))
             else:
                 entry.retries += 1
-                entry.holder = None
+                self._balance.wait(entry.request.prompt_id, request_id, entry.remaining_tokens())
                 reissued.append(request_id)
-                prefix_tokens += entry.tokens_so_far()
+                prefix_tokens += entry.tokens
         self.reissued += len(reissued)
-        self.waiting += len(reissued)
         return Loss(tuple(reissued), tuple(failed), tuple(finished), prefix_tokens)
 
-    def _held(self, worker: int, request_id: int) -> _Entry | None:
+    def _of(self, worker: str, request_id: int) -> _Entry | None:
         entry = self._open.get(request_id)
         if entry is not None and entry.holder == worker:
             return entry
         self.duplicates += 1
         return None
+
+    def _sampled(self, worker: str, entry: _Entry, tokens: int) -> None:
+        """`tokens` of a running request are known now."""
+        before = entry.remaining_tokens()
+        entry.tokens = tokens
+        self._balance.progress(worker, before - entry.remaining_tokens())
+
+    def _release(self, entry: _Entry) -> None:
+        """Its worker runs it no longer."""
+        assert entry.holder is not None
+        self._balance.end(entry.holder, entry.request.prompt_id, entry.remaining_tokens())
+        del self._held[entry.holder][entry.request.request_id]
+        entry.holder = None
 
     def _fail(self, request_id: int, reason: str) -> FailedRequest:
         del self._open[request_id]

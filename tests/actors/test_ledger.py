@@ -10,6 +10,15 @@ from hypothesis import strategies as st
 from actors.engine.types import FinishReason, Request, Rollout, Sampled
 from launch.dispatch.ledger import Ledger
 from tests.actors.fake_engine import logprob, make_request, part, response
+from tests.policies import balance_oracle
+from tests.policies.balance_oracle import Open
+
+
+def give(ledger: Ledger, **slots: int) -> dict[str, list[Request]]:
+    """What the ledger assigns when these workers have so many slots."""
+    for worker, count in slots.items():
+        ledger.offer(worker, count)
+    return ledger.assign()
 
 
 def tokens_of(request: Request, start: int, end: int) -> Sampled:
@@ -43,7 +52,7 @@ class Worker:
             self.running[request.request_id] = (request, 0 if request.prefix is None else len(request.prefix.tokens))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 30),
     st.integers(1, 3),
@@ -52,46 +61,77 @@ class Worker:
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.02, 0.1]),
 )
-def test_nothing_is_lost_or_counted_twice(n: int, workers: int, slots: int, retries: int, seed: int, p: float) -> None:
+def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
+    n: int, workers: int, slots: int, retries: int, seed: int, p: float
+) -> None:
     rng = random.Random(seed)
     asked = {i: make_request(i, i // 3, max_new_tokens=rng.randrange(1, 20), seed=seed % 1000) for i in range(n)}
     ledger = Ledger(asked.values(), max_retries=retries)
-    fleet = [Worker() for _ in range(workers)]
+    fleet = {f"w{i}": Worker() for i in range(workers)}
+    open_ = {i: Open(i, r.prompt_id, r.expected_tokens, None) for i, r in asked.items()}
+    offered: dict[str, int] = {}
     done: list[Rollout] = []
-    late: list[tuple[int, Rollout]] = []
+    late: list[tuple[str, Rollout]] = []
 
-    def finish(index: int, whole: Rollout) -> None:
-        if ledger.finish(index, whole):
+    def finish(name: str, whole: Rollout) -> None:
+        if ledger.finish(name, whole):
             done.append(whole)
+            del open_[whole.request_id]
+
+    def sampled(request_id: int, tokens: int, holder: str | None) -> None:
+        request = asked[request_id]
+        left = max(request.expected_tokens - tokens, 1.0)
+        open_[request_id] = Open(request_id, request.prompt_id, left, holder)
 
     for _ in range(5000):
         if ledger.done:
             break
-        for index, requests in ledger.assign(dict.fromkeys(range(workers), slots)).items():
-            fleet[index].submit(requests)
-            assert len(fleet[index].running) <= slots
-        index = rng.randrange(workers)
-        worker = fleet[index]
+        for name in fleet:
+            if name not in offered or rng.random() < 0.1:
+                offered[name] = slots
+                ledger.offer(name, slots)
+                if rng.random() < 0.1:
+                    del offered[name]
+                    ledger.withdraw(name)
+        wanted: dict[str, list[int]] = {}
+        for name, _, ids in balance_oracle.grants(open_.values(), offered):
+            wanted.setdefault(name, []).extend(ids)
+        given_out = ledger.assign()
+        assert {name: [r.request_id for r in requests] for name, requests in given_out.items()} == wanted
+        for name, requests in given_out.items():
+            fleet[name].submit(requests)
+            assert len(fleet[name].running) <= slots
+            for request in requests:
+                sampled(request.request_id, fleet[name].running[request.request_id][1], name)
+        name = rng.choice(sorted(fleet))
+        worker = fleet[name]
         for request_id, (request, known) in list(worker.running.items()):
             whole = len(response(asked[request_id])[0])
             assert request.noise_key == asked[request_id].noise_key
             new = min(known + rng.randrange(4), whole)
-            assert ledger.progress(index, request_id, tokens_of(asked[request_id], known, new))
+            assert ledger.progress(name, request_id, tokens_of(asked[request_id], known, new))
+            sampled(request_id, new, name)
             worker.running[request_id] = (request, new)
             if new == whole and rng.random() < 0.7:
                 del worker.running[request_id]
-                finish(index, rollout_of(asked[request_id]))
+                finish(name, rollout_of(asked[request_id]))
                 if rng.random() < 0.2:
-                    late.append((index, rollout_of(asked[request_id])))
+                    late.append((name, rollout_of(asked[request_id])))
         if rng.random() < p:
             for i in [i for i in worker.running if rng.random() < 0.5]:  # it was told to end, and gives them back
                 known = worker.running[i][1]
                 end = rng.randint(known, len(response(asked[i])[0]))
-                ledger.hand_back(index, rollout(i, tokens_of(asked[i], 0, end), FinishReason.ABORT))
-            late += [(index, rollout_of(asked[i])) for i in worker.running]
-            worker.running.clear()
-            loss = ledger.lose(index, "killed", now_s=0.0, weights_version=1)
+                ledger.hand_back(name, rollout(i, tokens_of(asked[i], 0, end), FinishReason.ABORT))
+                if end:
+                    worker.running[i] = (asked[i], end)
+            late += [(name, rollout_of(asked[i])) for i in worker.running]
+            loss = ledger.lose(name, "killed", now_s=0.0, weights_version=1)
             done += loss.finished
+            for i in loss.reissued:
+                sampled(i, worker.running[i][1], None)
+            for i in [r.request_id for r in loss.finished] + [f.request_id for f in loss.failed]:
+                del open_[i]
+            worker.running.clear()
         while late and rng.random() < 0.5:
             sender, last_word = late.pop()
             if last_word.request_id not in fleet[sender].running:
@@ -113,17 +153,18 @@ def test_nothing_is_lost_or_counted_twice(n: int, workers: int, slots: int, retr
 def test_a_lost_request_carries_all_its_deltas_and_longest_remaining_goes_first() -> None:
     short, long = make_request(0, 0, max_new_tokens=30), make_request(1, 1, max_new_tokens=40)
     ledger = Ledger([short, long], max_retries=1)
-    assert [r.request_id for r in ledger.assign({0: 2})[0]] == [1, 0]
+    assert [r.request_id for r in give(ledger, a=2)["a"]] == [1, 0]
     rng = np.random.default_rng(0)
     draw = lambda k: Sampled(  # noqa: E731
         rng.integers(20, 90, k).astype(np.int32), rng.random(k, np.float32), rng.random(k, np.float32)
     )
     deltas = [draw(5), draw(20)]
     for delta in deltas:
-        ledger.progress(0, 1, delta)
-    loss = ledger.lose(0, "gone", now_s=0.0, weights_version=0)
+        ledger.progress("a", 1, delta)
+    ledger.withdraw("a")
+    loss = ledger.lose("a", "gone", now_s=0.0, weights_version=0)
     assert (loss.reissued, loss.failed, loss.prefix_tokens) == ((0, 1), (), 25)
-    again = ledger.assign({1: 2})[1]
+    again = give(ledger, b=2)["b"]
     assert [r.request_id for r in again] == [0, 1]  # 30 tokens to go, against 15
     prefix = again[1].prefix
     assert prefix is not None
@@ -135,10 +176,10 @@ def test_a_lost_request_carries_all_its_deltas_and_longest_remaining_goes_first(
 def test_a_response_that_was_complete_is_finished_not_sampled_again() -> None:
     request = make_request(0, max_new_tokens=3)
     ledger = Ledger([request], max_retries=0)
-    ledger.assign({0: 1})
+    give(ledger, a=1)
     tokens = Sampled(np.array([20, 21, 22], np.int32), np.zeros(3, np.float32), np.zeros(3, np.float32))
-    ledger.progress(0, 0, tokens)
-    [made] = ledger.lose(0, "gone", now_s=5.0, weights_version=8).finished
+    ledger.progress("a", 0, tokens)
+    [made] = ledger.lose("a", "gone", now_s=5.0, weights_version=8).finished
     assert (made.tokens.tolist(), made.finish_reason) == ([20, 21, 22], FinishReason.LENGTH)
     assert made.weights_version == 8
     assert ledger.done

@@ -88,7 +88,7 @@ def test_attaching_from_another_process_imports_our_packages_in_workers(ray_head
         "    os.kill(os.getpid(), signal.SIGTERM)  # Ray would make it sys.exit\n"
         "    assert flag.signal_name == 'SIGTERM'\n"
         "    ledger = ray.remote(Ledger).remote([], max_retries=0)\n"
-        "    print(session.address, session.owned, ray.get(ledger.assign.remote({0: 1})))\n"
+        "    print(session.address, session.owned, ray.get(ledger.assign.remote()))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
