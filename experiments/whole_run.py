@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe_machine, is_busy
-from benchmarks.tools.chaos import difference
+from benchmarks.same_losses import first_difference
 from benchmarks.tools.fit_eagle import tell_fit
 from benchmarks.tools.rollouts import record_history
 from benchmarks.tools.targets import Target, find_demo, load_target, load_task
@@ -203,7 +203,7 @@ def main() -> int:
             print(f"{name}: pinned to cores {pin(seen)}", flush=True)
         seconds = {name: series[WARM_STEPS:] for name, series in take_turns(jobs, args.steps).items()}
     found = summary(folder, args.jobs, seconds)
-    differs = {name: difference(folder / args.jobs[0], folder / name) for name in args.jobs[1:]}
+    differs = {name: first_difference(folder / args.jobs[0], folder / name) for name in args.jobs[1:]}
     drafter = read(folder / "adaptive" / "drafter.jsonl") if "adaptive" in args.jobs else []
     result = {
         "question": "what is the adaptive drafter worth to whole RL steps?",
