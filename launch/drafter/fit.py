@@ -21,7 +21,7 @@ from actors.data.options import DataOptions
 from actors.data.tokenizers import Tokenizer
 from actors.engine.native.engine import NativeEngine
 from actors.engine.options import EngineOptions, SamplingOptions
-from actors.engine.types import Finished
+from actors.engine.types import Event, Finished
 from actors.training.options import WarmupOptions
 from drafter.eagle import Drafting, load_eagle, save_eagle
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
@@ -199,17 +199,15 @@ def _pairs(
     expected = [float(sampling.max_new_tokens)] * len(picks)
     counts = [given.samples] * len(picks)
     requests = Batch(picks, counts, sampling, seed=given.seed, expected_tokens=expected).requests
-    engine = NativeEngine(target, source.engine)
-    engine.submit(requests)
-    responses: dict[int, NDArray[np.int32]] = {}
     with _bar(len(requests)) as advance:
-        while engine.has_work:
+
+        def hear(event: Event) -> None:
             check()
-            for event in engine.step():
-                if isinstance(event, Finished):
-                    responses[event.rollout.request_id] = event.rollout.tokens
-                    advance()
-    return [r.prompt_tokens for r in requests], [responses[r.request_id] for r in requests]
+            if isinstance(event, Finished):
+                advance()
+
+        rollouts = NativeEngine(target, source.engine).generate(requests, hear)
+    return [r.prompt_tokens for r in requests], [rollouts[r.request_id].tokens for r in requests]
 
 
 @contextmanager

@@ -79,6 +79,15 @@ def test_what_can_never_run_is_rejected_with_the_remedy(tmp_path: Path, bad: Req
     assert set(rollouts(events)) == {2}
 
 
+def test_generate_gives_every_rollout_tells_every_event_and_raises_what_cannot_run(tmp_path: Path) -> None:
+    core, model = engine(tiny_model(tmp_path), kv_tokens=128), tiny_model(tmp_path)
+    wanted, heard = [request(5, 5), request(9, 7, 2)], []
+    assert_same(core.generate(wanted, heard.append), run(engine(model), wanted))
+    assert isinstance(heard[-1], EngineIdle)
+    with pytest.raises(ValueError, match=r"request 1: .*rollout\.engine\.kv_tokens"):
+        core.generate([request(20, 200)])
+
+
 def test_the_largest_request_that_fits_ends(tmp_path: Path) -> None:
     core = engine(tiny_model(tmp_path), kv_tokens=128)
     assert len(run(core, [request(20, 109), request(20, 109, 2)])[1].tokens) == 109

@@ -288,6 +288,22 @@ class NativeEngine:
         self._idle = idle
         return events
 
+    def generate(
+        self, requests: Sequence[Request], hear: Callable[[Event], None] = lambda event: None
+    ) -> dict[int, Rollout]:
+        """Submit, and step until nothing is left: finished rollouts by request id; `hear` is told of every event.
+        Raises ValueError for a request that is rejected."""
+        rollouts: dict[int, Rollout] = {}
+        self.submit(requests)
+        while self.has_work:
+            for event in self.step():
+                hear(event)
+                if isinstance(event, Finished):
+                    rollouts[event.rollout.request_id] = event.rollout
+                elif isinstance(event, Rejected):
+                    raise ValueError(f"request {event.request_id}: {event.reason}")
+        return rollouts
+
     def _tell(self, event: Event | None) -> None:
         if event is not None:
             self._events.append(event)

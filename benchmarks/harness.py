@@ -1,0 +1,220 @@
+"""What every benchmark and experiment shares: options, machine facts, a busy guard, turns, intervals, the record.
+
+Owns how a script's `main` becomes a command, how contestants take turns within one process, the interval of what is
+paired, and what a record says of the machine. Never decides what is measured. Needs no package but numpy, so that it
+runs on a bare GPU machine. Figures: benchmarks/figures.py.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+DEMO = ROOT / "examples/guess_and_check"
+PACKAGES = ("torch", "ray", "transformers", "numpy")
+BUSY_CORES = 0.5
+DRAWS = 2000  # of a bootstrap
+
+# Options.
+
+
+def command(main: Callable[..., object], *, timed: bool = True) -> None:
+    """Run `main` with the command line and exit with what it returns, if that is a number.
+
+    A keyword of its signature is an option of that name: of several values if it is a sequence, a flag if it is a bool.
+    `Annotated[T, help, choices]` says more; `*name` takes what belongs to no option. If `timed`, a busy machine is
+    refused unless --busy is given; the record says so then.
+    """
+    parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(main)))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    if timed:
+        parser.add_argument("--busy", action="store_true", help="measure on a busy machine all the same: no result")
+    rest = None
+    hints = get_type_hints(main, include_extras=True)
+    for parameter in inspect.signature(main).parameters.values():
+        how = _reading(hints[parameter.name])
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = parameter.name
+            parser.add_argument(rest, **how | {"nargs": "*"})
+            continue
+        required = parameter.default is parameter.empty
+        flag = f"--{parameter.name.replace('_', '-')}"
+        parser.add_argument(flag, required=required, **how | ({} if required else {"default": parameter.default}))
+    given = vars(parser.parse_intermixed_args())
+    if timed and not given.pop("busy") and is_busy():
+        parser.error(f"{machine()['busy_cores']} cores are busy with other work: timings would mean nothing (--busy)")
+    done = main(*(given.pop(rest) if rest is not None else ()), **given)
+    sys.exit(done if isinstance(done, int) else 0)
+
+
+def _reading(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    how: dict[str, Any] = {}
+    if get_origin(hint) is Annotated:
+        hint, text, *choices = get_args(hint)
+        how |= {"help": text} | ({"choices": choices[0]} if choices else {})
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+    if get_origin(hint) is Sequence:
+        (hint,) = get_args(hint)
+        how["nargs"] = "*"
+    if get_origin(hint) is Literal:
+        how["choices"] = get_args(hint)
+        hint = type(how["choices"][0])
+    return how | ({"action": "store_true"} if hint is bool else {"type": hint})
+
+
+# The machine and the record.
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """What this process measures on, as found when it was first asked."""
+    facts = _cpu_facts()
+    flags = [flag for flag in facts.get("flags", "").split() if flag.startswith(("avx2", "avx512", "amx", "fma"))]
+    git = ("git", "describe", "--always", "--dirty", "--exclude=*")
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "device": _device(),
+        "cpu": facts.get("model name", platform.processor()),
+        "flags": flags,
+        "cores": len(os.sched_getaffinity(0)),
+        "busy_cores": busy_cores(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := installed_version(name)) is not None},
+        "commit": commit or None,
+    }
+
+
+def busy_cores(sample_s: float = 0.5) -> float:
+    """How many of our cores other work uses, over `sample_s` in which this process sleeps."""
+
+    def idle_and_all() -> tuple[int, int]:
+        lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+        ticks = [[int(x) for x in found[1:9]] for found in lines if found[0] in ours]
+        return sum(cpu[3] + cpu[4] for cpu in ticks), sum(map(sum, ticks))
+
+    ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    try:
+        before = idle_and_all()
+        time.sleep(sample_s)
+        idle, total = (b - a for a, b in zip(before, idle_and_all(), strict=True))
+    except OSError:
+        return round(os.getloadavg()[0], 2)
+    return round(len(ours) * (1 - idle / max(total, 1)), 2)
+
+
+def is_busy() -> bool:
+    """OpenMP threads that wait for each other spin, so a program with as many threads as cores can be tens of times
+    slower beside other work: its timings mean nothing."""
+    return bool(machine()["busy_cores"] > BUSY_CORES)
+
+
+def _device() -> str:
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else "cpu"
+
+
+def _cpu_facts() -> dict[str, str]:
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def write(out: Path, question: str, found: Mapping[str, Any], *, settings: Mapping[str, Any], **of: Any) -> None:
+    """The record: what was asked, on which machine, with which settings (seed, threads, cold or warm), what came out.
+    Further keywords are facts of the machine that this benchmark alone needs."""
+    record = {"question": question, "machine": machine() | of, "settings": dict(settings), **found}
+    save(out, record)
+    print(f"wrote {out}", flush=True)
+
+
+def save(out: Path, record: Mapping[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+# Measurement.
+
+
+def in_turns(contestants: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
+    """Seconds of every contestant, `repeats` times behind `warm_up` that do not count; another one begins each turn, so
+    that whatever else happens on the machine meets them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for turn in range(-warm_up, repeats):
+        at = turn % len(names)
+        for name in (*names[at:], *names[:at]):
+            start_s = time.perf_counter()
+            contestants[name]()
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - start_s)
+    return seconds
+
+
+def paired(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
+    """The ratio of two contestants, taken within a turn: see `interval`."""
+    return interval([a / b for a, b in zip(over, under, strict=True)])
+
+
+def interval(values: ArrayLike) -> dict[str, float]:
+    """Median with its 95 % bootstrap interval."""
+    found = np.asarray(values, float)
+    draws = np.random.default_rng(0).integers(0, len(found), (DRAWS, len(found)))
+    low, high = np.quantile(np.median(found[draws], axis=1), (0.025, 0.975))
+    return {"median": round(median(found.tolist()), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+
+
+def ratio_of_rates(ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, float]:
+    """Of two rates over the same cases ([N, 2]: gained, spent), with the interval over draws of cases."""
+    draws = np.random.default_rng(0).integers(0, len(ours), (DRAWS, len(ours)))
+
+    def ratio(rows: NDArray[Any]) -> NDArray[Any]:
+        a, b = ours[rows].sum(-2), theirs[rows].sum(-2)
+        return np.asarray(a[..., 0] / a[..., 1] / (b[..., 0] / b[..., 1]))
+
+    low, high = np.quantile(ratio(draws), (0.025, 0.975))
+    found = {"median": ratio(np.arange(len(ours))), "low": low, "high": high}
+    return {name: round(float(value), 4) for name, value in found.items()}
+
+
+def quantiles_ms(seconds: ArrayLike) -> dict[str, float]:
+    points = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "max_ms": 1.0}
+    found = np.asarray(seconds, float) * 1e3
+    return {"count": len(found)} | {name: round(float(np.quantile(found, q)), 3) for name, q in points.items()}
