@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from actors.training.trainer import Trainer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSpec:
     """What every rank is built from."""
 

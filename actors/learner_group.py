@@ -52,7 +52,9 @@ class LearnerGroup:
 
         Raises LearnerLostError if a rank does not come up, and what the rank raised if it cannot build the model.
         """
-        spec = LearnerSpec(model, learner, objective, temperature, init, seed)
+        spec = LearnerSpec(
+            model=model, learner=learner, objective=objective, temperature=temperature, init=init, seed=seed
+        )
         self._timeout_s = learner.timeout_s
         size = learner.ranks
         self._places = [Place("?", "?", 0)] * size

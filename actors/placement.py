@@ -81,7 +81,7 @@ class ConfigShape(Protocol):
     def learner(self) -> LearnerShape: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """The place of one actor: what it takes of a bundle of a group."""
 
@@ -131,7 +131,7 @@ def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: f
     cpus = [_floor(cluster.cpus_per_learner * scale)] * ranks + [_floor(cluster.cpus_per_worker * scale)] * workers
     # A bundle must ask for something; an actor that takes 0 CPUs still has a place.
     group = Group(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
-    slots = [Slot(0, i, c, 0.0, {}) for i, c in enumerate(cpus)]
+    slots = [Slot(group=0, bundle=i, cpus=c, gpus=0.0, resources={}) for i, c in enumerate(cpus)]
     return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]))
 
 
@@ -157,18 +157,24 @@ def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
         for bundle in range(per_worker):
             cpus = cluster.cpus_per_worker if bundle == 0 else 0.0
             if len(learner_slots) < ranks:
-                learner_slots.append(Slot(worker, bundle, cluster.cpus_per_learner, _SHARE, {}))
+                learner_slots.append(
+                    Slot(group=worker, bundle=bundle, cpus=cluster.cpus_per_learner, gpus=_SHARE, resources={})
+                )
                 cpus += cluster.cpus_per_learner
             bundles.append(_bundle(cpus, 1.0, {}))
         groups.append(Group(tuple(bundles), "STRICT_PACK"))
-        worker_slots.append(Slot(worker, 0, cluster.cpus_per_worker, _SHARE, {}, spans=per_worker))
+        worker_slots.append(
+            Slot(group=worker, bundle=0, cpus=cluster.cpus_per_worker, gpus=_SHARE, resources={}, spans=per_worker)
+        )
     return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots))
 
 
 def _disaggregated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
     def side(group: int, n: int, cpus: float, gpus: float, resource: str | None) -> tuple[Bundle, tuple[Slot, ...]]:
         tag = {resource: _TAG} if resource else {}
-        return _bundle(cpus, gpus, tag), tuple(Slot(group, i, cpus, gpus, tag) for i in range(n))
+        return _bundle(cpus, gpus, tag), tuple(
+            Slot(group=group, bundle=i, cpus=cpus, gpus=gpus, resources=tag) for i in range(n)
+        )
 
     learner, learners = side(0, ranks, cluster.cpus_per_learner, cluster.gpus_per_learner, cluster.learner_resource)
     rollout, rollouts = side(1, workers, cluster.cpus_per_worker, cluster.gpus_per_worker, cluster.rollout_resource)

@@ -79,7 +79,7 @@ class RewardWorker:
         try:
             grade = self._grader.grade(item)
         except Exception as error:
-            grade = Grade(0.0, error=f"{type(error).__name__}: {error}")
+            grade = Grade(value=0.0, error=f"{type(error).__name__}: {error}")
         if grade.error is not None:
             _log.warning("a response could not be graded: %s", grade.error)
         return TimedGrade(grade, start_s, time.time())
@@ -263,7 +263,7 @@ class RewardPool:
             self._pending.appendleft(task)
         else:
             lost = f"{task.losses} reward workers were lost while grading it, the last: {reason}"
-            self._record(task, Grade(0.0, error=lost))
+            self._record(task, Grade(value=0.0, error=lost))
 
     def _span(self, index: int, start_s: float, end_s: float) -> None:
         """A worker graded; joined with what it did just before, so that a step has few spans and not one per item."""

@@ -74,7 +74,7 @@ class Leaving:
 WorkerEvent = Event | SpotEvent | Leaving
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStatus:
     """What a worker says about itself; everything as of the last event from its engine."""
 

@@ -47,7 +47,7 @@ _LOOPBACK = "127.0.0.1"
 _RETRY_S = (0.5, 2.0, 10.0)  # between a failure of the trainer and the next one; then it is given up
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpotPlan:
     """What a worker needs to train in its spare time. Picklable."""
 

@@ -72,7 +72,16 @@ def time_calls(handle: Any, seconds: float, pause_s: float = 0.005) -> dict[str,
 def requests(n: int, round_: int) -> list[Request]:
     sampling = SamplingParams(max_new_tokens=400)
     prompt = np.arange(1, 33, dtype=np.int32)
-    return [Request(i, i // 8, prompt, noise_key(0, round_, i // 8, i), sampling) for i in range(n)]
+    return [
+        Request(
+            request_id=i,
+            prompt_id=i // 8,
+            prompt_tokens=prompt,
+            noise_key=noise_key(0, round_, i // 8, i),
+            sampling=sampling,
+        )
+        for i in range(n)
+    ]
 
 
 def main() -> None:

@@ -74,7 +74,15 @@ def record_of(trainer: DrafterTrainer, rows: int, seed: int) -> SequenceRecord:
     config = trainer.head.config
     states = rng.standard_normal((rows, config.hidden_size)).astype(np.float32).view(np.uint8)
     tokens = rng.integers(0, config.vocab_size, rows + 1).astype(np.int32)
-    return SequenceRecord(tokens, 3, 0, states, "float32", config.hidden_size, 0)
+    return SequenceRecord(
+        tokens=tokens,
+        prompt_length=3,
+        first=0,
+        states=states,
+        dtype="float32",
+        width=config.hidden_size,
+        target_version=0,
+    )
 
 
 def frozen(trainer: DrafterTrainer) -> dict[str, Tensor]:

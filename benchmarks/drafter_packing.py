@@ -80,13 +80,13 @@ def tail_case(demo: Case, count: int) -> Case:
     lengths = np.clip(np.rint(rng.lognormal(np.log(TAIL_MEDIAN), TAIL_SIGMA, count)), 8, TAIL_MAX).astype(int)
     records = [
         SequenceRecord(
-            rng.integers(0, config.vocab_size, n).astype(np.int32),
-            1,
-            0,
-            rng.standard_normal((n - 1, config.hidden_size), np.float32).view(np.uint8),
-            "float32",
-            config.hidden_size,
-            0,
+            tokens=rng.integers(0, config.vocab_size, n).astype(np.int32),
+            prompt_length=1,
+            first=0,
+            states=rng.standard_normal((n - 1, config.hidden_size), np.float32).view(np.uint8),
+            dtype="float32",
+            width=config.hidden_size,
+            target_version=0,
         )
         for n in lengths
     ]

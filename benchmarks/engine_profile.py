@@ -46,7 +46,14 @@ def step_s(model: Transformer, batch: int, steps: int, profile: cProfile.Profile
     engine = NativeEngine(model, EngineOptions(max_running=batch))
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, DEMO["vocab_size"], (batch, 24)).astype(np.int32)
-    engine.submit([Request(i, i, prompt, i + 1, SamplingParams(steps + 8)) for i, prompt in enumerate(prompts)])
+    engine.submit(
+        [
+            Request(
+                request_id=i, prompt_id=i, prompt_tokens=prompt, noise_key=i + 1, sampling=SamplingParams(steps + 8)
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+    )
     for _ in range(3):
         engine.step()
     if profile is not None:

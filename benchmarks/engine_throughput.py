@@ -68,7 +68,13 @@ def native_contender(path: str, dtype: str, threads: int, invariant: bool) -> An
     def run(prompts: Sequence[Sequence[int]], lengths: Sequence[int], running: int) -> float:
         engine = NativeEngine(model, EngineOptions(max_running=running))
         requests = [
-            Request(i, i, np.array(prompt, np.int32), i + 1, SamplingParams(length))
+            Request(
+                request_id=i,
+                prompt_id=i,
+                prompt_tokens=np.array(prompt, np.int32),
+                noise_key=i + 1,
+                sampling=SamplingParams(length),
+            )
             for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         ]
         start_s = time.perf_counter()

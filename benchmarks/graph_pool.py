@@ -98,7 +98,14 @@ def steps_of(
         records.clear()
         prompts = rng.integers(0, model.config.vocab_size, (running, PROMPT_TOKENS)).astype(np.int32)
         sampling = SamplingParams(NEW_TOKENS)
-        engine.submit([Request(wave * running + i, i, prompt, i, sampling) for i, prompt in enumerate(prompts)])
+        engine.submit(
+            [
+                Request(
+                    request_id=wave * running + i, prompt_id=i, prompt_tokens=prompt, noise_key=i, sampling=sampling
+                )
+                for i, prompt in enumerate(prompts)
+            ]
+        )
         while engine.has_work:
             engine.step()
     return [record for record in records if not record.prefill_tokens and record.running == running]
@@ -189,8 +196,16 @@ def _step(graph: GraphShape, context: int) -> StepRows:
 def _model_shape(model: Transformer) -> ModelShape:
     c = model.config
     size = next(model.parameters()).element_size()
-    sizes = (c.vocab_size, c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim)
-    return ModelShape(*sizes, dtype_bytes=size, logit_bytes=size)
+    return ModelShape(
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        dtype_bytes=size,
+        logit_bytes=size,
+    )
 
 
 def main() -> None:
@@ -205,7 +220,7 @@ def main() -> None:
         sys.exit("benchmarks.graph_pool measures CUDA graphs, and this machine has no CUDA device")
     result: dict[str, Any] = {"machine": describe_machine(), "device": torch.cuda.get_device_name(), "models": {}}
     for size in options.sizes:
-        config = ModelConfig("qwen2", max_position_embeddings=4096, qkv_bias=True, **SHAPES[size])
+        config = ModelConfig(family="qwen2", max_position_embeddings=4096, qkv_bias=True, **SHAPES[size])
         model = random_model(config, "cuda", torch.bfloat16)
         result["models"][size] = {
             "speed": speed(model, options.batches, options.rounds),

@@ -62,7 +62,11 @@ def records_of(width: int, vocab: int, tokens: int) -> list[SequenceRecord]:
         rows = int(rng.integers(40, 240))
         states = rng.standard_normal((rows, width)).astype(np.float32).view(np.uint8)
         drawn = rng.integers(0, vocab, rows + 1).astype(np.int32)
-        records.append(SequenceRecord(drawn, 20, 0, states, "float32", width, 0))
+        records.append(
+            SequenceRecord(
+                tokens=drawn, prompt_length=20, first=0, states=states, dtype="float32", width=width, target_version=0
+            )
+        )
         total += rows
     return records
 
@@ -97,7 +101,17 @@ class Worker:
         rest_s = max([0.0, *(end_s - at_s for end_s in self._ends[known:])])
         self.engine.wake()
         prompt = np.arange(24, dtype=np.int32)
-        self.engine.submit([Request(0, 0, prompt, self._sessions, SamplingParams(8))])
+        self.engine.submit(
+            [
+                Request(
+                    request_id=0,
+                    prompt_id=0,
+                    prompt_tokens=prompt,
+                    noise_key=self._sessions,
+                    sampling=SamplingParams(8),
+                )
+            ]
+        )
         tokens_s: list[float] = []
         expect(self.engine.poll, EngineIdle, lambda e: tokens_s.append(perf_counter()) if type(e) is Progress else None)
         end_s = tokens_s[0]
@@ -126,7 +140,16 @@ class Neighbour:
             prompts = np.random.default_rng(number).integers(0, 200, (self._running, 24)).astype(np.int32)
             first = number * self._running
             self._engine.submit(
-                [Request(first + i, i, prompts[i], first + i, SamplingParams(400)) for i in range(self._running)]
+                [
+                    Request(
+                        request_id=first + i,
+                        prompt_id=i,
+                        prompt_tokens=prompts[i],
+                        noise_key=first + i,
+                        sampling=SamplingParams(400),
+                    )
+                    for i in range(self._running)
+                ]
             )
             expect(self._engine.poll, EngineIdle)
             number += 1

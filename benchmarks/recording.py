@@ -58,7 +58,16 @@ def requests_of(count: int, seed: int = 0, epoch: int = 0) -> list[Request]:
     prompts = rng.integers(0, DEMO["vocab_size"], (count, PROMPT_TOKENS)).astype(np.int32)
     lengths = long_tailed_lengths(count, seed)
     keys = np.random.default_rng((seed, epoch)).integers(0, 2**62, count)
-    return [Request(i, i, prompts[i], int(keys[i]), SamplingParams(lengths[i])) for i in range(count)]
+    return [
+        Request(
+            request_id=i,
+            prompt_id=i,
+            prompt_tokens=prompts[i],
+            noise_key=int(keys[i]),
+            sampling=SamplingParams(lengths[i]),
+        )
+        for i in range(count)
+    ]
 
 
 @dataclass(slots=True)

@@ -27,10 +27,16 @@ def response(answer: str) -> str:
 
 def cases() -> dict[str, tuple[RewardTerm, list[GradeItem]]]:
     """Name -> (term, items that are visited in turn; all differ, so nothing is answered from a cache)."""
-    exact = [GradeItem("", response(f"{n:,}"), {"answer": f"so it is\n#### {n}"}) for n in range(1000, 1500)]
-    algebra = [GradeItem("", response(rf"{n}(x+{n + 1})"), {"answer": f"{n}x+{n * (n + 1)}"}) for n in range(2, 502)]
-    shape = [GradeItem("", response(str(n)), {}) for n in range(500)]
-    code = [GradeItem("", f"{CODE}\n{n}", {"tests": TESTS}) for n in range(500)]
+    exact = [
+        GradeItem(prompt="", response=response(f"{n:,}"), record={"answer": f"so it is\n#### {n}"})
+        for n in range(1000, 1500)
+    ]
+    algebra = [
+        GradeItem(prompt="", response=response(rf"{n}(x+{n + 1})"), record={"answer": f"{n}x+{n * (n + 1)}"})
+        for n in range(2, 502)
+    ]
+    shape = [GradeItem(prompt="", response=response(str(n)), record={}) for n in range(500)]
+    code = [GradeItem(prompt="", response=f"{CODE}\n{n}", record={"tests": TESTS}) for n in range(500)]
     return {
         "math, plain numbers": (RewardTerm(kind="math"), exact),
         "math, math-verify": (RewardTerm(kind="math"), algebra),

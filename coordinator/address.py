@@ -13,7 +13,7 @@ class AddressFileError(ValueError):
     """A file that is no coordinator's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """A coordinator that runs, or ran."""
 

@@ -55,7 +55,7 @@ class Feed:
 
 def as_change(notice: Notice, at_s: float) -> Change:
     if isinstance(notice, Changed):
-        return Change(at_s, notice.worker, before=notice.before, after=notice.after, reason=notice.reason)
+        return Change(at_s=at_s, worker=notice.worker, before=notice.before, after=notice.after, reason=notice.reason)
     if isinstance(notice, Lost):
-        return Change(at_s, notice.worker, after="LOST", reason=notice.reason)
-    return Change(at_s, group=notice.group, session=notice.session, epoch=notice.epoch, members=notice.members)
+        return Change(at_s=at_s, worker=notice.worker, after="LOST", reason=notice.reason)
+    return Change(at_s=at_s, group=notice.group, session=notice.session, epoch=notice.epoch, members=notice.members)

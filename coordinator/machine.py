@@ -168,7 +168,15 @@ class Machine:
             self.sessions.remove(worker, "started again", now_s)
             worker = None
         if worker is None:
-            worker = Worker(event.worker, event.incarnation, event.node, event.group, event.state, now_s, now_s)
+            worker = Worker(
+                name=event.worker,
+                incarnation=event.incarnation,
+                node=event.node,
+                group=event.group,
+                state=event.state,
+                heard_s=now_s,
+                since_s=now_s,
+            )
             if known is not None:
                 worker.drained, worker.trainer_failures = known.drained, known.trainer_failures
             self.roster.add(worker)

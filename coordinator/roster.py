@@ -15,7 +15,7 @@ class Phase(StrEnum):
     STOPPING = "stopping"  # told to stop, not heard yet
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Worker:
     """One worker. `session` and `phase` are set exactly while state is TRAINING; `answer_by_s` while one is owed."""
 
@@ -68,7 +68,7 @@ class Ghost:
     until_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Roster:
     """All workers, in order of registration; by group, the idle ones, the session (at most one) and ghosts."""
 

@@ -80,7 +80,14 @@ class CoordinatorService:
         except BaseException:
             self._server.close()
             raise
-        self.address = Address(self.endpoint, self._admin.address, term, os.getpid(), socket.gethostname(), time.time())
+        self.address = Address(
+            endpoint=self.endpoint,
+            admin=self._admin.address,
+            term=term,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_s=time.time(),
+        )
         if directory is not None:
             self.address.write(directory)
 

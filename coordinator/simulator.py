@@ -36,7 +36,7 @@ class BrokenTruthError(AssertionError):
     """Something happened in the simulated cluster that never must."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """How bad the world is. Probabilities are per message or per start of a trainer; rates are per second."""
 
@@ -51,7 +51,17 @@ class Faults:
     trainer_hang: float = 0.05  # neither starts, nor stops, nor fails: it is killed
 
 
-NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_FAULTS = Faults(
+    drop=0,
+    duplicate=0,
+    late=0,
+    late_s=0,
+    worker_crash_rate=0,
+    coordinator_crash_rate=0,
+    request_rate=0,
+    trainer_failure=0,
+    trainer_hang=0,
+)
 
 
 @dataclass(slots=True)
@@ -64,7 +74,7 @@ class SimulatedTrainer:
     stop_by_s: float = math.inf
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Node:
     """A rollout worker: its supervisor (member), its requests, its trainer."""
 
@@ -78,7 +88,7 @@ class Node:
     wake_s: float = math.inf
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Outcome:
     """What happened."""
 
@@ -108,7 +118,7 @@ class Simulation:
         self._options, self._faults = options, faults
         self._micro_step_s, self._rollout_s = micro_step_s, rollout_s
         self.now_s = 0.0
-        self.outcome = Outcome(seed)
+        self.outcome = Outcome(seed=seed)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self.hub: Hub | None = Hub(Machine(options, term=1))
@@ -119,7 +129,11 @@ class Simulation:
         self._step = 0
         self._ended_s: float | None = None  # a rollout is complete, and trainers still run
         self.nodes = {
-            name: Node(name, f"g{i % groups}", Member(Identity(name, 1, f"n{i // 2}", f"g{i % groups}"), options, 0.0))
+            name: Node(
+                name=name,
+                group=f"g{i % groups}",
+                member=Member(Identity(name, 1, f"n{i // 2}", f"g{i % groups}"), options, 0.0),
+            )
             for i, name in enumerate(f"w{i}" for i in range(workers))
         }
 

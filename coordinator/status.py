@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from coordinator.hub import Hub
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """One worker, as believed. Times are seconds up to the snapshot."""
 
@@ -33,7 +33,7 @@ class SessionStatus:
     members: tuple[str, ...]  # the leader first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A coordinator at one moment."""
 
@@ -52,7 +52,7 @@ class Status:
     counts: dict[str, int]  # messages and connections by fate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One change of a worker (`group` empty) or of a session (`worker` empty)."""
 
@@ -72,20 +72,20 @@ def read_status(hub: Hub, now_s: float, *, started_s: float, endpoint: str) -> S
     machine, roster = hub.machine, hub.machine.roster
     workers = tuple(
         WorkerStatus(
-            worker.name,
-            worker.incarnation,
-            worker.node,
-            worker.group,
-            worker.state.value,
-            worker.phase.value if worker.phase is not None else "",
-            worker.session or 0,
-            worker.running,
-            worker.step,
-            now_s - worker.since_s,
-            now_s - worker.heard_s,
-            roster.drained(worker),
-            max(0.0, worker.rests_until_s - now_s),
-            worker.trainer_failures,
+            name=worker.name,
+            incarnation=worker.incarnation,
+            node=worker.node,
+            group=worker.group,
+            state=worker.state.value,
+            phase=worker.phase.value if worker.phase is not None else "",
+            session=worker.session or 0,
+            running=worker.running,
+            step=worker.step,
+            in_state_s=now_s - worker.since_s,
+            silent_s=now_s - worker.heard_s,
+            drained=roster.drained(worker),
+            rests_s=max(0.0, worker.rests_until_s - now_s),
+            trainer_failures=worker.trainer_failures,
         )
         for worker in roster
     )

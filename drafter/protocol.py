@@ -42,7 +42,7 @@ class KVPlaces:
     block_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchView:
     """The R requests that decode in this engine step, as read-only arrays. Valid only inside `propose`."""
 

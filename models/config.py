@@ -43,7 +43,7 @@ class Llama3RopeScaling:
     original_max_position_embeddings: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Every number that decides what the network computes. `source` keeps the config.json it was read from, so that
     keys which mean nothing to us (special token ids, ...) survive a round trip."""

@@ -39,7 +39,7 @@ class _Group:
     held: int = 0  # holders that are offered
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Worker:
     name: str
     slots: int = 0
@@ -199,7 +199,7 @@ class Balance:
     # The books.
 
     def _worker(self, name: str) -> _Worker:
-        return self._workers.setdefault(name, _Worker(name))
+        return self._workers.setdefault(name, _Worker(name=name))
 
     def _look(self, w: _Worker) -> None:
         if w.offered and w.running < w.slots:

@@ -24,7 +24,7 @@ MAX_EXCESS = 0.01  # work of the most loaded rank above the mean that is left as
 BISECTIONS = 5  # the last one is finer than 2 % of the budget
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """One forward and backward pass of one rank. Input is prompt and response without its last token."""
 
@@ -184,7 +184,14 @@ def build_micro_batch(
     """
     if not indices:
         empty = np.zeros(0, np.int64)
-        return MicroBatch((), np.zeros(1, np.int64), np.array([0, 1], np.int32), empty, empty, empty)
+        return MicroBatch(
+            indices=(),
+            tokens=np.zeros(1, np.int64),
+            cu_seqlens=np.array([0, 1], np.int32),
+            rows=empty,
+            targets=empty,
+            response_lengths=empty,
+        )
     p = np.array([len(prompts[i]) for i in indices])
     t = np.array([len(responses[i]) for i in indices])
     used = p + t - 1

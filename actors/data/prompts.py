@@ -21,7 +21,7 @@ from actors.training.types import Demonstration
 _EXAMPLES = 5  # bad records that a report quotes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One prompt."""
 
@@ -111,7 +111,9 @@ def load_prompts(options: DataOptions, split: Literal["train", "eval"], tokenize
         if len(tokens) > options.max_prompt_tokens:
             report.too_long += 1
             continue
-        prompts.append(Prompt(len(prompts), uid, text, tokens, fields, record.where))
+        prompts.append(
+            Prompt(prompt_id=len(prompts), uid=uid, text=text, tokens=tokens, record=fields, where=record.where)
+        )
     report.used = len(prompts)
     _require_some(report, path, key, options)
     return PromptSet(prompts, report)

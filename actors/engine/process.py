@@ -57,7 +57,14 @@ def spawn_engine(
             "(Llama, Qwen2 and Qwen3 on CPU or one CUDA device); set rollout.engine.backend=native"
         )
     start = wire.Start(
-        model_options, options, seed, weights_version, niceness, speculation, recording_bytes, recorded_layers
+        model=model_options,
+        options=options,
+        seed=seed,
+        weights_version=weights_version,
+        niceness=niceness,
+        speculation=speculation,
+        recording_bytes=recording_bytes,
+        recorded_layers=recorded_layers,
     )
     engine = ProcessEngine(start, name)
     try:

@@ -63,7 +63,7 @@ class Sampled:
 NOTHING_SAMPLED = Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One response to be sampled. Requests with equal `prompt_id` have equal `prompt_tokens` and share one prefill."""
 
@@ -123,7 +123,7 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyUse:
     """What one strategy did in a window. Steps with prompt chunks count as steps, not in `seconds` and `saved_s`."""
 
@@ -139,7 +139,7 @@ class StrategyUse:
     taken: tuple[int, ...] = ()  # [depth]: of them, accepted there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWindow:
     """Telemetry of the engine steps in [start_s, end_s): one record about every 0.2 s and when the engine idles."""
 
@@ -239,7 +239,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a backend can do; policies ask before they plan."""
 

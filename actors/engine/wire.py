@@ -12,7 +12,7 @@ from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """First message to a child."""
 

@@ -24,18 +24,20 @@ class Grader:
             try:
                 score = term.score(item)
             except BadRecordError as error:
-                return Grade(0.0, parts, f"{name}: {error}", bad_record=True, notes=tuple(notes))
+                return Grade(value=0.0, parts=parts, error=f"{name}: {error}", bad_record=True, notes=tuple(notes))
             except GradingError as error:
-                return Grade(0.0, parts, f"{name}: {error}", notes=tuple(notes), trace=error.trace)
+                return Grade(value=0.0, parts=parts, error=f"{name}: {error}", notes=tuple(notes), trace=error.trace)
             except Exception as error:  # whatever grading does wrong costs one rollout, not the run
-                return Grade(0.0, parts, f"{name}: {type(error).__name__}: {error}", notes=tuple(notes))
+                return Grade(
+                    value=0.0, parts=parts, error=f"{name}: {type(error).__name__}: {error}", notes=tuple(notes)
+                )
             parts[name] = score.value
             if score.note:
                 notes.append(f"{name}: {score.note}")
         value = math.fsum(weight * parts[name] for name, weight, _ in self._terms)
         if not math.isfinite(value):
-            return Grade(0.0, parts, f"the weighted sum is {value}", notes=tuple(notes))
-        return Grade(value, parts, notes=tuple(notes))
+            return Grade(value=0.0, parts=parts, error=f"the weighted sum is {value}", notes=tuple(notes))
+        return Grade(value=value, parts=parts, notes=tuple(notes))
 
     def close(self) -> None:
         for _, _, term in self._terms:

@@ -23,7 +23,7 @@ class BadRecordError(Exception):
     has not failed. The message names the record's place."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradeItem:
     """One response to grade."""
 
@@ -35,7 +35,7 @@ class GradeItem:
     tokens: int | None = None  # of the response, its end-of-text token included
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
     """The outcome. A wrong, endless or crashing response is worth 0 and is no error."""
 

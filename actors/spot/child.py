@@ -257,17 +257,17 @@ def _event(
     seconds: float,
 ) -> MicroStep:
     return MicroStep(
-        trainer.steps,
-        session.session,
-        session.epoch,
-        members,
-        result.loss,
-        result.accuracy,
-        result.top3_accuracy,
-        result.positions,
-        trainer.head.version,
-        started_s,
-        seconds,
+        step=trainer.steps,
+        session=session.session,
+        epoch=session.epoch,
+        members=members,
+        loss=result.loss,
+        accuracy=result.accuracy,
+        top3_accuracy=result.top3_accuracy,
+        tokens=result.positions,
+        target_version=trainer.head.version,
+        started_s=started_s,
+        seconds=seconds,
     )
 
 
@@ -287,7 +287,9 @@ def _build(start: wire.Start) -> DrafterTrainer:
         wanted = [name for name in HEAD_TENSORS if name in tensors]
         embedding, norm, *head = (tensors[name].to(dtype) for name in wanted)
     lm_head = head[0] if head and not config.tie_word_embeddings else embedding
-    target = TargetHead(config, 0, embedding, norm, lm_head, RopeTable(config))
+    target = TargetHead(
+        config=config, version=0, embedding=embedding, norm=norm, lm_head=lm_head, rope=RopeTable(config)
+    )
     if isinstance(start.init, int):
         return DrafterTrainer(target, start.options, seed=start.init)
     model = load_eagle(start.init, config, dtype=torch.float32, device="cpu", batch_invariant=False)

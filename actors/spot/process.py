@@ -52,14 +52,14 @@ def spawn_trainer(
     Raises TrainerStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     start = wire.Start(
-        model,
-        options,
-        init if isinstance(init, int) else str(init),
-        str(checkpoint_dir),
-        host,
-        threads,
-        device,
-        niceness,
+        model=model,
+        options=options,
+        init=init if isinstance(init, int) else str(init),
+        checkpoint_dir=str(checkpoint_dir),
+        host=host,
+        threads=threads,
+        device=device,
+        niceness=niceness,
     )
     trainer = ProcessTrainer(start, name)
     try:

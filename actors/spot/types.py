@@ -34,7 +34,7 @@ class TrainStarted:
     store: str = ""  # host:port of its rendezvous store, if it leads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroStep:
     """One optimizer step. Accuracies are of the drafter's most probable token(s) against the target's own draw."""
 

@@ -15,7 +15,7 @@ from policies.drafter.options import DrafterOptions
 _ALIGNMENT_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """First message to a child."""
 
@@ -41,7 +41,7 @@ class Train:
     session: TrainSession
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordHead:
     """A record without its arrays: those lie in the memory that came with it."""
 
@@ -106,15 +106,15 @@ def to_memory(records: Sequence[SequenceRecord]) -> tuple[tuple[RecordHead, ...]
     """The arrays of all records in one, states before tokens, each at a multiple of 64 bytes."""
     heads = tuple(
         RecordHead(
-            len(r.tokens),
-            r.prompt_length,
-            r.first,
-            r.rows,
-            r.states.shape[1] if r.states.ndim == 2 else 0,
-            r.dtype,
-            r.width,
-            r.target_version,
-            r.request_id,
+            tokens=len(r.tokens),
+            prompt_length=r.prompt_length,
+            first=r.first,
+            rows=r.rows,
+            row_bytes=r.states.shape[1] if r.states.ndim == 2 else 0,
+            dtype=r.dtype,
+            width=r.width,
+            target_version=r.target_version,
+            request_id=r.request_id,
         )
         for r in records
     )
@@ -139,14 +139,14 @@ def from_memory(heads: Sequence[RecordHead], memory: Bytes) -> list[SequenceReco
         offset += tokens_size
         records.append(
             SequenceRecord(
-                tokens,
-                head.prompt_length,
-                head.first,
-                states,
-                head.dtype,
-                head.width,
-                head.target_version,
-                head.request_id,
+                tokens=tokens,
+                prompt_length=head.prompt_length,
+                first=head.first,
+                states=states,
+                dtype=head.dtype,
+                width=head.width,
+                target_version=head.target_version,
+                request_id=head.request_id,
             )
         )
     return records

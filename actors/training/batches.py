@@ -19,7 +19,7 @@ from actors.training.parallel import Rank
 from actors.training.types import Demonstration, TrainSequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
     """One micro-batch on the device; [T] all tokens, [R] response tokens."""
 

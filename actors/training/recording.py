@@ -71,13 +71,13 @@ class StepRecording:
         # A copy: the micro-batch's memory is not to live on for it.
         host = states.detach().to("cpu", self._dtype, copy=True).contiguous()
         return SequenceRecord(
-            np.concatenate((sequence.prompt_tokens, sequence.response_tokens)).astype(np.int32),
-            len(sequence.prompt_tokens),
-            0,
-            host.view(torch.uint8).numpy(),
-            str(self._dtype).removeprefix("torch."),
-            host.shape[1],
-            self._version,
+            tokens=np.concatenate((sequence.prompt_tokens, sequence.response_tokens)).astype(np.int32),
+            prompt_length=len(sequence.prompt_tokens),
+            first=0,
+            states=host.view(torch.uint8).numpy(),
+            dtype=str(self._dtype).removeprefix("torch."),
+            width=host.shape[1],
+            target_version=self._version,
         )
 
 

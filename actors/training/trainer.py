@@ -109,7 +109,13 @@ class Trainer:
             raise ValueError(f"rollout.sampling.temperature is {temperature}: learning needs one above 0")
         batches.check_sequences(sequences, self.module.vocab_size)
         if not sequences:
-            return StepResult((), (), {"lr": self.optimizers.lr}, 0, {"logprobs": 0.0, "train": 0.0})
+            return StepResult(
+                losses=(),
+                grad_norms=(),
+                metrics={"lr": self.optimizers.lr},
+                tokens=0,
+                seconds={"logprobs": 0.0, "train": 0.0},
+            )
         started_s, start_s = time.time(), time.perf_counter()
         minis = [
             self._mini_batch([sequences[i] for i in part])
@@ -154,7 +160,14 @@ class Trainer:
             metrics |= recording.metrics(self.rank)
         seconds = {"logprobs": trained_s - start_s, "train": time.perf_counter() - trained_s}
         tokens = sum(m.computed_tokens for m in minis)
-        return StepResult(tuple(values), tuple(norms), metrics, tokens, seconds, started_s)
+        return StepResult(
+            losses=tuple(values),
+            grad_norms=tuple(norms),
+            metrics=metrics,
+            tokens=tokens,
+            seconds=seconds,
+            started_s=started_s,
+        )
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         """One optimizer step on the mean cross-entropy (nats) of all response tokens."""
@@ -170,7 +183,14 @@ class Trainer:
                 loss += self._backward(-logprobs, batch)
         value, norm, lr = self._update(loss)
         seconds = {"logprobs": 0.0, "train": time.perf_counter() - start_s}
-        return StepResult((value,), (norm,), _means([value], [norm], lr), mini.computed_tokens, seconds, started_s)
+        return StepResult(
+            losses=(value,),
+            grad_norms=(norm,),
+            metrics=_means([value], [norm], lr),
+            tokens=mini.computed_tokens,
+            seconds=seconds,
+            started_s=started_s,
+        )
 
     @torch.no_grad()
     def reference_kl(self, sequences: Sequence[TrainSequence], *, temperature: float) -> dict[int, NDArray[np.float32]]:

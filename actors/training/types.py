@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSequence:
     """One rollout as the learner sees it. Order in a batch is fixed by the driver (prompt, sample), not by arrival."""
 
@@ -27,7 +27,7 @@ class Demonstration:
     response_tokens: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one learner step did. Means are over response tokens of the whole batch, across ranks."""
 

@@ -42,11 +42,11 @@ def serve(checkout: str, model_dir: str, dtype: str, threads: str) -> None:
         waves = [
             [
                 Request(
-                    r["id"],
-                    r["prompt_id"],
-                    np.array(r["prompt"], np.int32),
-                    r["key"],
-                    SamplingParams(r["limit"], r["temperature"], stop_token_ids=tuple(r["stop"])),
+                    request_id=r["id"],
+                    prompt_id=r["prompt_id"],
+                    prompt_tokens=np.array(r["prompt"], np.int32),
+                    noise_key=r["key"],
+                    sampling=SamplingParams(r["limit"], r["temperature"], stop_token_ids=tuple(r["stop"])),
                 )
                 for r in wave
             ]

@@ -87,7 +87,15 @@ class DemoRl:
             for request, advantage in zip(asked.requests[start : start + samples], group.advantages, strict=True):
                 rollout = rollouts[request.request_id]
                 prompt, gain = request.prompt_tokens, float(advantage)
-                sequences.append(TrainSequence(prompt, rollout.tokens, rollout.logprobs, rollout.logprobs_t1, gain))
+                sequences.append(
+                    TrainSequence(
+                        prompt_tokens=prompt,
+                        response_tokens=rollout.tokens,
+                        sampler_logprobs=rollout.logprobs,
+                        sampler_logprobs_t1=rollout.logprobs_t1,
+                        advantage=gain,
+                    )
+                )
         self._trainer.rl_step(sequences, temperature=self._config.rollout.sampling.temperature)
         return fmean(rewards)
 
@@ -112,4 +120,6 @@ class DemoRl:
 
     def _reward(self, prompt: Prompt, rollout: Rollout) -> float:
         text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
-        return self._grader.grade(GradeItem(prompt.text, text, prompt.record, rollout.finish_reason)).value
+        return self._grader.grade(
+            GradeItem(prompt=prompt.text, response=text, record=prompt.record, finish_reason=rollout.finish_reason)
+        ).value

@@ -33,14 +33,14 @@ def pass_seconds(target: Target, requests: int, repeats: int = 5) -> dict[int, f
             positions = torch.arange(CONTEXT - each, CONTEXT).repeat(requests)
             owner = torch.arange(requests).repeat_interleave(each)
             context = CachedContext(
-                cache,
-                positions,
-                tables[owner, positions // _BLOCK].long() * _BLOCK + positions % _BLOCK,
-                tables,
-                torch.arange(0, count + 1, each, dtype=torch.int32),
-                torch.full((requests,), CONTEXT, dtype=torch.int32),
-                each,
-                CONTEXT,
+                cache=cache,
+                positions=positions,
+                kv_slots=tables[owner, positions // _BLOCK].long() * _BLOCK + positions % _BLOCK,
+                block_tables=tables,
+                query_offsets=torch.arange(0, count + 1, each, dtype=torch.int32),
+                context_lens=torch.full((requests,), CONTEXT, dtype=torch.int32),
+                max_query=each,
+                max_context=CONTEXT,
             )
             tokens = torch.arange(count) % model.config.vocab_size
             least, ones = torch.full((count,), -torch.inf), torch.ones(count)

@@ -57,7 +57,15 @@ def wave(task: Task, number: int, count: int, epoch: int, temperature: float = 1
         sample = turn * GROUP + i % GROUP
         sampling = SamplingParams(MAX_NEW_TOKENS, temperature, stop_token_ids=task.stop_token_ids)
         key = noise_key(SEED, epoch, index, sample)
-        requests.append(Request(number * count + i, index, task.prompts[index], key, sampling))
+        requests.append(
+            Request(
+                request_id=number * count + i,
+                prompt_id=index,
+                prompt_tokens=task.prompts[index],
+                noise_key=key,
+                sampling=sampling,
+            )
+        )
     return requests
 
 

@@ -40,7 +40,9 @@ def status_record(message: pb.Status) -> Status:
         paused=message.paused,
         settling=message.settling,
         threshold=message.threshold,
-        workers=tuple(WorkerStatus(*(getattr(worker, name) for name in _WORKER_FIELDS)) for worker in message.workers),
+        workers=tuple(
+            WorkerStatus(**{name: getattr(worker, name) for name in _WORKER_FIELDS}) for worker in message.workers
+        ),
         sessions=tuple(SessionStatus(s.group, s.number, s.epoch, tuple(s.members)) for s in message.sessions),
         drained_nodes=tuple(message.drained_nodes),
         counts=dict(message.counts),
@@ -53,13 +55,13 @@ def change_message(change: Change) -> pb.Change:
 
 def change_record(message: pb.Change) -> Change:
     return Change(
-        message.at_s,
-        message.worker,
-        message.group,
-        message.before,
-        message.after,
-        message.reason,
-        message.session,
-        message.epoch,
-        tuple(message.members),
+        at_s=message.at_s,
+        worker=message.worker,
+        group=message.group,
+        before=message.before,
+        after=message.after,
+        reason=message.reason,
+        session=message.session,
+        epoch=message.epoch,
+        members=tuple(message.members),
     )

@@ -21,7 +21,7 @@ Int64Array = NDArray[np.int64]
 IDLE = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EagleContext:
     """The rows of one drafter pass (`models.transformer.AttentionContext`)."""
 
@@ -124,15 +124,15 @@ class EagleCache:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         return EagleContext(
-            self.keys,
-            self.values,
-            there(positions),
-            there(kv_slots),
-            there(places.tables),
-            there(offsets),
-            there(context_lens.astype(np.int32)),
-            self.block_tokens,
-            int(rows.max()),
-            int(context_lens.max()),
-            None if tree_mask is None else there(tree_mask),
+            keys=self.keys,
+            values=self.values,
+            positions=there(positions),
+            kv_slots=there(kv_slots),
+            block_tables=there(places.tables),
+            query_offsets=there(offsets),
+            context_lens=there(context_lens.astype(np.int32)),
+            block_tokens=self.block_tokens,
+            max_query=int(rows.max()),
+            max_context=int(context_lens.max()),
+            tree_mask=None if tree_mask is None else there(tree_mask),
         )

@@ -28,7 +28,7 @@ Int64Array = NDArray[np.int64]
 MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     """The requests that can be drafted for, R' of R."""
 
@@ -192,15 +192,15 @@ class EagleDrafter:
         top_k, top_p = batch.top_k[index], batch.top_p[index]
         lengths = batch.lengths[index]
         return _Batch(
-            index,
-            lengths,
-            places,
-            self._there(batch.noise_keys[index]),
-            lengths - batch.prompt_lengths[index],
-            self._there(batch.temperatures[index]),
-            self._there(top_k),
-            self._there(top_p),
-            bool(((top_k > 0) | (top_p < 1)).any()),
+            index=index,
+            lengths=lengths,
+            places=places,
+            keys=self._there(batch.noise_keys[index]),
+            noise_positions=lengths - batch.prompt_lengths[index],
+            temperatures=self._there(batch.temperatures[index]),
+            top_k=self._there(top_k),
+            top_p=self._there(top_p),
+            truncated=bool(((top_k > 0) | (top_p < 1)).any()),
         )
 
     # Drafting.

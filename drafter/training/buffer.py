@@ -14,7 +14,7 @@ from drafter.training.records import SequenceRecord
 from policies.drafter.options import BufferOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStats:
     """What is there, and what became of what was not."""
 

@@ -51,5 +51,12 @@ def collect_records(
             own = rows[at : at + len(sequence)].copy()
             at += len(sequence)
             yield SequenceRecord(
-                sequences[i], len(prompts[i]), 0, own, _NAMES[states.dtype], states.shape[1], version, request_id=i
+                tokens=sequences[i],
+                prompt_length=len(prompts[i]),
+                first=0,
+                states=own,
+                dtype=_NAMES[states.dtype],
+                width=states.shape[1],
+                target_version=version,
+                request_id=i,
             )

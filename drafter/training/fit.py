@@ -75,7 +75,7 @@ class PlateauRule:
     max_steps: int = 20_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitProgress:
     """After an evaluation; losses and accuracies are means over supervised rows."""
 
@@ -130,7 +130,19 @@ def fit(
             best, best_state = loss, {name: tensor.clone() for name, tensor in trainer.state_dict().items()}
         rate = trainer.options.learning_rate * trainer.rate_scale
         seconds = time.monotonic() - start_s
-        history.append(FitProgress(step, float(np.mean(losses)), loss, accuracy, top3, is_best, rate, tokens, seconds))
+        history.append(
+            FitProgress(
+                step=step,
+                loss=float(np.mean(losses)),
+                held_out_loss=loss,
+                held_out_accuracy=accuracy,
+                held_out_top3=top3,
+                best=is_best,
+                rate=rate,
+                tokens=tokens,
+                seconds=seconds,
+            )
+        )
         losses = []
         report(history[-1])
         if waited >= rule.patience:

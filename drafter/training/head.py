@@ -17,7 +17,7 @@ from models.transformer import Transformer
 from models.weights import Buffer, unpack
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetHead:
     """`version` counts the RL steps that the target had learned. Tensors never require gradients."""
 
@@ -33,7 +33,14 @@ class TargetHead:
         """Of a model in this process, whose memory it shares: valid until its weights change."""
         embedding = target.embed_tokens.weight.detach()
         head = embedding if target.lm_head is None else target.lm_head.weight.detach()
-        return cls(target.config, version, embedding, target.norm.weight.detach(), head, target.rope)
+        return cls(
+            config=target.config,
+            version=version,
+            embedding=embedding,
+            norm=target.norm.weight.detach(),
+            lm_head=head,
+            rope=target.rope,
+        )
 
     @classmethod
     def unpacked(
@@ -54,7 +61,14 @@ class TargetHead:
                 )
         kept = {name: found[name].to(device, copy=True) for name in shapes}
         head = kept.get(HEAD, kept[EMBEDDING])
-        return cls(config, manifest.version, kept[EMBEDDING], kept[NORM], head, RopeTable(config))
+        return cls(
+            config=config,
+            version=manifest.version,
+            embedding=kept[EMBEDDING],
+            norm=kept[NORM],
+            lm_head=head,
+            rope=RopeTable(config),
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [T] -> float32 [T, H]"""

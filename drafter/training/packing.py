@@ -18,7 +18,7 @@ MIN_ROWS = 3  # shorter records teach less than they cost
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """T rows of S segments. `states` has one row more per segment: the last one only supervises."""
 
@@ -85,16 +85,16 @@ def pack_records(
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     return PackedBatch(
-        torch.cat([_states(record) for record in records]).to(device),
-        there(at),
-        there(fed.astype(np.int64)),
-        there(labels.astype(np.int64)),
-        there(first[segment] + place),
-        there(lengths[segment] - 1 - place),
-        there(fresh[segment]),
-        tuple(int(n) for n in lengths),
-        there(cu_seqlens.astype(np.int32)),
-        bool(fresh.all()),
+        states=torch.cat([_states(record) for record in records]).to(device),
+        at=there(at),
+        tokens=there(fed.astype(np.int64)),
+        labels=there(labels.astype(np.int64)),
+        positions=there(first[segment] + place),
+        left=there(lengths[segment] - 1 - place),
+        fresh=there(fresh[segment]),
+        lengths=tuple(int(n) for n in lengths),
+        cu_seqlens=there(cu_seqlens.astype(np.int32)),
+        all_fresh=bool(fresh.all()),
     )
 
 

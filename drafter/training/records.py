@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRecord:
     """Row i of `states` is what the target computed at position `first + i`, fed with tokens[first + i].
 

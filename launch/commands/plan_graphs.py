@@ -24,7 +24,7 @@ from policies.speculation.strategy import PLAIN, Strategy
 _MODEL_FREE = ("ngram", "suffix")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphReport:
     """Both plans of one engine, and their predicted footprints."""
 
@@ -67,23 +67,23 @@ def graph_report(config: Config) -> GraphReport:
     )
     item_bytes = 4 if config.model.dtype == "float32" else 2
     shape = ModelShape(
-        model.vocab_size,
-        model.hidden_size,
-        model.intermediate_size,
-        model.num_heads,
-        model.num_kv_heads,
-        model.head_dim,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
         dtype_bytes=item_bytes,
         logit_bytes=item_bytes,
     )
     return GraphReport(
-        batches,
-        contexts,
-        strategies,
-        bucketed,
-        naive,
-        predict(bucketed, shape, one_output=True, contexts=contexts),
-        predict(naive, shape, one_output=False, contexts=contexts[-1:]),
+        batches=batches,
+        contexts=contexts,
+        strategies=strategies,
+        bucketed=bucketed,
+        naive=naive,
+        bucketed_bytes=predict(bucketed, shape, one_output=True, contexts=contexts),
+        naive_bytes=predict(naive, shape, one_output=False, contexts=contexts[-1:]),
     )
 
 

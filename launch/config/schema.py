@@ -16,7 +16,7 @@ _WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", b
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key of the tree. List elements have the name `*`: `reward.terms.*.kind`."""
 

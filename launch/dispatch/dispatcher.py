@@ -46,7 +46,7 @@ _LEAVE_TIMEOUT_S = 5.0  # for a worker that was told to end to give its requests
 _CLOSE_TIMEOUT_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchStats:
     """One `run`. finished + len(failed) == requests, unless interrupted."""
 
@@ -103,7 +103,7 @@ class RolloutDispatcher:
     def start(self) -> None:
         """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again."""
         for index in range(self._options.workers):
-            seat = Seat(index, worker_name(index), self._spawn(index))
+            seat = Seat(index=index, name=worker_name(index), handle=self._spawn(index))
             self._seats[seat.name] = seat
             self._enter(seat, SeatState.STARTING, self._start_timeout_s)
             seat.start_engine()

@@ -33,7 +33,7 @@ class Loss:
     prefix_tokens: int  # sampled before the loss, and not sampled again
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Entry:
     request: Request
     expected: float  # tokens, whole response
@@ -67,7 +67,7 @@ class Ledger:
         for request in requests:
             if request.request_id in self._open:
                 raise ValueError(f"request id {request.request_id} occurs twice")
-            entry = _Entry(request, exact(request.expected_tokens))
+            entry = _Entry(request=request, expected=exact(request.expected_tokens))
             if request.prefix is not None:
                 entry.deltas, entry.tokens = [request.prefix], len(request.prefix.tokens)
             self._open[request.request_id] = entry

@@ -48,7 +48,7 @@ class Weights:
     ref: "ObjectRef[Any]"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Seat:
     """Times are of the dispatcher's monotonic clock, `*_wall_s` are time.time()."""
 

@@ -41,7 +41,7 @@ HISTORY_FILE = "training.json"
 _EPOCH = -2  # rollouts for a drafter share no noise with training (0 and up) or evaluation (-1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterWarmup:
     """What the command was given. Exactly one of `data` and `run`."""
 
@@ -64,7 +64,7 @@ class DrafterWarmup:
     device: str = "auto"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """What `DrafterWarmup` comes to."""
 
@@ -139,24 +139,24 @@ def _source(given: DrafterWarmup) -> _Source:
         target = given.target or given.run / "model"
         _file(target / "config.json", "--target" if given.target else "--run")
         return _Source(
-            target,
-            Path(config.model.tokenizer or config.model.path),
-            config.data.model_copy(update={"limit": given.limit or config.data.limit}),
-            config.rollout.sampling.model_copy(update=drawn),
-            config.rollout.engine,
-            config.drafter.model_copy(update=taught),
+            target=target,
+            tokenizer=Path(config.model.tokenizer or config.model.path),
+            data=config.data.model_copy(update={"limit": given.limit or config.data.limit}),
+            sampling=config.rollout.sampling.model_copy(update=drawn),
+            engine=config.rollout.engine,
+            drafter=config.drafter.model_copy(update=taught),
         )
     if given.target is None:
         raise UsageError("--data needs a target", remedy="give its model directory with --target")
     _file(given.target / "config.json", "--target")
     fields = {"prompt_field": given.prompt_field, "template": given.template, "limit": given.limit}
     return _Source(
-        given.target,
-        given.target,
-        DataOptions.model_validate({"train": str(given.data), **fields}),
-        SamplingOptions.model_validate(drawn),
-        EngineOptions(),
-        DrafterOptions.model_validate(taught),
+        target=given.target,
+        tokenizer=given.target,
+        data=DataOptions.model_validate({"train": str(given.data), **fields}),
+        sampling=SamplingOptions.model_validate(drawn),
+        engine=EngineOptions(),
+        drafter=DrafterOptions.model_validate(taught),
     )
 
 

@@ -18,7 +18,7 @@ TRAIN_SPAN = "train_drafter"  # on the worker's row of the timeline
 MAX_UPDATES = 2000  # in one record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """One micro-step of all its members. Means over their supervised positions; None where there were none."""
 
@@ -33,7 +33,7 @@ class Update:
     members: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepDrafter:
     """One RL step, all workers. It begins where the last one was taken: trainers do not wait for RL steps."""
 
@@ -157,13 +157,13 @@ class DrafterMeter:
         counts |= {"published": float(len(self._published)), "rolled_back": float(len(self._rolled_back))}
         used = by_drafter(speculation.strategies).get(DRAFTER) if speculation is not None else None
         taken = StepDrafter(
-            merged(self._steps),
-            sum(step.seconds for step in self._steps),
-            counts,
-            {name: float(value) for name, value in levels.items() if value is not None},
-            tuple(self._published),
-            tuple(self._rolled_back),
-            used,
+            updates=merged(self._steps),
+            worker_s=sum(step.seconds for step in self._steps),
+            counts=counts,
+            levels={name: float(value) for name, value in levels.items() if value is not None},
+            published=tuple(self._published),
+            rolled_back=tuple(self._rolled_back),
+            drafted=used,
         )
         self._clear()
         return taken
@@ -180,15 +180,15 @@ def merged(steps: Iterable[MicroStep]) -> list[Update]:
 def _update(reports: Sequence[MicroStep]) -> Update:
     first = min(reports, key=lambda report: report.started_s)
     return Update(
-        micro_steps(first.step),
-        first.started_s,
-        max(report.seconds for report in reports),
-        _mean((report.loss, report.tokens) for report in reports),
-        _mean((report.accuracy, report.tokens) for report in reports),
-        _mean((report.top3_accuracy, report.tokens) for report in reports),
-        sum(report.tokens for report in reports),
-        max(report.target_version for report in reports),
-        max(report.members for report in reports),
+        step=micro_steps(first.step),
+        at_s=first.started_s,
+        seconds=max(report.seconds for report in reports),
+        loss=_mean((report.loss, report.tokens) for report in reports),
+        accuracy=_mean((report.accuracy, report.tokens) for report in reports),
+        top3_accuracy=_mean((report.top3_accuracy, report.tokens) for report in reports),
+        tokens=sum(report.tokens for report in reports),
+        target_version=max(report.target_version for report in reports),
+        members=max(report.members for report in reports),
     )
 
 
@@ -197,7 +197,17 @@ def updates_of(record: Mapping[str, Any]) -> list[Update]:
     try:
         origin_s = float(record["origin_s"])
         return [
-            Update(step, origin_s + ms / 1000, duration / 1000, loss, accuracy, top3, tokens, target, members)
+            Update(
+                step=step,
+                at_s=origin_s + ms / 1000,
+                seconds=duration / 1000,
+                loss=loss,
+                accuracy=accuracy,
+                top3_accuracy=top3,
+                tokens=tokens,
+                target_version=target,
+                members=members,
+            )
             for step, ms, duration, loss, accuracy, top3, tokens, target, members in record["updates"]
         ]
     except (KeyError, TypeError, ValueError):

@@ -63,7 +63,7 @@ class Observer:
         self._log = RunLog(run_dir / "run.log")
         self._journals = {name: Journal(run_dir / f"{name}.jsonl") for name in FILES}
         self._spans = SpanJoiner()
-        self._state = RunState(config.run.name, config.run.steps, clock(), step=resume_from or 0)
+        self._state = RunState(name=config.run.name, steps=config.run.steps, started_s=clock(), step=resume_from or 0)
         self._watch = Watch()
         self._recall()
         self._console = console if console is not None else Console(stderr=False)

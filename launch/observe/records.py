@@ -23,7 +23,7 @@ SPAN_KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One RL step, complete. Step numbers start at 1."""
 
@@ -46,7 +46,7 @@ class Span:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A graded response as people read it."""
 

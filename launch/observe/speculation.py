@@ -19,7 +19,7 @@ MAX_POINTS = 4000  # of the traces of one RL step, all workers together
 Point = tuple[float, int, str]  # (time, requests running from then on, drafter)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Totals:
     """Sums over engine steps, of one strategy or of several. Seconds are engine seconds: workers add up."""
 

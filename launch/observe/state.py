@@ -16,7 +16,7 @@ class WorkerState:
     detail: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RunState:
     """Mutable; the Observer's lock guards it."""
 

@@ -33,7 +33,7 @@ class SpeculationSummary:
     saved_by: Mapping[str, float]  # by drafter, of those that were used; the best first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterSummary:
     """Drafter training. First and last are means over REWARD_WINDOW RL steps in which there was something to mean."""
 
@@ -49,7 +49,7 @@ class DrafterSummary:
     rolled_back: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """Rewards are means over responses; `None` where nothing was recorded."""
 

@@ -79,7 +79,14 @@ class Collector:
             arrived[rollout.request_id] = rollout, text
             prompt = batch.prompt(rollout.request_id)
             length = int(rollout.tokens.size)
-            item = GradeItem(prompt.text, text, prompt.record, rollout.finish_reason, prompt.where, length)
+            item = GradeItem(
+                prompt=prompt.text,
+                response=text,
+                record=prompt.record,
+                finish_reason=rollout.finish_reason,
+                where=prompt.where,
+                tokens=length,
+            )
             self._rewards.submit(rollout.request_id, item)
             self._observer.progress(phase, len(arrived), len(batch))
 

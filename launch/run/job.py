@@ -31,7 +31,7 @@ from launch.run_folder import log_file
 from policies.lengths import LengthModel
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Job:
     """The parts of one run. `steps_done` counts complete RL steps and is the version of the current weights."""
 

@@ -17,7 +17,7 @@ _LANES = 8
 _PACKED = ("qkv", "o", "gate_up", "down")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackLayer:
     """One block's weights: products [N, K] as in nn.Linear, biases [N], norms [H] (q_norm, k_norm: [D]).
 

@@ -31,7 +31,7 @@ class ArmBelief:
 Hold = tuple[tuple[tuple[int, float], ...], float, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Arm:
     strategy: Strategy
     holds: deque[Hold]

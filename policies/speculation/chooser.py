@@ -85,8 +85,8 @@ class AdaptivePolicy:
         chosen = [arm for arm in arms if arm.tokens_to_verify <= BUCKET_NODES[number]]
         return Bucket(
             number,
-            Arm(PLAIN, deque(maxlen=self._window), value=1.0),
-            [Arm(arm, deque(maxlen=self._window)) for arm in chosen],
+            Arm(strategy=PLAIN, holds=deque(maxlen=self._window), value=1.0),
+            [Arm(strategy=arm, holds=deque(maxlen=self._window)) for arm in chosen],
             {arm.drafter: 0 for arm in chosen},
         )
 

@@ -20,7 +20,7 @@ from policies.speculation.graph_plan import CapturePlan, GraphShape
 GRAPH_FIXED_BYTES = 1 << 20  # nodes, parameters and launch state of one instantiated graph; an estimate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """What of a decoder-only transformer decides its activations. `shards`: tensor-parallel ranks."""
 

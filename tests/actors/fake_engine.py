@@ -269,7 +269,18 @@ def _child(pipe: Connection) -> None:
                 continue
             del running[request.request_id]
         if steps:
-            events.append(EngineWindow(start_s, time.time(), 1, 0, steps, len(running), len(waiting), 0))
+            events.append(
+                EngineWindow(
+                    start_s=start_s,
+                    end_s=time.time(),
+                    engine_steps=1,
+                    prefill_tokens=0,
+                    decode_tokens=steps,
+                    running=len(running),
+                    waiting=len(waiting),
+                    kv_tokens_used=0,
+                )
+            )
             if not running and not waiting:
                 events.append(EngineIdle(time.time()))
         if events:

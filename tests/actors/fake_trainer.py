@@ -82,8 +82,20 @@ class FakeTrainer:
             return
         self.fed += records
         self.steps += 1
-        step = self.steps, self._session.session, self._session.epoch
-        self.say(MicroStep(*step, 1, 2.0, 0.5, 0.75, len(records), 0, time.time(), 0.01), NeedData(64), after_s=0.01)
+        step = MicroStep(
+            step=self.steps,
+            session=self._session.session,
+            epoch=self._session.epoch,
+            members=1,
+            loss=2.0,
+            accuracy=0.5,
+            top3_accuracy=0.75,
+            tokens=len(records),
+            target_version=0,
+            started_s=time.time(),
+            seconds=0.01,
+        )
+        self.say(step, NeedData(64), after_s=0.01)
 
     def stop(self) -> None:
         self._script.log.append("stop")

@@ -19,14 +19,14 @@ TIMEOUT_S = 60.0
 def record(request_id: int, version: int = 3, rows: int = 200, width: int = 256) -> SequenceRecord:
     rng = np.random.default_rng(request_id)
     return SequenceRecord(
-        rng.integers(0, 99, rows + 1).astype(np.int32),
-        5,
-        0,
-        rng.integers(0, 255, (rows, 4 * width)).astype(np.uint8),
-        "float32",
-        width,
-        version,
-        request_id,
+        tokens=rng.integers(0, 99, rows + 1).astype(np.int32),
+        prompt_length=5,
+        first=0,
+        states=rng.integers(0, 255, (rows, 4 * width)).astype(np.uint8),
+        dtype="float32",
+        width=width,
+        target_version=version,
+        request_id=request_id,
     )
 
 

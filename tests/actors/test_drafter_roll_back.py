@@ -84,8 +84,28 @@ class Run:
 
 
 def drafted(rate: float) -> EngineWindow:
-    use = StrategyUse("eagle:4", 1, 10, 2000, round(2000 * rate), 0.5, 0.1, 0.4)
-    return EngineWindow(0.0, 1.0, 1, 0, 0, 0, 0, 0, 0, (use,))
+    use = StrategyUse(
+        strategy="eagle:4",
+        engine_steps=1,
+        request_steps=10,
+        drafted=2000,
+        accepted=round(2000 * rate),
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.4,
+    )
+    return EngineWindow(
+        start_s=0.0,
+        end_s=1.0,
+        engine_steps=1,
+        prefill_tokens=0,
+        decode_tokens=0,
+        running=0,
+        waiting=0,
+        kv_tokens_used=0,
+        preempted=0,
+        strategies=(use,),
+    )
 
 
 @pytest.fixture

@@ -92,8 +92,8 @@ def test_what_a_reward_function_prints_is_in_the_runs_folder(tmp_path: Path, mon
     env = {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}}}
     with RewardPool(options, log=partial(log_file, tmp_path), actor_options=env) as pool:
         pool.begin()
-        pool.submit(1, GradeItem("p", "one", {"label": 1.0}, "stop"))
-        pool.submit(2, GradeItem("p", "two", {}, "stop"))
+        pool.submit(1, GradeItem(prompt="p", response="one", record={"label": 1.0}, finish_reason="stop"))
+        pool.submit(2, GradeItem(prompt="p", response="two", record={}, finish_reason="stop"))
         assert [grade.error is None for grade in pool.drain().values()] == [True, False]
         assert any(name.startswith("reward-0") for name in ray.util.list_named_actors())
     text = (tmp_path / "logs" / "reward-0.log").read_text(encoding="utf-8")

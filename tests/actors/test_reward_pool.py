@@ -31,8 +31,8 @@ class Moody:
             case "die":
                 os._exit(9)
             case "error":
-                return Grade(0.0, error="no answer field")
-        return Grade(float(item.response))
+                return Grade(value=0.0, error="no answer field")
+        return Grade(value=float(item.response))
 
     def close(self) -> None: ...
 
@@ -48,7 +48,7 @@ class Broken:
 
 
 def item(response: str) -> GradeItem:
-    return GradeItem("?", response, {"answer": "42"})
+    return GradeItem(prompt="?", response=response, record={"answer": "42"})
 
 
 def quick(**update: object) -> RewardOptions:
@@ -98,8 +98,8 @@ def test_a_reward_worker_that_is_killed_or_stopped_costs_no_grade(
         pool.begin()
         for key in range(6):
             record = {"mark": str(tmp_path / "hit"), "signal": number} if key == 2 else {}
-            pool.submit(key, GradeItem("?", str(key), record))
-        assert pool.drain() == {key: Grade(float(key)) for key in range(6)}
+            pool.submit(key, GradeItem(prompt="?", response=str(key), record=record))
+        assert pool.drain() == {key: Grade(value=float(key)) for key in range(6)}
     ((kind, message),) = events
     assert kind == "reward_worker_replaced"
     assert message.endswith("rollout 2 is graded again")
@@ -112,7 +112,7 @@ def test_where_a_function_raised_is_told_once_per_place() -> None:
         for step in range(2):
             pool.begin()
             for key in range(2):
-                pool.submit(key, GradeItem("?", f"label{step}{key}", {}))
+                pool.submit(key, GradeItem(prompt="?", response=f"label{step}{key}", record={}))
             assert all("KeyError" in str(grade.error) for grade in pool.drain().values())
     assert [kind for kind, _ in events].count("reward_failed") == 4
     ((_, told),) = [event for event in events if event[0] == "reward_error"]
@@ -124,7 +124,7 @@ def test_a_reward_worker_that_is_killed_while_it_starts_is_replaced() -> None:
     with RewardPool(quick(), factory=Moody, on_event=lambda kind, message: events.append(message)) as pool:
         ray.kill(pool._workers[0].handle)  # type: ignore[arg-type]
         pool.submit(0, item("5"))
-        assert pool.drain() == {0: Grade(5.0)}
+        assert pool.drain() == {0: Grade(value=5.0)}
     assert len(events) == 1
     assert "died while it started" in events[0]
 
@@ -137,7 +137,7 @@ def test_too_many_failures_stop_with_reasons_and_a_new_step_starts_clean() -> No
             pool.drain()
         pool.begin()
         pool.submit(7, item("3"))
-        assert pool.drain() == {7: Grade(3.0)}
+        assert pool.drain() == {7: Grade(value=3.0)}
 
 
 def test_a_bad_record_is_reported_once_for_the_run_and_stops_nothing() -> None:
@@ -146,7 +146,12 @@ def test_a_bad_record_is_reported_once_for_the_run_and_stops_nothing() -> None:
         for _ in range(2):
             pool.begin()
             for key in range(4):
-                pool.submit(key, GradeItem("?", r"\boxed{7}", {"answer": "?"}, where=f"a.jsonl, line {key // 2}"))
+                pool.submit(
+                    key,
+                    GradeItem(
+                        prompt="?", response=r"\boxed{7}", record={"answer": "?"}, where=f"a.jsonl, line {key // 2}"
+                    ),
+                )
             assert all(grade.bad_record for grade in pool.drain().values())
     assert [kind for kind, _ in events] == ["bad_record"] * 2
     assert "a.jsonl, line 1: record['answer'], the gold answer, cannot be read" in events[1][1]

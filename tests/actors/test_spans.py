@@ -10,7 +10,16 @@ Row = tuple[str, str, float, float]
 
 
 def window(start_s: float, end_s: float, steps: int = 1) -> EngineWindow:
-    return EngineWindow(start_s, end_s, steps, 0, steps, steps, 0, 0)
+    return EngineWindow(
+        start_s=start_s,
+        end_s=end_s,
+        engine_steps=steps,
+        prefill_tokens=0,
+        decode_tokens=steps,
+        running=steps,
+        waiting=0,
+        kv_tokens_used=0,
+    )
 
 
 def test_decode_windows_merge_and_the_rest_is_idle() -> None:

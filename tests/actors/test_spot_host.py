@@ -138,7 +138,13 @@ class World:
 async def world(script: Script | None = None, *, stop_timeout_s: float = 10.0) -> AsyncIterator[World]:
     script, buffer = script or Script(), Buffer([record(0), record(1)])
     with served(OPTIONS) as server:
-        plan = SpotPlan(script.trainer, {"n0": buffer}, server.endpoint, OPTIONS, stop_timeout_s)
+        plan = SpotPlan(
+            factory=script.trainer,
+            buffers={"n0": buffer},
+            endpoint=server.endpoint,
+            coordinator=OPTIONS,
+            stop_timeout_s=stop_timeout_s,
+        )
         worker = RolloutWorker("w", lambda: cast(Any, Engine(script.log)), plan)
         here = World(server, worker, script, buffer)
         await worker.restart_engine()
@@ -169,7 +175,9 @@ async def test_others_reach_its_trainer_at_its_nodes_address_unless_all_are_on_o
     endpoint: str, host: str
 ) -> None:
     script = Script()
-    plan = SpotPlan(script.trainer, {"n0": Buffer([])}, endpoint, OPTIONS, 10.0)
+    plan = SpotPlan(
+        factory=script.trainer, buffers={"n0": Buffer([])}, endpoint=endpoint, coordinator=OPTIONS, stop_timeout_s=10.0
+    )
 
     async def nothing() -> None:
         pass

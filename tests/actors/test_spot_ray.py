@@ -52,7 +52,13 @@ def test_what_one_trainer_learned_reaches_all_engines_and_all_trainers(tmp_path:
 
         def plan(name: str) -> SpotPlan:
             script = Script(notes=str(tmp_path / f"{name}-trainer"))
-            return SpotPlan(script.trainer, {"any": buffer}, server.endpoint, OPTIONS, 10.0)
+            return SpotPlan(
+                factory=script.trainer,
+                buffers={"any": buffer},
+                endpoint=server.endpoint,
+                coordinator=OPTIONS,
+                stop_timeout_s=10.0,
+            )
 
         dispatcher = RolloutDispatcher(spawner(engine, spot=plan), RolloutOptions(workers=2), on_spot=heard)
         try:

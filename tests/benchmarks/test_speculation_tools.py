@@ -31,7 +31,17 @@ def step(
     prefill: int = 0,
 ) -> EngineStepRecord:
     parsed = Strategy.parse(strategy)
-    return EngineStepRecord(0.0, running, parsed, drafted, emitted - running, emitted, elapsed_s, draft_s, prefill)
+    return EngineStepRecord(
+        at_s=0.0,
+        running=running,
+        strategy=parsed,
+        drafted=drafted,
+        accepted=emitted - running,
+        emitted=emitted,
+        elapsed_s=elapsed_s,
+        draft_s=draft_s,
+        prefill_tokens=prefill,
+    )
 
 
 def test_pass_costs_are_linear_between_rows_and_beyond() -> None:
@@ -107,9 +117,19 @@ def test_speed_leaves_prompt_chunks_and_other_batch_sizes_out() -> None:
 def test_the_hostile_drafter_fills_the_room_with_one_token() -> None:
     nothing = np.zeros(2, np.int64)
     view = BatchView(
-        nothing, nothing, nothing, np.zeros((2, 4), np.int32), nothing, nothing, nothing, np.zeros(2, np.float32), 9,
-        nothing, np.ones(2, np.float32), np.array([1, 7]),
-    )  # fmt: skip
+        request_ids=nothing,
+        prompt_ids=nothing,
+        slots=nothing,
+        history=np.zeros((2, 4), np.int32),
+        lengths=nothing,
+        prompt_lengths=nothing,
+        noise_keys=nothing,
+        temperatures=np.zeros(2, np.float32),
+        vocab_size=9,
+        top_k=nothing,
+        top_p=np.ones(2, np.float32),
+        room=np.array([1, 7]),
+    )
     drafts = WrongDrafter("suffix", 8).propose(view, Strategy("suffix", 3))
     assert drafts.tokens.tolist() == [[8, 8, 8]] * 2
     assert drafts.counts.tolist() == [1, 3]

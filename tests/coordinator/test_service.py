@@ -151,16 +151,47 @@ def test_a_watcher_that_falls_behind_is_cut_off_and_nobody_waits_for_it() -> Non
         assert slow.cut_off
         assert not quick.cut_off
         feed.publish(Changed("w0", "BUSY", "", "last"))
-        assert quick.changes.get_nowait() == Change(1.0, "w0", before="BUSY", reason="last")
+        assert quick.changes.get_nowait() == Change(at_s=1.0, worker="w0", before="BUSY", reason="last")
 
 
 def test_records_survive_the_wire() -> None:
-    whole = WorkerStatus("w", 2**62, "n", "g", "TRAINING", "running", 7, 3, 9, 0.5, 0.25, True, 1.5, 2)
+    whole = WorkerStatus(
+        name="w",
+        incarnation=2**62,
+        node="n",
+        group="g",
+        state="TRAINING",
+        phase="running",
+        session=7,
+        running=3,
+        step=9,
+        in_state_s=0.5,
+        silent_s=0.25,
+        drained=True,
+        rests_s=1.5,
+        trainer_failures=2,
+    )
     session = SessionStatus("g", 7, 9, ("w", "x"))
     counts = {"heard": 3}
-    status = Status(4, 9, 1.5, "tcp://h:1", None, True, True, True, 2, (whole,), (session,), ("n",), counts)
+    status = Status(
+        term=4,
+        epoch=9,
+        uptime_s=1.5,
+        endpoint="tcp://h:1",
+        rollout_step=None,
+        rolling=True,
+        paused=True,
+        settling=True,
+        threshold=2,
+        workers=(whole,),
+        sessions=(session,),
+        drained_nodes=("n",),
+        counts=counts,
+    )
     assert status_record(pb.Status.FromString(status_message(status).SerializeToString())) == status
-    change = Change(1.5, "w", "g", "a", "b", "why", 7, 9, ("w", "x"))
+    change = Change(
+        at_s=1.5, worker="w", group="g", before="a", after="b", reason="why", session=7, epoch=9, members=("w", "x")
+    )
     assert change_record(pb.Change.FromString(change_message(change).SerializeToString())) == change
     for record, message in ((WorkerStatus, pb.Worker), (Status, pb.Status), (Change, pb.Change)):
         assert {field.name for field in fields(record)} == set(message.DESCRIPTOR.fields_by_name)

@@ -48,4 +48,6 @@ def test_prepared_mbpp_is_prompted_and_graded(tmp_path: Path, chat_tokenizer) ->
     grader = build(RewardOptions(terms=(RewardTerm(kind="code", timeout_s=20),)))
     for body, value in (("a + b", 1.0), ("a - b", 0.0)):
         response = f"```python\ndef add(a, b):\n    return {body}\n```"
-        assert grader.grade(GradeItem(prompts[0].text, response, prompts[0].record)).value == value
+        assert (
+            grader.grade(GradeItem(prompt=prompts[0].text, response=response, record=prompts[0].record)).value == value
+        )

@@ -16,14 +16,14 @@ WIDTH = 1024
 
 def record(length: int, version: int = 0, request_id: int = -1) -> SequenceRecord:
     return SequenceRecord(
-        np.zeros(length, np.int32),
-        1,
-        0,
-        np.zeros((length - 1, 4 * WIDTH), np.uint8),
-        "float32",
-        WIDTH,
-        version,
-        request_id,
+        tokens=np.zeros(length, np.int32),
+        prompt_length=1,
+        first=0,
+        states=np.zeros((length - 1, 4 * WIDTH), np.uint8),
+        dtype="float32",
+        width=WIDTH,
+        target_version=version,
+        request_id=request_id,
     )
 
 

@@ -51,7 +51,10 @@ pytestmark = [
 
 def greedy(prompts: list[np.ndarray]) -> list[Request]:
     sampling = SamplingParams(TOKENS, temperature=0.0)
-    return [Request(i, i, prompt, i, sampling) for i, prompt in enumerate(prompts)]
+    return [
+        Request(request_id=i, prompt_id=i, prompt_tokens=prompt, noise_key=i, sampling=sampling)
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def fitted(

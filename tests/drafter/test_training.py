@@ -85,9 +85,19 @@ def test_losses_by_hand(variant: Variant, fresh: bool, expected: float) -> None:
         hf_config(vocab_size=2, hidden_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2)
     )
     identity = torch.eye(2)
-    head = TargetHead(config, 5, identity, torch.ones(2), identity, RopeTable(config))
+    head = TargetHead(
+        config=config, version=5, embedding=identity, norm=torch.ones(2), lm_head=identity, rope=RopeTable(config)
+    )
     states = np.full((4, 2), [LN3, 0], np.float32).view(np.uint8)
-    record = SequenceRecord(np.array([0, 1, 0, 1, 1], np.int32), 1, 0, states, "float32", 2, 5 if fresh else 4)
+    record = SequenceRecord(
+        tokens=np.array([0, 1, 0, 1, 1], np.int32),
+        prompt_length=1,
+        first=0,
+        states=states,
+        dtype="float32",
+        width=2,
+        target_version=5 if fresh else 4,
+    )
     for passes, decay, weight in ((1, 1.0, 3), (2, 0.5, 3 + 0.5 * 2), (9, 1.0, 3 + 2 + 1)):
         batch = pack_records([record], head.version)
         assert batch is not None

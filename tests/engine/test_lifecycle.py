@@ -38,7 +38,13 @@ from tests.engine.support import (
 
 def request(prompt: int, max_new_tokens: int, request_id: int = 1, **sampling: object) -> Request:
     tokens = np.arange(prompt, dtype=np.int32) % VOCAB
-    return Request(request_id, request_id, tokens, 77 + request_id, SamplingParams(max_new_tokens, **sampling))
+    return Request(
+        request_id=request_id,
+        prompt_id=request_id,
+        prompt_tokens=tokens,
+        noise_key=77 + request_id,
+        sampling=SamplingParams(max_new_tokens, **sampling),
+    )
 
 
 def test_max_tokens_stop_tokens_and_the_models_limit(tmp_path: Path) -> None:

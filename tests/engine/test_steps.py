@@ -172,13 +172,13 @@ def a_step(rng: np.random.Generator, table: SlotTable) -> tuple[StepPlan, StepDr
     for slot, row, count in zip(slots, tokens, counts, strict=True):
         table.tokens[slot, table.length[slot] : table.length[slot] + count] = row[:count]
     if kind != 2:
-        return plan, StepDrafts(counts, tokens[samples], drafted=int(counts.sum()))
+        return plan, StepDrafts(counts=counts, tokens=tokens[samples], drafted=int(counts.sum()))
     parents, depths = np.full_like(tokens, -1), np.zeros_like(tokens)
     for r, count in enumerate(counts):
         for i in range(count):
             parents[r, i] = rng.integers(-1, i)
             depths[r, i] = 1 if parents[r, i] < 0 else depths[r, parents[r, i]] + 1
-    return plan, StepDrafts(counts, tokens, parents, depths, int(counts.sum()))
+    return plan, StepDrafts(counts=counts, tokens=tokens, parents=parents, depths=depths, drafted=int(counts.sum()))
 
 
 @needs_native
@@ -273,7 +273,9 @@ def test_the_native_kernels_refuse_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="dtype"):
         steps.rows(StepPlan(np.array([1], np.int32), ones, yes), None)
     with pytest.raises(ValueError, match="counts out of range"):
-        steps.rows(StepPlan(np.array([1]), ones, yes), StepDrafts(np.array([3]), np.ones((1, 2), np.int64)))
+        steps.rows(
+            StepPlan(np.array([1]), ones, yes), StepDrafts(counts=np.array([3]), tokens=np.ones((1, 2), np.int64))
+        )
     plan = StepPlan(np.array([0]), ones, yes)
     with pytest.raises(ValueError, match="fewer draws"):
         steps.settle(plan, np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32), None, 9)

@@ -22,7 +22,14 @@ CONFIG = Path(__file__).parents[2] / "examples" / "own_task" / "config.yaml"
 def test_reward(response: str, value: float) -> None:
     grader = build(load_config(CONFIG).config.reward)
     try:
-        grade = grader.grade(GradeItem("What is the capital of France?", response, {"answer": "Paris"}, "stop"))
+        grade = grader.grade(
+            GradeItem(
+                prompt="What is the capital of France?",
+                response=response,
+                record={"answer": "Paris"},
+                finish_reason="stop",
+            )
+        )
     finally:
         grader.close()
     assert (grade.value, grade.error) == (value, None)

@@ -150,7 +150,7 @@ def test_graphs_of_one_pool_take_less_memory(tmp_path: Path) -> None:
 
     sizes = SHAPES["0.5b"] | {"num_layers": 2}
     model = random_model(
-        ModelConfig("qwen2", max_position_embeddings=1024, qkv_bias=True, **sizes), DEVICE, torch.bfloat16
+        ModelConfig(family="qwen2", max_position_embeddings=1024, qkv_bias=True, **sizes), DEVICE, torch.bfloat16
     )
     found = {row["plan"]: row["bytes"] for row in memory(model, 256)}
     assert 0 < found["bucketed"] < found["naive"] / 4

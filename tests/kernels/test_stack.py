@@ -58,18 +58,18 @@ def stack_of(model: Transformer) -> ops.DecoderStack:
 
 def _layer(block: Block) -> ops.StackLayer:
     return ops.StackLayer(
-        block.input_norm.weight,
-        block.qkv_proj.weight,
-        block.qkv_proj.bias,
-        None if block.q_norm is None else block.q_norm.weight,
-        None if block.k_norm is None else block.k_norm.weight,
-        block.o_proj.weight,
-        block.o_proj.bias,
-        block.mlp_norm.weight,
-        block.gate_up_proj.weight,
-        block.gate_up_proj.bias,
-        block.down_proj.weight,
-        block.down_proj.bias,
+        input_norm=block.input_norm.weight,
+        qkv=block.qkv_proj.weight,
+        qkv_bias=block.qkv_proj.bias,
+        q_norm=None if block.q_norm is None else block.q_norm.weight,
+        k_norm=None if block.k_norm is None else block.k_norm.weight,
+        o=block.o_proj.weight,
+        o_bias=block.o_proj.bias,
+        mlp_norm=block.mlp_norm.weight,
+        gate_up=block.gate_up_proj.weight,
+        gate_up_bias=block.gate_up_proj.bias,
+        down=block.down_proj.weight,
+        down_bias=block.down_proj.bias,
     )
 
 

@@ -154,10 +154,54 @@ def words(text: str) -> list[str]:
 
 
 def test_what_is_shown_in_words() -> None:
-    idle = WorkerStatus("w0", 1, "n0", "g", "IDLE", "", 0, 0, 0, 75, 0.1, True, 12.3, 2)
-    busy = WorkerStatus("w1", 1, "n0", "g", "BUSY", "", 0, 31, 0, 7200, 0.1, False, 0, 0)
+    idle = WorkerStatus(
+        name="w0",
+        incarnation=1,
+        node="n0",
+        group="g",
+        state="IDLE",
+        phase="",
+        session=0,
+        running=0,
+        step=0,
+        in_state_s=75,
+        silent_s=0.1,
+        drained=True,
+        rests_s=12.3,
+        trainer_failures=2,
+    )
+    busy = WorkerStatus(
+        name="w1",
+        incarnation=1,
+        node="n0",
+        group="g",
+        state="BUSY",
+        phase="",
+        session=0,
+        running=31,
+        step=0,
+        in_state_s=7200,
+        silent_s=0.1,
+        drained=False,
+        rests_s=0,
+        trainer_failures=0,
+    )
     sessions = (SessionStatus("g", 4, 9, ("w9",)),)
-    status = Status(2, 9, 30.0, "tcp://h:1", 4, False, False, True, 2, (busy, idle), sessions, (), {})
+    status = Status(
+        term=2,
+        epoch=9,
+        uptime_s=30.0,
+        endpoint="tcp://h:1",
+        rollout_step=4,
+        rolling=False,
+        paused=False,
+        settling=True,
+        threshold=2,
+        workers=(busy, idle),
+        sessions=sessions,
+        drained_nodes=(),
+        counts={},
+    )
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     console.print(rendered(status))
     first, _, above, below = console.export_text().splitlines()
@@ -165,6 +209,6 @@ def test_what_is_shown_in_words() -> None:
     assert first.startswith("RL step 4, restarted, waiting for the workers to register; 0 of 2 workers train")
     assert words(above) == words("w0 IDLE 1 min g n0 drained, rests 12 s, 2 trainer failures")
     assert words(below) == words("w1 BUSY 2.0 h 31 requests g n0")
-    change = Change(0.0, group="g", session=4, epoch=9, members=("w0", "w1"))
+    change = Change(at_s=0.0, group="g", session=4, epoch=9, members=("w0", "w1"))
     assert change_line(change).endswith("session 4 of g, epoch 9: w0, w1")
-    assert change_line(Change(0.0, group="g", session=4, epoch=10)).endswith("session 4 of g, epoch 10: ended")
+    assert change_line(Change(at_s=0.0, group="g", session=4, epoch=10)).endswith("session 4 of g, epoch 10: ended")

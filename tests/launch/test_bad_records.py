@@ -17,11 +17,25 @@ from launch.run.rl_step import rollout_metrics
 from policies.options import ObjectiveOptions
 
 PROMPTS = [
-    Prompt(i, str(i), "1+1=", np.array([1, 2], np.int32), {"answer": "2"}, where=f"a.jsonl, line {i + 1}")
+    Prompt(
+        prompt_id=i,
+        uid=str(i),
+        text="1+1=",
+        tokens=np.array([1, 2], np.int32),
+        record={"answer": "2"},
+        where=f"a.jsonl, line {i + 1}",
+    )
     for i in range(3)
 ]
-BAD = Grade(0.0, error="math: a.jsonl, line 2: no gold", bad_record=True)
-GRADES = [Grade(1.0), Grade(0.0), BAD, Grade(1.0), Grade(0.0), Grade(1.0)]  # two per prompt
+BAD = Grade(value=0.0, error="math: a.jsonl, line 2: no gold", bad_record=True)
+GRADES = [
+    Grade(value=1.0),
+    Grade(value=0.0),
+    BAD,
+    Grade(value=1.0),
+    Grade(value=0.0),
+    Grade(value=1.0),
+]  # two per prompt
 
 
 def rollout(request_id: int) -> Rollout:
@@ -40,7 +54,18 @@ class Dispatcher:
     def run(self, requests: Any, finished: Any, **_: Any) -> DispatchStats:
         for request in requests:
             finished(rollout(request.request_id))
-        return DispatchStats(6, 6, (), 0, 0, 0, 6, 0, 1.0, dict.fromkeys(range(6), 0))
+        return DispatchStats(
+            requests=6,
+            finished=6,
+            failed=(),
+            reissued=0,
+            lost_workers=0,
+            duplicates=0,
+            tokens=6,
+            preempted=0,
+            seconds=1.0,
+            sampled_by=dict.fromkeys(range(6), 0),
+        )
 
 
 class Rewards:

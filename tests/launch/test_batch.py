@@ -25,7 +25,10 @@ COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
 
 def picks(count: int, epoch: int = 0) -> list[Pick]:
-    return [Pick(epoch, Prompt(i, str(i), f"p{i}", np.array([1, 2, i], np.int32), {})) for i in range(count)]
+    return [
+        Pick(epoch, Prompt(prompt_id=i, uid=str(i), text=f"p{i}", tokens=np.array([1, 2, i], np.int32), record={}))
+        for i in range(count)
+    ]
 
 
 def batch_of(counts: list[int], epoch: int = 0, first_id: int = 0) -> Batch:
@@ -91,7 +94,18 @@ class Dispatcher:
             if request.request_id not in self._lost:
                 finished(response(request.request_id))
         made_by = {r.request_id: r.request_id % 3 for r in order}
-        return DispatchStats(len(order), len(order), (), 0, 0, 0, 6, 0, 1.0, made_by)
+        return DispatchStats(
+            requests=len(order),
+            finished=len(order),
+            failed=(),
+            reissued=0,
+            lost_workers=0,
+            duplicates=0,
+            tokens=6,
+            preempted=0,
+            seconds=1.0,
+            sampled_by=made_by,
+        )
 
     def share(self, rollouts: Any) -> None:
         self.shared = rollouts
@@ -123,7 +137,7 @@ class Rewards:
         self.items[key] = item
 
     def drain(self) -> dict[int, Grade]:
-        return {key: Grade(float(key % 2)) for key in self.items}
+        return {key: Grade(value=float(key % 2)) for key in self.items}
 
 
 def collect(batch: Batch, arrival: Any, lost: set[int]) -> tuple[Round, Dispatcher, Rewards]:
@@ -168,5 +182,18 @@ def test_rounds_of_one_rl_step_keep_their_records_of_hidden_states_apart() -> No
     buffer = DataBuffer(BufferOptions())
     for request in (*first.requests, *second.requests):
         states = np.zeros((2, 8), np.uint8)
-        buffer.add([SequenceRecord(np.array([1, 2, 3], np.int32), 1, 0, states, "float32", 2, 5, request.request_id)])
+        buffer.add(
+            [
+                SequenceRecord(
+                    tokens=np.array([1, 2, 3], np.int32),
+                    prompt_length=1,
+                    first=0,
+                    states=states,
+                    dtype="float32",
+                    width=2,
+                    target_version=5,
+                    request_id=request.request_id,
+                )
+            ]
+        )
     assert len(buffer.sample(10**6, 5)) == 6

@@ -31,9 +31,43 @@ def published(version: int) -> Published:
 def test_metrics_of_a_step() -> None:
     meter = DrafterMeter()
     speculation = SpeculationMeter()
-    use = StrategyUse("eagle:4", 6, 60, 200, 90, 0.5, 0.1, 0.4, offered=(60, 50), taken=(40, 30))
-    other = StrategyUse("suffix:4", 6, 60, 200, 180, 0.5, 0.1, 0.4)
-    speculation.window("rollout-0", EngineWindow(0.0, 1.0, 12, 0, 0, 0, 0, 0, 0, (use, other)))
+    use = StrategyUse(
+        strategy="eagle:4",
+        engine_steps=6,
+        request_steps=60,
+        drafted=200,
+        accepted=90,
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.4,
+        offered=(60, 50),
+        taken=(40, 30),
+    )
+    other = StrategyUse(
+        strategy="suffix:4",
+        engine_steps=6,
+        request_steps=60,
+        drafted=200,
+        accepted=180,
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.4,
+    )
+    speculation.window(
+        "rollout-0",
+        EngineWindow(
+            start_s=0.0,
+            end_s=1.0,
+            engine_steps=12,
+            prefill_tokens=0,
+            decode_tokens=0,
+            running=0,
+            waiting=0,
+            kv_tokens_used=0,
+            preempted=0,
+            strategies=(use, other),
+        ),
+    )
     for event in (
         TrainStarted(1, 1),
         NeedData(4096),
@@ -113,7 +147,7 @@ def test_the_record_gives_back_the_updates(tmp_path: Path) -> None:
     meter.event("b", micro(6, at_s=1e9 + 0.01, session=2))  # another session: another update
     taken = meter.take(4)
     with Observer(tmp_path, make_config()) as observer:
-        observer.step(StepRecord(1, {}, {"step": 1.0}, drafter=taken))
+        observer.step(StepRecord(step=1, metrics={}, seconds={"step": 1.0}, drafter=taken))
     (record,) = read(tmp_path / "drafter.jsonl")
     assert record["step"] == 1
     found = updates_of(record)

@@ -121,13 +121,54 @@ def payload_of(version: int) -> NDArray[np.uint8]:
 
 
 def drafted(rate: float, tokens: int = 1000) -> EngineWindow:
-    use = StrategyUse("eagle:4", 1, 10, tokens, round(tokens * rate), 0.5, 0.1, 0.4)
-    other = StrategyUse("suffix:4", 1, 10, tokens, 0, 0.5, 0.1, 0.4)  # another drafter's, never counted
-    return EngineWindow(0.0, 1.0, 1, 0, 0, 0, 0, 0, 0, (use, other))
+    use = StrategyUse(
+        strategy="eagle:4",
+        engine_steps=1,
+        request_steps=10,
+        drafted=tokens,
+        accepted=round(tokens * rate),
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.4,
+    )
+    other = StrategyUse(
+        strategy="suffix:4",
+        engine_steps=1,
+        request_steps=10,
+        drafted=tokens,
+        accepted=0,
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.4,
+    )  # another drafter's, never counted
+    return EngineWindow(
+        start_s=0.0,
+        end_s=1.0,
+        engine_steps=1,
+        prefill_tokens=0,
+        decode_tokens=0,
+        running=0,
+        waiting=0,
+        kv_tokens_used=0,
+        preempted=0,
+        strategies=(use, other),
+    )
 
 
 def micro_step(number: int = 1) -> MicroStep:
-    return MicroStep(number, 1, 1, 1, 2.0, 0.1, 0.2, 100, 0, 5.0, 0.5)
+    return MicroStep(
+        step=number,
+        session=1,
+        epoch=1,
+        members=1,
+        loss=2.0,
+        accuracy=0.1,
+        top3_accuracy=0.2,
+        tokens=100,
+        target_version=0,
+        started_s=5.0,
+        seconds=0.5,
+    )
 
 
 def kinds(tmp_path: Path) -> list[str]:

@@ -35,7 +35,9 @@ def make_config(**observe: Any) -> Config:
 
 
 def record(step: int, reward: float = 0.5) -> StepRecord:
-    return StepRecord(step, {"reward/mean": reward}, {"rollout": 1.0, "step": 2.0}, lengths=[1, 2, 9])
+    return StepRecord(
+        step=step, metrics={"reward/mean": reward}, seconds={"rollout": 1.0, "step": 2.0}, lengths=[1, 2, 9]
+    )
 
 
 def steps_of(path: Path) -> list[int]:
@@ -49,7 +51,9 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
         observer.span(Span("rollout-0", "decode", 1.0, 1.2, 1))
         observer.step(record(1, 0.25))
         observer.event("worker_lost", "rollout-0 died", worker="rollout-0")
-        observer.samples(1, [Sample("p", "r", 1.0, 3, "stop", parts={"math": 1.0})])
+        observer.samples(
+            1, [Sample(prompt="p", response="r", reward=1.0, tokens=3, finish_reason="stop", parts={"math": 1.0})]
+        )
         assert observer.current_step == 2
     evaluation, step = read(tmp_path / "metrics.jsonl")
     assert evaluation == {"step": 0, "kind": "eval", "at_s": 5.0, "eval/reward": 0.1, "seconds/eval": 0.5}
@@ -139,7 +143,7 @@ def test_resume_cuts_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     with Observer(tmp_path, make_config()) as observer:
         for step in (1, 2, 3, 4):
             observer.span(Span("learner", "train", float(step), step + 0.5, step))
-            observer.samples(step, [Sample("p", "r", 1.0, 3, "stop")])
+            observer.samples(step, [Sample(prompt="p", response="r", reward=1.0, tokens=3, finish_reason="stop")])
             observer.step(record(step, 0.1 * step))
         observer.evaluation(4, {"eval/reward": 0.9})
         observer.event("worker_lost", "history stays")
@@ -188,8 +192,14 @@ def test_an_end_that_was_reported_is_not_reported_twice(tmp_path: Path) -> None:
 
 def test_samples_span_best_to_worst(tmp_path: Path) -> None:
     with Observer(tmp_path, make_config(samples_per_step=3)) as observer:
-        observer.samples(1, [Sample("p", "r", reward, 3, "stop") for reward in (0.2, 0.9, 0.0, 0.5, 0.7)])
-        observer.samples(2, [Sample("p", "r", 0.4, 3, "stop")])
+        observer.samples(
+            1,
+            [
+                Sample(prompt="p", response="r", reward=reward, tokens=3, finish_reason="stop")
+                for reward in (0.2, 0.9, 0.0, 0.5, 0.7)
+            ],
+        )
+        observer.samples(2, [Sample(prompt="p", response="r", reward=0.4, tokens=3, finish_reason="stop")])
         observer.samples(3, [])
     assert [(r["step"], r["reward"]) for r in read(tmp_path / "samples.jsonl")] == [
         (1, 0.9),
@@ -244,8 +254,16 @@ def test_tensorboard_has_hyperparameters_and_responses(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     with Observer(tmp_path, make_config(tensorboard=True)) as observer:
-        observer.samples(1, [Sample("what?", "this\nand that", 1.0, 3, "stop"), Sample("p", "bad", 0.0, 3, "stop")])
-        observer.samples(1, [Sample("held", "out", 0.5, 3, "stop")], held_out=True)
+        observer.samples(
+            1,
+            [
+                Sample(prompt="what?", response="this\nand that", reward=1.0, tokens=3, finish_reason="stop"),
+                Sample(prompt="p", response="bad", reward=0.0, tokens=3, finish_reason="stop"),
+            ],
+        )
+        observer.samples(
+            1, [Sample(prompt="held", response="out", reward=0.5, tokens=3, finish_reason="stop")], held_out=True
+        )
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     texts = [text.decode() for text in board.Tensors("samples")[0].tensor_proto.string_val]
@@ -348,7 +366,11 @@ def test_one_line_per_step_without_a_terminal(tmp_path: Path) -> None:
     with Observer(tmp_path, make_config(live=True), console=Console(file=out, width=80)) as observer:
         observer.evaluation(0, {"eval/reward": 0.125})
         metrics = {"reward/mean": 0.25, "tokens_per_s": 6812.0, "logprob_gap/mean": 3e-7}
-        observer.step(StepRecord(1, metrics, {"rollout": 1.5, "learn": 0.5, "step": 2.0}, lengths=[10, 20, 30]))
+        observer.step(
+            StepRecord(
+                step=1, metrics=metrics, seconds={"rollout": 1.5, "learn": 0.5, "step": 2.0}, lengths=[10, 20, 30]
+            )
+        )
         observer.event("worker_lost", "rollout-0")
         observer.event("checkpoint", "quiet")
     lines = out.getvalue().splitlines()
@@ -361,7 +383,7 @@ def test_one_line_per_step_without_a_terminal(tmp_path: Path) -> None:
 
 
 def test_live_panel_shows_the_run() -> None:
-    state = RunState("demo", 10, started_s=0.0)
+    state = RunState(name="demo", steps=10, started_s=0.0)
     for step, reward in ((1, 0.1), (2, 0.9)):
         state.take(record(step), {"reward/mean": reward, "tokens_per_s": 1234.0, **length_metrics([5, 10, 15])})
     state.take_eval({"eval/reward": 0.2})
@@ -387,7 +409,7 @@ def shown(state: RunState, now_s: float, width: int = 100) -> str:
 
 
 def test_phases_have_names_and_a_warm_start_says_how_long_it_takes() -> None:
-    state = RunState("demo", 10, started_s=0.0)
+    state = RunState(name="demo", steps=10, started_s=0.0)
     state.enter("warm start", 0, 0, 100.0)
     assert "left" not in shown(state, 100.0)
     for done in (1, 350):
@@ -401,7 +423,7 @@ def test_phases_have_names_and_a_warm_start_says_how_long_it_takes() -> None:
 
 
 def test_held_out_reward_is_a_course_only_from_the_second_evaluation_on() -> None:
-    state = RunState("demo", 10, started_s=0.0)
+    state = RunState(name="demo", steps=10, started_s=0.0)
     state.take_eval({"eval/reward": 0.465})
     assert "0.465" in shown(state, 0.0)
     assert "->" not in shown(state, 0.0)
@@ -410,7 +432,7 @@ def test_held_out_reward_is_a_course_only_from_the_second_evaluation_on() -> Non
 
 
 def test_the_panel_shows_what_tells_a_collapse() -> None:
-    state = RunState("demo", 10, started_s=0.0)
+    state = RunState(name="demo", steps=10, started_s=0.0)
     metrics = {"entropy": 1.2345, "clip_fraction": 0.0312, "grad_norm/mean": 0.876, "loss/mean": -0.0123}
     state.take(record(1), metrics)
     assert "entropy 1.234, clipped 3.12%, gradient norm 0.876, loss -0.0123" in shown(state, 0.0)
@@ -419,7 +441,7 @@ def test_the_panel_shows_what_tells_a_collapse() -> None:
 
 
 def test_lost_seconds_are_lost_and_nothing_accepted_is_said() -> None:
-    state = RunState("demo", 10, started_s=0.0)
+    state = RunState(name="demo", steps=10, started_s=0.0)
     metrics = {"speculation/share": 0.5, "speculation/suffix/steps": 3.0, "speculation/accept_length": 1.2}
     state.take(record(1), metrics | {"speculation/acceptance": 0.1, "speculation/saved_s": -0.32})
     assert "suffix, accept length 1.20, 0.32 s lost" in shown(state, 0.0)
@@ -473,17 +495,67 @@ def test_speculation_is_shown_and_written_where_it_is_on(tmp_path: Path) -> None
     out = StringIO()
     console = Console(file=out, width=200)
     meter = SpeculationMeter()
-    suffix = StrategyUse("suffix:4", 6, 10, 20, 14, 0.5, 0.1, 0.25, (10, 10), (9, 5))
-    ngram = StrategyUse("ngram:2", 2, 10, 20, 12, 0.5, 0.1, 0.0)
+    suffix = StrategyUse(
+        strategy="suffix:4",
+        engine_steps=6,
+        request_steps=10,
+        drafted=20,
+        accepted=14,
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.25,
+        offered=(10, 10),
+        taken=(9, 5),
+    )
+    ngram = StrategyUse(
+        strategy="ngram:2",
+        engine_steps=2,
+        request_steps=10,
+        drafted=20,
+        accepted=12,
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.0,
+    )
     with Observer(tmp_path, make_config(live=True), console=console) as observer:
-        for step, uses in ((1, (suffix, ngram)), (2, (StrategyUse("plain", 5, 5, 0, 0, 0.5, 0.0, 0.0),))):
-            meter.window("rollout-0", EngineWindow(0.0, 0.2, 8, 0, 9, 0, 0, 0, strategies=uses))
-            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=meter.take([(9, 3)])))
+        for step, uses in (
+            (1, (suffix, ngram)),
+            (
+                2,
+                (
+                    StrategyUse(
+                        strategy="plain",
+                        engine_steps=5,
+                        request_steps=5,
+                        drafted=0,
+                        accepted=0,
+                        seconds=0.5,
+                        draft_s=0.0,
+                        saved_s=0.0,
+                    ),
+                ),
+            ),
+        ):
+            meter.window(
+                "rollout-0",
+                EngineWindow(
+                    start_s=0.0,
+                    end_s=0.2,
+                    engine_steps=8,
+                    prefill_tokens=0,
+                    decode_tokens=9,
+                    running=0,
+                    waiting=0,
+                    kv_tokens_used=0,
+                    strategies=uses,
+                ),
+            )
+            observer.step(StepRecord(step=step, metrics={}, seconds={"step": 1.0}, speculation=meter.take([(9, 3)])))
             panel = StringIO()
             Console(file=panel, width=120).print(render(observer._state, 1.0))
             wanted = "suffix, accept length 2.30, 0.25 s saved" if step == 1 else "off: plain decoding is faster"
             assert wanted in panel.getvalue()  # nothing is left of the step before
-        observer.step(StepRecord(3, {}, {"step": 1.0}))
+        observer.step(StepRecord(step=3, metrics={}, seconds={"step": 1.0}))
     lines = [line for line in out.getvalue().splitlines() if line.startswith("step")]
     assert ["accept 2.3" in line for line in lines] == [True, False, False]
     records = read(tmp_path / "speculation.jsonl")

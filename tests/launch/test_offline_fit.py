@@ -234,8 +234,8 @@ def test_the_task_says_what_the_fit_says_and_fails_as_it_fails(monkeypatch: pyte
         return given.out
 
     monkeypatch.setattr(module, "fit_drafter", fit)
-    assert list(module._lines(DrafterWarmup(Path("out"), samples=2))) == ["one", "two"]
-    lines = module._lines(DrafterWarmup(Path("out"), samples=1))
+    assert list(module._lines(DrafterWarmup(out=Path("out"), samples=2))) == ["one", "two"]
+    lines = module._lines(DrafterWarmup(out=Path("out"), samples=1))
     assert [next(lines), next(lines)] == ["one", "two"]
     with pytest.raises(PacelineError, match="no memory left"):
         next(lines)

@@ -18,7 +18,7 @@ def test_scalars_reach_the_metrics_port(tmp_path: Path) -> None:
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with Observer(tmp_path, make_config()) as observer:
         observer.load("rollout-0", running=3, waiting=1, kv_tokens=1024)
-        observer.step(StepRecord(3, {"reward/mean": 0.625}, {"step": 1.0}))
+        observer.step(StepRecord(step=3, metrics={"reward/mean": 0.625}, seconds={"step": 1.0}))
         deadline_s = time.monotonic() + 90
         while True:
             with urllib.request.urlopen(address, timeout=10) as answer:

@@ -26,7 +26,7 @@ def observer(tmp_path: Path, write_config: Callable[[], Path]) -> Observer:
 
 
 def step(number: int) -> StepRecord:
-    return StepRecord(number, {"reward/mean": 0.25}, {"step": 2.0}, lengths=[3, 4])
+    return StepRecord(step=number, metrics={"reward/mean": 0.25}, seconds={"step": 2.0}, lengths=[3, 4])
 
 
 def test_a_run_that_runs_says_its_step_its_phase_and_its_last_event(observer: Observer, tmp_path: Path) -> None:

@@ -10,14 +10,52 @@ from actors.engine.types import EngineWindow, StrategyUse
 from launch.observe import SpeculationMeter
 from launch.observe.speculation import MAX_POINTS, by_drafter, over_run, speculating, strategies_of, traces_of
 
-PLAIN = StrategyUse("plain", 10, 300, 0, 0, 1.0, 0.0, 0.0)
-CHAIN = StrategyUse("suffix:4", 6, 60, 200, 90, 0.5, 0.1, 0.4, offered=(60, 50, 50, 40), taken=(40, 30, 15, 5))
-TREE = StrategyUse("suffix:2x2/4", 2, 10, 40, 10, 0.2, 0.0, -0.1, offered=(10, 10), taken=(8, 2))
-NGRAM = StrategyUse("ngram:2", 2, 10, 0, 0, 0.2, 0.0, -0.1)
+PLAIN = StrategyUse(
+    strategy="plain", engine_steps=10, request_steps=300, drafted=0, accepted=0, seconds=1.0, draft_s=0.0, saved_s=0.0
+)
+CHAIN = StrategyUse(
+    strategy="suffix:4",
+    engine_steps=6,
+    request_steps=60,
+    drafted=200,
+    accepted=90,
+    seconds=0.5,
+    draft_s=0.1,
+    saved_s=0.4,
+    offered=(60, 50, 50, 40),
+    taken=(40, 30, 15, 5),
+)
+TREE = StrategyUse(
+    strategy="suffix:2x2/4",
+    engine_steps=2,
+    request_steps=10,
+    drafted=40,
+    accepted=10,
+    seconds=0.2,
+    draft_s=0.0,
+    saved_s=-0.1,
+    offered=(10, 10),
+    taken=(8, 2),
+)
+NGRAM = StrategyUse(
+    strategy="ngram:2", engine_steps=2, request_steps=10, drafted=0, accepted=0, seconds=0.2, draft_s=0.0, saved_s=-0.1
+)
 
 
 def window(*uses: StrategyUse, at_s: float = 0.0, trace: tuple[tuple[float, int, str], ...] = ()) -> EngineWindow:
-    return EngineWindow(at_s, at_s + 0.2, sum(u.engine_steps for u in uses), 0, 0, 0, 0, 0, 0, uses, trace)
+    return EngineWindow(
+        start_s=at_s,
+        end_s=at_s + 0.2,
+        engine_steps=sum(u.engine_steps for u in uses),
+        prefill_tokens=0,
+        decode_tokens=0,
+        running=0,
+        waiting=0,
+        kv_tokens_used=0,
+        preempted=0,
+        strategies=uses,
+        trace=trace,
+    )
 
 
 def test_metrics_of_a_step() -> None:

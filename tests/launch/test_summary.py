@@ -14,6 +14,22 @@ from launch.report.summary import print_summary, summarise
 from tests.launch.test_observer import make_config
 
 
+def micro_step(step: int, *, loss: float, accuracy: float, top3_accuracy: float) -> MicroStep:
+    return MicroStep(
+        step=step,
+        session=1,
+        epoch=1,
+        members=1,
+        loss=loss,
+        accuracy=accuracy,
+        top3_accuracy=top3_accuracy,
+        tokens=100,
+        target_version=step - 1,
+        started_s=float(step),
+        seconds=1.5,
+    )
+
+
 def write(run_dir: Path, steps: int = 10) -> None:
     with Observer(run_dir, make_config()) as observer:
         observer.evaluation(0, {"eval/reward": 0.25})
@@ -26,7 +42,7 @@ def write(run_dir: Path, steps: int = 10) -> None:
                 "groups/zero_variance": 2.0,
                 "rollouts/reissued": float(step == 3),
             }
-            observer.step(StepRecord(step, metrics, {"rollout": 1.0, "learn": 0.5, "step": 2.0}))
+            observer.step(StepRecord(step=step, metrics=metrics, seconds={"rollout": 1.0, "learn": 0.5, "step": 2.0}))
         observer.evaluation(steps, {"eval/reward": 0.75})
 
 
@@ -111,17 +127,57 @@ def speculate(run_dir: Path, *uses: StrategyUse) -> str:
     meter = SpeculationMeter()
     with Observer(run_dir, make_config()) as observer:
         for step in (1, 2):
-            meter.window("rollout-0", EngineWindow(0.0, 0.2, 1, 0, 1, 0, 0, 0, strategies=uses))
-            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=meter.take()))
+            meter.window(
+                "rollout-0",
+                EngineWindow(
+                    start_s=0.0,
+                    end_s=0.2,
+                    engine_steps=1,
+                    prefill_tokens=0,
+                    decode_tokens=1,
+                    running=0,
+                    waiting=0,
+                    kv_tokens_used=0,
+                    strategies=uses,
+                ),
+            )
+            observer.step(StepRecord(step=step, metrics={}, seconds={"step": 1.0}, speculation=meter.take()))
     out = StringIO()
     print_summary(run_dir, console=Console(file=out, width=200))
     return out.getvalue()
 
 
 def test_what_speculation_gave(tmp_path: Path) -> None:
-    plain = StrategyUse("plain", 60, 600, 0, 0, 1.0, 0.0, 0.0)
-    suffix = StrategyUse("suffix:4", 30, 100, 200, 150, 1.0, 0.1, 1.4)
-    ngram = StrategyUse("ngram:2", 10, 20, 40, 18, 1.0, 0.1, 0.45)
+    plain = StrategyUse(
+        strategy="plain",
+        engine_steps=60,
+        request_steps=600,
+        drafted=0,
+        accepted=0,
+        seconds=1.0,
+        draft_s=0.0,
+        saved_s=0.0,
+    )
+    suffix = StrategyUse(
+        strategy="suffix:4",
+        engine_steps=30,
+        request_steps=100,
+        drafted=200,
+        accepted=150,
+        seconds=1.0,
+        draft_s=0.1,
+        saved_s=1.4,
+    )
+    ngram = StrategyUse(
+        strategy="ngram:2",
+        engine_steps=10,
+        request_steps=20,
+        drafted=40,
+        accepted=18,
+        seconds=1.0,
+        draft_s=0.1,
+        saved_s=0.45,
+    )
     text = speculate(tmp_path, plain, suffix, ngram)
     line = "accept length 2.40, 70 % of drafts accepted, 3.7 s of decoding saved (suffix 2.8, ngram 0.9)"
     assert line in text
@@ -133,13 +189,37 @@ def test_what_speculation_gave(tmp_path: Path) -> None:
 
 
 def test_speculation_that_never_paid_and_that_was_off(tmp_path: Path) -> None:
-    assert "never paid" in speculate(tmp_path / "on", StrategyUse("plain", 60, 600, 0, 0, 1.0, 0.0, 0.0))
+    assert "never paid" in speculate(
+        tmp_path / "on",
+        StrategyUse(
+            strategy="plain",
+            engine_steps=60,
+            request_steps=600,
+            drafted=0,
+            accepted=0,
+            seconds=1.0,
+            draft_s=0.0,
+            saved_s=0.0,
+        ),
+    )
     write(tmp_path / "off")
     assert summarise(tmp_path / "off").speculation is None
 
 
 def test_a_run_of_which_no_draft_was_accepted_saved_nothing(tmp_path: Path) -> None:
-    text = speculate(tmp_path, StrategyUse("suffix:4", 60, 600, 40, 0, 1.0, 0.1, 0.018))
+    text = speculate(
+        tmp_path,
+        StrategyUse(
+            strategy="suffix:4",
+            engine_steps=60,
+            request_steps=600,
+            drafted=40,
+            accepted=0,
+            seconds=1.0,
+            draft_s=0.1,
+            saved_s=0.018,
+        ),
+    )
     assert "no drafts accepted (suffix)" in text
     assert "saved" not in text
     stored = json.loads((tmp_path / "summary.json").read_text())["speculation"]
@@ -148,7 +228,19 @@ def test_a_run_of_which_no_draft_was_accepted_saved_nothing(tmp_path: Path) -> N
 
 def test_no_more_is_saved_than_the_time_spent_allows(tmp_path: Path) -> None:
     """Plain decoding was measured while the machine was six times slower: 4 s were spent at accept length 3."""
-    text = speculate(tmp_path, StrategyUse("suffix:4", 60, 600, 2000, 1200, 2.0, 0.1, 34.0))
+    text = speculate(
+        tmp_path,
+        StrategyUse(
+            strategy="suffix:4",
+            engine_steps=60,
+            request_steps=600,
+            drafted=2000,
+            accepted=1200,
+            seconds=2.0,
+            draft_s=0.1,
+            saved_s=34.0,
+        ),
+    )
     assert "8.0 s of decoding saved (suffix 8.0)" in text
 
 
@@ -156,12 +248,42 @@ def test_a_drafter_that_was_tried_twice_has_no_development(tmp_path: Path) -> No
     meter, speculation = DrafterMeter(), SpeculationMeter()
     with Observer(tmp_path, make_config()) as observer:
         for step in range(1, 41):
-            meter.event("rollout-0", MicroStep(step, 1, 1, 1, 2.0, 0.5, 0.6, 100, step - 1, float(step), 1.5))
+            meter.event(
+                "rollout-0",
+                micro_step(step, loss=2.0, accuracy=0.5, top3_accuracy=0.6),
+            )
             name, accepted = ("eagle:4", step) if step in (3, 40) else ("suffix:4", 5)
-            use = StrategyUse(name, 1, 10, 40, accepted, 0.5, 0.1, 0.0)
-            speculation.window("rollout-0", EngineWindow(0.0, 1.0, 1, 0, 0, 0, 0, 0, 0, (use,)))
+            use = StrategyUse(
+                strategy=name,
+                engine_steps=1,
+                request_steps=10,
+                drafted=40,
+                accepted=accepted,
+                seconds=0.5,
+                draft_s=0.1,
+                saved_s=0.0,
+            )
+            speculation.window(
+                "rollout-0",
+                EngineWindow(
+                    start_s=0.0,
+                    end_s=1.0,
+                    engine_steps=1,
+                    prefill_tokens=0,
+                    decode_tokens=0,
+                    running=0,
+                    waiting=0,
+                    kv_tokens_used=0,
+                    preempted=0,
+                    strategies=(use,),
+                ),
+            )
             used = speculation.take()
-            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=used, drafter=meter.take(step - 1, used)))
+            observer.step(
+                StepRecord(
+                    step=step, metrics={}, seconds={"step": 1.0}, speculation=used, drafter=meter.take(step - 1, used)
+                )
+            )
     out = StringIO()
     print_summary(tmp_path, console=Console(file=out, width=200))
     assert "top-3 accuracy 0.60 -> 0.60, drafted in 2 of 40 RL steps" in out.getvalue()
@@ -173,15 +295,41 @@ def test_drafter_training(tmp_path: Path) -> None:
     with Observer(tmp_path, make_config()) as observer:
         for step in range(1, 6):
             if step != 3:
-                means = (2.0, 0.05 * step, 0.1 * step)
-                meter.event("rollout-0", MicroStep(step, 1, 1, 1, *means, 100, step - 1, float(step), 1.5))
+                meter.event("rollout-0", micro_step(step, loss=2.0, accuracy=0.05 * step, top3_accuracy=0.1 * step))
                 meter.published(step)
             if step == 5:
                 meter.rolled_back(4)
-            use = StrategyUse("eagle:4", 1, 10, 40, 10 * step, 0.5, 0.1, 0.4)
-            speculation.window("rollout-0", EngineWindow(0.0, 1.0, 1, 0, 0, 0, 0, 0, 0, (use,)))
+            use = StrategyUse(
+                strategy="eagle:4",
+                engine_steps=1,
+                request_steps=10,
+                drafted=40,
+                accepted=10 * step,
+                seconds=0.5,
+                draft_s=0.1,
+                saved_s=0.4,
+            )
+            speculation.window(
+                "rollout-0",
+                EngineWindow(
+                    start_s=0.0,
+                    end_s=1.0,
+                    engine_steps=1,
+                    prefill_tokens=0,
+                    decode_tokens=0,
+                    running=0,
+                    waiting=0,
+                    kv_tokens_used=0,
+                    preempted=0,
+                    strategies=(use,),
+                ),
+            )
             used = speculation.take()
-            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=used, drafter=meter.take(step - 1, used)))
+            observer.step(
+                StepRecord(
+                    step=step, metrics={}, seconds={"step": 1.0}, speculation=used, drafter=meter.take(step - 1, used)
+                )
+            )
     console = Console(file=StringIO(), width=200)
     found = print_summary(tmp_path, console=console).drafter
     assert found is not None

@@ -111,7 +111,7 @@ def test_it_is_on_the_terminal_in_the_events_the_summary_and_the_report(tmp_path
     out = StringIO()
     with Observer(tmp_path, make_config(live=True), console=Console(file=out, width=200)) as observer:
         for step in (1, 2, 3):
-            observer.step(StepRecord(step, DEAD, {"step": 1.0}))
+            observer.step(StepRecord(step=step, metrics=DEAD, seconds={"step": 1.0}))
     assert "groups 0/16  cut 94 %" in out.getvalue()
     assert "no_signal: nothing to learn from in the last 3 RL steps" in out.getvalue()
     events = {event["kind"]: event["message"] for event in read(tmp_path / "events.jsonl")}
@@ -128,12 +128,14 @@ def test_a_resumed_run_remembers_the_steps_before(tmp_path: Path) -> None:
     for first, last in ((None, 2), (2, 3)):
         with Observer(tmp_path, make_config(), resume_from=first) as observer:
             for step in range((first or 0) + 1, last + 1):
-                observer.step(StepRecord(step, DEAD, {"step": 1.0}))
+                observer.step(StepRecord(step=step, metrics=DEAD, seconds={"step": 1.0}))
     assert "no_signal" in [event["kind"] for event in read(tmp_path / "events.jsonl")]
 
 
 def test_the_live_panel_shows_it() -> None:
-    state = RunState("demo", 10, 0.0, metrics=dict(DEAD), warnings=["no_signal: nothing to learn from"])
+    state = RunState(
+        name="demo", steps=10, started_s=0.0, metrics=dict(DEAD), warnings=["no_signal: nothing to learn from"]
+    )
     out = StringIO()
     Console(file=out, width=120).print(render(state, 1.0))
     assert "0 of 16 trained, 94 % of responses cut at the length limit" in out.getvalue()

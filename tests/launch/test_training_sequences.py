@@ -26,8 +26,8 @@ def groups_of(*rewards: list[float]) -> list[Group]:
                 started_s=0.0,
                 finished_s=1.0,
             )
-            members.append(Graded(rollout=rollout, grade=Grade(value), text=""))
-        prompt = Prompt(index, str(index), "p", np.array([1, 2], np.int32), {})
+            members.append(Graded(rollout=rollout, grade=Grade(value=value), text=""))
+        prompt = Prompt(prompt_id=index, uid=str(index), text="p", tokens=np.array([1, 2], np.int32), record={})
         groups.append(Group(Pick(0, prompt), members))
     return groups
 

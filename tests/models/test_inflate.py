@@ -14,7 +14,18 @@ from models.packed import PackedContext
 from models.transformer import Transformer
 from tests.models.families import CONFIGS, saved, tokens
 
-DEMO = ModelConfig("qwen3", 228, 128, 384, 3, 2, 1, 64, 512, tie_word_embeddings=True)
+DEMO = ModelConfig(
+    family="qwen3",
+    vocab_size=228,
+    hidden_size=128,
+    intermediate_size=384,
+    num_layers=3,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+)
 GROWTH: dict[str, dict[str, int]] = {
     "hidden": {"hidden_size": 96},
     "intermediate": {"intermediate_size": 200},

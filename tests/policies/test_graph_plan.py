@@ -118,7 +118,10 @@ def test_a_fixed_strategy_is_captured_up_to_its_limit() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(strategies, min_size=1, max_size=5, unique=True), st.integers(1, 40))
 def test_the_bucketed_plan_never_costs_more(arms: list[Strategy], max_running: int) -> None:
-    model, batches = ModelShape(5000, 256, 512, 8, 2, 32), batch_buckets(max_running)
+    model, batches = (
+        ModelShape(vocab_size=5000, hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=2, head_dim=32),
+        batch_buckets(max_running),
+    )
     bucketed = bucketed_plan(lambda _: arms, batches)
     naive = naive_plan((PLAIN, *arms), batches)
     assert set(bucketed.graphs) == set(naive.graphs)
@@ -135,7 +138,10 @@ def test_the_bucketed_plan_never_costs_more(arms: list[Strategy], max_running: i
 
 
 def test_contexts_multiply_graphs_and_the_longest_decides_the_workspace() -> None:
-    model, plan = ModelShape(5000, 256, 512, 8, 2, 32), CapturePlan((GraphShape("target", 4, 3),))
+    model, plan = (
+        ModelShape(vocab_size=5000, hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=2, head_dim=32),
+        CapturePlan((GraphShape("target", 4, 3),)),
+    )
     two = predict(plan, model, one_output=True, contexts=(256, 512))
     long = predict(plan, model, one_output=True, contexts=(512,))
     assert (two.graphs, long.graphs) == (2, 1)
@@ -146,7 +152,17 @@ def test_contexts_multiply_graphs_and_the_longest_decides_the_workspace() -> Non
 def test_table_5_of_tlt() -> None:
     """Llama-3-8B, TP=4: 7.81 GB one strategy, 30.39 GB naive, 10.69 GB bucketed; see `graph_memory` for what of the
     set-up is assumed. No byte per row is fitted."""
-    llama = ModelShape(128_256, 4096, 14_336, 32, 8, 128, dtype_bytes=2, logit_bytes=4, shards=4)
+    llama = ModelShape(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        dtype_bytes=2,
+        logit_bytes=4,
+        shards=4,
+    )
     batches = (*range(1, 9), *range(10, 33, 2))
     arms = [Strategy("eagle", 10, top_k, 47) for top_k in (4, 6, 8, 10)]
     single, naive = naive_plan([arms[2]], batches), naive_plan(arms, batches)

@@ -103,7 +103,16 @@ def _step(
     }  # fmt: skip
     speculated = _speculate(rng, step / planned, now, rollout, workers, meter is not None) if speculation else None
     trained = _train(observer, meter, rng, step, step / planned, ends, speculated) if meter is not None else None
-    observer.step(StepRecord(step, metrics, seconds, lengths.tolist(), speculated, trained))
+    observer.step(
+        StepRecord(
+            step=step,
+            metrics=metrics,
+            seconds=seconds,
+            lengths=lengths.tolist(),
+            speculation=speculated,
+            drafter=trained,
+        )
+    )
     observer.samples(step, [_sample(rng, i, int(n)) for i, n in enumerate(lengths[:12])])
     return at - now + 0.02
 
@@ -125,15 +134,71 @@ def _speculate(
         offered = tuple(int(900 * 0.9**d) for d in range(8))
         taken = tuple(int(n * rate ** (0.3 * (d + 1))) for d, n in enumerate(offered))
         uses: tuple[StrategyUse, ...] = (
-            StrategyUse("plain", 80, 4000, 0, 0, 0.08, 0.0, 0.0),
-            StrategyUse("ngram:3", 20, 400, 700, 180, 0.02, 0.001, 0.004, (300, 250, 150), (110, 50, 20)),
-            StrategyUse("suffix:8", 90, 950, sum(offered), sum(taken), 0.06, 0.004, 0.12 * rate, offered, taken),
+            StrategyUse(
+                strategy="plain",
+                engine_steps=80,
+                request_steps=4000,
+                drafted=0,
+                accepted=0,
+                seconds=0.08,
+                draft_s=0.0,
+                saved_s=0.0,
+            ),
+            StrategyUse(
+                strategy="ngram:3",
+                engine_steps=20,
+                request_steps=400,
+                drafted=700,
+                accepted=180,
+                seconds=0.02,
+                draft_s=0.001,
+                saved_s=0.004,
+                offered=(300, 250, 150),
+                taken=(110, 50, 20),
+            ),
+            StrategyUse(
+                strategy="suffix:8",
+                engine_steps=90,
+                request_steps=950,
+                drafted=sum(offered),
+                accepted=sum(taken),
+                seconds=0.06,
+                draft_s=0.004,
+                saved_s=0.12 * rate,
+                offered=offered,
+                taken=taken,
+            ),
         )
         if drafter:
             right = tuple(int(400 * (0.35 + 0.45 * done) ** (d + 1)) for d in range(4))
             deep = (400, 400, 390, 380)
-            uses += (StrategyUse("eagle:4", 10, 400, sum(deep), sum(right), 0.03, 0.01, 0.02, deep, right),)
-        window = EngineWindow(now, now + rollout, 190, 0, 0, 0, 0, 0, 0, uses, tuple(trace))
+            uses += (
+                StrategyUse(
+                    strategy="eagle:4",
+                    engine_steps=10,
+                    request_steps=400,
+                    drafted=sum(deep),
+                    accepted=sum(right),
+                    seconds=0.03,
+                    draft_s=0.01,
+                    saved_s=0.02,
+                    offered=deep,
+                    taken=right,
+                ),
+            )
+        window = EngineWindow(
+            start_s=now,
+            end_s=now + rollout,
+            engine_steps=190,
+            prefill_tokens=0,
+            decode_tokens=0,
+            running=0,
+            waiting=0,
+            kv_tokens_used=0,
+            preempted=0,
+            strategies=uses,
+            trace=tuple(trace),
+        )
         meter.window(f"rollout-{worker}", window)
     return meter.take()
 
@@ -166,7 +231,20 @@ def _train(
         at, name = float(start), f"rollout-{first}"
         target = step - 1  # what it decodes with
         meter.event(
-            name, MicroStep(step * 100 + i, step, 1, 1, 3 - 2 * top3, top3 - 0.2, top3, 1500, target, at, 0.048)
+            name,
+            MicroStep(
+                step=step * 100 + i,
+                session=step,
+                epoch=1,
+                members=1,
+                loss=3 - 2 * top3,
+                accuracy=top3 - 0.2,
+                top3_accuracy=top3,
+                tokens=1500,
+                target_version=target,
+                started_s=at,
+                seconds=0.048,
+            ),
         )
         observer.span(Span(name, TRAIN_SPAN, at, at + 0.048, step))
     if len(starts):
@@ -183,4 +261,12 @@ def _sample(rng: np.random.Generator, index: int, tokens: int) -> Sample:
     right = index % 3 != 0
     answer = a * b if right else a * b + 1
     response = f"We need {a} x {b}.\n{a} x {b} = {answer}\n<answer>{answer}</answer>"
-    return Sample(f"What is {a} times {b}?", response, float(right), tokens, "stop", str(a * b), {"math": float(right)})
+    return Sample(
+        prompt=f"What is {a} times {b}?",
+        response=response,
+        reward=float(right),
+        tokens=tokens,
+        finish_reason="stop",
+        answer=str(a * b),
+        parts={"math": float(right)},
+    )

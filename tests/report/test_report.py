@@ -119,12 +119,31 @@ def test_embedded_data_is_what_was_recorded(run_dir: Path) -> None:
 def test_what_a_model_writes_cannot_break_the_page(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><b>&amp;<!--"
     with Observer(tmp_path, config(tmp_path, steps=2)) as observer:
-        observer.samples(1, [Sample(evil, evil, 1.0, 3, evil, answer=evil)])
+        observer.samples(1, [Sample(prompt=evil, response=evil, reward=1.0, tokens=3, finish_reason=evil, answer=evil)])
         observer.event(evil, evil)
         observer.span(Span(evil, evil, 0.0, 1.0, 1))
         meter = SpeculationMeter()
-        meter.window(evil, window(StrategyUse(evil, 1, 1, 1, 1, 1.0, 0.0, 0.0, (1,), (1,)), (0.0, 1, evil)))
-        record = StepRecord(1, {"reward/mean": 0.5, f"reward/{evil}": 1.0}, {"step": 1.0}, speculation=meter.take())
+        meter.window(
+            evil,
+            window(
+                StrategyUse(
+                    strategy=evil,
+                    engine_steps=1,
+                    request_steps=1,
+                    drafted=1,
+                    accepted=1,
+                    seconds=1.0,
+                    draft_s=0.0,
+                    saved_s=0.0,
+                    offered=(1,),
+                    taken=(1,),
+                ),
+                (0.0, 1, evil),
+            ),
+        )
+        record = StepRecord(
+            step=1, metrics={"reward/mean": 0.5, f"reward/{evil}": 1.0}, seconds={"step": 1.0}, speculation=meter.take()
+        )
         observer.step(record)
     text = render(tmp_path)
     page = Page(text)
@@ -136,7 +155,19 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path: Path) -> None:
 
 
 def window(use: StrategyUse, *trace: tuple[float, int, str]) -> EngineWindow:
-    return EngineWindow(0.0, 1.0, use.engine_steps, 0, 0, 0, 0, 0, 0, (use,), trace)
+    return EngineWindow(
+        start_s=0.0,
+        end_s=1.0,
+        engine_steps=use.engine_steps,
+        prefill_tokens=0,
+        decode_tokens=0,
+        running=0,
+        waiting=0,
+        kv_tokens_used=0,
+        preempted=0,
+        strategies=(use,),
+        trace=trace,
+    )
 
 
 def test_running_requests_keep_their_area_by_drafter(tmp_path: Path) -> None:
@@ -144,10 +175,19 @@ def test_running_requests_keep_their_area_by_drafter(tmp_path: Path) -> None:
     with Observer(tmp_path, config(tmp_path, steps=9)) as observer:
         for step in range(1, 6):
             meter = SpeculationMeter()
-            use = StrategyUse("suffix:2", 1, 1, 1, 1, 1.0, 0.0, 0.5)
+            use = StrategyUse(
+                strategy="suffix:2",
+                engine_steps=1,
+                request_steps=1,
+                drafted=1,
+                accepted=1,
+                seconds=1.0,
+                draft_s=0.0,
+                saved_s=0.5,
+            )
             meter.window("a", window(use, (10.0, 4, "none"), (10.5, 2, "suffix"), (11.3, 1, "none"), (12.0, 0, "none")))
             meter.window("b", window(use, (10.1, 7, "suffix"), (13.0, 0, "none")))
-            observer.step(StepRecord(step, {}, {"step": 1.0}, speculation=meter.take()))
+            observer.step(StepRecord(step=step, metrics={}, seconds={"step": 1.0}, speculation=meter.take()))
     data = chart_data(tmp_path)["speculation"]
     assert [chart["step"] for chart in data["running"]] == [1, 3, 5]
     for chart in data["running"]:
@@ -271,9 +311,9 @@ def test_no_run(tmp_path: Path) -> None:
 
 def test_nan_metrics_are_gaps(tmp_path: Path) -> None:
     with Observer(tmp_path, config(tmp_path, steps=3)) as observer:
-        observer.step(StepRecord(1, {"loss/mean": float("nan")}, {"step": 1.0}))
-        observer.step(StepRecord(2, {"loss/mean": 0.5}, {"step": 1.0}))
-        observer.step(StepRecord(3, {}, {"step": 1.0}))
+        observer.step(StepRecord(step=1, metrics={"loss/mean": float("nan")}, seconds={"step": 1.0}))
+        observer.step(StepRecord(step=2, metrics={"loss/mean": 0.5}, seconds={"step": 1.0}))
+        observer.step(StepRecord(step=3, metrics={}, seconds={"step": 1.0}))
     assert Page(render(tmp_path)).data["series"]["loss/mean"] == [None, 0.5, None]
 
 
@@ -365,9 +405,17 @@ def test_events_of_one_kind_in_a_row_are_one_row_that_opens(tmp_path: Path) -> N
 
 def test_responses_come_early_with_their_reward_as_colour_and_those_held_out(tmp_path: Path) -> None:
     with Observer(tmp_path, config(tmp_path, steps=2)) as observer:
-        observer.samples(0, [Sample("p", "before", 0.2, 3, "stop")], held_out=True)
-        observer.samples(1, [Sample("p", "best", 1.0, 3, "stop"), Sample("p", "worst", -1.0, 3, "stop")])
-        observer.step(StepRecord(1, {"reward/mean": 0.0}, {"step": 1.0}))
+        observer.samples(
+            0, [Sample(prompt="p", response="before", reward=0.2, tokens=3, finish_reason="stop")], held_out=True
+        )
+        observer.samples(
+            1,
+            [
+                Sample(prompt="p", response="best", reward=1.0, tokens=3, finish_reason="stop"),
+                Sample(prompt="p", response="worst", reward=-1.0, tokens=3, finish_reason="stop"),
+            ],
+        )
+        observer.step(StepRecord(step=1, metrics={"reward/mean": 0.0}, seconds={"step": 1.0}))
     text = render(tmp_path)
     assert text.index('id="reward"') < text.index('id="samples"') < text.index('id="lengths"')
     rows = re.findall(r'<tr data-from="([\w-]+)" style="--good:(\d+)">.*?<td class="response"><pre>(\w+)', text)

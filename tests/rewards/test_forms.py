@@ -33,7 +33,7 @@ def grader():
 
 
 def grade(grader, response: str, record: Mapping[str, Any]) -> Grade:
-    return grader.grade(GradeItem("", response, record))
+    return grader.grade(GradeItem(prompt="", response=response, record=record))
 
 
 def private(cases: object) -> str:
@@ -65,7 +65,7 @@ def private(cases: object) -> str:
     ],
 )
 def test_inputs_and_outputs(grader, record: dict[str, Any]) -> None:
-    assert grade(grader, ADDS, record) == Grade(1.0, {"code": 1.0})
+    assert grade(grader, ADDS, record) == Grade(value=1.0, parts={"code": 1.0})
     got = grade(grader, SUBTRACTS, record)
     assert (got.value, got.error) == (0.0, None)
     assert got.notes == ("code: test 1: printed '-1' where '3' is expected",)
@@ -316,7 +316,7 @@ def test_the_stubs_helpers_are_the_judges(grader) -> None:
 )
 def test_tests_that_cannot_be_run_are_the_records_fault(grader, record: dict[str, Any], words: str) -> None:
     response = "```python\ndef f(x): return x\n```"
-    got = grader.grade(GradeItem("", response, record, where="train.jsonl, line 3"))
+    got = grader.grade(GradeItem(prompt="", response=response, record=record, where="train.jsonl, line 3"))
     assert (got.value, got.bad_record) == (0.0, "no tests" not in words)
     assert got.error is not None
     assert words in got.error

@@ -30,10 +30,15 @@ def test_gold_answers_are_right(records: list[dict[str, str]]) -> None:
     assert len(records) == 1319
     boxed, text = build(RewardOptions()), build(RewardOptions(terms=(RewardTerm(kind="math", fallback="gsm8k"),)))
     for record in records:
-        assert boxed.grade(GradeItem("", rf"\boxed{{{gold(record)}}}", record)).value == 1.0
-        assert boxed.grade(GradeItem("", rf"It is $\boxed{{\${gold(record)}.00}}$.", record)).value == 1.0
-        assert text.grade(GradeItem("", record["answer"], record)).value == 1.0
-        assert boxed.grade(GradeItem("", record["answer"], record)).value == 0.0  # no \boxed, no fallback
+        assert boxed.grade(GradeItem(prompt="", response=rf"\boxed{{{gold(record)}}}", record=record)).value == 1.0
+        assert (
+            boxed.grade(GradeItem(prompt="", response=rf"It is $\boxed{{\${gold(record)}.00}}$.", record=record)).value
+            == 1.0
+        )
+        assert text.grade(GradeItem(prompt="", response=record["answer"], record=record)).value == 1.0
+        assert (
+            boxed.grade(GradeItem(prompt="", response=record["answer"], record=record)).value == 0.0
+        )  # no \boxed, no fallback
     boxed.close()
     text.close()
 
@@ -45,7 +50,9 @@ def test_gold_answers_of_other_problems_are_wrong(records: list[dict[str, str]])
         for other in (records[(i + shift) % len(records)] for shift in (1, 7, 100, 659)):
             if Fraction(gold(record).replace(",", "")) != Fraction(gold(other).replace(",", "")):
                 compared += 1
-                assert grader.grade(GradeItem("", rf"\boxed{{{gold(other)}}}", record)).value == 0.0
+                assert (
+                    grader.grade(GradeItem(prompt="", response=rf"\boxed{{{gold(other)}}}", record=record)).value == 0.0
+                )
     assert compared > 4 * 1200
     grader.close()
 
@@ -55,6 +62,8 @@ def test_other_golds_are_wrong_for_math_verify_too(records: list[dict[str, str]]
     grader = build(RewardOptions())
     for record, other in itertools.pairwise(records[:61]):
         mine, others = gold(record).replace(",", ""), gold(other).replace(",", "")
-        assert grader.grade(GradeItem("", rf"\boxed{{{mine}+0}}", record)).value == 1.0
-        assert grader.grade(GradeItem("", rf"\boxed{{{others}+0}}", record)).value == float(int(mine) == int(others))
+        assert grader.grade(GradeItem(prompt="", response=rf"\boxed{{{mine}+0}}", record=record)).value == 1.0
+        assert grader.grade(GradeItem(prompt="", response=rf"\boxed{{{others}+0}}", record=record)).value == float(
+            int(mine) == int(others)
+        )
     grader.close()

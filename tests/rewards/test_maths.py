@@ -264,7 +264,7 @@ def test_graded_value(grader: Grader, gold: str, answer: str, value: float) -> N
 
 
 def test_the_gold_answer_must_be_there(grader: Grader) -> None:
-    got = grader.grade(GradeItem("", r"\boxed{1}", {"solution": "1", "id": 3}))
+    got = grader.grade(GradeItem(prompt="", response=r"\boxed{1}", record={"solution": "1", "id": 3}))
     assert got.value == 0.0
     assert got.error is not None
     assert "no field 'answer' (fields: id, solution); set data.answer_field" in got.error
@@ -272,7 +272,9 @@ def test_the_gold_answer_must_be_there(grader: Grader) -> None:
 
 def test_a_bad_record_is_neither_right_nor_wrong_nor_a_failure_and_names_its_place(grader: Grader) -> None:
     for gold in (r"\frac{1}{", None, "", r"\begin{asy}1\end{asy}+"):
-        got = grader.grade(GradeItem("", r"\boxed{7}", {"answer": gold}, where="train.jsonl, line 3"))
+        got = grader.grade(
+            GradeItem(prompt="", response=r"\boxed{7}", record={"answer": gold}, where="train.jsonl, line 3")
+        )
         assert got.bad_record, gold
         assert got.error is not None
         assert "train.jsonl, line 3: record['answer'], the gold answer, cannot be read" in got.error

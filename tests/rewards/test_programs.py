@@ -30,7 +30,7 @@ def grader():
 
 
 def grade(grader, response: str, record: dict[str, object]) -> Grade:
-    return grader.grade(GradeItem("", response, record))
+    return grader.grade(GradeItem(prompt="", response=response, record=record))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_humaneval_solutions_pass_and_broken_ones_fail(grader, humaneval: list[d
         }
         wrong = []
         for name, (response, value) in results.items():
-            got = grader.grade(GradeItem("", response, record))
+            got = grader.grade(GradeItem(prompt="", response=response, record=record))
             if (got.value, got.error) != (value, None):
                 wrong.append(f"{record['id']} {name}: {got}")
         return wrong

@@ -29,7 +29,7 @@ def test_pairs(grader: Grader, gold: str, answer: str, value: str) -> None:
     if "\\\\" in answer[-2:] or answer.endswith("\\"):
         assert equal_fast(gold, answer) is (value == "1")  # a closing brace behind it would be escaped
         return
-    got = grader.grade(GradeItem("", rf"So it is $\boxed{{{answer}}}$.", {"answer": gold}))
+    got = grader.grade(GradeItem(prompt="", response=rf"So it is $\boxed{{{answer}}}$.", record={"answer": gold}))
     assert (got.value, got.error) == (float(value), None)
 
 
@@ -66,7 +66,7 @@ def test_every_text_equals_itself_and_what_is_certain_is_certain_both_ways(gold:
     ],
 )  # fmt: skip
 def test_responses(grader: Grader, gold: str, response: str, value: float) -> None:
-    assert grader.grade(GradeItem("", response, {"answer": gold})).value == value
+    assert grader.grade(GradeItem(prompt="", response=response, record={"answer": gold})).value == value
 
 
 FRAGMENTS = [
@@ -105,5 +105,7 @@ def test_no_code_runs_in_the_grader(grader: Grader, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     call = f'__import__("pathlib").Path("{mark}").touch()'
     for answer in (call, rf"x + {call}", rf"\text{{{call}}}", f"({call}, 1)", f"[{call} for x in (1,)]"):
-        assert grader.grade(GradeItem("", rf"\boxed{{{answer}}}", {"answer": "x^2"})).value == 0.0
+        assert (
+            grader.grade(GradeItem(prompt="", response=rf"\boxed{{{answer}}}", record={"answer": "x^2"})).value == 0.0
+        )
     assert not mark.exists()

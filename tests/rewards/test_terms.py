@@ -13,7 +13,7 @@ FUNCTIONS = "tests.rewards.sample_functions"
 def grade(*terms: RewardTerm, response: str = "", record: dict[str, object] | None = None):
     grader = build(RewardOptions(terms=terms))
     try:
-        return grader.grade(GradeItem("a prompt", response, record or {}))
+        return grader.grade(GradeItem(prompt="a prompt", response=response, record=record or {}))
     finally:
         grader.close()
 
@@ -82,7 +82,10 @@ def test_a_function_gets_the_tokens_and_the_finish_reason_if_it_asks_for_them() 
     for name, value in (("takes_tokens", 12.0), ("takes_anything", 0.0)):
         grader = build(RewardOptions(terms=(python(name),)))
         try:
-            assert grader.grade(GradeItem("", "", {}, "length", tokens=12)).value == value
+            assert (
+                grader.grade(GradeItem(prompt="", response="", record={}, finish_reason="length", tokens=12)).value
+                == value
+            )
         finally:
             grader.close()
 
@@ -109,14 +112,14 @@ def test_numbers_of_any_kind(response: str, value: float) -> None:
 def test_a_function_that_hangs_or_dies_is_replaced() -> None:
     grader = build(RewardOptions(terms=(python("hangs", timeout_s=0.5),)))
     try:
-        first, second = (grader.grade(GradeItem("", text, {})) for text in ("hang", "go on"))
+        first, second = (grader.grade(GradeItem(prompt="", response=text, record={})) for text in ("hang", "go on"))
     finally:
         grader.close()
     assert first.error == f"python: {FUNCTIONS}:hangs took more than 0.5 s and was killed"
     assert (second.value, second.error) == (1.0, None)
     grader = build(RewardOptions(terms=(python("exits"),)))
     try:
-        first, second = (grader.grade(GradeItem("", text, {})) for text in ("exit", "go on"))
+        first, second = (grader.grade(GradeItem(prompt="", response=text, record={})) for text in ("exit", "go on"))
     finally:
         grader.close()
     assert first.error is not None

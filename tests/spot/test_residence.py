@@ -22,7 +22,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> TargetHead:
 
 def newer(head: TargetHead, version: int) -> TargetHead:
     embedding = head.embedding + 0.1 * version
-    return TargetHead(head.config, version, embedding, head.norm, embedding, head.rope)
+    return TargetHead(
+        config=head.config, version=version, embedding=embedding, norm=head.norm, lm_head=embedding, rope=head.rope
+    )
 
 
 def test_sessions_on_a_device_are_one_training(head: TargetHead) -> None:
@@ -74,6 +76,13 @@ def test_a_tied_head_stays_tied(head: TargetHead) -> None:
     tied = newer(head, 1)
     moved = on_device(tied, CPU)
     assert moved.lm_head is moved.embedding
-    untied = TargetHead(head.config, 1, head.embedding, head.norm, head.embedding.clone(), head.rope)
+    untied = TargetHead(
+        config=head.config,
+        version=1,
+        embedding=head.embedding,
+        norm=head.norm,
+        lm_head=head.embedding.clone(),
+        rope=head.rope,
+    )
     moved = on_device(untied, CPU)
     assert moved.lm_head is not moved.embedding

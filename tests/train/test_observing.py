@@ -46,7 +46,9 @@ def speculation_names() -> set[str]:
     used = Totals(engine_steps=2, request_steps=2, drafted=4, accepted=2, seconds=1.0, saved_s=0.1)
     speculation = StepSpeculation({"eagle:2": used}, {}, [(4, 2)])
     counts = dict.fromkeys(("published", "rolled_back", "preempted", "failures"), 1.0)
-    drafter: dict[str, Any] = StepDrafter([], 1.0, counts, {"version": 1.0}, drafted=used).metrics()
+    drafter: dict[str, Any] = StepDrafter(
+        updates=[], worker_s=1.0, counts=counts, levels={"version": 1.0}, drafted=used
+    ).metrics()
     names = speculation.metrics() | drafter | dict.fromkeys(("drafter/accuracy", "drafter/top3_accuracy"), 1.0)
     return {"paceline_" + re.sub(r"\W", "_", name) for name in names}
 

@@ -155,7 +155,7 @@ class NativeEngine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            "native",
+            backend="native",
             trees=True,
             drafter_switch=True,
             invariant_tokens=self._model.batch_invariant,
@@ -206,7 +206,15 @@ class NativeEngine:
                 limit = self._limits.sequence_limit(request)
                 if self._recording is not None and not request.evaluation:
                     self._recording.submitted(limit)
-                self._scheduler.add(Ticket(request, prefix, known, limit, len(request.prompt_tokens) + known))
+                self._scheduler.add(
+                    Ticket(
+                        request=request,
+                        prefix=prefix,
+                        reported_tokens=known,
+                        limit=limit,
+                        submitted_tokens=len(request.prompt_tokens) + known,
+                    )
+                )
         self._idle = self._idle and not requests
 
     def abort(self, request_ids: Sequence[int]) -> None:
@@ -353,15 +361,15 @@ class NativeEngine:
                 self._meter.count_depths(drafts.reached, settled.accepted)
         if self._on_step is not None:
             record = EngineStepRecord(
-                now_s,
-                decoding,
-                strategy,
-                drafted,
-                settled.accepted_tokens,
-                emitted,
-                elapsed_s,
-                speculator.draft_s,
-                plan.prefill_tokens,
+                at_s=now_s,
+                running=decoding,
+                strategy=strategy,
+                drafted=drafted,
+                accepted=settled.accepted_tokens,
+                emitted=emitted,
+                elapsed_s=elapsed_s,
+                draft_s=speculator.draft_s,
+                prefill_tokens=plan.prefill_tokens,
             )
             self._on_step(record)
 
@@ -379,7 +387,14 @@ class NativeEngine:
             if settled.emitted is not None:
                 known = known.copy()
                 known[plan.samples] += settled.emitted - 1
-            step = ComputedStep(draws.rows, plan.slots, first, known, draws.offsets.copy(), settled.path)
+            step = ComputedStep(
+                rows=draws.rows,
+                slots=plan.slots,
+                first=first,
+                counts=known,
+                offsets=draws.offsets.copy(),
+                path=settled.path,
+            )
             if self._hidden is not None:
                 self._hidden.add(step)
             if self._recording is not None:

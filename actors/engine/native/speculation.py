@@ -240,7 +240,7 @@ class Speculator:
             counts[decoding] = drafts.counts
             tokens = np.full((len(plan.slots), drafts.tokens.shape[1]), -1, np.int64)
             tokens[decoding] = drafts.tokens
-            return StepDrafts(counts, tokens[plan.samples], drafted=drafts.drafted)
+            return StepDrafts(counts=counts, tokens=tokens[plan.samples], drafted=drafts.drafted)
         if self._rejection:
             return replace(drafts, distributions=self._distributions(answer, drafts))
         return drafts

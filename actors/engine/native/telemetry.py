@@ -15,7 +15,7 @@ TRACE_S = 0.005  # between two points of a window's trace
 Int64Array = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStepRecord:
     """One engine step."""
 
@@ -30,7 +30,7 @@ class EngineStepRecord:
     prefill_tokens: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Use:
     """StrategyUse in the making. reached, stood: per step, how deep each request's draft was, and was accepted."""
 
@@ -46,16 +46,16 @@ class _Use:
 
     def closed(self, strategy: Strategy) -> StrategyUse:
         return StrategyUse(
-            str(strategy),
-            self.engine_steps,
-            self.request_steps,
-            self.drafted,
-            self.accepted,
-            self.seconds,
-            self.draft_s,
-            self.saved_s,
-            _at_least(self.reached, strategy.depth),
-            _at_least(self.stood, strategy.depth),
+            strategy=str(strategy),
+            engine_steps=self.engine_steps,
+            request_steps=self.request_steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            seconds=self.seconds,
+            draft_s=self.draft_s,
+            saved_s=self.saved_s,
+            offered=_at_least(self.reached, strategy.depth),
+            taken=_at_least(self.stood, strategy.depth),
         )
 
 

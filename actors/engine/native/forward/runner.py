@@ -26,8 +26,10 @@ from models import ops
 from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan, context_buckets
 
+_KINDS = np.int64, np.float32, np.float32  # of tokens, logprobs, logprobs_t1
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
     """The target's draw at each of the N rows that are drawn from, in order."""
 
@@ -140,18 +142,18 @@ class ModelRunner:
         if graphed is not None:
             offsets: Any = rows.arrays["query_offsets"]
             drawn = self._draw(graphed.logits, graphed.step, rows, drafts)
-            return Draws(*self._to_host(*drawn), graphed.rows, offsets, graphed.captured)
+            return self._draws(drawn, graphed.rows, offsets, graphed.captured)
         step = self._buffers.upload(rows.arrays)
         context = CachedContext(
-            cache,
-            step["positions"],
-            step["kv_slots"],
-            step["block_tables"],
-            step["query_offsets"],
-            step["context_lens"],
-            rows.most,
-            rows.max_context,
-            step.get("tree_mask"),
+            cache=cache,
+            positions=step["positions"],
+            kv_slots=step["kv_slots"],
+            block_tables=step["block_tables"],
+            query_offsets=step["query_offsets"],
+            context_lens=step["context_lens"],
+            max_query=rows.most,
+            max_context=rows.max_context,
+            tree_mask=step.get("tree_mask"),
         )
         if self._fused is None:
             computed = self.model(step["tokens"], context, self._recorded)
@@ -161,11 +163,13 @@ class ModelRunner:
         offsets = rows.arrays["query_offsets"]
         if not rows.sampled:
             nothing = np.zeros(0, np.float32)
-            return Draws(np.zeros(0, np.int64), nothing, nothing, computed, offsets)
+            return Draws(
+                tokens=np.zeros(0, np.int64), logprobs=nothing, logprobs_t1=nothing, rows=computed, offsets=offsets
+            )
         if "sample_rows" in step:
             drawn_from = hidden[step["sample_rows"]]
         drawn = self._draw(self.model.logits(drawn_from), step, rows, drafts)
-        return Draws(*self._to_host(*drawn), computed, offsets)
+        return self._draws(drawn, computed, offsets)
 
     def _draw(
         self, logits: torch.Tensor, step: dict[str, torch.Tensor], rows: StepRows, drafts: StepDrafts | None
@@ -200,11 +204,20 @@ class ModelRunner:
         tokens = draws[filled]
         return tokens, *rejection.target_logprobs(logits, least, step["temperature"], tokens)
 
-    def _to_host(
-        self, tokens: torch.Tensor, logprobs: torch.Tensor, logprobs_t1: torch.Tensor
-    ) -> tuple[Int64Array, Float32Array, Float32Array]:
+    def _draws(
+        self,
+        drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rows: torch.Tensor,
+        offsets: NDArray[np.int32],
+        captured: bool = False,
+    ) -> Draws:
+        """What was drawn, on the host."""
         if self.device.type == "cpu":
-            return tokens.numpy(), logprobs.numpy(), logprobs_t1.numpy()
-        # One copy for the three: float64 holds every token id and float32 exactly.
-        packed = torch.stack((tokens.double(), logprobs.double(), logprobs_t1.double())).cpu().numpy()
-        return packed[0].astype(np.int64), packed[1].astype(np.float32), packed[2].astype(np.float32)
+            tokens, logprobs, logprobs_t1 = (part.numpy() for part in drawn)
+        else:
+            # One copy for the three: float64 holds every token id and float32 exactly.
+            packed = torch.stack([part.double() for part in drawn]).cpu().numpy()
+            tokens, logprobs, logprobs_t1 = (part.astype(kind) for part, kind in zip(packed, _KINDS, strict=True))
+        return Draws(
+            tokens=tokens, logprobs=logprobs, logprobs_t1=logprobs_t1, rows=rows, offsets=offsets, captured=captured
+        )

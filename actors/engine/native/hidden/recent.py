@@ -18,7 +18,7 @@ from drafter.protocol import HiddenRows
 Int64Array = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedStep:
     """What one forward computed of verified tokens: for slots[r] the positions first[r] .. first[r] + counts[r] - 1."""
 

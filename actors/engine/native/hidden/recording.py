@@ -47,7 +47,7 @@ class _Rows:
         self.count += part.shape[0]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Sequence:
     """A request between admission and delivery. `own` is None for one that only computes a prompt for others."""
 
@@ -128,7 +128,12 @@ class SequenceRecorder:
             return
         self._owner[slot] = self._next
         self._sequences[self._next] = _Sequence(
-            slot, draw, rows, reusable, _Rows(reusable) if sampled else None, writer
+            slot=slot,
+            draw=draw,
+            prompt=rows,
+            reusable=reusable,
+            own=_Rows(reusable) if sampled else None,
+            writer=writer,
         )
         self._next += 1
         self._recorded += 1
@@ -331,14 +336,14 @@ class SequenceRecorder:
         if len(states) != len(sequence.tokens) - 1:
             raise AssertionError(f"{len(states)} rows of {len(sequence.tokens)} tokens were recorded")
         return SequenceRecord(
-            sequence.tokens,
-            sequence.prompt_length,
-            0,
-            states.view(torch.uint8).numpy(),
-            str(self._dtype).removeprefix("torch."),
-            self._width,
-            self._version,
-            sequence.request_id,
+            tokens=sequence.tokens,
+            prompt_length=sequence.prompt_length,
+            first=0,
+            states=states.view(torch.uint8).numpy(),
+            dtype=str(self._dtype).removeprefix("torch."),
+            width=self._width,
+            target_version=self._version,
+            request_id=sequence.request_id,
         )
 
 

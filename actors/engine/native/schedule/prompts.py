@@ -13,7 +13,7 @@ from actors.engine.native.schedule.blocks import BlockPool
 PromptKey = tuple[int, bytes]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PromptEntry:
     """One prompt. `ready` once the writer has computed every token that others reuse."""
 

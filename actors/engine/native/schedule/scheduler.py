@@ -24,7 +24,7 @@ Int64Array = NDArray[np.int64]
 NO_SLOTS: Int64Array = np.zeros(0, np.int64)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Ticket:
     """A request from submit to finish."""
 
@@ -233,7 +233,7 @@ class Scheduler:
         if entry is None:
             if reusable > 0:
                 blocks = self._table.blocks(slot)[: self.blocks_for(reusable)]
-                entry = PromptEntry(blocks, reusable, ticket.request.request_id)
+                entry = PromptEntry(blocks=blocks, reusable_tokens=reusable, writer=ticket.request.request_id)
                 self._prompts.add(ticket.key, entry)
                 self._writers[slot] = ticket.key
         elif entry.ready:

@@ -68,7 +68,11 @@ class NativeSteps:
         drafted, short = self._kernels.clean(
             slots, given, lengths, before, width, depth, vocab, out, kept, out_parents, depths
         )
-        return (StepDrafts(kept, out, out_parents, depths, drafted), short) if drafted else None
+        return (
+            (StepDrafts(counts=kept, tokens=out, parents=out_parents, depths=depths, drafted=drafted), short)
+            if drafted
+            else None
+        )
 
     def rows(self, plan: StepPlan, drafts: StepDrafts | None) -> StepRows:
         total, most, max_context, sampled, truncated = self._kernels.rows(
@@ -136,17 +140,17 @@ class NativeSteps:
                 elif flag & _DUE:
                     due.append(slot)
         if drafts is None:
-            return Settled(new_tokens, ended, due)
+            return Settled(new_tokens=new_tokens, ended=ended, due=due)
         sampling = len(drafts.tokens)
         return Settled(
-            new_tokens,
-            ended,
-            due,
-            self._emitted[:sampling].copy(),
-            self._accepted[:sampling].copy(),
-            accepted_tokens,
-            path,
-            moves[:, :moved] if moves is not None and moved else None,
+            new_tokens=new_tokens,
+            ended=ended,
+            due=due,
+            emitted=self._emitted[:sampling].copy(),
+            accepted=self._accepted[:sampling].copy(),
+            accepted_tokens=accepted_tokens,
+            path=path,
+            moves=moves[:, :moved] if moves is not None and moved else None,
         )
 
 

@@ -1,5 +1,7 @@
 """`steps.StepArrays` in numpy: what the native kernels must equal, and the way without them."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,7 +65,9 @@ class NumpySteps:
             before, depths = np.where(usable, before, -1), np.where(usable, depths, 0)
         table.tokens[slots.repeat(kept), (length[:, None] + index)[usable]] = given[usable]
         short = bool((length + kept > table.block_counts[slots] * self._block_tokens).any())
-        return StepDrafts(kept, np.where(usable, given, -1), before, depths, int(kept.sum())), short
+        return StepDrafts(
+            counts=kept, tokens=np.where(usable, given, -1), parents=before, depths=depths, drafted=int(kept.sum())
+        ), short
 
     def rows(self, plan: StepPlan, drafts: StepDrafts | None) -> StepRows:
         table, size, slots = self._table, self._block_tokens, plan.slots
@@ -115,7 +119,7 @@ class NumpySteps:
         table.computed[plan.slots] += plan.rows
         slots = plan.slots[plan.samples]
         if not len(slots):
-            return Settled(0, [], [])
+            return Settled(new_tokens=0, ended=[], due=[])
         length = table.length[slots]
         counts = np.zeros(len(slots), np.int64) if drafts is None else drafts.counts[plan.samples]
         width = 0 if drafts is None else drafts.tokens.shape[1]
@@ -142,11 +146,11 @@ class NumpySteps:
         over = stopped | (emitted == remaining)
         due = (length + emitted - table.reported[slots] >= progress_every) & ~over
         ended = [(int(slots[i]), bool(stopped[i])) for i in np.flatnonzero(over)]
-        settled = Settled(int(emitted.sum()), ended, slots[due].tolist())
+        settled = Settled(new_tokens=int(emitted.sum()), ended=ended, due=slots[due].tolist())
         if drafts is None:
             return settled
-        parts = (settled.new_tokens, settled.ended, settled.due, emitted, accepted, int(accepted.sum()))
-        return Settled(*parts, path, moves)
+        stood = int(accepted.sum())
+        return replace(settled, emitted=emitted, accepted=accepted, accepted_tokens=stood, path=path, moves=moves)
 
     def _moves(self, slots: Int64Array, length: Int64Array, path: Int64Array, emitted: Int64Array) -> Int64Array | None:
         """Node column path[r, j], at K/V position length[r] - 1 + path[r, j], belongs to length[r] - 1 + j."""

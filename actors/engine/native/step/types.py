@@ -16,7 +16,7 @@ Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepDrafts:
     """Drafts of one step that are safe to verify, already behind the last known tokens in the token table: tokens in
     range, every node's parent before it, siblings different. R requests of the plan, of which S sample."""
@@ -43,8 +43,14 @@ class StepDrafts:
         kept = np.arange(self.tokens.shape[1]) < counts[:, None]
         tokens, drafted = np.where(kept, self.tokens, -1), int(counts.sum())
         if self.parents is None or self.depths is None:
-            return StepDrafts(counts, tokens, drafted=drafted)
-        return StepDrafts(counts, tokens, np.where(kept, self.parents, -1), self.depths * kept, drafted)
+            return StepDrafts(counts=counts, tokens=tokens, drafted=drafted)
+        return StepDrafts(
+            counts=counts,
+            tokens=tokens,
+            parents=np.where(kept, self.parents, -1),
+            depths=self.depths * kept,
+            drafted=drafted,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class StepRows:
     truncated: bool  # some row has top-k or top-p
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """What the draws of a step did to the S requests that sampled."""
 
