@@ -19,6 +19,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "muon": {"optimizer": {"name": "muon", "lr": 3e-3}},
     "reference, small micro-batches": {"objective": {"kl": "k3", "kl_coef": 0.1}, "micro_batch_tokens": 40},
+    "gspo": {"objective": {"name": "gspo", "sampler_correction": {"weights": "sequence"}}},
+    "cispo, entropy, importance weights": {
+        "objective": {"name": "cispo", "entropy_coef": 0.02, "sampler_correction": {"weights": "token"}},
+        "micro_batch_tokens": 40,
+    },
+    "rloo, fewer sequences than ranks": {"count": 1, "objective": {"name": "rloo", "entropy_coef": 0.02}},
+    "kl in the reward": {"objective": {"name": "reinforce_pp"}},
     "fewer sequences than ranks": {"count": 1},
     "padded": {"packing": False, "micro_batch_tokens": 60},
     "checkpointing": {"activation_checkpointing": True, "micro_batch_tokens": 60},
@@ -52,7 +59,11 @@ def scenario(rank: Rank, models: Path, name: str, checkpoints: Path | None = Non
     if published is not None:
         weights = {n: t.float().numpy() for n, t in unpack(*published)}
     final = trainer.rl_step(make_sequences(count, seed=2), temperature=0.8)
+    kl = None
+    if objective.kl_in_reward:
+        kl = {i: v.tolist() for i, v in trainer.reference_kl(make_sequences(count, seed=2), temperature=0.8).items()}
     return {
+        "kl": kl,
         "numbers": [[*r.losses, *r.grad_norms, *(r.metrics[k] for k in sorted(r.metrics))] for r in (*results, final)],
         "weights": weights,
         "local": sum(
@@ -97,6 +108,10 @@ def test_two_ranks_equal_one(two: list[dict[str, Any]], models: Path, name: str)
             assert got[:4] == pytest.approx(expected[:4], rel=3e-2, abs=3e-3)
         else:
             assert got == pytest.approx(expected, rel=5e-4, abs=5e-6)
+    if one["kl"] is not None:
+        assert not rank0["kl"].keys() & rank1["kl"].keys()
+        together = rank0["kl"] | rank1["kl"]
+        assert {i: pytest.approx(values, rel=5e-4, abs=5e-5) for i, values in one["kl"].items()} == together
     assert rank1["weights"] is None
     assert rank0["weights"].keys() == one["weights"].keys()
     for key, value in one["weights"].items():
