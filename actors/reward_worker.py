@@ -164,13 +164,15 @@ class RewardPool:
         self._log_of = log
         self._workers: list[_Grader] = [self._start(index) for index in range(options.workers)]
 
-    def begin(self) -> None:
-        """Forget grades and failures, and what is not graded yet: it belongs to a step that was given up."""
+    def begin(self, *, same_step: bool = False) -> None:
+        """Forget grades and failures, and what is not graded yet: it belongs to a step that was given up. `same_step`:
+        another round of the RL step before, towards whose reward.max_failures_per_step its failures still count."""
         self._step += 1
         self._end_spans()
         self._pending.clear()
         self._grades.clear()
-        self._failures.clear()
+        if not same_step:
+            self._failures.clear()
 
     def submit(self, key: int, item: GradeItem) -> None:
         """Queue one item; returns at once."""

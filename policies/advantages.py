@@ -149,7 +149,7 @@ def whiten(values: Sequence[float], weights: Sequence[float] | None = None) -> N
 
 
 def kl_in_reward(
-    advantages: Sequence[float], kl: Sequence[NDArray[np.float64]], *, coef: float, whitened: bool
+    advantages: Sequence[float], kl: Sequence[NDArray[np.floating]], *, coef: float, whitened: bool
 ) -> list[NDArray[np.float64]]:
     """A_t = A - coef * (sum of kl from token t on), of every response; then, if `whitened`, over all their tokens.
 

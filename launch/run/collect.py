@@ -61,13 +61,15 @@ class Collector:
         batch: Batch,
         phase: str,
         *,
+        same_step: bool = False,
         decoding: Callable[[], None] = lambda: None,
         sampled: Callable[[], None] = lambda: None,
     ) -> Round:
         """Sample and grade; one group per pick, in their order.
 
-        `decoding` is called once, when the first response has come: by then every worker that gets work has it;
-        `sampled` once, when nothing is left to sample, whatever happened.
+        `same_step`: a further round of the RL step before, whose failures count on. `decoding` is called once, when the
+        first response has come: by then every worker that gets work has it; `sampled` once, when nothing is left to
+        sample, whatever happened.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
         arrived: dict[int, tuple[Rollout, str]] = {}
@@ -90,7 +92,7 @@ class Collector:
             self._rewards.submit(rollout.request_id, item)
             self._observer.progress(phase, len(arrived), len(batch))
 
-        self._rewards.begin()
+        self._rewards.begin(same_step=same_step)
         start_s = time.monotonic()
         try:
             stats = self._dispatcher.run(

@@ -3,15 +3,20 @@ and with which advantages; the formulas are in policies. Knows nothing of worker
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from actors.engine.types import Rollout
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.types import FinishReason, Rollout
 from actors.rewards.types import Grade
 from actors.training.types import TrainSequence
 from launch.observe.records import Sample
 from launch.run.batch import Pick
-from policies.advantages import group_advantages
+from policies.advantages import batch_advantages, has_zero_variance, kl_in_reward
+from policies.dynamic_sampling import has_signal
 from policies.options import ObjectiveOptions
+from policies.overlong import overlong_penalties
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,33 +60,66 @@ class Group:
         return any(member.grade.bad_record for member in self.members)
 
 
+def signal(group: Group, objective: ObjectiveOptions) -> bool:
+    """Whether dynamic sampling counts the group: it stops when rollout.prompts_per_step of them are there."""
+    members = group.graded
+    return has_signal([m.grade.value for m in members], sum(_trains(m, objective) for m in members))
+
+
 def training_sequences(
-    groups: Sequence[Group], objective: ObjectiveOptions
+    groups: Sequence[Group], objective: ObjectiveOptions, *, prompts_per_step: int, max_new_tokens: int
 ) -> tuple[list[TrainSequence], dict[str, float]]:
-    """What the learner gets of `groups`, in their order, and `groups/*`: total, used, varied (with two different
-    rewards), zero_variance, ungraded (less than 2 grades), bad_record (of these, whose record says nothing)."""
+    """What the learner gets of `groups`, in their order, and metrics: see docs/observing.md.
+
+    A response counts in its group's baseline with its shaped reward even if it does not train itself
+    (`objective.mask_truncated`), as in DAPO and TRL. With dynamic sampling the first `prompts_per_step` groups with
+    signal are used, in their order, as in DAPO; the others are neither trained on nor part of the batch's statistics.
+    With KL in the reward they are not whitened yet: see `with_kl`.
+    """
+    least = 2 if objective.baseline in ("group", "leave_one_out") else 1  # a group of one has no baseline
+    graded = [(group, members) for group in groups if len(members := group.graded) >= least]
+    rewards, metrics = _shaped([members for _, members in graded], objective, max_new_tokens)
+    chosen = list(range(len(graded)))
+    if dynamic := objective.dynamic_sampling.max_rounds > 1:
+        signals = [i for i in chosen if signal(graded[i][0], objective)]
+        chosen = signals[:prompts_per_step]
+        metrics["groups/surplus"] = float(len(signals) - len(chosen))
+    made = batch_advantages(
+        [rewards[i] for i in chosen],
+        [[_trains(m, objective) * m.rollout.tokens.size for m in graded[i][1]] for i in chosen],
+        baseline=objective.baseline,
+        normalize="none" if objective.kl_in_reward and objective.normalize == "whiten" else objective.normalize,
+    )
+    moves_anyway = objective.teaches_without_advantage or objective.kl_in_reward
     sequences: list[TrainSequence] = []
-    zero_variance = ungraded = used = 0
-    for group in groups:
-        members = group.graded
-        if len(members) < 2:
-            ungraded += 1
+    used = masked = 0
+    for i, advantages in zip(chosen, made, strict=True):
+        group, members = graded[i]
+        if advantages.zero_variance and objective.drop_zero_variance and not moves_anyway:
             continue
-        advantages = group_advantages([m.grade.value for m in members], normalize_std=objective.normalize == "group")
-        zero_variance += advantages.zero_variance
-        if advantages.zero_variance and objective.drop_zero_variance and not objective.teaches_without_advantage:
-            continue
-        used += 1
-        sequences.extend(
+        trained = [
             sequence(group.pick, member, float(advantage))
             for member, advantage in zip(members, advantages.advantages, strict=True)
-        )
-    return sequences, {
+            if _trains(member, objective)
+        ]
+        masked += len(members) - len(trained)
+        used += bool(trained)
+        sequences.extend(trained)
+    zero_variance = sum(has_zero_variance(values) for values in rewards)
+    if dynamic:
+        varied = len(signals)
+    elif objective.baseline in ("group", "leave_one_out"):
+        varied = len(graded) - zero_variance
+    else:
+        varied = sum(bool(advantages.advantages.any()) for advantages in made)
+    if objective.mask_truncated:
+        metrics["rollouts/masked"] = float(masked)
+    return sequences, metrics | {
         "groups/total": float(len(groups)),
         "groups/used": float(used),
-        "groups/varied": float(len(groups) - ungraded - zero_variance),
+        "groups/varied": float(varied),
         "groups/zero_variance": float(zero_variance),
-        "groups/ungraded": float(ungraded),
+        "groups/ungraded": float(len(groups) - len(graded)),
         "groups/bad_record": float(sum(group.bad_record for group in groups)),
     }
 
@@ -96,3 +134,51 @@ def sequence(pick: Pick, member: Graded, advantage: float) -> TrainSequence:
         advantage=advantage,
         sampler=member.worker,
     )
+
+
+def with_kl(
+    sequences: Sequence[TrainSequence], kl: Sequence[NDArray[np.float32]], objective: ObjectiveOptions
+) -> tuple[list[TrainSequence], dict[str, float]]:
+    """The sequences with an advantage for each token, the KL of the tokens from it on taken from its reward, and the
+    metric `kl`. `kl`: of every token, [T] each, in their order (LearnerGroup.reference_kl)."""
+    if not sequences:
+        return [], {}
+    made = kl_in_reward(
+        [float(s.advantage) for s in sequences],
+        kl,
+        coef=objective.kl_coef,
+        whitened=objective.normalize == "whiten",
+    )
+    taken = [replace(s, advantage=advantages) for s, advantages in zip(sequences, made, strict=True)]
+    return taken, {"kl": float(np.concatenate(kl).astype(np.float64).mean())}
+
+
+def _trains(member: Graded, objective: ObjectiveOptions) -> bool:
+    return not (objective.mask_truncated and member.rollout.finish_reason == FinishReason.LENGTH)
+
+
+def _shaped(
+    groups: Sequence[Sequence[Graded]], objective: ObjectiveOptions, max_new_tokens: int
+) -> tuple[list[list[float]], dict[str, float]]:
+    """The rewards that advantages are made of, and, if they are not those of the grader, what became of them."""
+    rewards = [[m.grade.value for m in members] for members in groups]
+    if not (buffer_tokens := objective.overlong.buffer_tokens):
+        return rewards, {}
+    penalties = [
+        overlong_penalties(
+            [m.rollout.tokens.size for m in members],
+            max_tokens=max_new_tokens,
+            buffer_tokens=buffer_tokens,
+            penalty=objective.overlong.penalty,
+        )
+        for members in groups
+    ]
+    shaped = [(np.array(own) + penalty).tolist() for own, penalty in zip(rewards, penalties, strict=True)]
+    if not shaped:
+        return shaped, {}
+    lost = -np.concatenate(penalties)
+    return shaped, {
+        "overlong/share": float((lost > 0).mean()),
+        "overlong/penalty": float(lost.mean()),
+        "overlong/reward": float(np.mean([value for values in shaped for value in values])),
+    }

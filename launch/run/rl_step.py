@@ -1,7 +1,7 @@
 """One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order and their metrics."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,8 +13,9 @@ from launch.observe import Span, StepRecord
 from launch.run.agreement import check_agreement
 from launch.run.batch import Batch, Pick
 from launch.run.collect import Round
-from launch.run.groups import training_sequences
+from launch.run.groups import Graded, signal, training_sequences, with_kl
 from launch.run.job import Job
+from policies.dynamic_sampling import prompts_to_sample
 
 
 class NoRolloutsError(PacelineError):
@@ -28,24 +29,25 @@ def rl_step(job: Job) -> None:
     reward pool and the learner raise.
     """
     config, start_s = job.config, time.monotonic()
-    rollout = config.rollout
-    picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(rollout.prompts_per_step)]
-    expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
-    counts = [rollout.rollouts_per_prompt] * len(picks)
-    batch = Batch(picks, counts, job.sampling, seed=config.run.seed, expected_tokens=expected)
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
-    with spare_time(job) as (decoding, sampled):
-        collected = job.collector.run(batch, "rollout", decoding=decoding, sampled=sampled)
-    require_some(collected, job.steps_done + 1)
-    for group in collected.groups:
-        if group.members:
-            lengths = [member.rollout.tokens.size for member in group.members]
-            job.lengths.observe(group.pick.prompt.prompt_id, float(np.mean(lengths)))
-    sequences, group_metrics = training_sequences(collected.groups, config.objective)
+    rounds = sample(job)
+    groups = [group for collected in rounds for group in collected.groups]
+    sequences, group_metrics = training_sequences(
+        groups,
+        config.objective,
+        prompts_per_step=config.rollout.prompts_per_step,
+        max_new_tokens=config.rollout.sampling.max_new_tokens,
+    )
+    if config.objective.dynamic_sampling.max_rounds > 1:
+        group_metrics |= refill_metrics(rounds)
     learn_s = time.monotonic()
     job.observer.progress("learn", 0, len(sequences))
+    if config.objective.kl_in_reward:
+        kl = job.learner.reference_kl(sequences, job.steps_done + 1)
+        sequences, kl_metrics = with_kl(sequences, kl, config.objective)
+        group_metrics |= kl_metrics
     job.boundary = None
     result = learn(job, sequences)
     check_agreement(config, job.steps_done + 1, result.metrics)
@@ -60,25 +62,63 @@ def rl_step(job: Job) -> None:
         handed = job.publish()
     finally:  # the step is complete without it: whoever resumes from here finds its record
         end_s = time.monotonic()
-        speculation = job.speculation.take(verified(collected)) if job.speculation is not None else None
-        responses = [m.sample(group.pick) for group in collected.groups for m in group.members]
+        members = [member for group in groups for member in group.members]
+        speculation = job.speculation.take(verified(members)) if job.speculation is not None else None
+        responses = [member.sample(group.pick) for group in groups for member in group.members]
         job.observer.samples(job.steps_done, responses)
         job.observer.step(
             StepRecord(
                 step=job.steps_done,
-                metrics=rollout_metrics(collected) | group_metrics | result.metrics,
+                metrics=rollout_metrics(rounds) | group_metrics | result.metrics,
                 seconds={
-                    "rollout": collected.rollout_s,
-                    "reward_wait": collected.reward_wait_s,
+                    "rollout": sum(collected.rollout_s for collected in rounds),
+                    "reward_wait": sum(collected.reward_wait_s for collected in rounds),
                     "learn": publish_s - learn_s,
                     **handed,
                     "step": end_s - start_s,
                 },
-                lengths=[member.rollout.tokens.size for member in collected.members],
+                lengths=[member.rollout.tokens.size for member in members],
                 speculation=speculation,
                 drafter=job.drafter.take(job.steps_done, speculation) if job.drafter is not None else None,
             )
         )
+
+
+def sample(job: Job) -> list[Round]:
+    """The rollouts of one RL step, graded: of its prompts, and with dynamic sampling of further ones in the prompt
+    order, until `rollout.prompts_per_step` groups have signal or `objective.dynamic_sampling.max_rounds` are done.
+
+    What a round asks for follows from the rewards before it, so it is the same wherever the step runs, and a step that
+    is given up leaves the prompt order of the checkpoint as it was. Raises NoRolloutsError for the first round only:
+    what one brings can be learned from without the next.
+    """
+    wanted, objective = job.config.rollout.prompts_per_step, job.config.objective
+    rounds = [sample_round(job, wanted, first=True)]
+    require_some(rounds[0], job.steps_done + 1)
+    while len(rounds) < objective.dynamic_sampling.max_rounds:
+        groups = [group for collected in rounds for group in collected.groups]
+        found = sum(signal(group, objective) for group in groups)
+        if not (count := prompts_to_sample(wanted, found, len(groups))):
+            break
+        rounds.append(sample_round(job, count, first=False))
+    return rounds
+
+
+def sample_round(job: Job, prompts: int, *, first: bool) -> Round:
+    """The next `prompts` prompts of the order, sampled and graded."""
+    config, rollout = job.config, job.config.rollout
+    picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(prompts)]
+    expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
+    counts = [rollout.rollouts_per_prompt] * len(picks)
+    batch = Batch(picks, counts, job.sampling, seed=config.run.seed, expected_tokens=expected)
+    phase = "rollout" if first else "refill"
+    with spare_time(job) as (decoding, sampled):
+        collected = job.collector.run(batch, phase, same_step=not first, decoding=decoding, sampled=sampled)
+    for group in collected.groups:
+        if group.members:
+            lengths = [member.rollout.tokens.size for member in group.members]
+            job.lengths.observe(group.pick.prompt.prompt_id, float(np.mean(lengths)))
+    return collected
 
 
 Call = Callable[[], None]
@@ -99,9 +139,9 @@ def spare_time(job: Job) -> Iterator[tuple[Call, Call]]:
     drafter.make_room(job.dispatcher)
 
 
-def verified(collected: Round) -> list[tuple[int, int]]:
+def verified(members: Sequence[Graded]) -> list[tuple[int, int]]:
     """(tokens, verifications) of the rollouts that one worker sampled from end to end."""
-    return [(m.rollout.tokens.size, m.rollout.verifications) for m in collected.members if not m.reissued]
+    return [(m.rollout.tokens.size, m.rollout.verifications) for m in members if not m.reissued]
 
 
 def require_some(collected: Round, step: int) -> None:
@@ -129,19 +169,21 @@ def learn(job: Job, sequences: list[TrainSequence]) -> StepResult:
     return result
 
 
-def rollout_metrics(collected: Round) -> dict[str, float]:
-    """reward/*, tokens and failures of one round. Failed rollouts are counted, never averaged in."""
-    graded = [member for group in collected.groups for member in group.graded]
+def rollout_metrics(rounds: Sequence[Round]) -> dict[str, float]:
+    """reward/*, tokens and failures of an RL step's rounds. Failed rollouts are counted, never averaged in."""
+    members = [member for collected in rounds for member in collected.members]
+    graded = [member for collected in rounds for group in collected.groups for member in group.graded]
     rewards = np.array([member.grade.value for member in graded])
-    truncated = sum(m.rollout.finish_reason == FinishReason.LENGTH for m in collected.members)
+    truncated = sum(m.rollout.finish_reason == FinishReason.LENGTH for m in members)
+    tokens = sum(collected.stats.tokens for collected in rounds)
     metrics = {
-        "tokens/generated": float(collected.stats.tokens),
-        "tokens_per_s": collected.stats.tokens / max(collected.rollout_s, 1e-9),
-        "rollouts/failed": float(collected.failed),
-        "rollouts/reissued": float(collected.stats.reissued),
+        "tokens/generated": float(tokens),
+        "tokens_per_s": tokens / max(sum(collected.rollout_s for collected in rounds), 1e-9),
+        "rollouts/failed": float(sum(collected.failed for collected in rounds)),
+        "rollouts/reissued": float(sum(collected.stats.reissued for collected in rounds)),
         "rollouts/truncated": float(truncated),
-        "rollouts/truncated_share": truncated / max(len(collected.members), 1),
-        "workers/lost": float(collected.stats.lost_workers),
+        "rollouts/truncated_share": truncated / max(len(members), 1),
+        "workers/lost": float(sum(collected.stats.lost_workers for collected in rounds)),
     }
     if rewards.size:
         metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
@@ -149,3 +191,13 @@ def rollout_metrics(collected: Round) -> dict[str, float]:
             values = [member.grade.parts[part] for member in graded if part in member.grade.parts]
             metrics[f"reward/{part}"] = float(np.mean(values))
     return metrics
+
+
+def refill_metrics(rounds: Sequence[Round]) -> dict[str, float]:
+    """What dynamic sampling asked for beyond the step's own prompts."""
+    further = rounds[1:]
+    return {
+        "groups/rounds": float(len(rounds)),
+        "groups/refilled": float(sum(len(collected.groups) for collected in further)),
+        "tokens/refilled": float(sum(collected.stats.tokens for collected in further)),
+    }

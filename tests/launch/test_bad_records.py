@@ -72,7 +72,7 @@ class Rewards:
     def __init__(self) -> None:
         self.items: list[GradeItem] = []
 
-    def begin(self) -> None: ...
+    def begin(self, *, same_step: bool) -> None: ...
     def poll(self) -> None: ...
     def submit(self, key: int, item: GradeItem) -> None:
         self.items.append(item)
@@ -98,9 +98,9 @@ def test_the_grader_is_told_where_the_record_stands() -> None:
 
 def test_the_whole_group_of_a_bad_record_is_left_out_and_counted_and_is_no_failure() -> None:
     collected, _ = collect()
-    sequences, metrics = training_sequences(collected.groups, ObjectiveOptions())
+    sequences, metrics = training_sequences(collected.groups, ObjectiveOptions(), prompts_per_step=3, max_new_tokens=8)
     assert len(sequences) == 4  # the right answer of the bad record's group taught nothing either
     assert metrics["groups/used"] == 2
     assert metrics["groups/ungraded"] == metrics["groups/bad_record"] == 1
-    assert rollout_metrics(collected)["rollouts/failed"] == 0
-    assert rollout_metrics(collected)["reward/mean"] == 0.5
+    assert rollout_metrics([collected])["rollouts/failed"] == 0
+    assert rollout_metrics([collected])["reward/mean"] == 0.5

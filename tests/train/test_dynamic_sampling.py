@@ -1,0 +1,41 @@
+"""Dynamic sampling in whole runs: which prompts are sampled, and what is learned, does not depend on who or when."""
+
+import random
+import signal
+import time
+
+import pytest
+
+from tests.train.conftest import STEPS, Runs
+from tests.train.test_determinism import learning
+from tests.train.test_resume import start, wait_for_steps
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Few responses of the untrained network match: most groups have no signal, so steps take several rounds.
+DAPO = (
+    "reward.terms=[{kind: format, pattern: 'off|so x'}]",
+    "rollout.rollouts_per_prompt=3",
+    "objective={name: dapo, overlong: {buffer_tokens: 16}, mask_truncated: true, dynamic_sampling: {max_rounds: 3}}",
+)
+SAMPLING = ("groups/total", "groups/rounds", "groups/refilled", "groups/surplus", "tokens/refilled", "overlong/reward")
+
+
+def test_a_killed_run_on_two_workers_ends_like_an_undisturbed_one_on_one(runs: Runs, ray_head: str) -> None:
+    undisturbed = runs.run("dapo", *DAPO)
+    assert max(row["groups/refilled"] for row in undisturbed) > 0
+    assert all(row["tokens/refilled"] < row["tokens/generated"] for row in undisturbed)
+    assert all(row["groups/used"] <= 4 for row in undisturbed)
+    seed = time.time_ns()
+    moment = random.Random(seed)
+    extra = (*DAPO, "rollout.workers=2", "checkpoint.every=1")
+    process = start(runs, ray_head, "dapo-killed", *extra)
+    wait_for_steps(runs, "dapo-killed", process, moment.randint(1, STEPS - 2))
+    time.sleep(moment.uniform(0, 0.5))
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    resumed = runs.run("dapo-killed", *extra, resume=True)
+    assert learning(resumed) == learning(undisturbed), f"moment {seed}"
+    for name in SAMPLING:
+        assert [row[name] for row in resumed] == [row[name] for row in undisturbed], f"{name}, moment {seed}"
+    assert runs.texts("dapo-killed") == runs.texts("dapo")
