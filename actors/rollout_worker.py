@@ -10,9 +10,9 @@ decodes. `stream()` yields events the moment they come; what it has yielded is o
     factory = partial(spawn_engine, model_options, engine_options, seed=0, name="rollout-0")
     worker = ray.remote(RolloutWorker).options(num_cpus=1).remote("rollout-0", factory)
     status = ray.get(worker.restart_engine.remote())             # also the first start
-    events = worker.stream.remote()                              # ObjectRefGenerator of list[Event]; one per engine
-    loaded = ray.get(worker.update_weights.remote(manifest, ref))  # ref: uint8 array in the object store, zero-copy
-    worker.submit.remote(requests)
+    events = worker.stream.remote()                              # of list[WorkerEvent]; one reader per engine
+    loaded = ray.get(worker.ask.remote(UpdateWeights(manifest), ref))  # ref: uint8 array in the object store, zero-copy
+    worker.tell.remote(Submit(tuple(requests)))
 """
 
 import asyncio
@@ -22,37 +22,42 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from actors.engine.commands import Answered, Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
+from actors.engine.core import RolloutEngine
 from actors.engine.types import (
+    Answer,
     Capabilities,
-    DrafterLoaded,
-    DraftersSaved,
+    DrafterFailed,
+    DriverEvent,
     EngineDiedError,
     EngineFailed,
     EngineIdle,
     EngineWindow,
     Event,
+    Finished,
+    Progress,
     Recorded,
-    Request,
-    RolloutEngine,
+    Rejected,
     WeightsLoaded,
 )
 from actors.identity import log_to
-from actors.shared_rollouts import SharedRollouts
 from actors.spot_host import SpotEvent, SpotHost, SpotPlan
 from actors.termination import on_sigterm
-from models.manifest import WeightsManifest
 
 EngineFactory = Callable[[], RolloutEngine]
+A = TypeVar("A")
 T = TypeVar("T")
+Memory = NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -71,7 +76,7 @@ class Leaving:
     reason: str
 
 
-WorkerEvent = Event | SpotEvent | Leaving
+WorkerEvent = DriverEvent | SpotEvent | Leaving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +105,7 @@ class _Incarnation:
     ) -> None:
         self.engine = engine
         self.events: asyncio.Queue[WorkerEvent | None] = asyncio.Queue()
-        self.awaited: dict[
-            tuple[type, int | str], asyncio.Future[Any]
-        ] = {}  # answers, by kind and version or directory
+        self.asked: deque[asyncio.Future[Any]] = deque()  # the engine answers in this order
         self.failure: EngineFailed | None = None
         self.window: EngineWindow | None = None
         self.streamed = False
@@ -141,32 +144,39 @@ class _Incarnation:
     def _deliver(self, events: Sequence[Event | None]) -> None:
         for event in events:
             match event:
-                case WeightsLoaded(version=key) | DrafterLoaded(version=key) | DraftersSaved(directory=key):
-                    waiter = self.awaited.pop((type(event), key), None)
-                    if waiter is not None and not waiter.done():
+                case Answer():
+                    waiter = self.asked.popleft()
+                    if not waiter.done():  # else whoever asked has gone
                         waiter.set_result(event)
                     continue
-            if isinstance(event, Recorded):
-                if self._spot is not None:
-                    self._spot.recorded(event)
-                continue
-            if isinstance(event, EngineIdle) and self._spot is not None:
-                self._spot.out_of_work()
-            if isinstance(event, EngineWindow):
-                self.window = event
-            elif isinstance(event, EngineFailed) and self.failure is None:
-                self.failure = event
-                _log.error("the engine failed: %s", event.reason)
-            if event is None or isinstance(event, EngineFailed):
-                self._fail_waiters()
+                case Recorded():
+                    if self._spot is not None:
+                        self._spot.recorded(event)
+                    continue
+                case EngineIdle():
+                    if self._spot is not None:
+                        self._spot.out_of_work()
+                    continue
+                case EngineWindow():
+                    self.window = event
+                case EngineFailed():
+                    self.failure = self.failure or event
+                    _log.error("the engine failed: %s", event.reason)
+                    self._nobody_answers()
+                case None:
+                    self._nobody_answers()
+                case Finished() | Progress() | Rejected() | DrafterFailed():
+                    pass
+                case _:
+                    assert_never(event)
             self.events.put_nowait(event)
 
-    def _fail_waiters(self) -> None:
+    def _nobody_answers(self) -> None:
         reason = self.failure.reason if self.failure else "the engine was closed"
-        for waiter in self.awaited.values():
+        while self.asked:
+            waiter = self.asked.popleft()
             if not waiter.done():
                 waiter.set_exception(EngineDiedError(reason))
-        self.awaited.clear()
 
     def close(self) -> None:
         """Blocking; the engine's own close has a deadline."""
@@ -225,80 +235,39 @@ class RolloutWorker:
         return self._status()
 
     @ray.method
-    async def submit(self, requests: list[Request]) -> None:
-        """Give requests to the engine. Their outcome comes through `stream`. Drafter training here stops first."""
-        if self._spot is not None:
-            await self._spot.begin_work(len(requests))
-        await self._call(self._engine().engine.submit, requests)
+    async def tell(self, command: Command, memory: Memory | None = None) -> None:
+        """Give the engine a command that has no answer; requests' outcome comes through `stream`. Pass an ObjectRef as
+        `memory`: it arrives as a read-only view of the object store. Drafter training here stops before requests come.
+        Raises NoEngineError, EngineDiedError."""
+        if isinstance(command, Answered):
+            raise TypeError(f"{type(command).__name__} is answered: ask it")
+        if isinstance(command, Submit) and self._spot is not None:
+            await self._spot.begin_work(len(command.requests))
+        await self._call(self._engine().engine.send, command, memory)
 
     @ray.method
-    async def abort(self, request_ids: list[int]) -> None:
-        """Each running one ends with a Finished event, finish_reason ABORT; unknown ids are ignored."""
-        await self._call(self._engine().engine.abort, request_ids)
-
-    @ray.method
-    async def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
-        """Answers when the engine holds the new weights, with the checksum of what it read. The deadline is the
-        caller's.
-
-        Pass an ObjectRef as `buffer`: it arrives as a read-only view of the object store. Raises EngineDiedError.
-        """
+    async def ask(self, command: Answered[Any], memory: Memory | None = None) -> Any:
+        """Give the engine a command, and return its answer; the deadline is the caller's. `memory`: as in `tell`. New
+        weights, once the engine has them, go to the trainer here too. Raises NoEngineError, EngineDiedError."""
         incarnation = self._engine()
-        update = incarnation.engine.update_weights
-        loaded = await self._answer(incarnation, WeightsLoaded, manifest.version, update, manifest, buffer)
-        if self._current is incarnation:
-            self._loaded = loaded
-        _log.info("weights of version %d are loaded", loaded.version)
-        if self._spot is not None:
-            await self._spot.target_changed(manifest, buffer)
-        return loaded
-
-    @ray.method
-    async def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
-        """New weights of the drafter `name`, for the engine and for the trainer here. Answers when the engine has them;
-        the deadline is the caller's. Pass an ObjectRef as `buffer`. Raises NoEngineError, EngineDiedError."""
-        incarnation = self._engine()
-        update = incarnation.engine.update_drafter
-        loaded = await self._answer(incarnation, DrafterLoaded, manifest.version, update, name, manifest, buffer)
-        if self._spot is not None:
-            await self._spot.drafter_changed(manifest, buffer)
-        return loaded
+        answer = await self._ask(incarnation, command, memory)
+        if isinstance(answer, WeightsLoaded):
+            _log.info("weights of version %d are loaded", answer.version)
+            if self._current is incarnation:
+                self._loaded = answer
+        if self._spot is not None and memory is not None:
+            match command:
+                case UpdateWeights(manifest):
+                    await self._spot.target_changed(manifest, memory)
+                case UpdateDrafter(manifest=manifest):
+                    await self._spot.drafter_changed(manifest, memory)
+        return answer
 
     @ray.method
     async def stop_training(self) -> None:
         """Answers when no drafter trainer of this worker is on its device. None begins until the weights change."""
         if self._spot is not None:
             await self._spot.stand_still()
-
-    @ray.method
-    async def remember(self, rollouts: SharedRollouts, own_index: int) -> None:
-        """Show the drafters what other workers finished; this one is `own_index`. Never raises: drafters only save
-        time. Pass an ObjectRef as `rollouts`: one object serves all workers."""
-        await self._tell("remember", *rollouts.not_from(own_index))
-
-    @ray.method
-    async def load_drafters(self, directory: str) -> None:
-        """Restore what `save_drafters` wrote, as far as it is there. Never raises."""
-        await self._tell("load_drafters", directory)
-
-    @ray.method
-    async def save_drafters(self, directory: str) -> None:
-        """Answers when everything that the drafters would lose with the engine is in `directory`. The deadline is the
-        caller's. Raises NoEngineError, EngineDiedError, and RuntimeError where it could not be written."""
-        incarnation = self._engine()
-        save = incarnation.engine.save_drafters
-        saved = await self._answer(incarnation, DraftersSaved, directory, save, directory)
-        if saved.failure is not None:
-            raise RuntimeError(saved.failure)
-
-    @ray.method
-    async def sleep(self) -> None:
-        """Release the KV cache's memory. Raises ValueError while requests run."""
-        await self._call(self._engine().engine.sleep)
-
-    @ray.method
-    async def wake(self) -> None:
-        await self._call(self._engine().engine.wake)
 
     @ray.method
     async def status(self) -> SupervisorStatus:
@@ -344,10 +313,11 @@ class RolloutWorker:
                 self._current.events.put_nowait(event)
 
         async def pause() -> None:
-            await self._call(self._engine().engine.sleep)
+            if refusal := (await self._ask(self._engine(), Sleep())).refusal:
+                raise ValueError(refusal)
 
         async def resume() -> None:
-            await self._call(self._engine().engine.wake)
+            await self._call(self._engine().engine.send, Wake())
 
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return SpotHost(self._name, node, time.time_ns(), plan, pause=pause, resume=resume, emit=emit)
@@ -357,25 +327,25 @@ class RolloutWorker:
             raise NoEngineError(f"{self._name} has no engine: {self._reason or self._engine_state}")
         return self._current
 
-    async def _answer(
-        self, incarnation: _Incarnation, answer: type[T], key: int | str, call: Callable[..., None], *args: object
-    ) -> T:
-        """Ask the engine by `call`, and wait for its answer, an event of that type and key. Raises EngineDiedError."""
+    async def _ask(self, incarnation: _Incarnation, command: Answered[A], memory: Memory | None = None) -> A:
         if incarnation.failure is not None:
             raise EngineDiedError(incarnation.failure.reason)
-        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        incarnation.awaited[answer, key] = waiter
-        await self._call(call, *args)
+        waiter: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        incarnation.asked.append(waiter)  # in the order in which the one thread for calls sends
+        try:
+            # Shielded: a command that is asked is sent, and answered, whoever goes away meanwhile.
+            await asyncio.shield(self._call(incarnation.engine.send, command, memory))
+        except Exception:
+            with contextlib.suppress(ValueError):  # it was told of the engine's end already
+                incarnation.asked.remove(waiter)
+            raise
+        except asyncio.CancelledError:
+            waiter.cancel()  # it keeps its place among the answers
+            raise
         return await waiter
 
-    async def _call(self, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
-
-    async def _tell(self, method: str, *args: object) -> None:
-        try:
-            await self._call(getattr(self._engine().engine, method), *args)
-        except Exception as error:
-            _log.warning("%s: %s was not done: %s", self._name, method, error)
+    def _call(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
 
     async def _close_engine(self) -> None:
         incarnation, self._current = self._current, None

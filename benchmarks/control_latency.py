@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from actors.engine.commands import Abort, Submit
 from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import Request, Rollout, SamplingParams
@@ -55,8 +56,8 @@ def quantiles_ms(seconds: list[float]) -> dict[str, float]:
 def time_calls(handle: Any, seconds: float, pause_s: float = 0.005) -> dict[str, dict[str, float]]:
     calls: dict[str, Callable[[], Any]] = {
         "status": lambda: handle.status.remote(),
-        "abort": lambda: handle.abort.remote([-1]),
-        "submit": lambda: handle.submit.remote([]),
+        "abort": lambda: handle.tell.remote(Abort((-1,))),
+        "submit": lambda: handle.tell.remote(Submit(())),
     }
     taken: dict[str, list[float]] = {name: [] for name in calls}
     end_s = time.monotonic() + seconds

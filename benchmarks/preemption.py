@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from actors.engine.commands import Sleep, Submit, Wake
+from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
-from actors.engine.types import EngineIdle, Progress, Request, RolloutEngine, SamplingParams
+from actors.engine.types import EngineIdle, Progress, Request, SamplingParams
 from actors.spot.process import spawn_trainer
 from actors.spot.types import MicroStep, NeedData, SpotTrainer, TrainSession, TrainStopped
 from benchmarks.machine import describe_machine
@@ -83,7 +85,7 @@ class Worker:
 
     def train(self, seconds: float) -> None:
         """A session, from its first micro-step on for so long."""
-        self.engine.sleep()
+        self.engine.send(Sleep())
         self._sessions += 1
         self.trainer.start(TrainSession(self._sessions, self._sessions, ("worker",), 0))
         expect(self.trainer.poll, MicroStep, self._hear)
@@ -99,19 +101,16 @@ class Worker:
         expect(self.trainer.poll, TrainStopped, self._hear)
         stopped_s = perf_counter()
         rest_s = max([0.0, *(end_s - at_s for end_s in self._ends[known:])])
-        self.engine.wake()
+        self.engine.send(Wake())
         prompt = np.arange(24, dtype=np.int32)
-        self.engine.submit(
-            [
-                Request(
-                    request_id=0,
-                    prompt_id=0,
-                    prompt_tokens=prompt,
-                    noise_key=self._sessions,
-                    sampling=SamplingParams(8),
-                )
-            ]
+        request = Request(
+            request_id=0,
+            prompt_id=0,
+            prompt_tokens=prompt,
+            noise_key=self._sessions,
+            sampling=SamplingParams(8),
         )
+        self.engine.send(Submit((request,)))
         tokens_s: list[float] = []
         expect(self.engine.poll, EngineIdle, lambda e: tokens_s.append(perf_counter()) if type(e) is Progress else None)
         end_s = tokens_s[0]
@@ -139,18 +138,17 @@ class Neighbour:
         while not self._closing.is_set():
             prompts = np.random.default_rng(number).integers(0, 200, (self._running, 24)).astype(np.int32)
             first = number * self._running
-            self._engine.submit(
-                [
-                    Request(
-                        request_id=first + i,
-                        prompt_id=i,
-                        prompt_tokens=prompts[i],
-                        noise_key=first + i,
-                        sampling=SamplingParams(400),
-                    )
-                    for i in range(self._running)
-                ]
-            )
+            requests = [
+                Request(
+                    request_id=first + i,
+                    prompt_id=i,
+                    prompt_tokens=prompts[i],
+                    noise_key=first + i,
+                    sampling=SamplingParams(400),
+                )
+                for i in range(self._running)
+            ]
+            self._engine.send(Submit(tuple(requests)))
             expect(self._engine.poll, EngineIdle)
             number += 1
 

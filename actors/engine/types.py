@@ -1,5 +1,7 @@
 """What crosses the boundary of a rollout engine: requests in, events out. Plain data; no torch, no Ray, no I/O.
 
+How an engine is told anything is in `actors.engine.commands`, who does what it is told in `actors.engine.core`.
+
 Clock: every `*_s` time stamp is `time.time()` of the machine that produced it (seconds since the epoch), so that
 spans of different processes of one node can be drawn on one axis.
 """
@@ -7,13 +9,11 @@ spans of different processes of one node can be drawn on one axis.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drafter.training.records import SequenceRecord
-from models.manifest import WeightsManifest
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -158,9 +158,15 @@ class EngineWindow:
     evaluation: bool = False  # these steps decoded a held-out evaluation; no window has steps of both kinds
 
 
+class Answer:
+    """An event that answers a command (`actors.engine.commands.Answered`); whoever asked gets it, nobody else."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class WeightsLoaded:
-    """Answer to update_weights: what the engine holds now. The checksum is computed over what was read."""
+class WeightsLoaded(Answer):
+    """What the engine holds now. The checksum is computed over what was read."""
 
     version: int
     checksum: int
@@ -168,8 +174,8 @@ class WeightsLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftersSaved:
-    """Answer to save_drafters: everything is in the directory, or `failure` says what is missing and why."""
+class DraftersSaved(Answer):
+    """Everything is in the directory, or `failure` says what is missing and why."""
 
     directory: str
     failure: str | None = None
@@ -190,14 +196,21 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterLoaded:
-    """Answer to update_drafter: what the drafter holds now. The checksum is computed over what was read."""
+class DrafterLoaded(Answer):
+    """What the drafter holds now. The checksum is computed over what was read."""
 
     name: str
     version: int
     checksum: int
     seconds: float
     reason: str = ""  # why it holds what it held before, if so
+
+
+@dataclass(frozen=True, slots=True)
+class Slept(Answer):
+    """The KV cache's memory is released, or `refusal` says why not."""
+
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,25 +231,13 @@ class EngineIdle:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine cannot go on; it exits after this. `traceback` is for the log, `reason` for people."""
+    """The engine cannot go on; it exits after this. The traceback is on its stderr."""
 
     reason: str
-    traceback: str = ""
 
 
-Event = (
-    Finished
-    | Progress
-    | Rejected
-    | EngineWindow
-    | WeightsLoaded
-    | DraftersSaved
-    | DrafterLoaded
-    | DrafterFailed
-    | Recorded
-    | EngineIdle
-    | EngineFailed
-)
+DriverEvent = Finished | Progress | Rejected | EngineWindow | DrafterFailed | EngineFailed  # what the driver hears of
+Event = DriverEvent | Recorded | EngineIdle | Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,42 +251,6 @@ class Capabilities:
     hidden_states: bool = False
     tensor_parallel: bool = False
     notes: tuple[str, ...] = field(default=())
-
-
-class RolloutEngine(Protocol):
-    """An engine in a process of its own. Every call returns at once; what happened comes back through `poll`."""
-
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    def submit(self, requests: Sequence[Request]) -> None: ...
-
-    def abort(self, request_ids: Sequence[int]) -> None: ...
-
-    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        """Load new weights between two engine steps; running requests go on with them. Answer: WeightsLoaded."""
-
-    def sleep(self) -> None:
-        """Release the KV cache's memory; refused (EngineFailed is not sent, ValueError is raised) while running."""
-
-    def wake(self) -> None: ...
-
-    def remember(self, prompts: Sequence[IntArray], responses: Sequence[IntArray]) -> None:
-        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
-
-    def save_drafters(self, directory: str) -> None:
-        """Write what the drafters would lose with the process. Answer: DraftersSaved."""
-
-    def load_drafters(self, directory: str) -> None:
-        """Restore what `save_drafters` wrote; what is missing stays as it is."""
-
-    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        """Load new weights of a drafter between two engine steps. Answer: DrafterLoaded, also if they do not fit."""
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""
-
-    def close(self) -> None: ...
 
 
 class EngineDiedError(RuntimeError):

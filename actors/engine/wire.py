@@ -1,13 +1,13 @@
-"""What passes between a process engine and its child over `actors.processes.link`. Plain data."""
+"""What passes between a process engine and its child beside commands and events: how the child starts and ends, and
+recorded states as memory. Plain data."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from actors.engine.options import EngineOptions
-from actors.engine.types import Capabilities, IntArray, Recorded, Request
+from actors.engine.types import Capabilities, Recorded
 from actors.processes.link import Bytes
-from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
 
@@ -27,76 +27,8 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    requests: tuple[Request, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    request_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateWeights:
-    """With the weights as memory."""
-
-    manifest: WeightsManifest
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Remember:
-    """Rollouts that other engines finished, for the drafters."""
-
-    prompts: tuple[IntArray, ...]
-    responses: tuple[IntArray, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SaveDrafters:
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadDrafters:
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateDrafter:
-    """With the weights as memory."""
-
-    name: str
-    manifest: WeightsManifest
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     pass
-
-
-Command = (
-    Start
-    | Submit
-    | Abort
-    | UpdateWeights
-    | Sleep
-    | Wake
-    | Remember
-    | SaveDrafters
-    | LoadDrafters
-    | UpdateDrafter
-    | Close
-)
 
 
 @dataclass(frozen=True, slots=True)

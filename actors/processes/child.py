@@ -13,10 +13,11 @@ from typing import NoReturn
 from actors.processes.link import Link, Message
 
 
-def run_child(serve: Callable[[Link], None], failed: Callable[[str, str], object]) -> NoReturn:
+def run_child(serve: Callable[[Link], None], failed: Callable[[str], object]) -> NoReturn:
     """Serve the parent that made this process (the socket is argv[1]), and exit.
 
-    `failed(reason, traceback)` makes the event that the parent is told if `serve` raises; the exit code is then 1.
+    `failed(reason)` makes the event that the parent is told if `serve` raises; the traceback goes to stderr, and the
+    exit code is then 1.
     """
     # The terminal's Ctrl-C goes to the whole process group; when to stop is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -24,10 +25,9 @@ def run_child(serve: Callable[[Link], None], failed: Callable[[str, str], object
     try:
         serve(link)
     except Exception as error:
-        text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
+        print(traceback.format_exc(), file=sys.stderr, flush=True)
         with suppress(OSError):
-            link.send([failed(f"{type(error).__name__}: {error}", text)])
+            link.send([failed(f"{type(error).__name__}: {error}")])
         link.close()
         os._exit(1)  # Marks a failure that told its reason.
     os._exit(0)  # Not through interpreter shutdown: torch's thread pools may take long to end, and own nothing.

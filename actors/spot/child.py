@@ -46,7 +46,7 @@ _GATHER_S, _STARVE_S, _JOIN_S = 0.005, 0.02, 0.05  # between looks for members, 
 
 
 def main() -> None:
-    run_child(_serve, lambda reason, _: TrainFailed(reason))
+    run_child(_serve, TrainFailed)
 
 
 def _serve(link: Link) -> None:

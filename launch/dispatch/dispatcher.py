@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.engine.commands import Abort, Submit
 from actors.engine.options import RolloutOptions
 from actors.engine.process import EngineStartError
 from actors.engine.types import (
@@ -233,7 +234,7 @@ class RolloutDispatcher:
         for seat in self._seats.values():
             self._handle_inbox(seat)
             if seat.state is SeatState.READY and (running := self._ledger.running(seat.name)):
-                seat.abort(list(running))
+                seat.give(Abort(tuple(running)))
         deadline_s = self._clock() + _ABORT_TIMEOUT_S
         while True:
             busy = [s for s in self._seats.values() if s.state is SeatState.READY and self._ledger.running(s.name)]
@@ -278,7 +279,7 @@ class RolloutDispatcher:
             seat = self._seats[name]
             if len(self._ledger.running(name)) == len(requests):
                 seat.progress_s = self._clock()  # it was idle: its silence counts from now
-            seat.submit(requests)
+            seat.give(Submit(tuple(requests)))
 
     def _pump(self, timeout_s: float = _TICK_S) -> None:
         """Wait for anything, at most `timeout_s`, and handle all that is there; then look at the deadlines."""
@@ -350,6 +351,8 @@ class RolloutDispatcher:
                 self._on_spot(seat.name, event)
             case MicroStep() | TrainStopped() | Checkpointed() | TrainFailed() | DrafterReady() | RecordingReport():
                 self._on_spot(seat.name, event)
+            case _:
+                assert_never(event)
 
     def _progressed(self, seat: Seat) -> None:
         seat.progress_s = self._clock()
@@ -397,7 +400,7 @@ class RolloutDispatcher:
         seat.handed_back.clear()
         seat.pending = None
         if seat.state is SeatState.READY and (running := self._ledger.running(seat.name)):
-            seat.abort(list(running))
+            seat.give(Abort(tuple(running)))
         self._enter(seat, SeatState.LEAVING, _LEAVE_TIMEOUT_S)
 
     def _lose(self, seat: Seat, reason: str, *, alive: bool) -> None:

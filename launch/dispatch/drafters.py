@@ -12,8 +12,9 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, UpdateDrafter
+from actors.engine.shared_rollouts import pack
 from actors.engine.types import DrafterLoaded, IntArray
-from actors.shared_rollouts import SharedRollouts
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 from models.manifest import WeightsManifest
 
@@ -36,9 +37,9 @@ class DrafterMessages:
         if not rollouts or all(made_by == seat.index for seat in listening for _, _, made_by in rollouts):
             return
         with suppress(RayError):
-            shared = ray.put(SharedRollouts.pack(rollouts))
+            shared = ray.put(pack(rollouts))
             for seat in listening:
-                self._sent[seat].append(seat.handle.remember.remote(shared, seat.index))
+                self._sent[seat].append(seat.tell(Remember(seat.index), shared))
 
     def load(self, seats: Iterable[Seat], directory: str) -> None:
         """All workers take what `save` wrote there, and engines that are restarted later do."""
@@ -51,7 +52,7 @@ class DrafterMessages:
         """The worker's engine is up."""
         if self._directory is not None and self._listens(seat):
             with suppress(RayError):
-                self._sent[seat].append(seat.handle.load_drafters.remote(self._directory))
+                self._sent[seat].append(seat.tell(LoadDrafters(self._directory)))
         for name, weights in self._weights.items():
             self._send_weights(seat, name, weights)
 
@@ -65,7 +66,8 @@ class DrafterMessages:
 
     def _send_weights(self, seat: Seat, name: str, weights: Weights) -> None:
         with suppress(RayError):
-            self._updates.append((seat, seat.handle.update_drafter.remote(name, weights.manifest, weights.ref)))
+            command = UpdateDrafter(name, weights.manifest)
+            self._updates.append((seat, seat.ask(command, weights.ref)))
 
     def updated(self) -> list[tuple[Seat, DrafterLoaded]]:
         """What workers have answered to new weights since the last call; lost ones say nothing. Never waits."""
@@ -86,14 +88,14 @@ class DrafterMessages:
         if seat is None:
             return "no worker is up"
         try:
-            answer = seat.handle.save_drafters.remote(directory)
+            answer = seat.ask(SaveDrafters(directory))
             ready, _ = ray.wait([answer], timeout=SAVE_TIMEOUT_S)
             if not ready:
                 return f"{seat.name} did not write them within {SAVE_TIMEOUT_S:g} s"
-            ray.get(answer, timeout=FETCH_TIMEOUT_S)
+            failure = ray.get(answer, timeout=FETCH_TIMEOUT_S).failure
         except RayError as error:
-            return f"{seat.name}: {str(error).strip().splitlines()[-1]}"
-        return None
+            failure = str(error).strip().splitlines()[-1]
+        return None if failure is None else f"{seat.name}: {failure}"
 
     def saved_as(self, directory: str) -> None:
         """The state is kept there from now on."""

@@ -11,16 +11,18 @@ Owns the state machine of one worker and its Ray calls; never decides about requ
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import ray
 from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle, ActorProxy
 
-from actors.engine.types import Request, WeightsLoaded
+from actors.engine.commands import Answered, Command, UpdateWeights
+from actors.engine.types import WeightsLoaded
 from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
 from models.manifest import WeightsManifest
 
+A = TypeVar("A")
 WorkerHandle = ActorProxy[RolloutWorker]
 Waitable: TypeAlias = "ObjectRef[Any] | ObjectRefGenerator"
 
@@ -63,10 +65,10 @@ class Seat:
     down_since_wall_s: float | None = None  # lost at; None: up
     reason: str = ""  # why it was lost last, or is about to be
     handed_back: set[int] = field(default_factory=set)  # requests that it has given back (LEAVING)
-    pending: "ObjectRef[Any] | None" = None  # answer of restart_engine or update_weights
+    pending: "ObjectRef[Any] | None" = None  # answer of restart_engine or UpdateWeights
     stream: ObjectRefGenerator | None = None
     inbox: deque[WorkerEvent] = field(default_factory=deque)  # taken from the stream, not handled yet
-    sends: list["ObjectRef[Any]"] = field(default_factory=list)  # submits and aborts whose failure must not go unseen
+    sends: list["ObjectRef[Any]"] = field(default_factory=list)  # commands whose failure must not go unseen
 
     def waitables(self) -> list[Waitable]:
         found: list[Waitable] = [*self.sends]
@@ -92,13 +94,19 @@ class Seat:
         self.stream = cast(ObjectRefGenerator, self.handle.stream.remote())
 
     def load(self, weights: Weights) -> None:
-        self.pending = self.handle.update_weights.remote(weights.manifest, weights.ref)
+        self.pending = self.ask(UpdateWeights(weights.manifest), weights.ref)
 
-    def submit(self, requests: list[Request]) -> None:
-        self.sends.append(self.handle.submit.remote(requests))
+    def give(self, command: Command) -> None:
+        """A command that must arrive: that it did not is seen by `take_send`."""
+        self.sends.append(self.tell(command))
 
-    def abort(self, request_ids: list[int]) -> None:
-        self.sends.append(self.handle.abort.remote(request_ids))
+    def tell(self, command: Command, memory: "ObjectRef[Any] | None" = None) -> "ObjectRef[Any]":
+        """See RolloutWorker.tell."""
+        return cast("ObjectRef[Any]", cast(Any, self.handle).tell.remote(command, memory))
+
+    def ask(self, command: Answered[A], memory: "ObjectRef[Any] | None" = None) -> "ObjectRef[A]":
+        """See RolloutWorker.ask."""
+        return cast("ObjectRef[A]", cast(Any, self.handle).ask.remote(command, memory))
 
     def take_answer(self) -> SupervisorStatus | WeightsLoaded:
         """The answer of `pending`, which is ready. Raises what the worker raised, or RayError."""
@@ -117,7 +125,7 @@ class Seat:
         return cast(list[WorkerEvent], ray.get(ref, timeout=FETCH_TIMEOUT_S))
 
     def take_send(self, ref: Waitable) -> None:
-        """Check a submit or abort that has been answered. Raises as `take_answer`."""
+        """Check a command that has been taken. Raises as `take_answer`."""
         self.sends = [r for r in self.sends if r is not ref]
         ray.get(cast("ObjectRef[Any]", ref), timeout=FETCH_TIMEOUT_S)
 

@@ -1,47 +1,61 @@
 """A rollout engine in a real process of its own whose tokens are known: token i is a hash of (noise key, i).
 
 So tokens depend on nothing but the noise key, as with the native engine, and any loss, re-issue or double count shows.
+Its core is one like any other (tests/engine/contract.py holds it to that), in the child's own loop.
 """
 
 import json
 import os
-import subprocess
-import sys
 import time
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from socket import socketpair
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.child import serve
+from actors.engine.commands import (
+    Abort,
+    EngineCommand,
+    LoadDrafters,
+    Remember,
+    SaveDrafters,
+    Sleep,
+    Submit,
+    UpdateDrafter,
+    UpdateWeights,
+    Wake,
+)
+from actors.engine.process import ProcessEngine
+from actors.engine.shared_rollouts import unpack
 from actors.engine.types import (
+    Answer,
     Capabilities,
     DrafterFailed,
     DrafterLoaded,
     DraftersSaved,
-    EngineDiedError,
+    EngineFailed,
     EngineIdle,
     EngineWindow,
     Event,
     Finished,
     FinishReason,
-    IntArray,
     Progress,
     Rejected,
     Request,
     Rollout,
     Sampled,
     SamplingParams,
+    Slept,
     WeightsLoaded,
 )
-from models.manifest import WeightsManifest
+from actors.processes.child import run_child
 
 VOCAB = 97
 STOP = 7
+MAX_PROMPT_TOKENS = 1000
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,11 @@ def response(request: Request) -> tuple[list[int], FinishReason]:
     return tokens, FinishReason.LENGTH
 
 
+def part(noise_key: int, tokens: list[int], positions: range) -> Sampled:
+    logprobs = np.array([logprob(noise_key, p) for p in positions], np.float32)
+    return Sampled(np.array([tokens[p] for p in positions], np.int32), logprobs, logprobs * 2)
+
+
 def make_request(request_id: int, prompt_id: int = 0, *, max_new_tokens: int = 24, seed: int = 0) -> Request:
     return Request(
         request_id=request_id,
@@ -89,76 +108,18 @@ def make_request(request_id: int, prompt_id: int = 0, *, max_new_tokens: int = 2
     )
 
 
-class FakeEngine:
-    """The parent's end: a RolloutEngine."""
+class FakeEngine(ProcessEngine):
+    """The parent's end."""
 
     def __init__(self, options: FakeOptions) -> None:
         if options.fail_to_start:
             raise RuntimeError(options.fail_to_start)
-        ours, theirs = socketpair()
-        with theirs:
-            root = str(Path(__file__).parents[2])
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "tests.actors.fake_engine", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                cwd=root,
-                env=os.environ | {"PYTHONPATH": root},
-            )
-        self._pipe = Connection(ours.detach())
-        self._pipe.send(options)
+        super().__init__(options, "fake", module="tests.actors.fake_engine")
+        self.wait_until_ready(60.0)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(backend="fake", invariant_tokens=True, notes=(f"pid={self._child.pid}",))
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._send(("submit", list(requests)))
-
-    def abort(self, request_ids: Sequence[int]) -> None:
-        self._send(("abort", list(request_ids)))
-
-    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        self._send(("weights", (manifest, buffer)))
-
-    def sleep(self) -> None:
-        self._send(("sleep", None))
-
-    def wake(self) -> None:
-        self._send(("wake", None))
-
-    def remember(self, prompts: Sequence[IntArray], responses: Sequence[IntArray]) -> None:
-        shown = [[prompt.tolist(), response.tolist()] for prompt, response in zip(prompts, responses, strict=True)]
-        self._send(("note", {"remember": shown}))
-
-    def save_drafters(self, directory: str) -> None:
-        self._send(("save", directory))
-
-    def load_drafters(self, directory: str) -> None:
-        self._send(("note", {"load": directory}))
-
-    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        self._send(("drafter", (name, manifest, buffer)))
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = []
-        try:
-            while self._pipe.poll(0 if events else timeout_s):
-                events.extend(self._pipe.recv())
-        except (EOFError, OSError):
-            if not events:
-                raise EngineDiedError(f"the engine ended with exit code {self._child.wait(5)}") from None
-        return events
-
-    def close(self) -> None:
-        self._child.kill()
-        self._child.wait(5)
-        self._pipe.close()
-
-    def _send(self, message: tuple[str, object]) -> None:
-        try:
-            self._pipe.send(message)
-        except OSError as error:
-            raise EngineDiedError("the engine is gone") from error
+def main() -> None:
+    run_child(lambda link: serve(link, FakeCore), EngineFailed)
 
 
 @dataclass
@@ -167,131 +128,164 @@ class _Running:
     tokens: list[int]
     reported: int
 
-    def delta(self) -> Sampled:
-        positions = range(self.reported, len(self.tokens))
-        return part(self.request.noise_key, self.tokens, positions)
+    @classmethod
+    def begin(cls, request: Request) -> "_Running":
+        tokens = [] if request.prefix is None else request.prefix.tokens.tolist()
+        return cls(request, tokens, len(tokens))
+
+    def part(self, start: int) -> Sampled:
+        """The response from there on. What was handed over is handed back, not made up again."""
+        prefix = self.request.prefix
+        known = 0 if prefix is None else len(prefix)
+        if prefix is not None and start < known:
+            return Sampled.join([prefix, self.part(known)])
+        return part(self.request.noise_key, self.tokens, range(start, len(self.tokens)))
+
+    def ended(self) -> FinishReason | None:
+        if self.tokens and self.tokens[-1] in self.request.sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.request.sampling.max_new_tokens else None
 
 
-def part(noise_key: int, tokens: list[int], positions: range) -> Sampled:
-    logprobs = np.array([logprob(noise_key, p) for p in positions], np.float32)
-    return Sampled(np.array([tokens[p] for p in positions], np.int32), logprobs, logprobs * 2)
+class FakeCore:
+    """EngineCore; a step draws one token for each request that runs."""
 
+    def __init__(self, options: FakeOptions) -> None:
+        self._options = options
+        self._waiting: list[_Running] = []
+        self._running: dict[int, _Running] = {}
+        self._events: list[Event] = []
+        self._version = 0
+        self._idle = True
 
-def _child(pipe: Connection) -> None:
-    options: FakeOptions = pipe.recv()
-    waiting: list[Request] = []
-    running: dict[int, _Running] = {}
-    version = 0
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(backend="fake", invariant_tokens=True)
 
-    def finished(item: _Running, reason: FinishReason) -> Finished:
-        whole = part(item.request.noise_key, item.tokens, range(len(item.tokens)))
-        prefix = item.request.prefix
-        if prefix is not None:  # what was handed over is handed back, not made up again
-            rest = part(item.request.noise_key, item.tokens, range(len(prefix), len(item.tokens)))
-            whole = Sampled.join([prefix, rest])
-        now = time.time()
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._events) or not self._idle
+
+    def close(self) -> None:
+        pass
+
+    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> Answer | None:
+        options = self._options
+        match command:
+            case Submit(requests):
+                for request in requests:
+                    self._submit(request)
+            case Abort(request_ids):
+                for request_id in request_ids:
+                    self._abort(request_id)
+            case UpdateWeights(manifest):
+                assert memory is not None
+                self._version = manifest.version
+                return WeightsLoaded(manifest.version, zlib.crc32(memory) ^ options.wrong_checksum, 0.001)
+            case Sleep():
+                return Slept("it has requests" if self._waiting or self._running else "")
+            case Wake():
+                pass
+            case Remember(own_index):
+                assert memory is not None
+                pairs = zip(*unpack(memory, own_index), strict=True)
+                self._note({"remember": [[prompt.tolist(), response.tolist()] for prompt, response in pairs]})
+            case SaveDrafters(directory):
+                return None if options.mute_drafters else self._save(directory)
+            case LoadDrafters(directory):
+                self._note({"load": directory})
+            case UpdateDrafter(name, manifest):
+                assert memory is not None
+                self._note({"drafter": name, "version": manifest.version})
+                if options.failing_drafter:
+                    self._events.append(DrafterFailed(name, options.failing_drafter, final=True))
+                return DrafterLoaded(name, manifest.version, zlib.crc32(memory), 0.001, options.failing_drafter)
+            case _:
+                assert_never(command)
+        return None
+
+    def step(self) -> list[Event]:
+        start_s = time.time()
+        while self._waiting and len(self._running) < self._options.max_running:
+            item = self._waiting.pop(0)
+            self._running[item.request.request_id] = item
+        if self._running:
+            time.sleep(self._options.step_s)
+            self._draw(start_s)
+        idle = not self._waiting and not self._running
+        if idle and not self._idle:
+            self._events.append(EngineIdle(time.time()))
+        self._idle = idle
+        events, self._events = self._events, []
+        return events
+
+    def _draw(self, start_s: float) -> None:
+        steps, evaluation = len(self._running), any(item.request.evaluation for item in self._running.values())
+        for request_id, item in list(self._running.items()):
+            item.tokens.append(token(item.request.noise_key, len(item.tokens)))
+            if (reason := item.ended()) is not None:
+                del self._running[request_id]
+                self._finish(item, reason)
+            elif len(item.tokens) - item.reported >= self._options.progress_every_tokens:
+                self._events.append(Progress(request_id, item.part(item.reported)))
+                item.reported = len(item.tokens)
+        window = EngineWindow(
+            start_s=start_s,
+            end_s=time.time(),
+            engine_steps=1,
+            prefill_tokens=0,
+            decode_tokens=steps,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_tokens_used=0,
+            evaluation=evaluation,
+        )
+        self._events.append(window)
+
+    def _submit(self, request: Request) -> None:
+        if request.request_id == self._options.poison:
+            os._exit(3)
+        if request.request_id == self._options.hang_on:
+            time.sleep(3600)
+        self._idle = False
+        item = _Running.begin(request)
+        if len(request.prompt_tokens) > MAX_PROMPT_TOKENS:
+            reason = f"prompt of more than {MAX_PROMPT_TOKENS} tokens"
+            self._events.append(Rejected(request.request_id, reason))
+        elif request.request_id in self._running or request in [waiting.request for waiting in self._waiting]:
+            self._events.append(Rejected(request.request_id, "a request with this id is running already"))
+        elif (ended := item.ended()) is not None:
+            self._finish(item, ended)
+        else:
+            self._waiting.append(item)
+
+    def _abort(self, request_id: int) -> None:
+        found = [item for item in [*self._running.values(), *self._waiting] if item.request.request_id == request_id]
+        self._running.pop(request_id, None)
+        self._waiting = [item for item in self._waiting if item not in found]
+        for item in found:
+            self._finish(item, FinishReason.ABORT)
+
+    def _finish(self, item: _Running, reason: FinishReason) -> None:
+        now_s = time.time()
         rollout = Rollout(
             request_id=item.request.request_id,
-            sampled=whole,
+            sampled=item.part(0),
             finish_reason=reason,
-            weights_version=version,
-            started_s=now,
-            finished_s=now,
+            weights_version=self._version,
+            started_s=now_s,
+            finished_s=now_s,
         )
-        return Finished(rollout)
+        self._events.append(Finished(rollout))
 
-    while True:
-        busy = bool(waiting or running)
-        events: list[Event] = []
-        while pipe.poll(options.step_s if busy else 1.0):
-            kind, value = pipe.recv()
-            if kind == "submit":
-                for request in value:
-                    if request.request_id == options.poison:
-                        os._exit(3)
-                    if request.request_id == options.hang_on:
-                        time.sleep(3600)
-                    if len(request.prompt_tokens) > 1000:
-                        events.append(Rejected(request.request_id, "prompt of more than 1000 tokens"))
-                    else:
-                        waiting.append(request)
-            elif kind == "abort":
-                for request_id in value:
-                    if (item := running.pop(request_id, None)) is not None:
-                        events.append(finished(item, FinishReason.ABORT))
-                for request in [r for r in waiting if r.request_id in value]:
-                    waiting.remove(request)
-                    tokens = [] if request.prefix is None else request.prefix.tokens.tolist()
-                    events.append(finished(_Running(request, tokens, 0), FinishReason.ABORT))
-            elif kind == "note" and options.notes:
-                with Path(options.notes).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(value) + "\n")
-            elif kind == "save" and not options.mute_drafters:
-                failure = None
-                try:
-                    (Path(value) / "index").write_text("drafts", encoding="utf-8")
-                except OSError as error:
-                    failure = str(error)
-                events.append(DraftersSaved(value, failure))
-            elif kind == "drafter":
-                name, manifest, buffer = value
-                if options.notes:
-                    with Path(options.notes).open("a", encoding="utf-8") as file:
-                        file.write(json.dumps({"drafter": name, "version": manifest.version}) + "\n")
-                if options.failing_drafter:
-                    events.append(DrafterFailed(name, options.failing_drafter, final=True))
-                loaded = DrafterLoaded(name, manifest.version, zlib.crc32(buffer), 0.001, options.failing_drafter)
-                events.append(loaded)
-            elif kind == "weights":
-                manifest, buffer = value
-                version = manifest.version
-                checksum = zlib.crc32(buffer) ^ options.wrong_checksum
-                events.append(WeightsLoaded(version, checksum, 0.001))
-            busy = bool(waiting or running)
-        start_s = time.time() - options.step_s
-        while waiting and len(running) < options.max_running:
-            request = waiting.pop(0)
-            tokens = [] if request.prefix is None else request.prefix.tokens.tolist()
-            running[request.request_id] = _Running(request, tokens, len(tokens))
-        steps = len(running)
-        for item in list(running.values()):
-            request = item.request
-            item.tokens.append(token(request.noise_key, len(item.tokens)))
-            if item.tokens[-1] in request.sampling.stop_token_ids:
-                events.append(finished(item, FinishReason.STOP))
-            elif len(item.tokens) >= request.sampling.max_new_tokens:
-                events.append(finished(item, FinishReason.LENGTH))
-            elif len(item.tokens) - item.reported >= options.progress_every_tokens:
-                events.append(Progress(request.request_id, item.delta()))
-                item.reported = len(item.tokens)
-                continue
-            else:
-                continue
-            del running[request.request_id]
-        if steps:
-            events.append(
-                EngineWindow(
-                    start_s=start_s,
-                    end_s=time.time(),
-                    engine_steps=1,
-                    prefill_tokens=0,
-                    decode_tokens=steps,
-                    running=len(running),
-                    waiting=len(waiting),
-                    kv_tokens_used=0,
-                )
-            )
-            if not running and not waiting:
-                events.append(EngineIdle(time.time()))
-        if events:
-            pipe.send(events)
+    def _save(self, directory: str) -> DraftersSaved:
+        try:
+            (Path(directory) / "index").write_text("drafts", encoding="utf-8")
+        except OSError as error:
+            return DraftersSaved(directory, str(error))
+        return DraftersSaved(directory)
 
-
-if __name__ == "__main__":
-    try:
-        # Under its own name, not as __main__: what is pickled here must be found there.
-        from tests.actors import fake_engine
-
-        fake_engine._child(Connection(int(sys.argv[1])))
-    except (EOFError, OSError):
-        pass  # the parent is gone
+    def _note(self, told: Any) -> None:
+        if self._options.notes:
+            with Path(self._options.notes).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(told) + "\n")

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -13,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from ray.exceptions import RayError
@@ -78,10 +78,8 @@ def check(rollouts: list[Rollout], asked: list[Request]) -> None:
 
 def engine_pid(status: SupervisorStatus | str) -> int:
     assert isinstance(status, SupervisorStatus), status
-    assert status.capabilities is not None
-    found = re.search(r"pid=(\d+)", status.capabilities.notes[0])
-    assert found is not None
-    return int(found[1])
+    [engine] = psutil.Process(status.pid).children()
+    return engine.pid
 
 
 def weights(version: int) -> tuple[WeightsManifest, "ray.ObjectRef[np.ndarray]"]:

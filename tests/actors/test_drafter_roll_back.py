@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from actors.engine.commands import UpdateDrafter
 from actors.engine.types import EngineWindow, StrategyUse
 from actors.spot.types import TrainStopped
 from actors.spot_host import DrafterReady
@@ -54,7 +55,7 @@ class Run:
     def set_drafter(self, name: str, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         self.versions.append(manifest.version)
         self.payloads[manifest.version] = payload.tobytes()
-        update = self._world.worker.update_drafter(name, manifest, payload)
+        update = self._world.worker.ask(UpdateDrafter(name, manifest), payload)
         self._tasks.append(asyncio.get_running_loop().create_task(update))
 
     def settle(self) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engine.options import RolloutOptions
+from actors.engine.shared_rollouts import pack, unpack
 from actors.engine.types import DrafterLoaded, IntArray, Rollout
-from actors.shared_rollouts import SharedRollouts
 from launch.dispatch import RolloutDispatcher, spawner
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request
@@ -125,7 +125,7 @@ tokens = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(lambda values: np.a
 
 @given(st.lists(st.tuples(tokens, tokens, st.integers(0, 3)), min_size=1, max_size=8), st.integers(0, 3))
 def test_packing_loses_nothing(made: list[Made], worker: int) -> None:
-    prompts, responses = SharedRollouts.pack(made).not_from(worker)
+    prompts, responses = unpack(pack(made), worker)
     kept = [(prompt, response) for prompt, response, maker in made if maker != worker]
     assert [p.tolist() for p in prompts] == [p.tolist() for p, _ in kept]
     assert [r.tolist() for r in responses] == [r.tolist() for _, r in kept]

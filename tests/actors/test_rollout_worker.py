@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.engine.types import EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
+from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
+from actors.engine.shared_rollouts import pack
+from actors.engine.types import DraftersSaved, EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
 from actors.rollout_worker import NoEngineError, RolloutWorker
-from actors.shared_rollouts import SharedRollouts
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response
 
@@ -42,11 +43,11 @@ async def read(stream: AsyncGenerator[list[Event], None], until: int) -> list[Ev
 async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
     w = worker()
     with pytest.raises(NoEngineError, match="w has no engine: none"):
-        await w.submit([make_request(0)])
+        await w.tell(Submit((make_request(0),)))
     await w.restart_engine()
     stream = w.stream()
     requests = [make_request(i) for i in range(5)]
-    await w.submit(requests)
+    await w.tell(Submit(tuple(requests)))
     events = await read(stream, 5)
     for request in requests:
         [rollout] = [
@@ -70,18 +71,18 @@ async def test_weights_are_answered_while_requests_run_and_fail_with_the_engine(
     w = worker(step_s=0.002, poison=99)
     await w.restart_engine()
     stream = w.stream()
-    await w.submit([make_request(i, max_new_tokens=60) for i in range(4)])
+    await w.tell(Submit(tuple(make_request(i, max_new_tokens=60) for i in range(4))))
     buffer = np.arange(10_000, dtype=np.uint8)
     manifest = WeightsManifest(4, zlib.crc32(buffer), (), buffer.nbytes)
-    loaded = await asyncio.wait_for(w.update_weights(manifest, buffer), DEADLINE_S)
+    loaded = await asyncio.wait_for(w.ask(UpdateWeights(manifest), buffer), DEADLINE_S)
     assert (loaded.version, loaded.checksum) == (4, manifest.checksum)
     assert (await w.status()).weights_version == 4
-    pending = asyncio.create_task(w.submit([make_request(99)]))
+    pending = asyncio.create_task(w.tell(Submit((make_request(99),))))
 
     async def load_until_it_dies() -> None:
         for version in range(5, 10_000):
             late = WeightsManifest(version, manifest.checksum, (), buffer.nbytes)
-            await w.update_weights(late, buffer)
+            await w.ask(UpdateWeights(late), buffer)
 
     with pytest.raises(EngineDiedError):
         await asyncio.wait_for(load_until_it_dies(), DEADLINE_S)
@@ -94,7 +95,7 @@ async def test_weights_are_answered_while_requests_run_and_fail_with_the_engine(
     status = await asyncio.wait_for(w.restart_engine(), DEADLINE_S)
     assert (status.engine, status.restarts, status.weights_version) == ("running", 1, None)
     fresh = w.stream()
-    await w.submit([make_request(3)])
+    await w.tell(Submit((make_request(3),)))
     assert any(isinstance(e, Finished) for e in await read(fresh, 1))
     await w.shutdown()
 
@@ -103,19 +104,22 @@ async def test_weights_are_answered_while_requests_run_and_fail_with_the_engine(
 async def test_drafters_hear_of_other_workers_and_are_saved(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     w = worker(notes=str(notes))
-    shared = SharedRollouts.pack([(array(1), array(2, 3), 0), (array(4, 5), array(6), 1), (array(7), array(8), 2)])
-    await w.remember(shared, 1)  # no engine yet: nothing is raised, nothing is kept
+    shared = pack([(array(1), array(2, 3), 0), (array(4, 5), array(6), 1), (array(7), array(8), 2)])
     with pytest.raises(NoEngineError):
-        await w.save_drafters(str(tmp_path))
+        await w.tell(Remember(1), shared)
+    with pytest.raises(NoEngineError):
+        await w.ask(SaveDrafters(str(tmp_path)))
     await w.restart_engine()
-    await w.remember(shared, 1)
-    await w.load_drafters("earlier")
-    await asyncio.wait_for(w.save_drafters(str(tmp_path)), DEADLINE_S)
+    await w.tell(Remember(1), shared)
+    await w.tell(LoadDrafters("earlier"))
+    assert await asyncio.wait_for(w.ask(SaveDrafters(str(tmp_path))), DEADLINE_S) == DraftersSaved(str(tmp_path))
     assert (tmp_path / "index").read_text() == "drafts"
-    with pytest.raises(RuntimeError, match="missing"):
-        await asyncio.wait_for(w.save_drafters(str(tmp_path / "missing")), DEADLINE_S)
+    saved = await asyncio.wait_for(w.ask(SaveDrafters(str(tmp_path / "missing"))), DEADLINE_S)
+    assert "missing" in saved.failure
     told = [json.loads(line) for line in notes.read_text().splitlines()]  # before the save, and so written by now
     assert told == [{"remember": [[[1], [2, 3]], [[7], [8]]]}, {"load": "earlier"}]
+    with pytest.raises(TypeError, match="SaveDrafters is answered: ask it"):
+        await w.tell(SaveDrafters(str(tmp_path)))
     await w.shutdown()
 
 
@@ -123,13 +127,14 @@ async def test_drafters_hear_of_other_workers_and_are_saved(tmp_path: Path) -> N
 async def test_a_save_ends_with_its_engine(tmp_path: Path) -> None:
     w = worker(mute_drafters=True, poison=9)
     await w.restart_engine()
-    saving = asyncio.create_task(w.save_drafters(str(tmp_path)))
-    await w.submit([make_request(9)])
+    saving = asyncio.create_task(w.ask(SaveDrafters(str(tmp_path))))
+    await w.tell(Submit((make_request(9),)))
     with pytest.raises(EngineDiedError, match="exit code 3"):
         await asyncio.wait_for(saving, DEADLINE_S)
-    await w.load_drafters("x")  # of a dead engine: said in the log
     with pytest.raises(EngineDiedError, match="exit code 3"):
-        await w.save_drafters(str(tmp_path))
+        await w.tell(LoadDrafters("x"))
+    with pytest.raises(EngineDiedError, match="exit code 3"):
+        await w.ask(SaveDrafters(str(tmp_path)))
     await w.shutdown()
 
 

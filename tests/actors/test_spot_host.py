@@ -13,9 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from actors import spot_host
-from actors.engine.types import Finished, Recorded, Request
+from actors.engine.commands import Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
+from actors.engine.types import Finished, Recorded
 from actors.rollout_worker import RolloutWorker, WorkerEvent
 from actors.spot.types import MicroStep, TrainFailed, TrainStopped
 from actors.spot_host import DrafterReady, RecordingReport, SpotHost, SpotPlan
@@ -48,20 +50,13 @@ class Engine(FakeEngine):
         super().__init__(FakeOptions())
         self._log, self._asleep = log, False
 
-    def submit(self, requests: list[Request]) -> None:  # type: ignore[override]
-        assert not self._asleep, "requests reached an engine that has no memory"
-        self._log.append("submit")
-        super().submit(requests)
-
-    def sleep(self) -> None:
-        self._asleep = True
-        self._log.append("sleep")
-        super().sleep()
-
-    def wake(self) -> None:
-        self._asleep = False
-        self._log.append("wake")
-        super().wake()
+    def send(self, command: Command, memory: NDArray[np.uint8] | None = None) -> None:
+        if isinstance(command, Submit):
+            assert not self._asleep, "requests reached an engine that has no memory"
+        if isinstance(command, Submit | Sleep | Wake):
+            self._asleep = isinstance(command, Sleep)
+            self._log.append(type(command).__name__.lower())
+        super().send(command, memory)
 
 
 @dataclass
@@ -115,7 +110,7 @@ class World:
     async def work(self, request_id: int) -> None:
         """Serve one request; its tokens are those of an engine that nobody disturbs."""
         request = make_request(request_id)
-        await self.worker.submit([request])
+        await self.worker.tell(Submit((request,)))
         await eventually(lambda: any(r.request_id == request_id for r in self.rollouts))
         [rollout] = [r for r in self.rollouts if r.request_id == request_id]
         assert rollout.tokens.tolist() == response(request)[0]
@@ -200,7 +195,7 @@ async def test_it_stands_still_for_the_learner_until_there_are_new_weights() -> 
         assert w.script.log[-1] == "stopped"
         assert len(only(w.events, MicroStep)) == steps
         manifest, buffer = WeightsManifest(1, 0, (), 4), np.zeros(4, np.uint8)
-        await w.worker.update_weights(manifest, buffer)
+        await w.worker.ask(UpdateWeights(manifest), buffer)
         w.server.control(RolloutComplete(1))
         await eventually(lambda: w.state == "IDLE")
         w.server.control(RolloutStarted(2, True))
@@ -343,7 +338,7 @@ async def test_new_weights_reach_the_trainer_and_the_one_after_it() -> None:
     gate, hold = threading.Event(), threading.Event()
     async with world(Script(gate=gate, hold=hold)) as w:
         for version in (3, 4, 5):
-            await w.worker.update_weights(WeightsManifest(version, 0, (), 4), np.zeros(4, np.uint8))
+            await w.worker.ask(UpdateWeights(WeightsManifest(version, 0, (), 4)), np.zeros(4, np.uint8))
             if version == 3:  # came while it was starting
                 gate.set()
                 await eventually(lambda: bool(w.script.made) and w.script.made[0].targets == [3])
@@ -397,6 +392,6 @@ async def test_close_leaves_nothing_behind() -> None:
 async def test_new_drafter_weights_reach_the_engine_and_the_trainer() -> None:
     async with world() as w:
         await eventually(lambda: bool(only(w.events, DrafterReady)))
-        loaded = await w.worker.update_drafter("eagle", WeightsManifest(7, 0, (), 4), np.zeros(4, np.uint8))
+        loaded = await w.worker.ask(UpdateDrafter("eagle", WeightsManifest(7, 0, (), 4)), np.zeros(4, np.uint8))
         assert (loaded.name, loaded.version) == ("eagle", 7)
         assert w.script.made[0].loaded == [7]

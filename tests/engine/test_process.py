@@ -15,8 +15,21 @@ import psutil
 import pytest
 import torch
 
+from actors.engine.commands import (
+    Abort,
+    LoadDrafters,
+    Remember,
+    SaveDrafters,
+    Sleep,
+    Submit,
+    UpdateDrafter,
+    UpdateWeights,
+    Wake,
+)
+from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
 from actors.engine.process import EngineStartError, spawn_engine
+from actors.engine.shared_rollouts import pack
 from actors.engine.types import (
     DrafterLoaded,
     DraftersSaved,
@@ -27,7 +40,7 @@ from actors.engine.types import (
     Event,
     Progress,
     Recorded,
-    RolloutEngine,
+    Slept,
     WeightsLoaded,
 )
 from drafter.eagle.model import init_eagle
@@ -87,29 +100,31 @@ def test_a_child_draws_what_the_engine_in_process_draws(child: RolloutEngine, tm
     expected = run(engine(model), requests)
     assert child.capabilities.backend == "native"
     assert child.capabilities.invariant_tokens
-    child.submit(requests[:6])
-    child.submit(requests[6:])
-    with pytest.raises(ValueError, match="before sleep"):
-        child.sleep()
+    child.send(Submit(tuple(requests[:6])))
+    child.send(Submit(tuple(requests[6:])))
+    child.send(Sleep())
+    (refused,) = [e for e in collect(child, Slept) if isinstance(e, Slept)]
+    assert "before sleep" in refused.refusal
     events = collect(child, EngineIdle)
     while len(rollouts(events)) < 12:
         events += collect(child, EngineIdle)
     assert_same(rollouts(events), expected)
     assert any(isinstance(event, Progress) for event in events)
-    child.sleep()
-    child.wake()
+    child.send(Sleep())
+    assert collect(child, Slept) == [Slept()]
+    child.send(Wake())
     other = tiny_model(tmp_path, seed=5)
     manifest, buffer = weights.pack(hf_state_dict(other), version=7)
-    child.update_weights(manifest, buffer)
+    child.send(UpdateWeights(manifest), buffer)
     buffer[:] = 0  # It was copied.
     loaded = [e for e in collect(child, WeightsLoaded) if isinstance(e, WeightsLoaded)]
     assert (loaded[0].version, loaded[0].checksum) == (7, manifest.checksum)
-    child.submit(requests)
+    child.send(Submit(tuple(requests)))
     events = collect(child, EngineIdle)
     assert_same(rollouts(events), run(engine(other), requests))
     assert {rollout.weights_version for rollout in rollouts(events).values()} == {7}
-    child.submit([requests[0]])
-    child.abort([requests[0].request_id])
+    child.send(Submit((requests[0],)))
+    child.send(Abort((requests[0].request_id,)))
     assert set(rollouts(collect(child, EngineIdle))) == {requests[0].request_id}
 
 
@@ -121,7 +136,7 @@ def test_no_descriptor_or_memory_is_left_behind(model_dir: Path, tmp_path: Path)
     process = psutil.Process(spawned.pid)  # type: ignore[attr-defined]
     counts = []
     for _ in range(5):
-        spawned.update_weights(manifest, buffer)
+        spawned.send(UpdateWeights(manifest), buffer)
         collect(spawned, WeightsLoaded)
         counts.append(process.num_fds())
     assert len(set(counts)) == 1
@@ -135,20 +150,19 @@ def test_weights_that_do_not_arrive_whole_end_the_engine_with_the_reason(model_d
     spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
     manifest, buffer = weights.pack(hf_state_dict(tiny_model(tmp_path)), version=4)
     buffer[3] ^= 255
-    spawned.update_weights(manifest, buffer)
+    spawned.send(UpdateWeights(manifest), buffer)
     failed = next(e for e in collect(spawned, EngineFailed) if isinstance(e, EngineFailed))
     assert "weights version 4" in failed.reason
-    assert "Traceback" in failed.traceback
     assert "exit code 1" in wait_for_death(spawned)
     spawned.close()
 
 
 def test_death_is_noticed_with_its_signal(child: RolloutEngine) -> None:
-    child.submit(make_requests(4, seed=2, max_new_tokens=200))
+    child.send(Submit(tuple(make_requests(4, seed=2, max_new_tokens=200))))
     os.kill(child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     assert "SIGKILL" in wait_for_death(child)
     with pytest.raises(EngineDiedError, match="SIGKILL"):
-        child.submit(make_requests(1))
+        child.send(Submit(tuple(make_requests(1))))
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         child.poll(0.0)
 
@@ -195,7 +209,7 @@ def test_the_child_ends_with_its_parent(model_dir: Path) -> None:
         "import sys, time\n"
         "from tests.engine.test_process import *\n"
         f"e = spawn_engine(ModelOptions(path={str(model_dir)!r}), OPTIONS)\n"
-        "e.submit(make_requests(8, seed=2, max_new_tokens=200))\n"
+        "e.send(Submit(tuple(make_requests(8, seed=2, max_new_tokens=200))))\n"
         "print(e.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -230,7 +244,7 @@ def test_a_child_speculates_remembers_and_keeps_what_its_drafters_know(model_dir
     """Rollouts that another engine finished make drafts right; a saved state does so in the next process."""
     requests = make_requests(6, seed=3, max_new_tokens=40, temperature=0.0)
     plain = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
-    plain.submit(requests)
+    plain.send(Submit(tuple(requests)))
     events = collect(plain, EngineIdle)
     plain.close()
     expected = rollouts(events)
@@ -238,22 +252,23 @@ def test_a_child_speculates_remembers_and_keeps_what_its_drafters_know(model_dir
     assert set(uses(events)) == {"plain"}
 
     first = speculative(model_dir, ("suffix:6",))
-    first.remember([r.prompt_tokens for r in requests], [expected[r.request_id].tokens for r in requests])
-    first.save_drafters(str(tmp_path / "kept"))
+    made = [(request.prompt_tokens, expected[request.request_id].tokens, 0) for request in requests]
+    first.send(Remember(1), pack(made))
+    first.send(SaveDrafters(str(tmp_path / "kept")))
     assert collect(first, DraftersSaved) == [DraftersSaved(str(tmp_path / "kept"))]
     (tmp_path / "file").touch()
-    first.save_drafters(str(tmp_path / "file" / "below"))
+    first.send(SaveDrafters(str(tmp_path / "file" / "below")))
     (answer,) = collect(first, DraftersSaved)
     assert isinstance(answer, DraftersSaved)
     assert "file" in str(answer.failure)
-    first.submit(requests)
+    first.send(Submit(tuple(requests)))
     events = collect(first, EngineIdle)
     assert_same(rollouts(events), expected)
     first.close()
     second = speculative(model_dir, ("suffix:6",))
-    second.load_drafters(str(tmp_path / "kept"))
-    second.load_drafters(str(tmp_path / "nothing"))
-    second.submit(requests)
+    second.send(LoadDrafters(str(tmp_path / "kept")))
+    second.send(LoadDrafters(str(tmp_path / "nothing")))
+    second.send(Submit(tuple(requests)))
     again = collect(second, EngineIdle)
     assert_same(rollouts(again), expected)
     second.close()
@@ -271,7 +286,7 @@ def test_recorded_states_cross_as_memory(model_dir: Path, tmp_path: Path) -> Non
     requests = make_requests(12, prompts=4, seed=1)
     spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, recording_bytes=1 << 26, recorded_layers=(0, 1))
     before = psutil.Process().num_fds()
-    spawned.submit(requests)
+    spawned.send(Submit(tuple(requests)))
     events = collect(spawned, EngineIdle)
     while len(rollouts(events)) < 12:
         events += collect(spawned, EngineIdle)
@@ -288,8 +303,8 @@ def test_a_drafter_takes_new_weights_or_says_why_not(model_dir: Path, tmp_path: 
     model = init_eagle(target.config, 3, dtype=torch.float32, device="cpu", batch_invariant=True)
     manifest, buffer = weights.pack(model.state_dict(), version=5)
     spawned = speculative(model_dir, ("eagle:2", "ngram:2"), eagle=EagleOptions(path="random"))
-    spawned.submit(make_requests(4, prompts=2, seed=1))
-    spawned.update_drafter("eagle", manifest, buffer)
+    spawned.send(Submit(tuple(make_requests(4, prompts=2, seed=1))))
+    spawned.send(UpdateDrafter("eagle", manifest), buffer)
     loaded = next(e for e in collect(spawned, DrafterLoaded) if isinstance(e, DrafterLoaded))
     assert (loaded.name, loaded.version, loaded.checksum, loaded.reason) == ("eagle", 5, manifest.checksum, "")
     assert loaded.seconds >= 0
@@ -298,7 +313,7 @@ def test_a_drafter_takes_new_weights_or_says_why_not(model_dir: Path, tmp_path: 
         sent = manifest
         if tensors:
             sent, payload = weights.pack(tensors, version=6)
-        spawned.update_drafter(name, sent, payload)
+        spawned.send(UpdateDrafter(name, sent), payload)
         return next(e for e in collect(spawned, DrafterLoaded) if isinstance(e, DrafterLoaded)).reason
 
     damaged = buffer.copy()
@@ -307,6 +322,6 @@ def test_a_drafter_takes_new_weights_or_says_why_not(model_dir: Path, tmp_path: 
     assert "drafter.algorithm" in refused("eagle", buffer, other=torch.zeros(3))
     assert "no weights" in refused("ngram", buffer)
     assert "no drafter" in refused("eagel", buffer)
-    spawned.submit(make_requests(4, prompts=2, seed=2))
+    spawned.send(Submit(tuple(make_requests(4, prompts=2, seed=2))))
     collect(spawned, EngineIdle)
     spawned.close()

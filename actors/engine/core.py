@@ -1,0 +1,71 @@
+"""An engine from its two sides: the core that samples, in a child process, and the handle that a supervisor holds.
+
+Owns the two protocols and the choice of a core by `rollout.engine.backend`. Imports no backend before it is asked for:
+the supervisor's side stays free of torch.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.commands import Command, EngineCommand
+from actors.engine.types import Answer, Capabilities, Event
+from actors.engine.wire import Start
+
+
+class EngineCore(Protocol):
+    """What the child's loop drives, on one thread: commands while there is no step, one step while there is work.
+
+    tests/engine/contract.py says in tests what every core keeps.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def has_work(self) -> bool:
+        """True while `step` has something to do or to tell."""
+
+    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> Answer | None:
+        """Obey. The answer, where the command has one. `memory` is what travelled beside the command, and may be kept.
+        What is raised ends the engine."""
+
+    def step(self) -> list[Event]:
+        """Do a little, milliseconds if it can be helped; what happened since the last call."""
+
+    def close(self) -> None:
+        """Let go of what would outlive this process. Idempotent."""
+
+
+class RolloutEngine(Protocol):
+    """An engine in a process of its own. Every call returns at once; what happened comes back through `poll`."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def send(self, command: Command, memory: NDArray[np.uint8] | None = None) -> None:
+        """`memory` is copied and may be reused when this returns. Raises EngineDiedError if it died."""
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""
+
+    def close(self) -> None: ...
+
+
+class UnknownBackendError(ValueError):
+    """rollout.engine.backend names an engine that this version does not have."""
+
+
+def build_core(start: Start) -> EngineCore:
+    """Raises UnknownBackendError, and whatever keeps the backend from starting."""
+    match start.options.backend:
+        case "native":
+            from actors.engine.native.core import build
+
+            return build(start)
+        case "vllm":
+            raise UnknownBackendError(
+                "rollout.engine.backend=vllm is not part of this version: only 'native' is (Llama, Qwen2 and Qwen3 on "
+                "CPU or one CUDA device); set rollout.engine.backend=native"
+            )
