@@ -27,6 +27,10 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
     [
         (["objective.kl_coef=0.1"], "objective.kl_coef"),
         (["objective.sum_divisor=512"], "objective.sum_divisor"),
+        (["objective.name=rloo", "objective.clip_high=0.2"], "objective.clip_high"),
+        (["objective.kl_in=reward"], "objective.kl_in"),
+        (["objective.overlong.buffer_tokens=2000"], "objective.overlong.buffer_tokens"),
+        (["objective.sampler_correction.weights=token", "rollout.sampling.top_p=0.9"], "objective.sampler_correction"),
         (["rollout.sampling.stop_token_ids=[]"], "rollout.sampling.stop_token_ids"),
         (["learner.mini_batches=200"], "learner.mini_batches"),
         (["rollout.engine.max_model_tokens=100"], "rollout.engine.max_model_tokens"),
@@ -108,6 +112,9 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
     "overrides",
     [
         ["objective.kl_coef=0.1", "objective.kl=k3"],
+        ["objective.name=dapo", "objective.clip_high=0.3"],
+        ["objective={name: reinforce_pp, kl: none}"],
+        ["objective={name: gspo, sampler_correction: {weights: sequence, mask: geometric}}"],
         ["objective={aggregation: seq_mean_token_sum_norm, sum_divisor: 512, normalize: none}"],  # Dr. GRPO
         ["learner.mini_batches=128"],
         ["learner.autocast_bf16=true", "model.dtype=bfloat16"],

@@ -134,6 +134,18 @@ def test_sources_of_values(write_config: Write) -> None:
     assert sources["rollout:"] == ""
 
 
+def test_an_objective_brings_its_defaults_and_says_so(write_config: Write) -> None:
+    given = ["objective.name=dapo", "objective.clip_high=0.3", "rollout.sampling.max_new_tokens=200"]
+    loaded = load_config(write_config(), given)
+    sources = {line.strip(): source for line, source in resolved_lines(loaded)}
+    assert sources["name: dapo"] == "override"
+    assert sources["clip_high: 0.3"] == "override"
+    assert sources["clip_dual: 10.0"] == "objective.name: dapo"
+    assert sources["max_rounds: 10"] == "objective.name: dapo"
+    assert sources["buffer_tokens: 40"] == "rollout.sampling.max_new_tokens"
+    assert load_config(write_config(), [*given, "objective.name=dr_grpo"]).config.objective.sum_divisor == 200
+
+
 def test_replacing_a_section_forgets_its_old_places(write_config: Write) -> None:
     loaded = load_config(write_config(), ["run={name: other}"])
     assert loaded.config.run.steps == Config.model_fields["run"].annotation.model_fields["steps"].default  # type: ignore[union-attr]
