@@ -36,7 +36,7 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
     }
 
 
-_PLAIN = frozenset({"tokens_per_s", "clip_fraction", "entropy", "kl", "lr"})
+_PLAIN = frozenset({"tokens_per_s", "clip_fraction", "entropy", "kl", "kl_old", "lr"})
 
 
 def _phases(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ LEARNING_NOTE = (
     "of the step change, and above 0 where long responses are the worse ones. Progress is the reward. Entropy that "
     "falls to 0, or a clipped share or a gradient norm that keeps growing, is a run that breaks."
 )
+CORRECTION = "Importance weights, sampler to learner: shares of tokens"
 NAV = (
     ("reward", "Reward"),
     ("samples", "Responses"),
@@ -106,11 +107,12 @@ def _embed(data: Mapping[str, Any]) -> str:
 def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]], nav: Sequence[tuple[str, str]]) -> str:
     started = f"started {clock(events[0].get('at_s'))} UTC, " if events else ""
     planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
+    objective = f", objective {escape(summary.objective)}" if summary.objective is not None else ""
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in nav)
     return (
         f'<header id="summary"><h1>{escape(summary.name)}</h1>'
         f'<span class="badge {summary.status}">{summary.status}</span></header>\n'
-        f'<p class="sub">{started}{summary.steps_done}{planned} RL steps</p>\n<nav>{links}</nav>'
+        f'<p class="sub">{started}{summary.steps_done}{planned} RL steps{objective}</p>\n<nav>{links}</nav>'
     )
 
 
@@ -125,11 +127,12 @@ def _cards(summary: RunSummary) -> str:
     gap_max = f"largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
     per_step = f"{summary.wall_s / summary.steps_done:.2f} s a step" if summary.steps_done else ""
     lost = f"{summary.rollouts_failed} failed, {summary.rollouts_reissued} reissued"
+    refilled = "" if summary.groups_refilled is None else f", {summary.groups_refilled} refilled"
     cards = [
         _change_card("Held-out reward", summary.eval_first, summary.eval_last),
         _change_card("Train reward", summary.reward_first, summary.reward_last),
         _card("Time in RL steps", duration(summary.wall_s), per_step),
-        _card("Tokens generated", _big(summary.tokens), f"{summary.groups_dropped} groups dropped"),
+        _card("Tokens generated", _big(summary.tokens), f"{summary.groups_dropped} groups dropped{refilled}"),
         _card("Tokens per second", speed, "median step"),
         _card("Log-prob gap", gap, gap_max or "sampler to learner"),
         _card("Mishaps", str(summary.rollouts_failed + summary.rollouts_reissued), lost),
@@ -185,6 +188,7 @@ def _charts(data: Mapping[str, Any], responses: str) -> Iterator[str]:
             ("loss", "Loss"),
             ("grad", "Gradient norm before clipping"),
             ("clip", "Share of tokens whose ratio was clipped"),
+            *([("correction", CORRECTION)] if any(n.startswith("sampler_correction/") for n in data["series"]) else []),
             ("entropy", "Entropy, nats per token"),
             ("kl", "KL divergence, nats per token"),
         )

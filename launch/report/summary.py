@@ -68,7 +68,7 @@ class RunSummary:
     tokens_per_s: float | None  # median over RL steps
     logprob_gap_mean: float | None  # largest over RL steps
     logprob_gap_max: float | None
-    groups_dropped: int
+    groups_dropped: int  # graded, and not trained on
     rollouts_failed: int
     rollouts_reissued: int
     seconds: Mapping[str, float]  # per phase, whole run; "other" is what no phase accounts for
@@ -76,6 +76,9 @@ class RunSummary:
     best_model: str | None  # that of the highest held-out reward, if it was kept
     speculation: SpeculationSummary | None = None  # None: it was off
     drafter: DrafterSummary | None = None  # None: none was trained
+    objective: str | None = None  # its name
+    groups_refilled: int | None = None  # sampled in further rounds; None: no dynamic sampling
+    tokens_refilled: int = 0  # of `tokens`
     warnings: Sequence[str] = ()  # signs that nothing was learned, each with a remedy
 
 
@@ -110,7 +113,7 @@ def summarise(run_dir: Path) -> RunSummary:
         tokens_per_s=speeds[len(speeds) // 2] if speeds else None,
         logprob_gap_mean=max(numbers(steps, "logprob_gap/mean"), default=None),
         logprob_gap_max=max(numbers(steps, "logprob_gap/max"), default=None),
-        groups_dropped=round(math.fsum(numbers(steps, "groups/zero_variance"))),
+        groups_dropped=_dropped(steps),
         rollouts_failed=round(math.fsum(numbers(steps, "rollouts/failed"))),
         rollouts_reissued=round(math.fsum(numbers(steps, "rollouts/reissued"))),
         seconds=seconds,
@@ -118,6 +121,9 @@ def summarise(run_dir: Path) -> RunSummary:
         best_model=_model(run_dir / "best"),
         speculation=speculation_summary(speculated),
         drafter=drafter_summary(read(run_dir / "drafter.jsonl"), speculated),
+        objective=_text(run_options(run_dir, "objective").get("name")),
+        groups_refilled=round(math.fsum(refilled)) if (refilled := numbers(steps, "groups/refilled")) else None,
+        tokens_refilled=round(math.fsum(numbers(steps, "tokens/refilled"))),
         warnings=[str(symptom) for symptom in symptoms(steps, over=True)],
     )
 
@@ -209,6 +215,8 @@ def summary_table(summary: RunSummary) -> Table:
     table.add_row("train reward", change(summary.reward_first, summary.reward_last))
     speed = f", {summary.tokens_per_s:,.0f} tokens/s" if summary.tokens_per_s is not None else ""
     table.add_row("generated", f"{summary.tokens:,} tokens{speed}")
+    if summary.groups_refilled is not None:
+        table.add_row("dynamic sampling", refill_text(summary))
     spent = sorted(((s, name) for name, s in summary.seconds.items() if s > 0), reverse=True)
     shares = ", ".join(f"{name} {100 * s / summary.wall_s:.0f} %" for s, name in spent[:5] if summary.wall_s > 0)
     table.add_row("time", shares or "-")
@@ -257,6 +265,12 @@ def drafter_text(d: DrafterSummary) -> str:
     return ", ".join(parts) + (f", {d.rolled_back} of {d.published} versions rolled back" if d.rolled_back else "")
 
 
+def refill_text(summary: RunSummary) -> str:
+    """`56 groups sampled beyond the steps' own, with 23 % of the tokens`."""
+    share = 100 * summary.tokens_refilled / summary.tokens if summary.tokens else 0.0
+    return f"{summary.groups_refilled} groups sampled beyond the steps' own, with {share:.0f} % of the tokens"
+
+
 def best_text(summary: RunSummary) -> str:
     """`, best 0.712 after step 40`; nothing where the last is the best."""
     if summary.eval_best is None or summary.eval_best == summary.eval_last:
@@ -293,14 +307,14 @@ def numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in rows if _is_number(row.get(name))]
 
 
-def run_options(run_dir: Path) -> dict[str, Any]:
-    """The section `run` of the run's config.yaml; {} if there is none."""
+def run_options(run_dir: Path, name: str = "run") -> dict[str, Any]:
+    """The section `name` of the run's config.yaml; {} if there is none."""
     path = run_dir / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     except yaml.YAMLError:
         values = None
-    section = values.get("run") if isinstance(values, dict) else None
+    section = values.get(name) if isinstance(values, dict) else None
     return section if isinstance(section, dict) else {}
 
 
@@ -311,6 +325,16 @@ def _status(events: Sequence[Mapping[str, Any]], done: int, planned: object) -> 
         if event.get("kind") in ("started", "resumed"):
             break
     return "finished" if done > 0 and done == planned else "incomplete"
+
+
+def _dropped(steps: Sequence[Mapping[str, Any]]) -> int:
+    """Graded groups that did not train."""
+    total, used, ungraded = (math.fsum(numbers(steps, f"groups/{name}")) for name in ("total", "used", "ungraded"))
+    return round(total - used - ungraded)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -39,7 +39,10 @@ def write(run_dir: Path, steps: int = 10) -> None:
                 "tokens/generated": 100.0,
                 "tokens_per_s": 10.0 * step,
                 "logprob_gap/mean": 1e-7 * step,
+                "groups/total": 6.0,
+                "groups/used": 3.0,
                 "groups/zero_variance": 2.0,
+                "groups/ungraded": 1.0,
                 "rollouts/reissued": float(step == 3),
             }
             observer.step(StepRecord(step=step, metrics=metrics, seconds={"rollout": 1.0, "learn": 0.5, "step": 2.0}))
@@ -59,6 +62,29 @@ def test_numbers(tmp_path: Path) -> None:
     assert summary.seconds["rollout"] == 10.0
     assert summary.seconds["other"] == 5.0
     assert summary.model is None
+
+
+def test_groups_of_equal_rewards_that_trained_were_not_dropped(tmp_path: Path) -> None:
+    """objective.drop_zero_variance=false, or a baseline of the batch."""
+    with Observer(tmp_path, make_config()) as observer:
+        metrics = {"groups/total": 6.0, "groups/used": 6.0, "groups/zero_variance": 4.0}
+        observer.step(StepRecord(step=1, metrics=metrics, seconds={"step": 1.0}))
+    assert summarise(tmp_path).groups_dropped == 0
+
+
+def test_dynamic_sampling_and_its_price_are_in_the_summary(tmp_path: Path) -> None:
+    write(tmp_path)
+    console = Console(file=StringIO(), width=200)
+    assert print_summary(tmp_path, console=console).groups_refilled is None
+    assert "dynamic sampling" not in console.file.getvalue()  # type: ignore[attr-defined]
+    refilled = tmp_path / "refilled"
+    with Observer(refilled, make_config()) as observer:
+        for step in (1, 2):
+            metrics = {"tokens/generated": 100.0, "tokens/refilled": 20.0 * step, "groups/refilled": 4.0 * step}
+            observer.step(StepRecord(step=step, metrics=metrics, seconds={"step": 1.0}))
+    summary = print_summary(refilled, console=console)
+    assert (summary.groups_refilled, summary.tokens_refilled, summary.objective) == (12, 60, "grpo")
+    assert "12 groups sampled beyond the steps' own, with 30 % of the tokens" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("steps", "first", "last"), [(1, 0.1, 0.1), (2, 0.1, 0.2), (5, 0.15, 0.45)])

@@ -94,6 +94,7 @@ def _step(
     metrics = {
         "reward/mean": mean, "reward/std": float(np.sqrt(mean * (1 - mean))), "tokens/generated": float(lengths.sum()),
         "tokens_per_s": float(lengths.sum()) / seconds["step"], "groups/zero_variance": zero, "groups/used": 16 - zero,
+        "groups/total": 16.0, "groups/ungraded": 0.0,
         "rollouts/failed": 0.0, "rollouts/truncated": float((lengths == 200).sum()),
         "reward/math": mean, "reward/format": min(1.0, mean + 0.2),
         "rollouts/reissued": 7.0 if step == planned // 2 else 0.0,

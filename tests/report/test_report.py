@@ -341,10 +341,8 @@ def test_workers_are_in_natural_order(tmp_path: Path) -> None:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-@pytest.mark.parametrize("steps", [0, 1, 20])
-def test_a_browser_draws_every_chart_without_an_error(tmp_path: Path, steps: int) -> None:
-    run = write_run(tmp_path / "run", steps=steps, planned=20)
+def drawn_by_a_browser(run: Path, folder: Path) -> str:
+    """The page after its scripts ran, every chart was pointed at and every button pressed."""
     text = write_report(run).read_text(encoding="utf-8")
     catcher = "<script>window.onerror = (m) => document.documentElement.setAttribute('data-error', m);</script></head>"
     use = (
@@ -353,16 +351,23 @@ def test_a_browser_draws_every_chart_without_an_error(tmp_path: Path, steps: int
         "{clientX: b.left + b.width / 2, clientY: b.top + 60, bubbles: true})); }"
         "for (const b of document.querySelectorAll('button')) b.click();</script></body>"
     )
-    path = tmp_path / "page.html"
+    path = folder / "page.html"
     path.write_text(text.replace("</head>", catcher).replace("</body>", use), encoding="utf-8")
     assert CHROMIUM is not None
     flags = (
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
         "--disable-component-update --disable-sync --window-size=1200,900 --virtual-time-budget=2000 --dump-dom"
     )
-    command = [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={folder / 'profile'}", path.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     assert "data-error" not in dom.split("<head>")[0]
+    return dom
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("steps", [0, 1, 20])
+def test_a_browser_draws_every_chart_without_an_error(tmp_path: Path, steps: int) -> None:
+    dom = drawn_by_a_browser(write_run(tmp_path / "run", steps=steps, planned=20), tmp_path)
     drawn = len(re.findall(r"<svg[^>]*role=\"img\"", dom))
     empty = dom.count('class="empty"')
     if steps:
@@ -372,6 +377,40 @@ def test_a_browser_draws_every_chart_without_an_error(tmp_path: Path, steps: int
         assert dom.count('class="tip" style="display: block') >= 10
     else:
         assert drawn == 1  # the held-out reward before the first step
+
+
+EXTRAS = {
+    "groups/total": 20.0, "groups/surplus": 1.0, "groups/refilled": 4.0, "tokens/refilled": 100.0,
+    "overlong/reward": 0.1, "sampler_correction/effective_share": 0.9, "sampler_correction/masked": 0.1,
+    "clip_fraction/low": 0.001, "rollouts/masked": 2.0, "kl_old": 1e-4,
+}  # fmt: skip
+
+
+def test_what_only_some_objectives_report_is_shown_where_it_was_recorded(run_dir: Path, tmp_path: Path) -> None:
+    plain = render(run_dir)
+    assert ", objective grpo<" in plain
+    assert "chart-correction" not in Page(plain).ids
+    assert "refilled" not in plain.split("<script")[0]
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    rows = read(run / "metrics.jsonl")
+    lines = [json.dumps({**row, **EXTRAS} if row["kind"] == "step" else row) for row in rows]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    page = render(run)
+    assert "chart-correction" in Page(page).ids
+    steps = sum(row["kind"] == "step" for row in rows)
+    assert f"{4 * steps} refilled" in page
+    assert EXTRAS.keys() <= chart_data(run)["series"].keys()
+    if CHROMIUM is not None:
+        dom = drawn_by_a_browser(run, tmp_path)
+        for title in (
+            "Reward less what long responses lose",
+            "with signal, not needed",
+            "effective",
+            "left out because",
+        ):
+            assert title in dom
+        assert 'class="empty"' not in dom
 
 
 def test_a_pause_of_everything_is_drawn_as_a_break(tmp_path: Path) -> None:

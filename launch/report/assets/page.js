@@ -29,6 +29,14 @@ lineChart(
   ],
   { height: 290 },
 );
+if (DATA.series["overlong/reward"]) {
+  htmlEl("h3", "", host("chart-reward-parts"), "Reward less what long responses lose");
+  lineChart(
+    host("chart-reward-parts"),
+    [one("as graded", "reward/mean", "--slate"), one("as learned from", "overlong/reward", "--blue")],
+    { height: 170 },
+  );
+}
 const PALETTE = ["--teal", "--violet", "--gold", "--pink", "--green", "--slate"];
 const parts = Object.keys(DATA.series).filter((name) => /^reward\/(?!mean$|std$)/.test(name));
 if (parts.length > 1) {
@@ -61,19 +69,41 @@ gantt(host("chart-gantt"), DATA.timeline);
 lineChart(host("chart-gap"), [one("mean", "logprob_gap/mean", "--blue"), one("largest", "logprob_gap/max", "--red")], { log: true, height: 190 });
 lineChart(host("chart-loss"), [one("loss", "loss/mean", "--orange")], { height: 190 });
 lineChart(host("chart-grad"), [one("gradient norm", "grad_norm/mean", "--violet")], { zero: true, height: 190 });
-lineChart(host("chart-clip"), [one("clip fraction", "clip_fraction", "--pink")], { zero: true, height: 190 });
+lineChart(
+  host("chart-clip"),
+  [
+    one("all", "clip_fraction", "--pink"),
+    one("below", "clip_fraction/low", "--blue", { faint: true }), one("above", "clip_fraction/high", "--gold", { faint: true }),
+    one("dual", "clip_fraction/dual", "--red", { faint: true }),
+  ],
+  { zero: true, height: 190 },
+);
+if (host("chart-correction")) {
+  lineChart(
+    host("chart-correction"),
+    [
+      one("effective", "sampler_correction/effective_share", "--green"),
+      one("weight cut", "sampler_correction/truncated", "--gold"), one("left out", "sampler_correction/masked", "--red"),
+    ],
+    { zero: true, height: 190 },
+  );
+}
 lineChart(host("chart-entropy"), [one("entropy", "entropy", "--teal")], { zero: true, height: 190 });
 lineChart(
   host("chart-kl"),
   [one("to the reference", "kl", "--green"), one("to the weights that sampled", "kl_old", "--slate")],
   { zero: true, height: 190 },
 );
+const counted = ["groups/used", "groups/surplus", "groups/ungraded"].map(column);
+const dropped = column("groups/total").map((total, i) => total - counted.reduce((sum, values) => sum + (values[i] || 0), 0));
 stackedBars(
   host("chart-groups"),
   DATA.steps,
   [
     { name: "used", color: css("--teal"), y: column("groups/used") },
-    { name: "dropped, all rewards equal", color: css("--faint"), y: column("groups/zero_variance") },
+    { name: "dropped, all rewards equal", color: css("--faint"), y: dropped },
+    { name: "with signal, not needed", color: css("--gold"), y: column("groups/surplus") },
+    { name: "not graded", color: css("--red"), y: column("groups/ungraded") },
   ],
   { height: 190 },
 );
@@ -83,6 +113,7 @@ lineChart(
     one("failed", "rollouts/failed", "--red"),
     one("reissued after a lost worker", "rollouts/reissued", "--gold"),
     one("cut at the length limit", "rollouts/truncated", "--slate"),
+    one("left out because they were cut", "rollouts/masked", "--violet"),
   ],
   { zero: true, height: 190 },
 );
