@@ -44,7 +44,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
 
     workers: Annotated[int, Field(ge=1, le=10_000, description="rollout workers (one engine each)")] = 1
     prompts_per_step: Annotated[int, Field(ge=1, le=10**6, description="prompts per RL step")] = 16
-    rollouts_per_prompt: Annotated[int, Field(ge=2, le=10**5, description="responses per prompt (group size)")] = 8
+    rollouts_per_prompt: Annotated[int, Field(ge=1, le=10**5, description="responses per prompt (group size)")] = 8
     sampling: SamplingOptions = SamplingOptions()
     engine: EngineOptions = EngineOptions()
     speculation: SpeculationOptions = SpeculationOptions()

@@ -53,6 +53,18 @@ def _rollout(c: Config) -> Iterator[Issue]:
             "0 draws equal responses, which teach nothing",
             remedy="set it above 0; evaluations have eval.temperature",
         )
+    if r.rollouts_per_prompt == 1 and c.objective.baseline in ("group", "leave_one_out"):
+        yield Issue(
+            "rollout.rollouts_per_prompt",
+            f"1 response has no others to be compared with, as objective.baseline={c.objective.baseline} asks",
+            remedy="set it to 2 or more, or another baseline, as objective.name=reinforce_pp has",
+        )
+    elif r.rollouts_per_prompt == 1 and c.objective.drop_zero_variance:
+        yield Issue(
+            "objective.drop_zero_variance",
+            "with rollout.rollouts_per_prompt=1 all rewards of every group are equal, and every group is dropped",
+            remedy="set it to false, or rollouts_per_prompt to 2 or more",
+        )
     if r.prompts_per_step * r.rollouts_per_prompt < c.learner.mini_batches:
         yield Issue(
             "learner.mini_batches",

@@ -140,6 +140,18 @@ def test_too_many_failures_stop_with_reasons_and_a_new_step_starts_clean() -> No
         assert pool.drain() == {7: Grade(value=3.0)}
 
 
+def test_failures_of_a_further_round_count_on() -> None:
+    """Dynamic sampling: reward.max_failures_per_step is of the RL step, not of each of its rounds."""
+    with RewardPool(quick(max_failures_per_step=1), factory=Moody) as pool:
+        pool.begin()
+        pool.submit(0, item("error"))
+        assert pool.drain()[0].error
+        pool.begin(same_step=True)
+        pool.submit(0, item("error"))
+        with pytest.raises(RewardFailuresError, match="2 rollouts of this step"):
+            pool.drain()
+
+
 def test_a_bad_record_is_reported_once_for_the_run_and_stops_nothing() -> None:
     events: list[tuple[str, str]] = []
     with RewardPool(quick(max_failures_per_step=0), on_event=lambda *event: events.append(event)) as pool:
