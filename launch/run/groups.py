@@ -110,6 +110,8 @@ def training_sequences(
         varied = len(signals)
     elif objective.baseline in ("group", "leave_one_out"):
         varied = len(graded) - zero_variance
+    elif objective.normalize == "whiten":  # any difference in the batch is signal for all of it
+        varied = len(graded) if graded and not has_zero_variance(np.concatenate(rewards)) else 0
     else:
         varied = sum(bool(advantages.advantages.any()) for advantages in made)
     if objective.mask_truncated:

@@ -77,6 +77,16 @@ def test_with_a_baseline_of_the_batch_equal_rewards_teach_and_a_single_response_
     assert nothing["groups/varied"] == 0
 
 
+@pytest.mark.parametrize("kl", ["none", "k1"])
+def test_single_responses_are_whitened_with_those_of_other_prompts(kl: str) -> None:
+    """So one of reward 0 teaches too, KL in the reward or not; where all are equal none does."""
+    more = {"kl_coef": 0.1} if kl == "k1" else {}
+    objective = ObjectiveOptions.model_validate({"name": "reinforce_pp", "kl": kl, **more})
+    assert learned(groups_of([1.0], [0.0], [0.0]), objective)[1]["groups/varied"] == 3
+    assert learned(groups_of([1.0], [1.0]), objective)[1]["groups/varied"] == 0
+    assert learned([], objective)[1]["groups/varied"] == 0
+
+
 def test_a_long_response_loses_part_of_its_reward_and_reports_keep_the_grade() -> None:
     """Limit 10, buffer 5, penalty 0.5: at 7 tokens two fifths of it, at 10 all."""
     group = group_of([1.0, 1.0, 0.0], lengths=[5, 7, 10])
