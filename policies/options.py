@@ -164,7 +164,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         from_limit = {"sum_divisor": self.sum_divisor is not None, "overlong.buffer_tokens": self.name == "dapo"}
         if from_limit.get(key):
             return "rollout.sampling.max_new_tokens"
-        chosen = {"name": self.name, "loss": self.loss, "aggregation": self.aggregation, "kl": self.kl}
+        chosen = {name: getattr(self, name) for name in ("name", "loss", "baseline", "aggregation", "kl")}
         return origin(chosen | {"drop_zero_variance": self.drop_zero_variance}, key)
 
     @property

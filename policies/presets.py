@@ -1,6 +1,6 @@
 """Objectives by name: each is a table of defaults for the other keys of `objective:`. Owns the tables and their order.
 
-What is written wins over the preset, the preset over the defaults of its loss, these over those of the schema.
+What is written wins over the preset, the preset over the defaults of its loss and baseline, these over the schema's.
 A default that something written has made meaningless (the coefficient of a KL term that was switched off) is left out.
 """
 
@@ -16,6 +16,9 @@ LOSSES: dict[str, Values] = {
     "cispo": {"clip_low": None, "clip_high": 4.0, "clip_dual": None},
     "policy_gradient": {"clip_low": None, "clip_high": None, "clip_dual": None},
 }
+
+# Without a baseline of the group its equal rewards teach, beside those of other groups.
+BASELINES: dict[str, Values] = {"batch": {"drop_zero_variance": False}, "none": {"drop_zero_variance": False}}
 
 PRESETS: dict[str, Values] = {
     "grpo": {"loss": "clip", "baseline": "group", "normalize": "group", "aggregation": "token_mean"},
@@ -47,14 +50,12 @@ PRESETS: dict[str, Values] = {
         "baseline": "batch",
         "normalize": "none",
         "aggregation": "seq_mean_token_sum",
-        "drop_zero_variance": False,
     },
     "reinforce_pp": {
         "loss": "clip",
         "baseline": "none",
         "normalize": "whiten",
         "aggregation": "token_mean",
-        "drop_zero_variance": False,
         "kl": "k1",
         "kl_in": "reward",
         "kl_coef": 0.01,
@@ -88,14 +89,17 @@ def layers(written: Values) -> Iterator[tuple[str, Values]]:
     _drop(preset, written, "aggregation", {"sum_divisor"})
     if written.get("kl") == "none":
         _drop(preset, written, "kl", {"kl_coef", "kl_in"})
-    if written.get("drop_zero_variance") is False:
-        _drop(preset, written, "drop_zero_variance", {"dynamic_sampling"})
+    baseline = written.get("baseline", preset.get("baseline"))
+    of_baseline = BASELINES.get(baseline, {}) if isinstance(baseline, str) else {}
+    if {**of_baseline, **written}.get("drop_zero_variance") is False:
+        preset.pop("dynamic_sampling", None)
     yield f"objective.name: {name}", preset
     yield f"objective.loss: {loss}", LOSSES.get(loss, {}) if isinstance(loss, str) else {}
+    yield f"objective.baseline: {baseline}", of_baseline
 
 
 def filled(written: Values) -> dict[str, Any]:
-    """What is written, and below it the defaults of the preset and its loss."""
+    """What is written, and below it the defaults of the preset, its loss and its baseline."""
     values: dict[str, Any] = {}
     for defaults in (*reversed([layer for _, layer in layers(written)]), written):
         for key, value in defaults.items():

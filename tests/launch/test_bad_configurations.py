@@ -55,7 +55,7 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     (["rollout.rollouts_per_prompt=0"], "rollout.rollouts_per_prompt", ">= 1"),
     (["rollout.rollouts_per_prompt=1"], "rollout.rollouts_per_prompt", "no others to be compared with"),
     (
-        ["rollout.rollouts_per_prompt=1", "objective.baseline=none"],
+        ["rollout.rollouts_per_prompt=1", "objective.baseline=none", "objective.drop_zero_variance=true"],
         "objective.drop_zero_variance",
         "every group is dropped",
     ),

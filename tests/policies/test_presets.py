@@ -54,9 +54,30 @@ def test_switching_a_term_off_takes_its_settings_with_it() -> None:
     for switched in (
         ObjectiveOptions(name="reinforce_pp", kl="none"),
         ObjectiveOptions(name="dapo", drop_zero_variance=False),
+        ObjectiveOptions(name="dapo", baseline="batch"),
         ObjectiveOptions(name="dr_grpo", aggregation="token_mean").sized(100),
     ):
         assert list(switched.contradictions()) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "dropped"),
+    [
+        ({}, True),
+        ({"baseline": "leave_one_out"}, True),
+        ({"baseline": "batch"}, False),
+        ({"baseline": "none"}, False),
+        ({"baseline": "none", "drop_zero_variance": True}, True),
+        ({"name": "reinforce_pp"}, False),
+        ({"name": "reinforce", "baseline": "group"}, True),
+    ],
+)
+def test_groups_of_equal_rewards_are_dropped_where_only_their_own_mean_would_be_subtracted(
+    written: dict[str, Any], dropped: bool
+) -> None:
+    options = ObjectiveOptions.model_validate(written)
+    assert options.drop_zero_variance == dropped
+    assert list(options.contradictions()) == []
 
 
 def test_dr_grpo_divides_by_the_longest_response_unless_told_otherwise() -> None:
