@@ -7,20 +7,19 @@ greedy one-hot drafts under rejection sampling (what a drafter without probabili
 table of notes/coupled_sampling.md, measured on a model instead of synthetic distributions.
 """
 
-import argparse
-import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, Request, StrategyUse
-from benchmarks.machine import describe_machine
+from actors.engine.types import Request
+from benchmarks.harness import RESULTS, command, markdown, write
+from benchmarks.tools.drafting import accept
 from benchmarks.tools.rollouts import MEASURED_EPOCH, Tokens, decode, engine_options, wave
 from benchmarks.tools.targets import Target, Task, find_demo, load_target, load_task
 from drafter.eagle import Drafting, EagleDrafter, load_eagle
@@ -31,8 +30,6 @@ from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
 
-RESULT = Path(__file__).parent / "results" / "acceptance.json"
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -41,7 +38,7 @@ class Way:
     name: str
     drafter: Mapping[str, Any]
     strategy: str
-    verification: str = "coupled"
+    verification: Literal["coupled", "rejection"] = "coupled"
 
 
 def ways(depth: int) -> list[Way]:
@@ -70,7 +67,7 @@ def first_token(
     With p and q the target's and the drafter's distribution: rejection sampling accepts with sum of min(p, q), one-hot
     drafts with p of the drafted tokens; coupled ones exactly when the target's own draw is among the drafted.
     """
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = defaultdict(float)
     for request in requests:
         prompt, response = request.prompt_tokens, responses[request.request_id]
         tokens = torch.from_numpy(np.concatenate((prompt, response)).astype(np.int64))
@@ -121,75 +118,62 @@ def measure(target: Target, task: Task, way: Way, eagle: str, temperature: float
         policy=FixedPolicy(Strategy.parse(way.strategy)),
         verification=way.verification,
     )
-    engine.submit(wave(task, 0, requests, MEASURED_EPOCH, temperature))
-    used: list[StrategyUse] = []
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, EngineWindow):
-                used += [use for use in event.strategies if use.drafted]
-    verifications = sum(use.offered[0] for use in used)  # of drafts: a request's first step has none
-    accepted = sum(use.accepted for use in used)
-    per_verification = accepted / verifications
+    found = accept(engine, wave(task, 0, requests, MEASURED_EPOCH, temperature))
     return {
         "way": way.name,
         "strategy": way.strategy,
         "temperature": temperature,
-        "verifications": verifications,
-        "accepted": accepted,
-        "accepted_per_verification": per_verification,
+        "verifications": found.verifications,
+        "accepted": found.accepted,
+        "accepted_per_verification": found.accepted / found.verifications,
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: one line per way, one column per temperature."""
+    """One line per way, one column per temperature."""
     temperatures = sorted({row["temperature"] for row in rows})
-    lines = ["| drafts | strategy | " + " | ".join(f"T = {t:g}" for t in temperatures) + " |"]
-    lines.append("|---|---|" + "---|" * len(temperatures))
-    for name in dict.fromkeys(row["way"] for row in rows):
-        mine = {row["temperature"]: row for row in rows if row["way"] == name}
-        strategy = next(iter(mine.values()))["strategy"]
-        values = " | ".join(f"{mine[t]['accepted_per_verification']:.3f}" for t in temperatures)
-        lines.append(f"| {name} | `{strategy}` | {values} |")
-    return "\n".join(lines)
+    found: dict[tuple[str, str], dict[float, str]] = {(row["way"], row["strategy"]): {} for row in rows}
+    for row in rows:
+        found[row["way"], row["strategy"]][row["temperature"]] = f"{row['accepted_per_verification']:.3f}"
+    head = ["drafts", "strategy", *(f"T = {t:g}" for t in temperatures)]
+    return markdown(head, [[*way, *(of[t] for t in temperatures)] for way, of in found.items()])
 
 
 def first_table(first: Mapping[float, Mapping[str, float]]) -> str:
-    """Markdown: probability that the first drafted token is accepted."""
-    lines = ["| first drafted token | " + " | ".join(f"T = {t:g}" for t in first) + " |", "|---|" + "---|" * len(first)]
+    """Probability that the first drafted token is accepted."""
     names = next(iter(first.values()))
-    return "\n".join(
-        [*lines, *(f"| {name} | " + " | ".join(f"{first[t][name]:.3f}" for t in first) + " |" for name in names)]
-    )
+    rows = [[name, *(f"{of[name]:.3f}" for of in first.values())] for name in names]
+    return markdown(["first drafted token", *(f"T = {t:g}" for t in first)], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="model directory of the demo; default: the newest in runs/")
-    parser.add_argument("--eagle", required=True, help="drafter directory (benchmarks.tools.fit_eagle)")
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=192)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
-    parser.add_argument("--out", type=Path, default=RESULT)
-    arguments = parser.parse_args()
+def main(
+    *,
+    target: Annotated[Path | None, "model directory of the demo; default: the newest in runs/"] = None,
+    eagle: Annotated[Path, "drafter directory (benchmarks.tools.fit_eagle)"],
+    depth: int = 4,
+    requests: int = 192,
+    temperatures: Sequence[float] = (0.7, 1.0),
+    out: Path = RESULTS / "acceptance.json",
+) -> None:
     torch.set_num_threads(1)
-    directory = find_demo(arguments.target)
-    target, task = load_target(directory, "demo", "float32"), load_task(directory)
-    model = load_eagle(arguments.eagle, target.model.config, dtype=torch.float32, device="cpu", batch_invariant=False)
+    directory = find_demo(target)
+    network, task = load_target(directory, "demo", "float32"), load_task(directory)
+    model = load_eagle(eagle, network.model.config, dtype=torch.float32, device="cpu", batch_invariant=False)
     rows: list[dict[str, Any]] = []
     first: dict[float, dict[str, float]] = {}
-    for temperature in arguments.temperatures:
-        requests = wave(task, 0, arguments.requests, MEASURED_EPOCH, temperature)
-        responses = decode(target, [requests], running=32).responses
-        first[temperature] = first_token(target.model, model, requests, responses, temperature)
-        for way in ways(arguments.depth):
-            rows.append(measure(target, task, way, arguments.eagle, temperature, arguments.requests))
+    for temperature in temperatures:
+        asked = wave(task, 0, requests, MEASURED_EPOCH, temperature)
+        responses = decode(network, [asked], running=32).responses
+        first[temperature] = first_token(network.model, model, asked, responses, temperature)
+        for way in ways(depth):
+            rows.append(measure(network, task, way, str(eagle), temperature, requests))
             print(f"T {temperature:g}  {way.name}: {rows[-1]['accepted_per_verification']:.3f}", flush=True)
-    arguments.out.write_text(
-        json.dumps({"machine": describe_machine(), "first_token": first, "rows": rows}, indent=1) + "\n"
-    )
+    settings = {"depth": depth, "requests": requests, "threads": 1, "seed": 0}
+    question = "how often is a draft accepted, by way of drafting?"
+    write(out, question, {"first_token": first, "rows": rows}, settings=settings)
     print(table(rows))
     print(first_table(first))
 
 
 if __name__ == "__main__":
-    main()
+    command(main, timed=False)

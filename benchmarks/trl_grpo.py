@@ -1,14 +1,14 @@
 """The TRL half of `rl_step_vs_trl.py`: GRPOTrainer on a checkpoint, on CPU; runs in TRL's own interpreter.
 
-Owns TRL's settings and its clock. Never imports Paceline: it must run where only TRL is installed.
+Owns TRL's settings and its clock. Never imports Paceline but the harness: it must run where only TRL is installed.
 One RL step = one generation batch = `--mini-batches` optimizer steps, as in Paceline.
 """
 
-import argparse
 import json
 import re
 import time
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import transformers
@@ -16,6 +16,8 @@ import trl
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.harness import command
 
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
@@ -40,42 +42,41 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self.ends.append(time.perf_counter())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--train", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True, help="folder for the trainer's own files")
-    parser.add_argument("--steps", type=int, required=True, help="RL steps")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--mini-batches", type=int, default=2)
-    parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-
-    rollouts = options.prompts * options.samples
+def main(
+    *,
+    model: Path,
+    train: Path,
+    out: Path,
+    work: Annotated[Path, "folder for the trainer's own files"],
+    steps: Annotated[int, "RL steps"],
+    threads: int = 2,
+    prompts: int = 16,
+    samples: int = 8,
+    mini_batches: int = 2,
+    max_new_tokens: int = 200,
+    lr: float = 3e-4,
+    seed: int = 0,
+) -> None:
+    torch.set_num_threads(threads)
+    rollouts = prompts * samples
     clock = Clock()
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
-        processing_class=AutoTokenizer.from_pretrained(options.model, padding_side="left"),
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
         reward_funcs=boxed_answer,
-        train_dataset=load_dataset("json", data_files=str(options.train), split="train"),
+        train_dataset=load_dataset("json", data_files=str(train), split="train"),
         callbacks=[clock],
         args=GRPOConfig(
-            output_dir=str(options.work),
+            output_dir=str(work),
             use_cpu=True,
             bf16=False,
-            seed=options.seed,
-            max_steps=options.steps * options.mini_batches,
-            per_device_train_batch_size=rollouts // options.mini_batches,
-            steps_per_generation=options.mini_batches,
+            seed=seed,
+            max_steps=steps * mini_batches,
+            per_device_train_batch_size=rollouts // mini_batches,
+            steps_per_generation=mini_batches,
             gradient_accumulation_steps=1,
-            num_generations=options.samples,
-            max_completion_length=options.max_new_tokens,
+            num_generations=samples,
+            max_completion_length=max_new_tokens,
             temperature=1.0,
             top_p=1.0,
             top_k=0,
@@ -84,7 +85,7 @@ def main() -> None:
             epsilon_high=0.28,
             loss_type="bnpo",  # mean over the tokens of the batch
             scale_rewards="group",
-            learning_rate=options.lr,
+            learning_rate=lr,
             lr_scheduler_type="constant",
             adam_beta2=0.95,
             weight_decay=0.0,
@@ -98,7 +99,7 @@ def main() -> None:
     )
     trainer.train()
 
-    ends = [clock.start, *clock.ends[options.mini_batches - 1 :: options.mini_batches]]
+    ends = [clock.start, *clock.ends[mini_batches - 1 :: mini_batches]]
     logs = [entry for entry in trainer.state.log_history if "completions/mean_length" in entry]  # one per RL step
     result = {
         "versions": {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
@@ -111,8 +112,8 @@ def main() -> None:
             for before, after, entry in zip(ends, ends[1:], logs, strict=False)
         ],
     }
-    options.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    out.write_text(json.dumps(result, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    command(main, timed=False)

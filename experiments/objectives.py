@@ -6,25 +6,24 @@ objective and seed. One run after the other, each through the program as a user 
 the table with its exit code.
 """
 
-import argparse
-import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness import DEMO, ROOT, command, machine, markdown, write
+from launch.observe.journal import read
 from policies.options import Name
 
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "examples/guess_and_check/config.yaml"
-RESULTS = ROOT / "experiments/results"
 MISSING = "-"
 
 
-def run(name: str, seed: int, config: Path, run_dir: Path, overrides: list[str], timeout_s: float) -> dict[str, Any]:
+def run(
+    name: str, seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float
+) -> dict[str, Any]:
     """One run of the program, as a row of the record; its output goes to ours."""
     folder = run_dir / f"{name}-seed{seed}"
     command = [sys.executable, "-m", "launch", "train", str(config), f"objective.name={name}", f"run.seed={seed}"]
@@ -38,8 +37,7 @@ def run(name: str, seed: int, config: Path, run_dir: Path, overrides: list[str],
     row = {"name": name, "seed": seed, "exit_code": finished.returncode, "wall_s": time.monotonic() - began_s}
     if finished.returncode:
         return row
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return row | summarise([json.loads(line) for line in lines])
+    return row | summarise(read(folder / "metrics.jsonl"))
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -57,57 +55,71 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
+def table(rows: Sequence[dict[str, Any]], machine: Mapping[str, Any]) -> str:
     """Markdown: a line per objective, means over its seeds."""
-    lines = [
-        "# The demo with every objective",
-        "",
-        "Held-out reward at T = 1 as fixed in `examples/guess_and_check/README.md`, means over the seeds; tokens and "
-        "seconds of RL, evaluations and warm start left out. Written by `python -m experiments.objectives`.",
-        "",
-        "| objective | seeds | before | after | gain | gain by seed | std of after | tokens | RL, s | failed |",
-        "|---|---:|---:|---:|---:|---|---:|---:|---:|---:|",
+    head = [
+        "objective",
+        "seeds",
+        "before",
+        "after",
+        "gain",
+        "gain by seed",
+        "std of after",
+        "tokens",
+        "RL, s",
+        "failed",
     ]
+    lines: list[list[object]] = []
     for name in dict.fromkeys(row["name"] for row in rows):
         ran = [row for row in rows if row["name"] == name]
         good = [row for row in ran if row["exit_code"] == 0]
         if not good:
-            lines.append(f"| `{name}` | 0 " + f"| {MISSING} " * 7 + f"| {len(ran)} |")
+            lines.append([f"`{name}`", 0, *[MISSING] * 7, len(ran)])
             continue
         before, after = (fmean(row[key] for row in good) for key in ("before", "after"))
         gains = ", ".join(f"{row['after'] - row['before']:+.3f}" for row in good)
         spread = f"{stdev(row['after'] for row in good):.3f}" if len(good) > 1 else MISSING
         lines.append(
-            f"| `{name}` | {len(good)} | {before:.3f} | {after:.3f} | {after - before:+.3f} | {gains} | {spread} "
-            f"| {fmean(row['tokens'] for row in good):,.0f} | {fmean(row['rl_s'] for row in good):.0f} "
-            f"| {len(ran) - len(good)} |"
+            [
+                f"`{name}`",
+                len(good),
+                f"{before:.3f}",
+                f"{after:.3f}",
+                f"{after - before:+.3f}",
+                gains,
+                spread,
+                f"{fmean(row['tokens'] for row in good):,.0f}",
+                f"{fmean(row['rl_s'] for row in good):.0f}",
+                len(ran) - len(good),
+            ]
         )
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
-    return "\n".join([*lines, "", f"{machine['cores']} cores, {machine['cpu']}; {versions}.", ""])
+    return (
+        "# The demo with every objective\n\n"
+        "Held-out reward at T = 1 as fixed in `examples/guess_and_check/README.md`, means over the seeds; tokens and "
+        "seconds of RL, evaluations and warm start left out. Written by `python -m experiments.objectives`.\n\n"
+        f"{markdown(head, lines)}\n\n{machine['cores']} cores, {machine['cpu']}; {versions}.\n"
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Run the demo with every objective and write the table.")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="configuration overrides")
-    parser.add_argument("--names", nargs="+", default=list(get_args(Name)), choices=get_args(Name))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--run-dir", type=Path, default=ROOT / "runs" / f"objectives-{time.strftime('%Y%m%d-%H%M%S')}")
-    parser.add_argument("--out", type=Path, default=RESULTS / "objectives", help="path without suffix")
-    parser.add_argument("--timeout-s", type=float, default=1800.0, help="limit of one run")
-    options = parser.parse_intermixed_args()
-    machine = describe_machine()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+def main(
+    *overrides: Annotated[str, "KEY=VALUE of the configuration"],
+    names: Annotated[Sequence[str], "objectives", get_args(Name)] = get_args(Name),
+    seeds: Sequence[int] = (0, 1, 2),
+    config: Path = DEMO / "config.yaml",
+    run_dir: Annotated[Path | None, "default: a new folder in runs/"] = None,
+    timeout_s: Annotated[float, "limit of one run"] = 1800.0,
+    out: Path = ROOT / "experiments/results/objectives.json",
+) -> None:
+    folder = (run_dir or ROOT / "runs" / f"objectives-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     rows: list[dict[str, Any]] = []
-    for seed in options.seeds:  # seed by seed: what is cut short has every objective
-        for name in options.names:
-            row = run(name, seed, options.config, options.run_dir.resolve(), options.overrides, options.timeout_s)
-            rows.append(row)
-            record = {"machine": machine, "overrides": options.overrides, "runs": rows}
-            options.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            options.out.with_suffix(".md").write_text(table(rows, machine), encoding="utf-8")
-    print(table(rows, machine))
+    for seed in seeds:  # seed by seed: what is cut short has every objective
+        for name in names:
+            rows.append(run(name, seed, config, folder, overrides, timeout_s))
+            write(out, "the demo with every objective", {"runs": rows}, settings={"overrides": overrides})
+            out.with_suffix(".md").write_text(table(rows, machine()), encoding="utf-8")
+    print(table(rows, machine()))
 
 
 if __name__ == "__main__":
-    main()
+    command(main, timed=False)

@@ -18,7 +18,6 @@ are paired by RL step: their medians, with bootstrap 95 % intervals. The tail's 
 requests of a worker run. About 15 minutes on two quiet cores, the inflation and fit included.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -29,16 +28,16 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from benchmarks.machine import describe_machine, is_busy
+from benchmarks.harness import DEMO, ROOT, command, paired, write
 from benchmarks.same_losses import first_difference
 from benchmarks.tools.fit_eagle import tell_fit
 from benchmarks.tools.rollouts import record_history
-from benchmarks.tools.targets import Target, find_demo, load_target, load_task
-from benchmarks.tools.turns import interval, opened, pin, take_turns, wait_for_trainers
+from benchmarks.tools.targets import Target, find_demo, inflated, load_target, load_task
+from benchmarks.tools.turns import opened, pin, take_turns, wait_for_trainers
 from drafter.eagle import save_eagle
 from drafter.training.fit import PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
@@ -46,13 +45,9 @@ from drafter.training.trainer import DrafterTrainer
 from launch.cluster.session import ray_session
 from launch.config import Config, load_config
 from launch.observe.journal import read
-from models.checkpoint import hf_state_dict, load_hf_state_dict, parameter_count, save_model
-from models.inflate import inflate, inflated_config
-from models.transformer import Transformer
+from models.checkpoint import parameter_count, save_model
 
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "examples/guess_and_check/config.yaml"
-RESULT = ROOT / "experiments/results/whole_run.json"
+CONFIG = DEMO / "config.yaml"
 SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_layers": 24, "num_heads": 4, "num_kv_heads": 2}
 JOBS = ("off", "retrieval", "frozen", "adaptive")
 RATIOS = {
@@ -70,10 +65,7 @@ PROMPTS_IN_ALL = 96
 
 def deep_target(demo: Path, folder: Path) -> Target:
     """Writes the inflated model to `folder`."""
-    small = load_target(demo, "demo", "float32").model
-    config = inflated_config(small.config, **SIZES)
-    model = Transformer(config, batch_invariant=True)
-    load_hf_state_dict(model, inflate(small.config, hf_state_dict(small), config))
+    model = inflated(load_target(demo, "demo", "float32").model, SIZES, batch_invariant=True)
     save_model(model, folder, tokenizer_dir=demo, source_dir=demo)
     return Target("20M, 24 layers", "float32", model.eval().requires_grad_(False), parameter_count(model))
 
@@ -139,9 +131,9 @@ def accept_lengths(run: Path, drafter: str, first_step: int) -> list[float | Non
     return found
 
 
-def paired(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     return {
-        label: interval([a / b for a, b in zip(seconds[over], seconds[under], strict=True)])
+        label: paired(seconds[over], seconds[under])
         for label, (over, under, _) in RATIOS.items()
         if over in seconds and under in seconds
     }
@@ -153,8 +145,8 @@ def summary(folder: Path, names: Sequence[str], steps_s: Mapping[str, Sequence[f
     rollout_s = {name: [r["seconds/rollout"] for r in rows[WARM_STEPS:]] for name, rows in records.items()}
     tokens = {name: [r["tokens/generated"] for r in rows[WARM_STEPS:]] for name, rows in records.items()}
     return {
-        "rollout": paired(rollout_s),
-        "rl_step": paired(steps_s),
+        "rollout": ratios(rollout_s),
+        "rl_step": ratios(steps_s),
         "jobs": {
             name: {
                 "rollout_s": round(median(rollout_s[name]), 3),
@@ -172,63 +164,56 @@ def summary(folder: Path, names: Sequence[str], steps_s: Mapping[str, Sequence[f
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="the demo's model directory before RL; default: the newest in runs/")
-    parser.add_argument("--steps", type=int, default=PROMPTS_IN_ALL // PROMPTS, help="RL steps; more repeat prompts")
-    parser.add_argument("--fit-steps", type=int, default=1500, help="micro-steps of the offline fit, at most")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs/whole_run")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
-    parser.add_argument("--busy", action="store_true", help="measure on a busy machine all the same")
-    parser.add_argument("overrides", nargs="*", help="of the configuration, for all jobs")
-    args = parser.parse_args()
-    if is_busy() and not args.busy:
-        sys.exit("the machine is busy: its timings would mean nothing (--busy measures all the same)")
-    folder = args.folder.resolve()
+def main(
+    *overrides: Annotated[str, "of the configuration, for all jobs"],
+    target: Annotated[Path | None, "the demo's model directory before RL; default: the newest in runs/"] = None,
+    steps: Annotated[int, "RL steps; more repeat prompts"] = PROMPTS_IN_ALL // PROMPTS,
+    fit_steps: Annotated[int, "micro-steps of the offline fit, at most"] = 1500,
+    jobs: Annotated[Sequence[str], "who takes part", JOBS] = JOBS,
+    folder: Path = ROOT / "runs/whole_run",
+    out: Path = ROOT / "experiments/results/whole_run.json",
+) -> int:
+    folder = folder.resolve()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    demo = find_demo(args.target)
-    target = deep_target(demo, folder / "target")
-    fitted = fit_drafter(demo, target, folder / "drafter", args.fit_steps)
-    configs = {name: configuration(name, folder, args.steps, args.overrides) for name in args.jobs}
-    for name in args.jobs:
+    demo = find_demo(target)
+    deep = deep_target(demo, folder / "target")
+    fitted = fit_drafter(demo, deep, folder / "drafter", fit_steps)
+    configs = {name: configuration(name, folder, steps, overrides) for name in jobs}
+    for name in jobs:
         shutil.rmtree(folder / name, ignore_errors=True)  # a trainer would go on from an older run's checkpoint
     with ExitStack() as stack:
         stack.enter_context(ray_session(address="local", cpus=32, object_store_bytes=512 * 2**20))
-        jobs, seen = {}, set[int]()
-        for name in args.jobs:
-            jobs[name] = stack.enter_context(opened(configs[name], folder / name))
+        opened_jobs, seen = {}, set[int]()
+        for name in jobs:
+            opened_jobs[name] = stack.enter_context(opened(configs[name], folder / name))
             if configs[name].drafter.train:
                 wait_for_trainers(folder / name, configs[name].rollout.workers)
             print(f"{name}: pinned to cores {pin(seen)}", flush=True)
-        seconds = {name: series[WARM_STEPS:] for name, series in take_turns(jobs, args.steps).items()}
-    found = summary(folder, args.jobs, seconds)
-    differs = {name: first_difference(folder / args.jobs[0], folder / name) for name in args.jobs[1:]}
-    drafter = read(folder / "adaptive" / "drafter.jsonl") if "adaptive" in args.jobs else []
+        seconds = {name: series[WARM_STEPS:] for name, series in take_turns(opened_jobs, steps).items()}
+    found = summary(folder, jobs, seconds)
+    differs = {name: first_difference(folder / jobs[0], folder / name) for name in jobs[1:]}
+    drafter = read(folder / "adaptive" / "drafter.jsonl") if "adaptive" in jobs else []
     result = {
-        "question": "what is the adaptive drafter worth to whole RL steps?",
-        "machine": describe_machine(("torch", "ray")),
-        "target": {"parameters": target.parameters, **SIZES},
-        "requests": {"per_step": PROMPTS * ROLLOUTS, "workers": 2, "epochs": args.steps * PROMPTS / PROMPTS_IN_ALL},
+        "target": {"parameters": deep.parameters, **SIZES},
+        "requests": {"per_step": PROMPTS * ROLLOUTS, "workers": 2, "epochs": steps * PROMPTS / PROMPTS_IN_ALL},
         "offline_fit": fitted,
-        "counted_steps": args.steps - WARM_STEPS,
+        "counted_steps": steps - WARM_STEPS,
         **found,
         "micro_steps": sum(record["micro_steps"] for record in drafter),
         "trained_s": round(sum(record["worker_s"] for record in drafter), 2),
         "same_rollouts_and_losses": not any(differs.values()),
         "differences": differs,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    settings = {"steps": steps, "warm_steps": WARM_STEPS, "fit_steps": fit_steps, "seed": 0}
+    write(out, "what is the adaptive drafter worth to whole RL steps?", result, settings=settings)
     for what in ("rollout", "rl_step"):
         for label, values in found[what].items():
             print("{:8s} {:22s} {median:.3f} [{low:.3f}, {high:.3f}]".format(what, label, **values))
     for name, job in found["jobs"].items():
-        print(f"{name:10s} rollout {job['rollout_s']:.2f} s, RL step {job['rl_step_s']:.2f} s, "
-              f"{job['tokens_per_s']:,} tokens/s, tail {job['tail']}")  # fmt: skip
-    print(f"same rollouts and losses: {result['same_rollouts_and_losses']}; {args.out}")
-    return 0 if result["same_rollouts_and_losses"] else 1
+        print(f"{name:10s} {json.dumps({key: of for key, of in job.items() if key != 'eagle_accept_length'})}")
+    print(f"same rollouts and losses: {result['same_rollouts_and_losses']}")
+    return 1 if any(differs.values()) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -2,17 +2,18 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, Finished, Request, Rollout, StrategyUse
+from actors.engine.types import EngineWindow, Event, Request, Rollout, StrategyUse
 from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import Target
 from drafter.eagle import Drafting, EagleDrafter, save_eagle
-from models.checkpoint import hf_state_dict, load_hf_state_dict, parameter_count
-from models.inflate import inflate, inflated_config
-from models.transformer import Transformer
+from drafter.training.records import SequenceRecord
+from models.config import ModelConfig
 from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
@@ -31,15 +32,6 @@ class Acceptance:
     def accept_length(self) -> float:
         """Tokens per verification, the target's own included, as TLT counts."""
         return 1 + self.accepted / max(self.verifications, 1)
-
-
-def deep_target(target: Target, layers: int) -> Target:
-    """The same function with more layers of the same width, as large models are deep beside a drafter's one layer."""
-    config = inflated_config(target.model.config, num_layers=layers)
-    deep = Transformer(config, batch_invariant=False)
-    load_hf_state_dict(deep, inflate(target.model.config, hf_state_dict(target.model), config))
-    deep = deep.to(next(target.model.parameters()).dtype).eval()
-    return replace(target, size=f"demo, {layers} layers", model=deep, parameters=parameter_count(deep))
 
 
 def drafter_of(model: Drafting, target: Target, running: int) -> EagleDrafter:
@@ -65,14 +57,12 @@ def drafting_engine(target: Target, model: Drafting, running: int, depth: int) -
 def accept(engine: NativeEngine, requests: Sequence[Request]) -> Acceptance:
     """Decode them all, with whatever weights and drafter the engine has now."""
     used: list[StrategyUse] = []
-    rollouts: dict[int, Rollout] = {}
-    engine.submit(requests)
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, EngineWindow):
-                used += [use for use in event.strategies if use.drafted]
-            elif isinstance(event, Finished):
-                rollouts[event.rollout.request_id] = event.rollout
+
+    def hear(event: Event) -> None:
+        if isinstance(event, EngineWindow):
+            used.extend(use for use in event.strategies if use.drafted)
+
+    rollouts = engine.generate(requests, hear)
     depth = max((len(use.offered) for use in used), default=0)
     offered, taken = (
         [sum(row[i] for row in rows if i < len(row)) for i in range(depth)]
@@ -80,3 +70,19 @@ def accept(engine: NativeEngine, requests: Sequence[Request]) -> Acceptance:
     )
     shares = tuple(round(t / o, 4) if o else 0.0 for t, o in zip(taken, offered, strict=True))
     return Acceptance(offered[0] if offered else 0, sum(taken), shares, rollouts)
+
+
+def random_record(rows: int, config: ModelConfig, seed: int = 0) -> SequenceRecord:
+    """For timing a trainer: states at random, which change no time."""
+    rng = np.random.default_rng((seed, rows))
+    states = rng.standard_normal((rows, config.hidden_size), np.float32).view(np.uint8)
+    tokens = rng.integers(0, config.vocab_size, rows + 1).astype(np.int32)
+    return SequenceRecord(
+        tokens=tokens,
+        prompt_length=1,
+        first=0,
+        states=states,
+        dtype="float32",
+        width=config.hidden_size,
+        target_version=0,
+    )

@@ -6,9 +6,10 @@ The demo's own rollouts and prompts, also for an inflated target, which has the 
 those of `paceline warmup-drafter`.
 """
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
+from benchmarks.harness import command
 from benchmarks.tools.rollouts import record_history
 from benchmarks.tools.targets import SIZES, find_demo, load_target, load_task
 from drafter.eagle import save_eagle
@@ -26,22 +27,22 @@ def tell_fit(progress: FitProgress) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="model directory of the demo; default: the newest in runs/")
-    parser.add_argument("--size", choices=SIZES, default="demo")
-    parser.add_argument("--out", required=True, help="where the drafter goes")
-    parser.add_argument("--steps", type=int, default=600, help="micro-steps, if no plateau is reached before")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    arguments = parser.parse_args()
-    directory = find_demo(arguments.target)
+def main(
+    *,
+    target: Annotated[Path | None, "model directory of the demo; default: the newest in runs/"] = None,
+    size: Annotated[str, "of the target", SIZES] = "demo",
+    out: Annotated[Path, "where the drafter goes"],
+    steps: Annotated[int, "micro-steps, if no plateau is reached before"] = 600,
+    lr: float = 2e-3,
+) -> None:
+    directory = find_demo(target)
     prompts, responses = record_history(load_target(directory, "demo", "float32"), load_task(directory))
-    target = load_target(directory, arguments.size, "float32").model.requires_grad_(False)
-    trainer = DrafterTrainer(TargetHead.of(target, 0), DrafterOptions(learning_rate=arguments.lr))
-    fit(trainer, TargetRecords(target, prompts, responses), PlateauRule(max_steps=arguments.steps), report=tell_fit)
-    save_eagle(trainer.model, Path(arguments.out))
-    print(f"wrote {arguments.out}")
+    model = load_target(directory, size, "float32").model.requires_grad_(False)
+    trainer = DrafterTrainer(TargetHead.of(model, 0), DrafterOptions(learning_rate=lr))
+    fit(trainer, TargetRecords(model, prompts, responses), PlateauRule(max_steps=steps), report=tell_fit)
+    save_eagle(trainer.model, out)
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":
-    main()
+    command(main, timed=False)

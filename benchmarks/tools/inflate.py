@@ -4,17 +4,19 @@ python -m benchmarks.tools.inflate runs/demo/model inflated/20m --size 20m
 python -m benchmarks.tools.inflate runs/demo/model inflated/big --hidden-size 2048 --num-layers 12
 """
 
-import argparse
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import torch
 
-from models.checkpoint import hf_state_dict, load_hf_state_dict, load_model, parameter_count, save_model
-from models.inflate import PRESETS, inflate, inflated_config
+from benchmarks.harness import command
+from benchmarks.tools.targets import DTYPES, inflated
+from models.checkpoint import load_model, parameter_count, save_model
+from models.inflate import PRESETS
 from models.packed import PackedContext
 from models.transformer import Transformer
 
-SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 TOLERANCE = 1e-3  # largest difference of float32 logits
 
 
@@ -27,36 +29,36 @@ def largest_difference(a: Transformer, b: Transformer, tokens: int = 256) -> flo
     return (a.logits(a(ids, context)) - b.logits(b(ids, context))).abs().max().item()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help="Hugging Face model directory")
-    parser.add_argument("out", help="directory to write")
-    parser.add_argument("--size", choices=PRESETS, help="sizes that give about so many parameters from the demo model")
-    for name in SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights that multiply zeros")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the written weights")
-    options = parser.parse_args()
-
-    sizes = dict(PRESETS[options.size]) if options.size else {}
-    sizes |= {name: value for name in SIZES if (value := getattr(options, name)) is not None}
-    source = load_model(options.source)
-    target = inflated_config(source.config, **sizes)
-    inflated = Transformer(target)
-    load_hf_state_dict(inflated, inflate(source.config, hf_state_dict(source), target, seed=options.seed))
-    difference = largest_difference(source, inflated)
+def main(
+    source: Annotated[Path, "Hugging Face model directory"],
+    out: Annotated[Path, "directory to write"],
+    *,
+    size: Annotated[str | None, "sizes that give about so many parameters from the demo model", tuple(PRESETS)] = None,
+    hidden_size: int | None = None,
+    intermediate_size: int | None = None,
+    num_layers: int | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    seed: Annotated[int, "of the weights that multiply zeros"] = 0,
+    dtype: Annotated[str, "of the written weights", DTYPES] = "float32",
+) -> int:
+    given = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "num_layers": num_layers}
+    given |= {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    sizes = dict(PRESETS[size] if size else {}) | {name: value for name, value in given.items() if value is not None}
+    small = load_model(source)
+    large = inflated(small, sizes, batch_invariant=True, seed=seed)
+    difference = largest_difference(small, large)
     print(
-        f"{parameter_count(source) / 1e6:.2f}M -> {parameter_count(inflated) / 1e6:.2f}M parameters, "
+        f"{parameter_count(small) / 1e6:.2f}M -> {parameter_count(large) / 1e6:.2f}M parameters, "
         f"largest logit difference {difference:.1e}"
     )
     if not difference <= TOLERANCE:
         print(f"error: the logits differ by more than {TOLERANCE}; nothing was written", file=sys.stderr)
         return 1
-    save_model(
-        inflated.to(getattr(torch, options.dtype)), options.out, tokenizer_dir=options.source, source_dir=options.source
-    )
+    save_model(large.to(getattr(torch, dtype)), out, tokenizer_dir=source, source_dir=source)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main, timed=False))

@@ -1,32 +1,32 @@
 """The record of `benchmarks.rollout`: kept, tabulated, drawn. Measures nothing."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tools.svg import Line, Panel, chart
+from benchmarks.figures import Line, Panel, draw
+from benchmarks.harness import load, machine, markdown, write
 
 Record = dict[str, Any]
 _NOT_FIXED = ("adaptive", "hostile", "off")
 
 
-def merge(path: Path, row: Record, machine: Record) -> None:
+def merge(path: Path, row: Record, question: str, settings: Record) -> None:
     """Enter a case in the record at `path`, in place of its older self.
 
     Raises SystemExit if the record is of another machine or another setting: such figures do not belong together.
     """
-    record: Record = {"machine": machine, "cases": []}
+    here = {name: machine()[name] for name in ("cpu", "cores", "python", "versions")} | settings
+    cases: list[Record] = []
     if path.is_file():
-        record = json.loads(path.read_text())
-        if record["machine"] != machine:
-            differing = sorted(key for key in machine if record["machine"].get(key) != machine[key])
+        record = load(path)
+        there = record["machine"] | record.get("settings", {})
+        if differing := sorted(key for key in here if there.get(key) != here[key]):
             raise SystemExit(
                 f"{path} differs from this run in {', '.join(differing)}: give another --out, or remove it"
             )
-    cases = {_key(case): case for case in record["cases"]} | {_key(row): row}
-    record["cases"] = [cases[key] for key in sorted(cases)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+        cases = record["cases"]
+    merged = {_key(case): case for case in cases} | {_key(row): row}
+    write(path, question, {"cases": [merged[key] for key in sorted(merged)]}, settings=settings)
 
 
 def _key(case: Record) -> tuple[int, str, int]:
@@ -53,9 +53,8 @@ def table(record: Record) -> str:
         "adaptive, cold",
         "hostile",
         "hostile, cold",
-        "off / before",
     )
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = []
     for case in record["cases"]:
         found, best = case["contenders"], best_fixed(case)
         cells = [
@@ -71,10 +70,9 @@ def table(record: Record) -> str:
                 f"{found[name]['speedup']:.2f}x" if name in found else ""
                 for name in ("adaptive, cold", "hostile", "hostile, cold")
             ),
-            f"{case['off_over_base']:.2f}" if "off_over_base" in case else "",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *verdicts(record)])
+        lines.append(cells)
+    return "\n".join([markdown(head, lines), "", *verdicts(record)])
 
 
 def verdicts(record: Record) -> list[str]:
@@ -91,38 +89,28 @@ def verdicts(record: Record) -> list[str]:
         for name, found in case["contenders"].items()
         if name.startswith(("adaptive", "hostile"))
     )
-    lines = [
+    return [
         f"Smallest share of the bound: {of_bound['adaptive_of_bound']:.0%} ({where(of_bound)} requests).",
         f"Slowest against off: {slowest[0]:.2f}x ({slowest[1]}, {slowest[2]} requests).",
     ]
-    based = [case for case in cases if "off_over_base" in case]
-    if based:
-        worst = min(based, key=lambda case: case["off_over_base"])
-        lines.append(f"Slowest off against the engine before: {worst['off_over_base']:.2f}x ({where(worst)} requests).")
-    return lines
 
 
-def plot(record: Record) -> str:
-    """SVG: speed-up over requests, a panel per target and dtype."""
-    panels: dict[str, list[Record]] = {}
+def plot(record: Record, path: Path) -> None:
+    """Speed-up over requests, a panel per target and dtype."""
+    cases: dict[str, list[Record]] = {}
     for case in record["cases"]:
-        panels.setdefault(f"{case['target']} {case['dtype']}", []).append(case)
-    return chart(
-        [Panel(title, _lines(cases)) for title, cases in panels.items()],
-        x_label="requests",
-        y_label="speed-up over off",
-        level=1.0,
-    )
+        cases.setdefault(f"{case['target']} {case['dtype']}", []).append(case)
+    panels = [
+        Panel(title=title, lines=_lines(of), x_label="requests", y_label="speed-up over off", levels=(1,), log_x=True)
+        for title, of in cases.items()
+    ]
+    draw(path, panels, columns=min(3, len(panels)))
 
 
 def _lines(cases: list[Record]) -> list[Line]:
-    lines = [
-        Line("adaptive", [(case["requests"], case["contenders"]["adaptive"]["speedup"]) for case in cases]),
-        Line("bound", [(case["requests"], case["bound_speedup"]) for case in cases], dashed=True),
-    ]
-    names = dict.fromkeys(name for case in cases for name in case["contenders"])
-    for name in names:
-        if name not in ("adaptive", "hostile, cold", "off, policy asked"):
+    lines = [Line("bound", [(case["requests"], case["bound_speedup"]) for case in cases], "--")]
+    for name in dict.fromkeys(name for case in cases for name in case["contenders"]):
+        if name not in ("hostile, cold", "off, policy asked"):
             points = [(c["requests"], c["contenders"][name]["speedup"]) for c in cases if name in c["contenders"]]
             lines.append(Line(name, points))
     return lines

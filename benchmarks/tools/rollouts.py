@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
-from actors.engine.types import Finished, Request, SamplingParams
+from actors.engine.types import Request, SamplingParams
 from benchmarks.tools.targets import Target, Task
 from drafter.protocol import Drafter
 from models.noise import noise_key
@@ -103,11 +103,7 @@ def decode(
     gc.collect()
     start_s = perf_counter()
     for requests in waves:
-        engine.submit(requests)
-        while engine.has_work:
-            for event in engine.step():
-                if isinstance(event, Finished):
-                    responses[event.rollout.request_id] = event.rollout.tokens
+        responses |= {number: rollout.tokens for number, rollout in engine.generate(requests).items()}
     return Run(perf_counter() - start_s, responses, steps)
 
 

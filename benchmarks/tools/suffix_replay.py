@@ -19,6 +19,12 @@ MIN_PROBABILITY = 0.1
 MIN_LIVE = 32  # a step's time per request counts while so many requests are live
 
 
+def suffixes(*options: float) -> Any:
+    """The native index: requests, window, ... as `paceline_native.Suffixes` takes them."""
+    assert kernels is not None, "the native extension is not built"
+    return kernels.Suffixes(*options)
+
+
 class Contender(Protocol):
     """An index that knows every problem's window, with one request per problem begun."""
 
@@ -34,7 +40,7 @@ class Ours:
 
     def __init__(self, problems: Sequence[Problem], held_out: int, tokens: int, prompt_context: bool = True) -> None:
         self._tokens = tokens
-        self._index = kernels.Suffixes(len(problems), 32, 1 << 40, 1.0, 1 << 40)
+        self._index = suffixes(len(problems), 32, 1 << 40, 1.0, 1 << 40)
         for handle, problem in enumerate(problems):
             for number, sample in enumerate(problem.samples):
                 if number != held_out:
@@ -71,7 +77,7 @@ class Arctic:
     """arctic-inference's SuffixDecodingCache, one per problem; a request's own response enters its local tree only."""
 
     def __init__(self, depth: int, problems: Sequence[Problem], held_out: int, tokens: int) -> None:
-        from arctic_inference.suffix_decoding import SuffixDecodingCache  # type: ignore[import-not-found]
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
 
         self._depth, self._tokens = depth, tokens
         self._caches: list[Any] = []

@@ -1,21 +1,17 @@
 """Several jobs of one process that take every RL step in turn, so that each is timed under the same conditions.
 
-Owns how jobs are opened, pinned and alternated, and the interval of paired ratios; never decides what is compared.
+Owns how jobs are opened, pinned and alternated, and which processes belong to them; never decides what is compared.
 """
 
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-import numpy as np
 import psutil
 
-from benchmarks.tools.chaos import TITLES
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
 from launch.config import Config
@@ -25,8 +21,16 @@ from launch.run.job import Job, open_job
 from launch.run.rl_step import rl_step
 from launch.run.warmup import warm_start
 
+# By what a command line holds; Ray writes an actor's class into its own.
+TITLES = {
+    "trainer": "actors.spot.child",
+    "rollout_worker": "ray::RolloutWorker",
+    "engine": "actors.engine.child",
+    "coordinator": "ray::CoordinatorActor",
+    "buffer": "ray::DataBufferActor",
+    "reward_worker": "ray::RewardWorker",
+}
 SETTLE_S = 0.2  # between two jobs' steps: what the last one left behind comes to an end
-RESAMPLES = 10_000
 
 
 @contextmanager
@@ -41,12 +45,24 @@ def opened(config: Config, run_dir: Path) -> Iterator[Job]:
             yield job
 
 
+def processes_of(kind: str) -> list[psutil.Process]:
+    """Of the jobs on this process's Ray head, oldest first."""
+    found = [process for process in psutil.Process().children(recursive=True) if _is(process, kind)]
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def _is(process: psutil.Process, kind: str) -> bool:
+    try:
+        return any(TITLES[kind] in part for part in process.cmdline())
+    except psutil.Error:
+        return False  # it has ended meanwhile
+
+
 def pin(seen: set[int]) -> dict[str, list[int]]:
     """Pin the engine and the trainer of the workers that are not in `seen` yet, one core per worker; which cores."""
     cores = sorted(os.sched_getaffinity(0))
     pinned: dict[str, list[int]] = {}
-    workers = [p for p in _children() if _is(p, "rollout_worker") and p.pid not in seen]
-    for index, worker in enumerate(sorted(workers, key=lambda process: process.create_time())):
+    for index, worker in enumerate(p for p in processes_of("rollout_worker") if p.pid not in seen):
         seen.add(worker.pid)
         core = cores[index % len(cores)]
         for child in worker.children():
@@ -59,21 +75,10 @@ def pin(seen: set[int]) -> dict[str, list[int]]:
     return pinned
 
 
-def _is(process: psutil.Process, kind: Any) -> bool:
-    try:
-        return any(TITLES[kind] in part for part in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-def _children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
 def wait_for_trainers(run_dir: Path, workers: int, timeout_s: float = 120.0) -> AdminClient:
     """The admin service's client, once so many workers in all have registered with their trainers up."""
     deadline_s = time.monotonic() + timeout_s
-    while (address := Address.read(run_dir)) is None or sum(_is(p, "trainer") for p in _children()) < workers:
+    while (address := Address.read(run_dir)) is None or len(processes_of("trainer")) < workers:
         if time.monotonic() > deadline_s:
             sys.exit(f"{run_dir.name}: its trainers are not up after {timeout_s:g} s")
         time.sleep(0.2)
@@ -95,11 +100,3 @@ def take_turns(jobs: Mapping[str, Job], steps: int) -> dict[str, list[float]]:
         row = "  ".join(f"{name} {seconds[name][-1]:.2f} s" for name in names)
         print(f"step {step + 1:3d}/{steps}  {row}", flush=True)
     return seconds
-
-
-def interval(ratios: Sequence[float], seed: int = 0) -> dict[str, float]:
-    """Median of paired ratios with its bootstrap 95 % interval."""
-    values = np.asarray(ratios)
-    draws = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(np.median(values[draws], axis=1), [0.025, 0.975])
-    return {"median": round(median(ratios), 4), "low": round(float(low), 4), "high": round(float(high), 4)}

@@ -1,17 +1,14 @@
-"""What the drafter benchmarks compare is comparable: padded batches say what packed ones say; ratios and intervals."""
+"""What the drafter benchmarks compare is comparable: padded batches say what packed ones say."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.drafter_adaptation import dips, ratio
 from benchmarks.drafter_packing import padded_loss
-from benchmarks.tools.curves import Curves, curves, ticks
-from benchmarks.tools.svg import Line
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
+from experiments.drafter_adaptation import dips
 from policies.drafter.options import DrafterOptions
 from tests.drafter.training_support import drafter_for, records_of
 from tests.engine.support import tiny_model
@@ -32,27 +29,6 @@ def test_padding_changes_no_loss_and_no_gradient(tmp_path: Path, dense: bool) ->
     torch.testing.assert_close(padded, packed, rtol=1e-4, atol=1e-5)
 
 
-def test_ratio_of_accept_lengths() -> None:
-    """Of sums, over the same requests in each draw: drafters that are equal on every request have no interval."""
-    counts = np.array([[10, 5], [40, 10], [9, 9]])
-    assert ratio(counts, counts) == {"ratio": 1.0, "low": 1.0, "high": 1.0}
-    found = ratio(counts, counts * [1, 2])
-    assert found == {"ratio": 2.0, "low": 2.0, "high": 2.0}
-    mixed = ratio(counts, np.array([[10, 5], [40, 40], [9, 9]]))
-    assert mixed["low"] < mixed["ratio"] == 2.25 < mixed["high"]
-
-
 def test_dips_and_recoveries() -> None:
     curve = [(0.0, 0.50), (0.9, 0.80), (1.0, 0.70), (1.9, 0.85), (2.0, 0.80), (2.9, 0.90)]
     assert dips(curve) == {"at_target_update": pytest.approx(-7.5), "by_training": pytest.approx(55 / 3, abs=1e-3)}
-
-
-def test_axes_hold_all_points() -> None:
-    assert ticks(0, 24) == [0, 5, 10, 15, 20, 25]
-    assert ticks(1.52, 1.79) == [1.5, 1.6, 1.7, 1.8]
-    drawn = curves([Curves("a < b", "x", "y", [Line("one", [(0, 1), (1, 1)]), Line("two", [(2, 1)])], marks=[1])])
-    assert drawn.count("<polyline") == 2
-    assert "a &lt; b" in drawn
-    assert drawn.count('class="mark"') == 1
-    with pytest.raises(ValueError, match="nothing: a chart needs"):
-        curves([Curves("nothing", "x", "y", [])])

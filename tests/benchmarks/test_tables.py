@@ -32,7 +32,7 @@ def test_a_seed_is_summarised_from_its_first_and_last_evaluation() -> None:
     records = [evaluation(0, 0.4), record(1, 1.0), evaluation(1, 0.5), record(2, 3.0), evaluation(2, 0.75)]
     result = seeds.summarise(7, records, wall_s=30.0)
     assert (result.before, result.after, result.gain) == (0.4, 0.75, pytest.approx(0.35))
-    assert (result.rl_steps, result.rl_s, result.tokens_per_s) == (2, 4.0, 20.0)
+    assert (result.rl_steps, result.rl_s, result.tokens_per_s) == (2, 4.0, 15.0)
     text = seeds.table([result], {"cores": 2, "cpu": "a CPU"})
     assert "| 7 | 0.400 | 0.750 | +0.350 |" in text
     assert "10 points on 1 of 1 seeds" in text

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tools.coordinator_events import OPTIONS, place, random_event, random_sequence, snapshot
 from coordinator.events import (
     Busy,
     Event,
@@ -26,6 +25,7 @@ from coordinator.events import (
 )
 from coordinator.machine import IllegalTransitionError, Machine, UnknownTargetError
 from coordinator.table import TABLE, Edge
+from tests.coordinator.random_events import OPTIONS, place, random_event, random_sequence, snapshot
 from tests.coordinator.transcripts import replay
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.txt"))
@@ -40,7 +40,7 @@ def test_golden_transcript(path: Path) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_invariants_hold_whatever_comes(block: int) -> None:
-    """5,000 random sequences here, 100,000 in benchmarks/coordinator.py."""
+    """5,000 random sequences here, 100,000 in tests/coordinator/fuzz.py."""
     rng = random.Random(block)
     for _ in range(1250):
         random_sequence(rng, 30)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tools.coordinator_worlds import random_world
 from coordinator.member import Member
 from coordinator.options import CoordinatorOptions
 from coordinator.simulator import NO_FAULTS, BrokenTruthError, Simulation
 from coordinator.wire import Ack, Tell
+from tests.coordinator.random_worlds import random_world
 
 OPTIONS = CoordinatorOptions(
     heartbeat_s=1, lease_s=5, start_deadline_s=3, stop_deadline_s=1, retry_after_s=2, max_members=4
@@ -19,7 +19,7 @@ OPTIONS = CoordinatorOptions(
 
 
 def test_truth_and_books_hold_in_random_worlds() -> None:
-    """300 here, more by benchmarks/coordinator.py. Everything that can happen does."""
+    """300 here, more by tests/coordinator/fuzz.py. Everything that can happen does."""
     happened: Counter[str] = Counter()
     for seed in range(300):
         outcome = random_world(seed).run()

@@ -13,18 +13,19 @@ from launch.config.schema import by_name, generic
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for folder, pattern in ((".", "*.md"), ("docs", "*.md"), ("examples", "*/*.md"), ("benchmarks", "*.md"))
-    for path in (ROOT / folder).glob(pattern)
+    for pattern in ("*.md", "docs/*.md", "examples/*/*.md", "benchmarks/*.md", "experiments/*.md")
+    for path in ROOT.glob(pattern)
 )
 SECTIONS = "|".join(Config.model_fields)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 KEY = re.compile(rf"(?<![\w./-])(?:{SECTIONS})(?:\.[a-z_0-9*]+)+\b(?![(/])")
-MODULE = re.compile(r"python -m ((?:launch|benchmarks|coordinator|examples|actors|models)[\w.]*)")
+MODULE = re.compile(r"python -m ((?:launch|benchmarks|coordinator|examples|experiments|actors|models|tests)[\w.]*)")
 SOURCE = re.compile(
-    r"(?<![\w./-])(?:actors|benchmarks|coordinator|docs|drafter|examples|launch|models|native|policies|tests)/[\w./-]+\w"
+    r"(?<![\w./-])(?:actors|benchmarks|coordinator|docs|drafter|examples|experiments|launch|models|native|policies|tests)"
+    r"/[\w./-]+\w"
 )
 FILES = (".jsonl", ".log", ".json", ".md", ".py", ".yaml", ".parquet", ".gz")
-MADE = re.compile(r"examples/guess_and_check/data|benchmarks/results")  # by a command
+MADE = re.compile(r"examples/guess_and_check/data|(?:benchmarks|experiments)/results")  # by a command
 
 
 def name(path: Path) -> str:
@@ -74,7 +75,8 @@ def test_modules_and_files_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert [module for module in MODULE.findall(text) if importlib.util.find_spec(module) is None] == []
     files = [file for file in SOURCE.findall(text) if not MADE.match(file)]
-    assert [file for file in files if not (ROOT / file.partition("::")[0]).exists()] == []
+    there = [ROOT / file.partition("::")[0] for file in files]
+    assert [path for path in there if not path.exists() and not path.with_suffix(".py").exists()] == []
 
 
 def test_every_page_of_the_manual_is_in_its_index() -> None:

@@ -1,5 +1,5 @@
 """Every part of a run with drafter training is killed once, in one run: it ends as if nothing had happened, and says
-what was lost. `python -m benchmarks.chaos` does the same to the demo, at random moments."""
+what was lost. `python -m experiments.chaos` does the same to the demo, at random moments."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import ray
 
 from actors.data_buffer import DataBufferActor
 from benchmarks.same_losses import first_difference
-from benchmarks.tools.chaos import EVENTS, Moment, VictimName, kill_at, reasons
+from experiments.killing import EVENTS, Moment, VictimName, kill_at, reasons
 from launch.drafter.watch import DrafterWatch
 from policies.drafter.options import BufferOptions
 from tests.train.conftest import Runs

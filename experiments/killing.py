@@ -9,24 +9,17 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import psutil
 
+from benchmarks.tools.turns import TITLES, processes_of
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
 from launch.observe.journal import read
 
 VictimName = Literal["trainer", "rollout_worker", "engine", "coordinator", "buffer", "reward_worker"]
-# By what a command line holds; Ray writes an actor's class into its own.
-TITLES: dict[VictimName, str] = {
-    "trainer": "actors.spot.child",
-    "rollout_worker": "ray::RolloutWorker",
-    "engine": "actors.engine.child",
-    "coordinator": "ray::CoordinatorActor",
-    "buffer": "ray::DataBufferActor",
-    "reward_worker": "ray::RewardWorker",
-}
+VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 # The event of events.jsonl that says so.
 EVENTS: dict[VictimName, str] = {
     "trainer": "trainer_lost",
@@ -96,18 +89,6 @@ def kill_at(
     title = " ".join(chosen.cmdline()).rpartition("/")[2][:80]
     chosen.send_signal(by)
     return Kill(chosen.pid, title, time.time(), states)
-
-
-def processes_of(victim: VictimName) -> list[psutil.Process]:
-    """Of the jobs on this process's Ray head, oldest first."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if any(TITLES[victim] in part for part in process.cmdline()):
-                found.append((process.create_time(), process))
-        except psutil.Error:
-            continue  # it has ended meanwhile
-    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
 
 def _busiest(found: list[psutil.Process]) -> psutil.Process:

@@ -1,6 +1,6 @@
 """Accept length and speed-up over depth, top-k, tokens to verify and batch size, and what the chooser makes of them.
 
-    python -m benchmarks.strategy_grid [--sizes 20m] [--dtypes float32] [--drafters suffix] [--eagle 20m=DIR]
+    python -m experiments.strategy_grid [--sizes 20m] [--dtypes float32] [--drafters suffix] [--eagle 20m=DIR]
 
 Owns `results/strategy_grid.json` and `strategy_grid.md`: the tables beside TLT's Tables 1 and 4 and Figure 13. Requests
 are those of `benchmarks.rollout`, but the running batch is kept full: as one ends the next takes its place, and only
@@ -9,22 +9,21 @@ measured between the cells. The chooser then decodes with all cells of its batch
 them; its regret is what the arm it used most, in the second half of that run, lacks to the best cell.
 """
 
-import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness import ROOT, command, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import Contender, adaptive, fixed
-from benchmarks.tools.grid_report import markdown
 from benchmarks.tools.rollouts import MEASURED_EPOCH, WARMUP_EPOCH, History, Run, decode, engine_options, waves
-from benchmarks.tools.targets import DTYPES, ROOT, SIZES, Target, Task, find_demo, load_target, load_task
+from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
+from experiments.grid_report import tables
 from policies.speculation.strategy import PLAIN, Strategy
 
 DEPTHS = (2, 4, 8, 12)
@@ -33,6 +32,21 @@ TOP_KS = (1, 2, 4, 8)  # Table 1, with depth 8 and 16 tokens to verify
 TOP_K, TABLE_1_DEPTH, TABLE_1_VERIFY = 4, 8, 16
 TABLE_4_DEPTH, TABLE_4_VERIFY = 8, (2, 4, 8, 16)  # Table 4, with TOP_K; depth at most the tokens to verify
 BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    target: Annotated[Path | None, "the demo's model directory; default: the newest in runs/"] = None
+    sizes: Annotated[Sequence[str], "of the target", SIZES] = ("20m",)
+    dtypes: Annotated[Sequence[str], "of the target", DTYPES] = ("float32",)
+    batches: Sequence[int] = BATCHES
+    drafters: Sequence[str] = ("suffix", "ngram", "eagle")
+    eagle: Annotated[Sequence[str], "SIZE=DIR: drafter weights of a size"] = ()
+    repeats: int = 2
+    chooser_runs: Annotated[int, "runs that the chooser learns in"] = 6
+    seconds: Annotated[float, "of a plain run"] = 1.0
+    threads: int = 2
+    out: Path = ROOT / "experiments/results/strategy_grid.json"
 
 
 def strategy(drafter: str, depth: int, top_k: int, verify: int) -> Strategy:
@@ -155,7 +169,7 @@ def measure_choice(bench: Bench, row: Sequence[dict[str, Any]], eagle: str | Non
     }
 
 
-def grid_of(target: Target, task: Task, history: History, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def grid_of(target: Target, task: Task, history: History, options: Options) -> Iterator[dict[str, Any]]:
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(target.size)
     drafters = [name for name in options.drafters if name != "eagle" or eagle is not None]
     for batch in options.batches:
@@ -180,45 +194,23 @@ def grid_of(target: Target, task: Task, history: History, options: argparse.Name
             }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="the demo's model directory; default: the newest in runs/")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["20m"])
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--drafters", nargs="+", default=["suffix", "ngram", "eagle"])
-    parser.add_argument("--eagle", action="append", default=[], metavar="SIZE=DIR", help="drafter weights of a size")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--chooser-runs", type=int, default=6, help="runs that the chooser learns in")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a plain run")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "strategy_grid.json"))
-    options = parser.parse_args()
+def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     demo = find_demo(options.target)
     task = load_task(demo)
-    out = Path(options.out)
-    record: dict[str, Any] = {
-        "machine": describe_machine(("torch", "numpy")) | {"threads": options.threads},
-        "settings": {
-            "repeats": options.repeats,
-            "chooser_runs": options.chooser_runs,
-            "seconds": options.seconds,
-            "temperature": 1.0,
-        },
-        "rows": [],
-    }
+    settings = {"repeats": options.repeats, "chooser_runs": options.chooser_runs, "seconds": options.seconds}
+    settings |= {"threads": options.threads, "temperature": 1.0, "seed": rollouts.SEED}
+    rows: list[dict[str, Any]] = []
     for dtype in options.dtypes:
         history = rollouts.record_history(load_target(demo, "demo", dtype), task)
         for size in options.sizes:
             for row in grid_of(load_target(demo, size, dtype), task, history, options):
-                record["rows"].append(row)
-                out.parent.mkdir(parents=True, exist_ok=True)
-                out.write_text(json.dumps(record, indent=1) + "\n")
-    text = markdown(record)
-    out.with_suffix(".md").write_text(text)
+                rows.append(row)
+                write(options.out, "which strategy at which batch size?", {"rows": rows}, settings=settings)
+    text = tables(rows)
+    options.out.with_suffix(".md").write_text(text)
     print(text)
 
 
 if __name__ == "__main__":
-    main()
+    main(command(Options))

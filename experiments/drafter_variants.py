@@ -1,6 +1,6 @@
 """EAGLE, HASS, EAGLE-3 and OSD for the same number of updates on the same data: what they cost and what they accept.
 
-    python -m benchmarks.drafter_variants [--target runs/demo/model] [--updates 240] [--threads 1] [--quick]
+    python -m experiments.drafter_variants [--target runs/demo/model] [--updates 240] [--threads 1]
 
 The setting of TLT Table 7 (and 8) on the demo: the target is the demo's, inflated to 8 layers of the same function; all
 drafters start from the same seed and see the same packs of the target's own rollouts in the same order, one micro-step
@@ -11,23 +11,22 @@ chains: accept length (tokens per verification, the target's own included) on ot
 `short` is the same drafter after `updates / passes` of its updates: about the time that EAGLE needs for all of its own.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.types import Request
-from benchmarks.machine import describe_machine
-from benchmarks.tools.drafting import accept, deep_target, drafting_engine
+from benchmarks.harness import ROOT, command, in_turns, markdown, write
+from benchmarks.tools.drafting import accept, drafting_engine
 from benchmarks.tools.rollouts import GROUP, MEASURED_EPOCH, decode, engine_options, record_history, wave
-from benchmarks.tools.targets import Target, find_demo, load_target, load_task
+from benchmarks.tools.targets import Target, deep_target, find_demo, load_target, load_task
 from drafter.training.fit import TargetRecords
 from drafter.training.head import TargetHead
 from drafter.training.packing import MIN_ROWS
@@ -35,7 +34,6 @@ from drafter.training.trainer import DrafterTrainer
 from drafter.training.variants import VARIANTS
 from policies.drafter.options import Algorithm, DrafterOptions
 
-RESULTS = Path(__file__).parent / "results" / "drafter_variants.json"
 LAYERS = 8
 LEARNING_RATE = 3e-3  # the demo's
 SEED = 0
@@ -102,16 +100,13 @@ def speeds(
     for algorithm, run in runs.items():
         engines[algorithm] = drafting_engine(target, run.trainer.model, 1, depth)
     engines["plain"] = NativeEngine(target.model, engine_options(1))
-    found: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in range(rounds + 1):
-        for name, engine in engines.items():
-            start_s = time.perf_counter()
-            rollouts = accept(engine, requests).rollouts
-            if turn:  # the first is warm-up
-                found[name].append(
-                    sum(len(rollout.tokens) for rollout in rollouts.values()) / (time.perf_counter() - start_s)
-                )
-    return {name: median(values) for name, values in found.items()}
+    made: dict[str, int] = {}
+
+    def decode_all(name: str) -> None:
+        made[name] = sum(len(rollout.tokens) for rollout in engines[name].generate(requests).values())
+
+    seconds = in_turns({name: partial(decode_all, name) for name in engines}, rounds)
+    return {name: made[name] / median(taken) for name, taken in seconds.items()}
 
 
 def report_of(
@@ -153,79 +148,70 @@ def report_of(
 
 def table(found: Mapping[str, Any], speed: Mapping[str, float]) -> str:
     """Markdown, as in docs/drafter_variants.md."""
-    columns = (
-        "variant",
-        "passes",
-        "accept length",
-        "after EAGLE's time",
-        "top-3",
-        "training tokens/s",
-        "cost",
-        "tokens/s of one request",
-        "TLT: accept length, speed-up, cost",
-    )
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    head = ["variant", "passes", "accept length", "after EAGLE's time", "top-3", "training tokens/s", "cost"]
+    head += ["tokens/s of one request", "TLT: accept length, speed-up, cost"]
+    lines = []
     for name, row in found.items():
         tlt = row["tlt"]
         theirs = [f"{tlt['accept_length']}", *(f"{tlt[key]}x" if tlt[key] else "-" for key in ("speedup", "cost"))]
         lines.append(
-            f"| {name} | {row['passes']} | {row['accept_length']:.2f} | {row['short']['accept_length']:.2f} "
-            f"| {100 * row['held_out_top3']:.1f} % | {row['training_tokens_per_s']:,} "
-            f"| {row['cost_relative_to_eagle']:.2f}x | {speed[name]:,.0f} ({speed[name] / speed['plain']:.2f}x) "
-            f"| {', '.join(theirs)} |"
+            (
+                name,
+                row["passes"],
+                f"{row['accept_length']:.2f}",
+                f"{row['short']['accept_length']:.2f}",
+                f"{100 * row['held_out_top3']:.1f} %",
+                f"{row['training_tokens_per_s']:,}",
+                f"{row['cost_relative_to_eagle']:.2f}x",
+                f"{speed[name]:,.0f} ({speed[name] / speed['plain']:.2f}x)",
+                ", ".join(theirs),
+            )
         )
-    return "\n".join(lines)
+    return markdown(head, lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="model directory of the demo; default: the newest in runs/")
-    parser.add_argument("--updates", type=int, default=240)
-    parser.add_argument("--micro-step-tokens", type=int, default=2048)
-    parser.add_argument("--depth", type=int, default=8, help="of the drafted chains")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="8 updates: does it run?")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    updates, requests, rounds = (8, 16, 1) if arguments.quick else (arguments.updates, 96, 3)
-    torch.set_num_threads(arguments.threads)
-    directory = find_demo(arguments.target)
+def main(
+    *,
+    target: Annotated[Path | None, "model directory of the demo; default: the newest in runs/"] = None,
+    updates: int = 240,
+    requests: Annotated[int, "in which accept lengths are measured"] = 96,
+    micro_step_tokens: int = 2048,
+    depth: Annotated[int, "of the drafted chains"] = 8,
+    threads: int = 1,
+    out: Path = ROOT / "experiments/results/drafter_variants.json",
+) -> None:
+    torch.set_num_threads(threads)
+    directory = find_demo(target)
     small, task = load_target(directory, "demo", "float32"), load_task(directory)
     prompts, responses = record_history(small, task)
-    target = deep_target(small, LAYERS)
-    target.model.requires_grad_(False)
-    head = TargetHead.of(target.model, 0)
+    deep = deep_target(small, LAYERS)
+    head = TargetHead.of(deep.model, 0)
     runs = {name: Run(name, head, None, updates) for name in VARIANTS}
-    plain = TargetRecords(target.model, prompts, responses)
-    fused = TargetRecords(target.model, prompts, responses, layers=runs["eagle3"].trainer.model.layers)
+    plain = TargetRecords(deep.model, prompts, responses)
+    fused = TargetRecords(deep.model, prompts, responses, layers=runs["eagle3"].trainer.model.layers)
     for name, run in runs.items():
         run.records = fused if VARIANTS[name].network == "eagle3" else plain
     usable = [int(i) for i in np.random.default_rng(SEED).permutation(len(prompts)) if plain.tokens[int(i)] > MIN_ROWS]
     judged, order = usable[: GROUP * 4], usable[GROUP * 4 :]
-    train(runs, packs(plain.tokens, order, arguments.micro_step_tokens, updates))
-    found = report_of(runs, target, wave(task, 0, requests, MEASURED_EPOCH), arguments.depth, judged)
-    speed = speeds(target, runs, wave(task, 0, 8, MEASURED_EPOCH), arguments.depth, rounds)
-    report = {
-        "what": "drafter variants, same updates on the same data (TLT Tables 7 and 8)",
-        "machine": describe_machine(),
-        "settings": {
-            "target": target.name,
-            "target_parameters": target.parameters,
-            "updates": updates,
-            "micro_step_tokens": arguments.micro_step_tokens,
-            "learning_rate": LEARNING_RATE,
-            "strategy": f"eagle:{arguments.depth}",
-            "temperature": 1.0,
-            "threads": arguments.threads,
-            "seed": SEED,
-        },
-        "variants": found,
-        "tokens_per_s_of_one_request": {name: round(value) for name, value in speed.items()},
+    train(runs, packs(plain.tokens, order, micro_step_tokens, updates))
+    found = report_of(runs, deep, wave(task, 0, requests, MEASURED_EPOCH), depth, judged)
+    speed = speeds(deep, runs, wave(task, 0, 8, MEASURED_EPOCH), depth, rounds=3)
+    settings = {
+        "target": deep.name,
+        "target_parameters": deep.parameters,
+        "updates": updates,
+        "micro_step_tokens": micro_step_tokens,
+        "learning_rate": LEARNING_RATE,
+        "strategy": f"eagle:{depth}",
+        "temperature": 1.0,
+        "threads": threads,
+        "seed": SEED,
     }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    rates = {name: round(value) for name, value in speed.items()}
+    question = "drafter variants, same updates on the same data (TLT Tables 7 and 8)"
+    write(out, question, {"variants": found, "tokens_per_s_of_one_request": rates}, settings=settings)
     print(table(found, speed))
-    print(f"wrote {arguments.out}")
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

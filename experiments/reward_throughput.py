@@ -1,18 +1,17 @@
 """Grades per second of each kind of reward, one caller, medians of interleaved repeats. Owns the measurement only.
 
-python -m benchmarks.reward_throughput [--seconds 1] [--repeats 5]
+python -m experiments.reward_throughput [--seconds 1] [--repeats 5]
 """
 
-import argparse
 import itertools
 import json
-import statistics
 import time
 from pathlib import Path
+from typing import Annotated
 
 from actors.rewards import GradeItem, Grader, build
 from actors.rewards.options import RewardOptions, RewardTerm
-from benchmarks.machine import describe_machine
+from benchmarks.harness import ROOT, command, interval, write
 
 CODE = "```python\ndef add(a, b):\n    return a + b\n```"
 TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
@@ -41,7 +40,7 @@ def cases() -> dict[str, tuple[RewardTerm, list[GradeItem]]]:
         "math, plain numbers": (RewardTerm(kind="math"), exact),
         "math, math-verify": (RewardTerm(kind="math"), algebra),
         "format": (RewardTerm(kind="format", pattern=r"boxed\{.*\}"), shape),
-        "python": (RewardTerm(kind="python", function="benchmarks.reward_throughput:length"), shape),
+        "python": (RewardTerm(kind="python", function="experiments.reward_throughput:length"), shape),
         "code": (RewardTerm(kind="code"), code),
     }
 
@@ -62,8 +61,8 @@ def rate(grader: Grader, items: "itertools.cycle[GradeItem]", seconds: float) ->
     return count / elapsed
 
 
-def measure(seconds: float, repeats: int) -> dict[str, dict[str, float]]:
-    """Name -> median, least and largest grades per second, and the median's milliseconds per grade."""
+def measure(seconds: float, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Name -> grades per second."""
     graders = {
         name: (build(RewardOptions(terms=(term,))), itertools.cycle(items)) for name, (term, items) in cases().items()
     }
@@ -77,29 +76,20 @@ def measure(seconds: float, repeats: int) -> dict[str, dict[str, float]]:
     finally:
         for grader, _ in graders.values():
             grader.close()
-    return {
-        name: {
-            "grades_per_s": round(statistics.median(values), 1),
-            "least": round(min(values), 1),
-            "largest": round(max(values), 1),
-            "ms_per_grade": round(1000 / statistics.median(values), 3),
-        }
-        for name, values in rates.items()
-    }
+    return {name: {"grades_per_s": interval(values)} for name, values in rates.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1.0, help="per kind and repeat")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="JSON file to write beside printing")
-    arguments = parser.parse_args()
-    machine = describe_machine(("math-verify", "sympy"))
-    text = json.dumps({"machine": machine, "rewards": measure(arguments.seconds, arguments.repeats)}, indent=2)
-    print(text)
-    if arguments.out is not None:
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+def main(
+    *,
+    seconds: Annotated[float, "per kind and repeat"] = 1.0,
+    repeats: int = 5,
+    out: Path = ROOT / "experiments/results/reward_throughput.json",
+) -> None:
+    found = measure(seconds, repeats)
+    print(json.dumps(found, indent=1))
+    settings = {"seconds": seconds, "repeats": repeats}
+    write(out, "grades per second of each kind of reward", {"rewards": found}, settings=settings)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

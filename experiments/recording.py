@@ -1,4 +1,4 @@
-"""What recording hidden states costs the engine's step: `python -m benchmarks.recording`.
+"""What recording hidden states costs the engine's step: `python -m experiments.recording`.
 
 Owns `results/recording.json`. Two engines decode the same requests of the demo's long-tailed lengths in lockstep, one
 of them recording every sequence: the most that any budget allows. They take turns by blocks of `CHUNK_STEPS` steps,
@@ -8,15 +8,13 @@ EAGLE drafter anyway, whose rows recording shares; `fused3` also records three l
 decodes RL steps under a budget of a third of what they have, and says what was delivered of it.
 """
 
-import argparse
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,50 +22,28 @@ import torch
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.hidden.recording import CHUNK_STEPS
 from actors.engine.options import EngineOptions
-from actors.engine.types import Event, Recorded, Request, SamplingParams
-from benchmarks.engine_throughput import DEMO, PROMPT_TOKENS, long_tailed_lengths
-from benchmarks.machine import describe_machine
+from actors.engine.types import Event, Recorded, Request
+from benchmarks.harness import ROOT, command, paired, write
+from benchmarks.tools.targets import (
+    DTYPES,
+    PROMPT_TOKENS,
+    SIZES,
+    fresh_model,
+    long_tailed_lengths,
+    random_prompts,
+    requests_of,
+)
 from models import weights
-from models.checkpoint import hf_state_dict, init_model
-from models.inflate import PRESETS
+from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 
-ROOT = Path(__file__).resolve().parents[1]
-_HF_NAMES = {
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-}
 EVERYTHING = 1 << 40
 BUDGET_REQUESTS, BUDGET_STEPS = 128, 6
 KINDS: dict[str, tuple[int, ...]] = {"final_state": (), "fused3": (0, 1, 2)}
 
 
-def build(size: str, dtype: torch.dtype) -> Transformer:
-    config = DEMO
-    if size != "demo":
-        config = DEMO | {_HF_NAMES.get(name, name): value for name, value in PRESETS[size].items()}
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config))
-        return init_model(directory, 0, dtype=dtype, batch_invariant=False)
-
-
-def requests_of(count: int, seed: int = 0, epoch: int = 0) -> list[Request]:
-    """One prompt each; long-tailed lengths."""
-    rng = np.random.default_rng(seed)
-    prompts = rng.integers(0, DEMO["vocab_size"], (count, PROMPT_TOKENS)).astype(np.int32)
-    lengths = long_tailed_lengths(count, seed)
-    keys = np.random.default_rng((seed, epoch)).integers(0, 2**62, count)
-    return [
-        Request(
-            request_id=i,
-            prompt_id=i,
-            prompt_tokens=prompts[i],
-            noise_key=int(keys[i]),
-            sampling=SamplingParams(lengths[i]),
-        )
-        for i in range(count)
-    ]
+def long_tailed(count: int, seed: int = 0) -> list[Request]:
+    return requests_of(random_prompts(count, seed), long_tailed_lengths(count, seed), seed=seed)
 
 
 @dataclass(slots=True)
@@ -102,7 +78,7 @@ def blocks(engine: NativeEngine, delivered: Delivered) -> Iterator[float]:
 
 def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int) -> dict[str, Any]:
     """On against off, over about `steps` engine steps of `batch` requests."""
-    requests = requests_of(2 + 2 * batch * steps // 60)
+    requests = long_tailed(2 + 2 * batch * steps // 60)
     options = EngineOptions(max_running=batch)
     # The engine on the right records layers, which the fused forward does not do: what it costs is in the ratio.
     off = NativeEngine(model, options)
@@ -119,43 +95,29 @@ def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int)
         order = range(len(runs)) if turn % 2 == 0 else range(len(runs) - 1, -1, -1)
         for i in order:
             times[i].append(next(runs[i]) / CHUNK_STEPS)
-    off_s, on_s = np.array(times[0]), np.array(times[1])
     recorded = told[1]
-    answer = {
-        "engine_steps": len(off_s) * CHUNK_STEPS,
-        "off_us": round(median(off_s) * 1e6, 1),
-        "on_us": round(median(on_s) * 1e6, 1),
-        "ratio": round(float(np.median(on_s / off_s)), 4),
-        "ratio_95": [round(x, 4) for x in interval(on_s / off_s)],
-        "told_us_per_step": round(recorded.seconds / (len(off_s) * CHUNK_STEPS) * 1e6, 1),
+    answer: dict[str, Any] = {
+        "engine_steps": len(times[0]) * CHUNK_STEPS,
+        "off_us": round(median(times[0]) * 1e6, 1),
+        "on_us": round(median(times[1]) * 1e6, 1),
+        "ratio": paired(times[1], times[0]),
+        "told_us_per_step": round(recorded.seconds / (len(times[0]) * CHUNK_STEPS) * 1e6, 1),
         "sequences": recorded.sequences,
         "bytes_per_token": round(recorded.bytes / max(1, recorded.tokens), 1),
     }
-    if recording is not None:
-        ratios = on_s / np.array(times[2])
-        answer |= {"over_recording": round(float(np.median(ratios)), 4)}
-        answer |= {"over_recording_95": [round(x, 4) for x in interval(ratios)]}
-    return answer
-
-
-def interval(values: Sequence[float] | np.ndarray[Any, Any], draws: int = 2000) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(np.asarray(values), (draws, len(values))), axis=1)
-    low, high = np.quantile(medians, (0.025, 0.975))
-    return float(low), float(high)
+    return answer if recording is None else answer | {"over_recording": paired(times[1], times[2])}
 
 
 def budget(model: Transformer) -> dict[str, Any]:
     """RL steps of equal prompts under a budget of a third of what the first one has."""
     whole = NativeEngine(model, EngineOptions(max_running=32), recording_bytes=EVERYTHING)
-    demand = sum(event.bytes for event in drain(whole, requests_of(BUDGET_REQUESTS)))
+    demand = sum(event.bytes for event in drain(whole, long_tailed(BUDGET_REQUESTS)))
     limit = demand // 3
     engine = NativeEngine(model, EngineOptions(max_running=32), recording_bytes=limit)
     payload = dict(hf_state_dict(model))
     rows = []
     for step in range(BUDGET_STEPS):
-        events = drain(engine, requests_of(BUDGET_REQUESTS, seed=step, epoch=step))
+        events = drain(engine, long_tailed(BUDGET_REQUESTS, seed=step))
         delivered = sum(event.bytes for event in events)
         if delivered > limit:
             raise SystemExit(f"RL step {step}: {delivered} bytes were delivered, {limit} are allowed")
@@ -177,45 +139,15 @@ def budget(model: Transformer) -> dict[str, Any]:
 
 
 def drain(engine: NativeEngine, requests: list[Request]) -> list[Recorded]:
-    engine.submit(requests)
     events: list[Event] = []
-    while engine.has_work:
-        events += engine.step()
+    engine.generate(requests, events.append)
     return [event for event in events if isinstance(event, Recorded)]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["demo", "20m"])
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--seconds", type=float, default=4.0, help="about, per engine and row of the table")
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "recording.json"))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    for size in options.sizes:
-        for dtype in options.dtypes:
-            model = build(size, getattr(torch, dtype))
-            for batch in options.batches:
-                for kind, layers in KINDS.items():
-                    steps = steps_within(model, batch, options.seconds)
-                    row = {"target": size, "dtype": dtype, "batch": batch, "states": kind}
-                    row |= compare(model, batch, layers, steps)
-                    rows.append(row)
-                    print(json.dumps(row), flush=True)
-    kept = budget(build("demo", torch.float32))
-    for row in kept["rl_steps"]:
-        print(json.dumps(row), flush=True)
-    record = {"machine": describe_machine(), "threads": 1, "chunk_steps": CHUNK_STEPS, "cost": rows, "budget": kept}
-    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def steps_within(model: Transformer, batch: int, seconds: float) -> int:
     """A multiple of `CHUNK_STEPS` between 4 and 60 of them, that takes about so long."""
     engine = NativeEngine(model, EngineOptions(max_running=batch))
-    engine.submit(requests_of(4 * batch))
+    engine.submit(long_tailed(4 * batch))
     start_s = perf_counter()
     for _ in range(8):
         engine.step()
@@ -223,5 +155,27 @@ def steps_within(model: Transformer, batch: int, seconds: float) -> int:
     return min(60, max(4, round(seconds / (each_s * CHUNK_STEPS)))) * CHUNK_STEPS
 
 
+def main(
+    *,
+    sizes: Annotated[Sequence[str], "of the target", SIZES] = ("demo", "20m"),
+    dtypes: Annotated[Sequence[str], "of the target", DTYPES] = DTYPES,
+    batches: Sequence[int] = (1, 8, 32),
+    seconds: Annotated[float, "about, per engine and row of the table"] = 4.0,
+    out: Path = ROOT / "experiments/results/recording.json",
+) -> None:
+    torch.set_num_threads(1)
+    rows = []
+    for size, dtype in ((size, dtype) for size in sizes for dtype in dtypes):
+        model = fresh_model(size, dtype)
+        for batch in batches:
+            for kind, layers in KINDS.items():
+                row = {"target": size, "dtype": dtype, "batch": batch, "states": kind}
+                rows.append(row | compare(model, batch, layers, steps_within(model, batch, seconds)))
+                print(json.dumps(rows[-1]), flush=True)
+    found = {"cost": rows, "budget": budget(fresh_model())}
+    settings = {"threads": 1, "chunk_steps": CHUNK_STEPS, "seed": 0}
+    write(out, "what does recording hidden states cost the engine's step?", found, settings=settings)
+
+
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,6 +1,6 @@
 """The micro-batch plan: how many micro-batches it needs, how even ranks are, and what it costs to make.
 
-    python -m benchmarks.packing [--repeats 5] [--quick]
+    python -m experiments.packing [--repeats 5] [--counts 256 1024]
 
 Against: the plan it replaced (emptiest first, one more round until all fits: cubic where sequences are just over half
 the budget), the order of arrival without padding (next fit), and padded batches (`learner.packing: false`). Counts are
@@ -8,20 +8,19 @@ exact and the same on every machine. Seconds are medians, taken in turns within 
 within a turn.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from actors.data.packing import Plan, plan_packed, plan_padded
-from benchmarks.machine import describe_machine
+from benchmarks.harness import ROOT, command, paired, write
 
-RESULTS = Path(__file__).parent / "results" / "packing.json"
 SEED = 0
 SLOW_S = 1.0  # a plan that takes longer than this is made once, not in every turn
 
@@ -103,7 +102,7 @@ def measure(name: str, count: int, ranks: int, repeats: int) -> dict[str, Any]:
             if turn == 0 and seconds[plan][0] > SLOW_S:
                 del plans[plan]
     bound = -(-lower_bound(lengths, budget) // ranks)
-    old = [a / b for a, b in zip(seconds.get("old", ()), seconds["packed"], strict=False)]
+    old = seconds.get("old", [])
     return {
         "case": name,
         "sequences": count,
@@ -114,36 +113,23 @@ def measure(name: str, count: int, ranks: int, repeats: int) -> dict[str, Any]:
         "packed_over_bound": round(rounds["packed"] / bound, 4),
         "most_loaded_rank_above_mean": excess,
         "milliseconds": {plan: round(1e3 * median(values), 3) for plan, values in seconds.items()},
-        "old_over_packed_seconds": (
-            {"median": round(median(old), 2), "lowest": round(min(old), 2), "highest": round(max(old), 2)}
-            if old
-            else None
-        ),
+        "old_over_packed_seconds": paired(old, seconds["packed"][: len(old)]) if old else None,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="64 sequences, 1 repeat: does it run?")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    sizes, repeats = ((64,), 1) if arguments.quick else ((256, 1024, 10_000), arguments.repeats)
+def main(
+    *,
+    counts: Annotated[Sequence[int], "of sequences"] = (256, 1024, 10_000),
+    repeats: int = 5,
+    out: Path = ROOT / "experiments/results/packing.json",
+) -> None:
     rows = []
-    for name in CASES:
-        for count in sizes:
-            for ranks in (1, 8):
-                rows.append(measure(name, count, ranks, repeats))
-                print(json.dumps(rows[-1]), flush=True)
-    report = {
-        "what": "micro-batches per rank, evenness of ranks and seconds of the plan of one mini-batch",
-        "machine": describe_machine(("numpy",)),
-        "settings": {"seed": SEED, "repeats": repeats},
-        "cases": rows,
-    }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {arguments.out}")
+    for name, count, ranks in product(CASES, counts, (1, 8)):
+        rows.append(measure(name, count, ranks, repeats))
+        print(json.dumps(rows[-1]), flush=True)
+    question = "micro-batches per rank, evenness of ranks and seconds of the plan of one mini-batch"
+    write(out, question, {"cases": rows}, settings={"seed": SEED, "repeats": repeats})
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

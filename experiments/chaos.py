@@ -1,41 +1,30 @@
 """Is a run with drafter training the same when a part of it is killed? In turn: trainer, rollout worker, engine,
 coordinator, data buffer.
 
-    python -m benchmarks.chaos [--runs 20] [--steps 5] [--seed 0] [--out benchmarks/results/chaos.json]
+    python -m experiments.chaos [--runs 20] [--steps 5] [--seed 0]
 
 Runs the demo (batch-invariant) from its cached warm start once undisturbed, then --runs times with one SIGKILL at a
 seeded moment each. Every run must end by itself with the same responses, rewards, losses and gradient norms, and say
 what was lost. Exit code 1 if one does not. About a minute per run on two cores.
 """
 
-import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness import DEMO, ROOT, command, write
 from benchmarks.same_losses import first_difference
-from benchmarks.tools.chaos import (
-    TITLES,
-    Moment,
-    NothingToKillError,
-    VictimName,
-    kill_at,
-    reasons,
-    step_seconds,
-)
+from experiments.killing import VICTIMS, Moment, NothingToKillError, VictimName, kill_at, reasons, step_seconds
 from launch.cluster.session import ray_session
 from launch.observe.journal import read
 
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "examples/guess_and_check/config.yaml"
-RESULT = ROOT / "benchmarks/results/chaos.json"
+CONFIG = DEMO / "config.yaml"
 ATTEMPTS = 3  # to find something to kill
 RUN_TIMEOUT_S = 300.0
 
@@ -43,7 +32,7 @@ RUN_TIMEOUT_S = 300.0
 class Jobs:
     """Starts the demo's job in processes of their own on one Ray head."""
 
-    def __init__(self, folder: Path, steps: int, address: str, extra: list[str]) -> None:
+    def __init__(self, folder: Path, steps: int, address: str, extra: Sequence[str]) -> None:
         self.folder, self._steps, self._address, self._extra = folder, steps, address, extra
 
     def start(self, name: str) -> "subprocess.Popen[bytes]":
@@ -123,44 +112,35 @@ def _events_after(run: Path, at_s: float) -> list[str]:
     return [f"{e['kind']}: {e['message']}"[:300] for e in events if e["kind"] not in ("checkpoint", "finished")]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--victims", nargs="+", choices=list(TITLES), default=list(TITLES))
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs/chaos", help="its runs, and the warm start's cache")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("overrides", nargs="*", help="of the configuration, for all runs")
-    args = parser.parse_args()
-    folder = args.folder.resolve()
+def main(
+    *overrides: Annotated[str, "of the configuration, for all runs"],
+    runs: int = 20,
+    steps: int = 5,
+    seed: int = 0,
+    victims: Annotated[Sequence[VictimName], "in turn"] = VICTIMS,
+    folder: Annotated[Path, "its runs, and the warm start's cache"] = ROOT / "runs/chaos",
+    out: Path = ROOT / "experiments/results/chaos.json",
+) -> int:
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     with ray_session(address="local", cpus=16, object_store_bytes=512 * 2**20) as session:
-        jobs = Jobs(folder, args.steps, session.address, args.overrides)
+        jobs = Jobs(folder, steps, session.address, overrides)
         seconds = undisturbed(jobs)
         print(f"undisturbed: {sum(seconds.values()):.1f} s in {len(seconds)} RL steps", flush=True)
-        for index in range(args.runs):
-            victim = args.victims[index % len(args.victims)]
-            row = disturbed(jobs, index, victim, seconds, args.seed)
+        for index in range(runs):
+            victim = victims[index % len(victims)]
+            row = disturbed(jobs, index, victim, seconds, seed)
             rows.append(row)
             outcome = "identical" if row["identical"] else f"NOT identical: {row['difference'] or row['exit_code']}"
             print(f"{index:2d} {victim} in step {row['at']['step']}: {outcome}; {row['reason']}", flush=True)
-    result = {
-        "question": "is a run the same when a part of it is killed?",
-        "machine": describe_machine(("torch", "ray")),
-        "config": str(CONFIG.relative_to(ROOT)),
-        "steps": args.steps,
-        "seed": args.seed,
-        "runs": len(rows),
-        "identical": sum(row["identical"] for row in rows),
-        "reason_shown": sum(row["reason"] is not None for row in rows),
-        "rows": rows,
-    }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{result['identical']} of {len(rows)} identical, reason shown in {result['reason_shown']}; {args.out}")
-    return 0 if result["identical"] == result["reason_shown"] == len(rows) else 1
+    identical, told = sum(row["identical"] for row in rows), sum(row["reason"] is not None for row in rows)
+    found = {"runs": runs, "identical": identical, "reason_shown": told, "rows": rows}
+    settings = {"steps": steps, "seed": seed, "config": str(CONFIG.relative_to(ROOT))}
+    write(out, "is a run the same when a part of it is killed?", found, settings=settings)
+    print(f"{identical} of {runs} identical, reason shown in {told}")
+    return 0 if identical == told == runs else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main, timed=False))

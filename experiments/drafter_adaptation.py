@@ -1,6 +1,6 @@
 """Does a drafter that keeps learning stay good while the target learns? TLT Figures 15 and 16 and Table 6 on the demo.
 
-    python -m benchmarks.drafter_adaptation [--target runs/warm_starts/...] [--steps 48] [--threads 2] [--quick]
+    python -m experiments.drafter_adaptation [--target runs/warm_starts/...] [--steps 48] [--rl-rate 1.0]
 
 The demo's target before RL, inflated to 8 layers of the same function, learns by the demo's own RL (prompts, rewards
 and learner of its config, in this process). An EAGLE drafter is first fitted to it offline until the plateau rule of
@@ -19,13 +19,12 @@ on (one of each prompt), before, during and after that step's training: the dips
 Intervals: 95 %, bootstrap over requests, both drafters of a ratio on the same draw.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -33,24 +32,23 @@ from numpy.typing import NDArray
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.types import Request, Rollout
-from benchmarks.machine import describe_machine
-from benchmarks.tools.curves import Curves, curves
-from benchmarks.tools.demo_rl import Asked, DemoRl
-from benchmarks.tools.drafting import Acceptance, accept, deep_target, drafting_engine
+from benchmarks.figures import Line, Panel, draw
+from benchmarks.harness import ROOT, command, markdown, ratio_of_rates, write
+from benchmarks.tools.drafting import Acceptance, accept, drafting_engine
 from benchmarks.tools.fit_eagle import tell_fit
-from benchmarks.tools.svg import Line
-from benchmarks.tools.targets import ROOT, Target, load_target
+from benchmarks.tools.targets import Target, deep_target, find_warm_start, load_target
 from drafter.training.buffer import DataBuffer
 from drafter.training.collect import collect_records
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
+from experiments.demo_learner import DemoLearner
+from launch.run.batch import Batch
 from policies.drafter.options import BufferOptions, DrafterOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
 
-RESULTS = Path(__file__).parent / "results" / "drafter_adaptation.json"
 LAYERS = 8
 RUNNING = 64
 JUDGED_SAMPLE = 0  # of each prompt: no drafter is trained on it
@@ -93,8 +91,7 @@ class Experiment:
     def __init__(self, directory: Path, plan: Plan) -> None:
         self.plan = plan
         self.target: Target = deep_target(load_target(directory, "demo", "float32"), LAYERS)
-        self.target.model.requires_grad_(False)
-        self.rl = DemoRl(self.target, directory, plan.steps, rate=plan.rl_rate)
+        self.rl = DemoLearner(self.target, directory, plan.steps, rate=plan.rl_rate)
         self._first = self._loaded = self.rl.weights(0)
         options = DrafterOptions(learning_rate=plan.learning_rate, micro_step_tokens=plan.micro_step_tokens)
         trainer = DrafterTrainer(TargetHead.of(self.target.model, 0), options)
@@ -129,7 +126,7 @@ class Experiment:
 
     def step(self, number: int) -> None:
         """Decode, compare, let the drafters learn, then the target."""
-        asked = self.rl.step(number, self.plan.prompts)
+        asked = self.rl.next_batch(self.plan.prompts)
         start_s = time.perf_counter()
         self._draft_with("adaptive")
         drafted = accept(self.engine, asked.requests)
@@ -144,7 +141,7 @@ class Experiment:
         self.rows.append(row)
         print(json.dumps(row), flush=True)
 
-    def _compare(self, asked: Asked, rollouts: Mapping[int, Rollout]) -> dict[str, float]:
+    def _compare(self, asked: Batch, rollouts: Mapping[int, Rollout]) -> dict[str, float]:
         """Tokens per verification of every arm over the same requests."""
         requests = asked.requests[: self.plan.compared]
         found = {"adaptive": length_of(requests, rollouts)}
@@ -154,13 +151,12 @@ class Experiment:
                 found[name] = length_of(requests, accept(self.engine, requests).rollouts)
         return {name: round(found[name], 3) for name in ARMS}
 
-    def _train(self, number: int, asked: Asked, rollouts: Mapping[int, Rollout]) -> None:
+    def _train(self, number: int, asked: Batch, rollouts: Mapping[int, Rollout]) -> None:
         """What happens to the drafters while the tail of this step is decoded, judged as it goes; the target's weights
         are still those of this step."""
         records = records_of(self.target, asked, rollouts, number)
-        samples = len(asked.requests) // len(asked.prompts)
-        judged = [record for record in records if record.request_id % samples == JUDGED_SAMPLE]
-        others = [record for record in records if record.request_id % samples != JUDGED_SAMPLE]
+        judged = [record for record in records if asked.place(record.request_id)[1] == JUDGED_SAMPLE]
+        others = [record for record in records if asked.place(record.request_id)[1] != JUDGED_SAMPLE]
         middle = float(np.median([len(record.tokens) for record in others]))
         head = TargetHead.of(self.target.model, number)
         for arm in self.arms.values():
@@ -220,19 +216,19 @@ class Experiment:
             "requests": len(requests),
             "accept_length": {name: round(length_of(requests, a.rollouts), 3) for name, a in accepted.items()},
             "accepted_by_depth": {name: a.by_depth for name, a in accepted.items()},
-            "adaptive_over_frozen": ratio(counts["adaptive"], counts["frozen"]),
-            "adaptive_over_no_offset": ratio(counts["adaptive"], counts["no offset"]),
+            "adaptive_over_frozen": ratio_of_rates(counts["adaptive"], counts["frozen"]),
+            "adaptive_over_no_offset": ratio_of_rates(counts["adaptive"], counts["no offset"]),
         }
 
 
-def records_of(target: Target, asked: Asked, rollouts: Mapping[int, Rollout], version: int) -> list[SequenceRecord]:
+def records_of(target: Target, asked: Batch, rollouts: Mapping[int, Rollout], version: int) -> list[SequenceRecord]:
     """By a forward pass; request ids are their places, as `Batch` counts them."""
     prompts = [request.prompt_tokens for request in asked.requests]
     responses = [rollouts[request.request_id].tokens for request in asked.requests]
     return list(collect_records(target.model, prompts, responses, version=version))
 
 
-def beyond_median(asked: Asked, rollouts: Mapping[int, Rollout]) -> list[Request]:
+def beyond_median(asked: Batch, rollouts: Mapping[int, Rollout]) -> list[Request]:
     """Requests that go on from the median length of all responses, for those that are longer."""
     middle = int(np.median([len(rollout.tokens) for rollout in rollouts.values()]))
     return [
@@ -260,38 +256,23 @@ def length_of(requests: Sequence[Request], rollouts: Mapping[int, Rollout]) -> f
     return float(tokens / verifications)
 
 
-def ratio(ours: Counts, theirs: Counts, draws: int = 2000) -> dict[str, float]:
-    """Of two accept lengths over the same requests, with its interval."""
-    picked = np.random.default_rng(0).integers(len(ours), size=(draws, len(ours)))
-    a, b = (counts[picked].sum(1) for counts in (ours, theirs))
-    low, high = np.quantile((a[:, 0] / a[:, 1]) / (b[:, 0] / b[:, 1]), (0.025, 0.975))
-    (p, q), (r, s) = ours.sum(0), theirs.sum(0)
-    return {"ratio": round(float(p / q / (r / s)), 3), "low": round(float(low), 3), "high": round(float(high), 3)}
-
-
-def drawing(experiment: Experiment) -> str:
+def figure(path: Path, steps: Sequence[Mapping[str, Any]], tops: Mapping[str, Sequence[Sequence[float]]]) -> None:
     """Figure 15, and accept lengths below it."""
-    steps = [float(row["step"]) for row in experiment.rows]
-    top3 = [
-        Line(name, [(x, 100 * y) for x, y in experiment.arms[name].curve], dashed=name == "frozen") for name in ARMS
-    ]
-    compared = [row for row in experiment.rows if "accept_length" in row]
-    lengths = [
-        Line(name, [(row["step"], row["accept_length"][name]) for row in compared], dashed=name == "frozen")
-        for name in ARMS
-    ]
-    return curves(
-        [
-            Curves(
-                "Top-3 accuracy on the present target's rollouts; vertical rules: the target learns",
-                "RL steps, drafter training between them",
-                "%",
-                top3,
-                steps[1:],
-            ),
-            Curves("Accept length right after the target learned", "RL steps", "tokens", lengths),
-        ]
+    compared = [row for row in steps if "accept_length" in row]
+    top3, lengths = [], []
+    for name, curve in tops.items():
+        style = "--" if name == "frozen" else "-"
+        top3.append(Line(name, [(x, 100 * y) for x, y in curve], style))
+        lengths.append(Line(name, [(row["step"], row["accept_length"][name]) for row in compared], style))
+    above = Panel(
+        title="Top-3 accuracy on the present target's rollouts; vertical rules: the target learns",
+        lines=top3,
+        x_label="RL steps, drafter training between them",
+        y_label="%",
+        marks=[row["step"] for row in steps[1:]],
     )
+    title = "Accept length right after the target learned"
+    draw(path, [above, Panel(title=title, lines=lengths, x_label="RL steps", y_label="tokens")])
 
 
 def dips(curve: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -304,28 +285,34 @@ def dips(curve: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {"at_target_update": round(float(np.mean(updates)), 3), "by_training": round(float(np.mean(trained)), 3)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="the demo's warm start; default: the newest in runs/warm_starts/")
-    parser.add_argument("--steps", type=int, default=Plan().steps, help="RL steps")
-    parser.add_argument("--micro-steps", type=int, default=Plan().micro_steps, help="of the drafter per RL step")
-    parser.add_argument("--rl-rate", type=float, default=1.0, help="times the demo's learning rate of the target")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="2 small RL steps: does it run?")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    plan = Plan(steps=arguments.steps, micro_steps=arguments.micro_steps, rl_rate=arguments.rl_rate)
-    if arguments.quick:
+def markdown_of(tables: Mapping[str, Any]) -> str:
+    """Accept lengths as TLT Table 6."""
+    rows = []
+    for name, row in tables.items():
+        both = [row["adaptive_over_frozen"], row["adaptive_over_no_offset"]]
+        ratios = ["{median:.2f} ({low:.2f} to {high:.2f})".format(**found) for found in both]
+        rows.append([name, *(f"{row['accept_length'][arm]:.2f}" for arm in ARMS), *ratios])
+    return markdown(["requests", *ARMS, "adaptive / frozen", "adaptive / no offset"], rows)
+
+
+def main(
+    *,
+    target: Annotated[Path | None, "the demo's warm start; default: the newest in runs/warm_starts/"] = None,
+    steps: Annotated[int, "RL steps"] = Plan().steps,
+    micro_steps: Annotated[int, "of the drafter per RL step"] = Plan().micro_steps,
+    rl_rate: Annotated[float, "times the demo's learning rate of the target"] = 1.0,
+    threads: int = 2,
+    quick: Annotated[bool, "2 small RL steps: does it run?"] = False,
+    out: Path = ROOT / "experiments/results/drafter_adaptation.json",
+) -> None:
+    torch.set_num_threads(threads)
+    plan = Plan(steps=steps, micro_steps=micro_steps, rl_rate=rl_rate)
+    if quick:
         plan = replace(plan, steps=2, prompts=4, fit_samples=1, fit_max_steps=50, compared=16, table_prompts=4)
-    start_s = time.perf_counter()
-    experiment = Experiment(find_warm_start(arguments.target), plan)
+    experiment = Experiment(find_warm_start(target), plan)
     for number in range(plan.steps):
         experiment.step(number)
-    report: dict[str, Any] = {
-        "what": "a drafter that follows the target through RL, beside a frozen one (TLT Figures 15, 16; Table 6)",
-        "machine": describe_machine(),
-        "plan": asdict(plan),
+    found: dict[str, Any] = {
         "target": {"name": experiment.target.name, "parameters": experiment.target.parameters},
         "fit": {
             "rule": asdict(experiment.rule),
@@ -337,33 +324,12 @@ def main() -> None:
         "top3_points": {name: dips(arm.curve) for name, arm in experiment.arms.items()},
         "curves": {name: [(round(x, 3), round(y, 4)) for x, y in a.curve] for name, a in experiment.arms.items()},
     }
-    report["seconds"] = round(time.perf_counter() - start_s)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    arguments.out.with_suffix(".svg").write_text(drawing(experiment), encoding="utf-8")
-    print(markdown(report["tables"]))
-    print(json.dumps({key: report[key] for key in ("top3_points", "seconds")}, indent=1))
-
-
-def markdown(tables: dict[str, Any]) -> str:
-    """Accept lengths as TLT Table 6."""
-    lines = ["| requests | " + " | ".join(ARMS) + " | adaptive / frozen | adaptive / no offset |", "|---" * 6 + "|"]
-    for name, row in tables.items():
-        lengths = " | ".join(f"{row['accept_length'][arm]:.2f}" for arm in ARMS)
-        both = [row["adaptive_over_frozen"], row["adaptive_over_no_offset"]]
-        ratios = " | ".join(f"{r['ratio']:.2f} ({r['low']:.2f} to {r['high']:.2f})" for r in both)
-        lines.append(f"| {name} | {lengths} | {ratios} |")
-    return "\n".join(lines)
-
-
-def find_warm_start(given: str | None) -> Path:
-    """The target before RL."""
-    if given is not None:
-        return Path(given)
-    found = sorted((ROOT / "runs" / "warm_starts").glob("*/tokenizer.json"), key=lambda file: file.stat().st_mtime)
-    if not found:
-        raise SystemExit("no warm start of the demo in runs/warm_starts: `paceline warmup` makes one, or give --target")
-    return found[-1].parent
+    question = "a drafter that follows the target through RL, beside a frozen one (TLT Figures 15, 16; Table 6)"
+    write(out, question, found, settings=asdict(plan) | {"threads": threads, "seed": 0})
+    figure(out.with_suffix(".svg"), found["steps"], found["curves"])
+    print(markdown_of(found["tables"]))
+    print(json.dumps(found["top3_points"], indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,4 +1,4 @@
-"""What switching speculation on and off costs: `python -m benchmarks.switching [--strategies suffix:4 ngram:4]`.
+"""What switching speculation on and off costs: `python -m experiments.switching [--strategies suffix:4 ngram:4]`.
 
 Owns `results/switching.json`. One run decodes the demo's requests while a policy switches between plain decoding and a
 strategy every few engine steps, at least `--switches` times. It must draw the tokens of plain decoding and prefill no
@@ -6,24 +6,38 @@ more prompt tokens. The cost of a switch is the time of the first step behind it
 the same kind with as many running requests and drafted rows in the same run: what drafters catch up with falls there.
 """
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from actors.engine.native.telemetry import EngineStepRecord
-from benchmarks.machine import describe_machine
+from benchmarks.harness import ROOT, command, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import fixed
 from benchmarks.tools.rollouts import MEASURED_EPOCH, decode, engine_options, wave
-from benchmarks.tools.targets import DTYPES, ROOT, SIZES, Target, Task, find_demo, load_target, load_task
+from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    target: Annotated[Path | None, "the demo's model directory; default: the newest in runs/"] = None
+    sizes: Annotated[Sequence[str], "of the target", SIZES] = ("demo", "20m")
+    dtypes: Annotated[Sequence[str], "of the target", DTYPES] = ("float32",)
+    strategies: Sequence[str] = ("suffix:4", "ngram:4", "suffix:4x2/8")
+    eagle: Annotated[Sequence[str], "SIZE=DIR: drafter weights of a size"] = ()
+    switches: Annotated[int, "at least"] = 1000
+    every_steps: int = 3
+    running: int = 8
+    threads: int = 2
+    out: Path = ROOT / "experiments/results/switching.json"
 
 
 class SwitchingPolicy(FixedPolicy):
@@ -65,9 +79,7 @@ def switch_costs(steps: Sequence[EngineStepRecord]) -> dict[str, list[float]]:
     return costs
 
 
-def measure(
-    target: Target, task: Task, strategy: str, eagle: str | None, options: argparse.Namespace
-) -> dict[str, Any]:
+def measure(target: Target, task: Task, strategy: str, eagle: str | None, options: Options) -> dict[str, Any]:
     """One switching run, between two plain ones."""
     requests = [request for i in range(len(task.prompts)) for request in wave(task, i, rollouts.GROUP, MEASURED_EPOCH)]
     running = options.running
@@ -104,43 +116,21 @@ def measure(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="the demo's model directory; default: the newest in runs/")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["demo", "20m"])
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
-    parser.add_argument("--strategies", nargs="+", default=["suffix:4", "ngram:4", "suffix:4x2/8"])
-    parser.add_argument("--eagle", action="append", default=[], metavar="SIZE=DIR", help="drafter weights of a size")
-    parser.add_argument("--switches", type=int, default=1000, help="at least")
-    parser.add_argument("--every-steps", type=int, default=3)
-    parser.add_argument("--running", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "switching.json"))
-    options = parser.parse_args()
+def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     demo = find_demo(options.target)
     task = load_task(demo)
     eagles = dict(pair.split("=", 1) for pair in options.eagle)
     rows = []
-    for dtype in options.dtypes:
-        for size in options.sizes:
-            target = load_target(demo, size, dtype)
-            eagle = eagles.get(size)
-            for strategy in [*options.strategies, *(["eagle:4", "eagle:4x2/8"] if eagle is not None else [])]:
-                row = measure(target, task, strategy, eagle, options)
-                rows.append(row)
-                print(
-                    f"{size} {dtype} {strategy}: {row['switches']} switches, same {row['tokens']} tokens, "
-                    f"{row['prefill_tokens']} prompt tokens prefilled in both; a switch on costs "
-                    f"{row.get('switch_on_us')} us, off {row.get('switch_off_us')} us; a step {row['plain_step_us']}",
-                    flush=True,
-                )
-    out = Path(options.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    machine = describe_machine(("torch", "numpy")) | {"threads": options.threads}
-    out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    print(f"written to {out}")
+    for size, dtype in ((size, dtype) for dtype in options.dtypes for size in options.sizes):
+        target = load_target(demo, size, dtype)
+        eagle = eagles.get(size)
+        for strategy in [*options.strategies, *(["eagle:4", "eagle:4x2/8"] if eagle is not None else [])]:
+            rows.append(measure(target, task, strategy, eagle, options))
+            print(json.dumps(rows[-1]), flush=True)
+    settings = {"threads": options.threads, "seed": rollouts.SEED}
+    write(options.out, "what do switches of speculation cost?", {"rows": rows}, settings=settings)
 
 
 if __name__ == "__main__":
-    main()
+    main(command(Options))

@@ -1,4 +1,4 @@
-"""What a decision about speculation costs per engine step: `python -m benchmarks.chooser [--steps 200000]`.
+"""What a decision about speculation costs per engine step: `python -m experiments.chooser [--steps 200000]`.
 
 Owns `results/chooser.json`: the time of `choose` and `record` together, by batch size and mode, over simulated steps of
 a small model (virtual time; drafts accepted with a fixed probability, or all rejected). A held step decodes by a
@@ -6,22 +6,21 @@ standing decision; a deciding one closes a hold and decides anew (told apart by 
 and mean under 50 us per step. Two pairs of clock readings are in it; what one shows for nothing is `clock_ns`.
 """
 
-import argparse
 import json
 import random
 import time
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness import ROOT, command, write
 from policies.speculation.build import build_policy
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import StrategyPolicy
 
-ROOT = Path(__file__).parents[1]
 TARGET_NS = 50_000
 DRAFTERS = ("suffix", "ngram", "eagle")
 WARM_UP_STEPS = 2_000
@@ -78,35 +77,20 @@ def clock_cost_ns(calls: int = 100_000) -> float:
     return float(np.median([-clock() + clock() for _ in range(calls)]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200_000, help="per mode, schedule and world")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "chooser.json")
-    args = parser.parse_args()
+def main(
+    *,
+    steps: Annotated[int, "per mode, schedule and world"] = 200_000,
+    out: Path = ROOT / "experiments/results/chooser.json",
+) -> None:
     rows = []
-    print(f"{'mode':9} {'running':>8} {'drafts':13} {'mean':>8} {'p50':>8} {'p99':>8}  ns per step; deciding p50, p99")
-    for mode in ("adaptive", "paper"):
-        for schedule in SCHEDULES:
-            for world in WORLDS:
-                row = measure(mode, schedule, world, args.steps)
-                rows.append(row)
-                found, late = row["all"], row.get("deciding", {})
-                figures = f"{found['mean_ns']:8} {found['p50_ns']:8} {found['p99_ns']:8}"
-                deciding = f"{late.get('p50_ns', '')!s:>8} {late.get('p99_ns', '')!s:>8}"
-                over = "" if row["within_target"] else "  over 50 us"
-                print(f"{mode:9} {schedule:>8} {world:13} {figures} {deciding}{over}", flush=True)
-    record = {
-        "machine": describe_machine(()),
-        "steps": args.steps,
-        "drafters": DRAFTERS,
-        "target_ns": TARGET_NS,
-        "clock_ns": clock_cost_ns(),
-        "rows": rows,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {args.out}")
+    for mode, schedule, world in product(("adaptive", "paper"), SCHEDULES, WORLDS):
+        rows.append(measure(mode, schedule, world, steps))
+        print(json.dumps(rows[-1]), flush=True)
+    found = {"drafters": DRAFTERS, "target_ns": TARGET_NS, "clock_ns": clock_cost_ns(), "rows": rows}
+    write(
+        out, "what does a decision about speculation cost per engine step?", found, settings={"steps": steps, "seed": 0}
+    )
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,17 +1,18 @@
-"""Markdown tables of `benchmarks.strategy_grid`'s record, beside TLT's Tables 1 and 4 and Figure 13."""
+"""Markdown tables of `experiments.strategy_grid`'s record, beside TLT's Tables 1 and 4 and Figure 13."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.tools.tlt_tables import BATCH, TOP_K
+from benchmarks.harness import markdown
+from experiments.tlt import BATCH, TOP_K
 
 Cell = dict[str, Any]
 
 
-def markdown(record: dict[str, Any]) -> str:
+def tables(cells_of: Sequence[dict[str, Any]]) -> str:
     """All tables, by target and drafter."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in record["rows"]:
+    for row in cells_of:
         groups.setdefault((row["target"], row["dtype"], row["drafter"]), []).append(row)
     parts = []
     for (target, dtype, drafter), rows in groups.items():
@@ -36,7 +37,7 @@ def _depths(cells: Sequence[Cell]) -> list[str]:
         lines.append(
             [str(depth), _both(chain), *(_both(_find(trees, depth=depth, tokens_to_verify=v)) for v in verify)]
         )
-    return [*text, _table(["depth", "chain", *(f"verify {v}" for v in verify)], lines), ""]
+    return [*text, markdown(["depth", "chain", *(f"verify {v}" for v in verify)], lines), ""]
 
 
 def _most_common_width(trees: Sequence[Cell]) -> list[Cell]:
@@ -63,7 +64,7 @@ def _top_k(cells: Sequence[Cell]) -> list[str]:
     columns = max(map(len, lines))
     padded = [[*line, *[""] * (columns - len(line))] for line in lines]
     head = ["top-k: accept length / speed-up (TLT Table 1)", *[""] * (columns - 1)]
-    return [_table(head, padded), ""]
+    return [markdown(head, padded), ""]
 
 
 def _batches(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -87,7 +88,7 @@ def _batches(rows: Sequence[dict[str, Any]]) -> list[str]:
             ]
         )
     head = ["batch size", *(cell["strategy"] for cell in kept), *(f"TLT, verify {v}" for v in theirs)]
-    return ["Speed-up over batch size (TLT Table 4: depth 10, top-k 8).\n", _table(head, lines), ""]
+    return ["Speed-up over batch size (TLT Table 4: depth 10, top-k 8).\n", markdown(head, lines), ""]
 
 
 def _choices(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -104,12 +105,11 @@ def _choices(rows: Sequence[dict[str, Any]]) -> list[str]:
             ]
         )
     head = ["batch size", "best cell", "chosen most", "regret of the choice", "reached, exploration included"]
-    return ["What the chooser makes of these cells, with plain decoding among them.\n", _table(head, lines), ""]
+    return ["What the chooser makes of these cells, with plain decoding among them.\n", markdown(head, lines), ""]
 
 
 def _find(cells: Sequence[Cell], **wanted: int) -> Cell | None:
-    matches: Callable[[Cell], bool] = lambda cell: all(cell[name] == value for name, value in wanted.items())  # noqa: E731
-    return next(filter(matches, cells), None)
+    return next((cell for cell in cells if all(cell[name] == value for name, value in wanted.items())), None)
 
 
 def _both(cell: Cell | None) -> str:
@@ -118,8 +118,3 @@ def _both(cell: Cell | None) -> str:
 
 def _bold(value: float, best: float) -> str:
     return f"**{value:.2f}x**" if value == best else f"{value:.2f}x"
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [f"| {' | '.join(cells)} |" for cells in (head, *lines)]
-    return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
