@@ -66,7 +66,9 @@ class DemoLearner:
             Group(pick, [self._graded(pick.prompt, rollouts[number]) for number in batch.ids(index)])
             for index, pick in enumerate(batch.picks)
         ]
-        sequences, _ = training_sequences(groups, self._config.objective)
+        limit = self._config.rollout.sampling.max_new_tokens
+        options = self._config.objective
+        sequences, _ = training_sequences(groups, options, prompts_per_step=len(groups), max_new_tokens=limit)
         self._trainer.rl_step(sequences, temperature=self._config.rollout.sampling.temperature)
         return fmean(member.grade.value for group in groups for member in group.members)
 
