@@ -1,9 +1,7 @@
 """The noise of drafter-invariant sampling: counter-based, so that a draw depends on (key, position, token) only.
 
-Owns the key derivation and the pure torch Philox4x32-10 that is the oracle of the native sampler. It holds no state:
-there is no generator to save, and replaying a request with its key replays its draws on any worker.
-
-Philox4x32-10: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.
+Owns the key derivation and, over models.philox, the oracle of the native sampler. It holds no state: there is no
+generator to save, and replaying a request with its key replays its draws on any worker.
 """
 
 import hashlib
@@ -12,10 +10,8 @@ import struct
 import torch
 from torch import Tensor
 
-_MASK32 = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+from models.philox import MASK32, TOKENS, philox4x32
+
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
@@ -28,36 +24,17 @@ def noise_key(seed: int, epoch: int, prompt: int, sample: int) -> int:
     return int.from_bytes(digest.digest(), "little") & (2**63 - 1)
 
 
-def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Ten rounds of Philox4x32. All words are int64 tensors in [0, 2**32) that broadcast; four such words come back."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for round_index in range(_ROUNDS):
-        if round_index:
-            k0 = (k0 + _WEYL[0]) & _MASK32
-            k1 = (k1 + _WEYL[1]) & _MASK32
-        # The 64-bit products may wrap into the sign bit; the masked shift still yields the unsigned high word.
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK32) ^ c1 ^ k0,
-            p1 & _MASK32,
-            ((p0 >> 32) & _MASK32) ^ c3 ^ k1,
-            p0 & _MASK32,
-        )
-    return c0, c1, c2, c3
-
-
-def random_words(keys: Tensor, positions: Tensor, vocab: int) -> Tensor:
+def random_words(keys: Tensor, positions: Tensor, vocab: int, stream: int = TOKENS) -> Tensor:
     """[R] int64 keys, [R] int64 positions -> [R, vocab] int64 in [0, 2**32).
 
-    Token t takes word t % 4 of Philox with counter (position, t // 4, 0, 0) and key (low word, high word).
+    Token t takes word t % 4 of Philox with counter (position, t // 4, stream, 0) and key (low word, high word).
     """
     blocks = torch.arange((vocab + 3) // 4, device=keys.device)[None, :]
     zero = torch.zeros((), dtype=torch.int64, device=keys.device)
     keys, positions = keys[:, None], positions[:, None]
     words = philox4x32(
-        (positions & _MASK32, blocks, zero, zero),
-        (keys & _MASK32, (keys >> 32) & _MASK32),
+        (positions & MASK32, blocks, zero + stream, zero),
+        (keys & MASK32, (keys >> 32) & MASK32),
     )
     return torch.stack(words, dim=-1).flatten(1)[:, :vocab]
 

@@ -20,8 +20,10 @@ FloatArray = NDArray[np.float32]
 
 
 class FinishReason(StrEnum):
-    STOP = "stop"  # a stop token was sampled; it is the last token of the response
+    STOP = "stop"  # a stop token was sampled, or one that completed a stop string; it is the last of the response
     LENGTH = "length"  # max_new_tokens or the model's limit was reached
+    ANSWERED = "answered"  # by its StopRule the answer is there
+    GIVEN_UP = "given_up"  # by its StopRule no answer is expected any more: not to be trained on
     ABORT = "abort"  # the driver asked for it; the tokens so far are valid
 
 
@@ -34,6 +36,33 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marker:
+    """A text to be found in responses, as an automaton that reads tokens: no tokenizer is needed to run it.
+
+    State 0: nothing found yet; the last of the S states: found, for good. tokens[i] takes state s to moves[i, s], any
+    other token takes it to rest[s]. Made by actors.data.stop_strings, run by actors.engine.stopping.
+    """
+
+    key: bytes  # equal for equal markers
+    tokens: IntArray  # [n], ascending
+    moves: NDArray[np.uint16]  # [n, S]
+    rest: NDArray[np.uint16]  # [S]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """What ends a response beside stop tokens and max_new_tokens, as a function of its tokens and its noise key; the
+    law is actors.engine.stopping. Only what the response itself says counts, never the prompt."""
+
+    strings: Marker | None = None  # ends it with the token that completes it, as STOP
+    answer: Marker | None = None  # ends it as ANSWERED, not before `poll_from_tokens`, after `grace_tokens` more
+    poll_from_tokens: int = 1
+    grace_tokens: int = 0
+    give_up_at_tokens: int | None = None  # ends it as GIVEN_UP there, if the answer has not been found by then ...
+    keep: float = 0.0  # ... unless its coin, which falls so with this probability, lets it run on
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +104,7 @@ class Request:
     prefix: Sampled | None = None  # what exists already of a re-issued request's response
     expected_tokens: float = 0.0  # expected response length; longest expected is started first
     evaluation: bool = False  # of a held-out evaluation: drafters neither learn from it nor are judged by it
+    stop: StopRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +118,7 @@ class Rollout:
     started_s: float  # admitted to the running batch
     finished_s: float
     verifications: int = 0  # engine steps that drew tokens of it; accept length is tokens drawn there per verification
+    propensity: float = 1.0  # probability with which its StopRule let such a response run to its end
 
     @property
     def tokens(self) -> IntArray:

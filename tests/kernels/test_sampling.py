@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models import ops
-from models.noise import gumbel, noise_key, philox4x32, random_words
+from models.noise import gumbel, noise_key, random_words
 from models.ops import reference
 from models.ops.native import kernels
+from models.philox import philox4x32
 
 INF = float("inf")
 

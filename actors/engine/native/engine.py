@@ -22,6 +22,7 @@ from actors.engine.native.schedule.scheduler import Scheduler, SlotWatcher, Step
 from actors.engine.native.schedule.slots import SlotTable
 from actors.engine.native.speculation import Speculator
 from actors.engine.native.step.build import step_arrays
+from actors.engine.native.step.stops import RuleStops
 from actors.engine.native.step.types import Settled, StepDrafts
 from actors.engine.native.telemetry import EngineStepRecord, WindowMeter
 from actors.engine.options import EngineOptions
@@ -120,7 +121,10 @@ class NativeEngine:
             on_failure=lambda failure: self._events.append(failure),
         )
         self._speculator.new_target(weights_version)
-        watchers: list[SlotWatcher] = [self._speculator] if self._speculator.has_drafters else []
+        self._stops = RuleStops(self._table, config.vocab_size)
+        watchers: list[SlotWatcher] = [self._stops]
+        if self._speculator.has_drafters:
+            watchers.append(self._speculator)
         if self._recording is not None:
             watchers.append(self._recording)
         self._scheduler = Scheduler(
@@ -198,8 +202,10 @@ class NativeEngine:
             elif (reason := reason_to_reject(request, self._limits)) is not None:
                 self._events.append(Rejected(request.request_id, reason))
             elif (ended := ended_by_prefix(request, self._limits)) is not None:
-                now_s, response = self._clock(), request.prefix or NOTHING_SAMPLED
-                self._events.append(_finished(request, response, ended, self._version, now_s, now_s))
+                now_s, response = self._clock(), (request.prefix or NOTHING_SAMPLED).first(ended.tokens)
+                self._events.append(
+                    _finished(request, response, ended.reason, self._version, now_s, now_s, propensity=ended.propensity)
+                )
             else:
                 prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
                 known = 0 if prefix is None else len(prefix.tokens)
@@ -380,6 +386,7 @@ class NativeEngine:
         settled = self._steps.settle(
             plan, draws.tokens, draws.logprobs, draws.logprobs_t1, drafts, self._progress_every_tokens
         )
+        settled = self._stops.apply(plan, settled)
         if settled.moves is not None:
             self._runner.compact(settled.moves)
         if first is not None:
@@ -402,15 +409,15 @@ class NativeEngine:
         self._scheduler.computed()
         if settled.ended:
             now_s = self._clock()
-            for slot, stopped in settled.ended:
-                self._finish(slot, FinishReason.STOP if stopped else FinishReason.LENGTH, now_s)
+            for slot, reason in settled.ended:
+                self._finish(slot, reason, now_s)
         for slot in settled.due:
             self._report(slot)
         return settled
 
     def _finish(self, slot: int, reason: FinishReason, now_s: float) -> None:
         ticket = self._scheduler.ticket_in(slot)
-        response = self._table.response(slot)
+        response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
         self._scheduler.remove(ticket.request.request_id, finished=True)
         event = _finished(
             ticket.request,
@@ -420,6 +427,7 @@ class NativeEngine:
             ticket.started_s,
             now_s,
             _steps(ticket, response),
+            propensity,
         )
         self._events.append(event)
 
@@ -456,6 +464,7 @@ def _finished(
     started_s: float,
     finished_s: float,
     verifications: int = 0,
+    propensity: float = 1.0,
 ) -> Finished:
     return Finished(
         Rollout(
@@ -466,5 +475,6 @@ def _finished(
             started_s=started_s,
             finished_s=finished_s,
             verifications=verifications,
+            propensity=propensity,
         )
     )

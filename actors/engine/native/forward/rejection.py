@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from models import ops
-from models.noise import philox4x32
+from models.noise import random_words
+from models.philox import ACCEPT, RESIDUAL
 
-_MASK32 = 0xFFFFFFFF
-_ACCEPT, _RESIDUAL = 1, 2  # third word of the Philox counter; coupled sampling has 0 there
 _SUM_TOLERANCE = 1e-2  # a drafter's probabilities may be bfloat16
 
 
@@ -50,13 +49,13 @@ def rejection_draws(
         q = torch.where(sound[:, None], given, q)
     places = _places(positions, columns - 1)
     keys = _each(keys, columns - 1)
-    uniform = (_words(keys, places, 1, _ACCEPT)[:, 0].double() + 0.5) * 2.0**-32
+    uniform = (random_words(keys, places, 1, ACCEPT)[:, 0].double() + 0.5) * 2.0**-32
     stands = uniform * q.gather(1, token)[:, 0] < p.gather(1, token)[:, 0]
     residual = (p - q).clamp(min=0).scatter(1, token, 0.0)
     # Rounding may leave nothing of p - q where p and q are all but equal.
     spent = residual.sum(1, keepdim=True) <= 0
     residual = torch.where(spent, p.scatter(1, token, 0.0), residual)
-    uniforms = (_words(keys, places, vocab, _RESIDUAL).double() + 0.5) * 2.0**-32
+    uniforms = (random_words(keys, places, vocab, RESIDUAL).double() + 0.5) * 2.0**-32
     other = (residual.double().log() - (-uniforms.log()).log()).argmax(1)
     chosen = torch.where(stands, drafted, other).view(requests, columns - 1)
     draws[:, :-1] = torch.where(drafts >= 0, chosen, draws[:, :-1])
@@ -101,13 +100,3 @@ def _each(x: Tensor, columns: int) -> Tensor:
 def _places(positions: Tensor, columns: int) -> Tensor:
     """Positions of the draws: first ones [R] -> [R * columns]"""
     return (positions[:, None] + torch.arange(columns, device=positions.device)).flatten()
-
-
-def _words(keys: Tensor, positions: Tensor, vocab: int, stream: int) -> Tensor:
-    """As `models.noise.random_words`, of another stream: int64 [N, vocab] in [0, 2**32)."""
-    blocks = torch.arange((vocab + 3) // 4, device=keys.device)[None, :]
-    zero = torch.zeros((), dtype=torch.int64, device=keys.device)
-    keys, positions = keys[:, None], positions[:, None]
-    counter = (positions & _MASK32, blocks, zero + stream, zero)
-    words = philox4x32(counter, (keys & _MASK32, (keys >> 32) & _MASK32))
-    return torch.stack(words, dim=-1).flatten(1)[:, :vocab]

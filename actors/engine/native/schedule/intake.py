@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from actors.engine.types import FinishReason, Request
+from actors.engine.stopping import End, find_end
+from actors.engine.types import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,13 @@ def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
             f"rollout.engine.kv_tokens to at least {most + limits.block_tokens} or lower "
             "rollout.sampling.max_new_tokens"
         )
+    rule = request.stop
+    for marker in () if rule is None else (rule.strings, rule.answer):
+        if marker is not None and len(marker.tokens) and int(marker.tokens[-1]) >= limits.vocab_size:
+            return (
+                f"a stop rule knows token {int(marker.tokens[-1])}, outside the model's vocabulary of "
+                f"{limits.vocab_size}: the tokenizer does not belong to this model (model.tokenizer)"
+            )
     prefix = request.prefix
     if prefix is not None:
         if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.logprobs_t1):
@@ -59,13 +65,8 @@ def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
     return None
 
 
-def ended_by_prefix(request: Request, limits: EngineLimits) -> FinishReason | None:
+def ended_by_prefix(request: Request, limits: EngineLimits) -> End | None:
     """How a re-issued request had ended already, if its prefix is complete."""
-    prefix = request.prefix
-    if prefix is None or not len(prefix.tokens):
+    if request.prefix is None:
         return None
-    if np.isin(prefix.tokens[-1], request.sampling.stop_token_ids):
-        return FinishReason.STOP
-    if len(request.prompt_tokens) + len(prefix.tokens) >= limits.sequence_limit(request):
-        return FinishReason.LENGTH
-    return None
+    return find_end(request, request.prefix.tokens, limits.sequence_limit(request) - len(request.prompt_tokens))

@@ -14,6 +14,7 @@ from actors.engine.native.step.types import (
     as_drafts,
     as_parents,
 )
+from actors.engine.types import FinishReason
 from models.ops.native import kernels
 
 _STOPPED, _ENDED, _DUE = 1, 2, 4
@@ -130,13 +131,13 @@ class NativeSteps:
             path,
             moves,
         )
-        ended: list[tuple[int, bool]] = []
+        ended: list[tuple[int, FinishReason]] = []
         due: list[int] = []
         if flagged:
             slots = plan.slots if plan.samples.all() else plan.slots[plan.samples]
             for slot, flag in zip(slots.tolist(), self._flags[: len(slots)].tolist(), strict=True):
                 if flag & _ENDED:
-                    ended.append((slot, bool(flag & _STOPPED)))
+                    ended.append((slot, FinishReason.STOP if flag & _STOPPED else FinishReason.LENGTH))
                 elif flag & _DUE:
                     due.append(slot)
         if drafts is None:

@@ -17,6 +17,7 @@ from actors.engine.native.step.types import (
     as_parents,
 )
 from actors.engine.native.step.verify import accept, accept_tree
+from actors.engine.types import FinishReason
 
 
 class NumpySteps:
@@ -145,7 +146,8 @@ class NumpySteps:
         table.spared_steps[slots] += emitted - 1
         over = stopped | (emitted == remaining)
         due = (length + emitted - table.reported[slots] >= progress_every) & ~over
-        ended = [(int(slots[i]), bool(stopped[i])) for i in np.flatnonzero(over)]
+        reasons = (FinishReason.LENGTH, FinishReason.STOP)
+        ended = [(int(slots[i]), reasons[int(stopped[i])]) for i in np.flatnonzero(over)]
         settled = Settled(new_tokens=int(emitted.sum()), ended=ended, due=slots[due].tolist())
         if drafts is None:
             return settled

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.native.schedule.scheduler import StepPlan
+from actors.engine.types import FinishReason
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -72,7 +73,7 @@ class Settled:
     """What the draws of a step did to the S requests that sampled."""
 
     new_tokens: int
-    ended: list[tuple[int, bool]]  # (slot, on a stop token)
+    ended: list[tuple[int, FinishReason]]  # slots, and by what
     due: list[int]  # slots with enough new tokens to report, not ended
     emitted: Int64Array | None = None  # [S]; None: one each
     accepted: Int64Array | None = None  # [S] drafts that stood; None: there were none

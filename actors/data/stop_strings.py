@@ -1,0 +1,120 @@
+"""Stop strings as automata that read tokens, so that neither an engine nor the driver decodes text while it samples.
+
+Owns which bytes each token of a vocabulary stands for, and the compilation; actors.engine.stopping runs the result.
+What counts is the response's bytes, one token's behind the other's: a string may begin and end inside tokens, and the
+token that completes it is kept whole, as it was sampled. Special tokens stand for their own text.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.data.errors import DataError
+from actors.data.tokenizers import Tokenizer
+from actors.engine.types import Marker
+
+KEY = "rollout.sampling.stop_strings"
+
+
+def stop_strings(strings: Sequence[str], tokenizer: Tokenizer) -> Marker:
+    """Found as soon as one of `strings` is in a response. DataError if the tokenizer's tokens are not bytes."""
+    return compile_marker([string.encode() for string in strings], vocabulary_bytes(tokenizer))
+
+
+def compile_marker(patterns: Sequence[bytes], vocabulary: Sequence[bytes]) -> Marker:
+    """`vocabulary[token]`: what the token stands for."""
+    moves, rest = _over_tokens(_over_bytes(patterns), vocabulary)
+    listed = np.flatnonzero((moves != rest).any(axis=1)).astype(np.int32)
+    kept = moves[listed]
+    key = hashlib.blake2b(listed.tobytes() + kept.tobytes() + rest.tobytes(), digest_size=16).digest()
+    return Marker(key, listed, kept, rest)
+
+
+def vocabulary_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """What every token stands for, by its id; b"" for ids without a token."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+    kinds = _kinds(decoder)
+    read: Callable[[str], bytes]
+    if "ByteLevel" in kinds:
+        read = partial(_byte_level, _byte_letters())
+    elif "ByteFallback" in kinds or "Metaspace" in kinds:
+        read = _sentencepiece
+    elif kinds == {"Fuse"}:
+        read = str.encode
+    else:
+        raise DataError(
+            f"{KEY}: only byte-level and SentencePiece tokenizers say which bytes a token stands for, but this one "
+            f"decodes by {', '.join(sorted(kinds)) or 'nothing'}; use rollout.sampling.stop_token_ids"
+        )
+    added = {int(i): str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}
+    ids = tokenizer.get_vocab()
+    found = [b""] * (max(ids.values(), default=-1) + 1)
+    for token, i in ids.items():
+        found[i] = added[i].encode() if i in added else read(token)
+    return found
+
+
+def _kinds(decoder: object) -> set[str]:
+    """The types of a tokenizers decoder and of those that it is made of."""
+    if not isinstance(decoder, dict):
+        return set()
+    inner: set[str] = set().union(*(_kinds(part) for part in decoder.get("decoders", ())))
+    return inner | {str(decoder.get("type"))} - {"Sequence"}
+
+
+def _byte_letters() -> dict[str, int]:
+    """How byte-level BPE writes bytes as printable characters (Radford et al., 2019): those of Latin-1 that can be
+    printed stand for themselves, the others for the characters from U+0100 on, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _byte_level(letters: Mapping[str, int], token: str) -> bytes:
+    return b"".join(bytes([letters[c]]) if c in letters else c.encode() for c in token)
+
+
+def _sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()
+
+
+def _over_bytes(patterns: Sequence[bytes]) -> NDArray[np.int64]:
+    """[S, 256]: an automaton (Aho and Corasick, 1975) whose last state is reached with the first complete pattern."""
+    if not patterns or not all(patterns):
+        raise ValueError("a stop string must not be empty")
+    prefixes = sorted({p[:n] for p in patterns for n in range(len(p))}, key=lambda p: (len(p), p))
+    number = {prefix: i for i, prefix in enumerate(prefixes)}  # b"" is 0
+    last = len(prefixes)
+    moves = np.zeros((last + 1, 256), np.int64)
+    moves[last] = last
+    for prefix, state in number.items():
+        for byte in range(256):
+            text = prefix + bytes([byte])
+            if any(text.endswith(p) for p in patterns):
+                moves[state, byte] = last
+            else:
+                longest = next(text[i:] for i in range(len(text) + 1) if text[i:] in number)
+                moves[state, byte] = number[longest]
+    return moves
+
+
+def _over_tokens(
+    moves: NDArray[np.int64], vocabulary: Sequence[bytes]
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """([V, S]: the state after each token; [S]: what most tokens do)."""
+    states = np.tile(np.arange(len(moves)), (len(vocabulary), 1))
+    lengths = np.array([len(token) for token in vocabulary], np.int64)
+    for place in range(int(lengths.max(initial=0))):
+        reach = np.flatnonzero(lengths > place)
+        byte = np.array([vocabulary[i][place] for i in reach.tolist()], np.int64)
+        states[reach] = moves[states[reach], byte[:, None]]
+    kinds, counts = np.unique(states, axis=0, return_counts=True)
+    return states.astype(np.uint16), kinds[counts.argmax()].astype(np.uint16)

@@ -1,0 +1,106 @@
+"""When a response ends, as a function of its tokens: one law for engines, for requests that come with a prefix, and for
+the driver, so that a response ends at the same token wherever it is sampled or taken up again. No torch, no state.
+
+A response ends with the first token at which one of these holds; of two at the same token the first in this order:
+
+  STOP      it is a stop token, or it completes one of the rule's stop strings
+  ANSWERED  the answer was complete `grace_tokens` ago, or will have been by `poll_from_tokens`
+  LENGTH    it is the last that there is room for
+  GIVEN_UP  it is number `give_up_at_tokens`, the answer is not complete, and the coin says so
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.types import FinishReason, Marker, Request, StopRule
+from models.philox import KEEP, uniform
+
+_ORDER = (FinishReason.STOP, FinishReason.ANSWERED, FinishReason.LENGTH, FinishReason.GIVEN_UP)
+NOWHERE = 1 << 62  # later than any token
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A response of `tokens` tokens, the last one included."""
+
+    tokens: int
+    reason: FinishReason
+    propensity: float = 1.0  # see Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Number of tokens with which each marker of a rule was complete; NOWHERE: not yet."""
+
+    strings: int = NOWHERE
+    answer: int = NOWHERE
+
+
+def find_end(request: Request, tokens: NDArray[np.int32], max_tokens: int) -> End | None:
+    """How a response that begins with `tokens` ended within them; None if it did not. `max_tokens`: of a response, at
+    most sampling.max_new_tokens."""
+    stops = np.flatnonzero(np.isin(tokens, request.sampling.stop_token_ids))
+    natural = End(int(stops[0]) + 1, FinishReason.STOP) if len(stops) else None
+    if len(tokens) >= max_tokens and (natural is None or natural.tokens > max_tokens):
+        natural = End(max_tokens, FinishReason.LENGTH)
+    rule = request.stop
+    if rule is None:
+        return natural
+    found = Found(_complete(rule.strings, tokens), _complete(rule.answer, tokens))
+    return end_by_rule(rule, request.noise_key, found, len(tokens), natural)
+
+
+def end_by_rule(rule: StopRule, noise_key: int, found: Found, tokens: int, natural: End | None) -> End | None:
+    """The first end within `tokens` tokens, of which `natural` is that by a stop token or by length."""
+    ends = [] if natural is None else [natural]
+    if found.strings <= tokens:
+        ends.append(End(found.strings, FinishReason.STOP))
+    answered = max(found.answer, rule.poll_from_tokens) + rule.grace_tokens
+    if answered <= tokens:
+        ends.append(End(answered, FinishReason.ANSWERED))
+    limit = rule.give_up_at_tokens
+    doubted = limit is not None and limit < found.answer  # here the coin decides
+    if limit is not None and doubted and limit <= tokens and not kept(rule, noise_key):
+        ends.append(End(limit, FinishReason.GIVEN_UP))
+    if not ends:
+        return None
+    end = min(ends, key=lambda end: (end.tokens, _ORDER.index(end.reason)))
+    past = limit is not None and doubted and (end.tokens > limit or end.reason is FinishReason.GIVEN_UP)
+    return End(end.tokens, end.reason, rule.keep) if past else end
+
+
+def kept(rule: StopRule, noise_key: int) -> bool:
+    """The coin of a request: of a stream of its own, so independent of its tokens and of every other choice."""
+    return uniform(noise_key, KEEP) < rule.keep
+
+
+def rows_of(marker: Marker, vocab_size: int) -> NDArray[np.int64]:
+    """[vocab_size]: the row of `table_of` that a token has."""
+    rows = np.full(vocab_size, len(marker.tokens), np.int64)
+    rows[marker.tokens] = np.arange(len(marker.tokens))
+    return rows
+
+
+def table_of(marker: Marker) -> NDArray[np.uint16]:
+    """[n + 1, S]: the state after a token of each kind."""
+    return np.concatenate((marker.moves, marker.rest[None]))
+
+
+def run(marker: Marker, tokens: NDArray[np.int32], state: int = 0) -> tuple[int, int]:
+    """(state after `tokens`; how many of them completed the marker, NOWHERE if they did not)."""
+    last = len(marker.rest) - 1
+    places = np.searchsorted(marker.tokens, tokens)
+    known = places < len(marker.tokens)
+    known[known] = marker.tokens[places[known]] == tokens[known]
+    rows = np.where(known, places, len(marker.tokens)).tolist()
+    moves = table_of(marker)
+    for count, row in enumerate(rows, start=1):
+        if (state := int(moves[row, state])) == last:
+            return last, count
+    return state, NOWHERE
+
+
+def _complete(marker: Marker | None, tokens: NDArray[np.int32]) -> int:
+    return NOWHERE if marker is None else run(marker, tokens)[1]
