@@ -11,7 +11,8 @@ Invariants (property-tested):
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from actors.engine.types import FinishReason, Request, Rollout, Sampled
+from actors.engine.stopping import End, find_end
+from actors.engine.types import NOTHING_SAMPLED, Request, Rollout, Sampled
 from policies.balance import Balance, exact
 
 
@@ -46,15 +47,18 @@ class _Entry:
         """Expected, at least 1, so that no running request counts as free."""
         return max(self.expected - self.tokens, 1.0)
 
-    def issue(self) -> Request:
-        return replace(self.request, prefix=Sampled.join(self.deltas)) if self.deltas else self.request
+    def sampled(self) -> Sampled:
+        """All that was reported."""
+        if len(self.deltas) > 1:
+            self.deltas = [Sampled.join(self.deltas)]
+        return self.deltas[0] if self.deltas else NOTHING_SAMPLED
 
-    def complete(self) -> FinishReason | None:
-        """A reason if the reported tokens are already the whole response."""
-        sampling = self.request.sampling
-        if self.deltas and len(last := self.deltas[-1].tokens) and int(last[-1]) in sampling.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.tokens >= sampling.max_new_tokens else None
+    def issue(self) -> Request:
+        return replace(self.request, prefix=self.sampled()) if self.deltas else self.request
+
+    def complete(self) -> End | None:
+        """How the response has ended already, if what was reported is the whole of it."""
+        return find_end(self.request, self.sampled().tokens, self.request.sampling.max_new_tokens)
 
 
 class Ledger:
@@ -153,15 +157,16 @@ class Ledger:
         for request_id in sorted(self.running(worker)):
             entry = self._open[request_id]
             self._release(entry)
-            if (finish_reason := entry.complete()) is not None:
+            if (end := entry.complete()) is not None:
                 finished.append(
                     Rollout(
                         request_id=request_id,
-                        sampled=Sampled.join(entry.deltas),
-                        finish_reason=finish_reason,
+                        sampled=entry.sampled().first(end.tokens),
+                        finish_reason=end.reason,
                         weights_version=weights_version,
                         started_s=now_s,
                         finished_s=now_s,
+                        propensity=end.propensity,
                     )
                 )
                 del self._open[request_id]

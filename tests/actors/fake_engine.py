@@ -15,6 +15,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.data.stop_strings import compile_marker
 from actors.engine.child import serve
 from actors.engine.commands import (
     Abort,
@@ -30,6 +31,7 @@ from actors.engine.commands import (
 )
 from actors.engine.process import ProcessEngine
 from actors.engine.shared_rollouts import unpack
+from actors.engine.stopping import End, find_end
 from actors.engine.types import (
     Answer,
     Capabilities,
@@ -49,12 +51,21 @@ from actors.engine.types import (
     Sampled,
     SamplingParams,
     Slept,
+    StopRule,
     WeightsLoaded,
 )
 from actors.processes.child import run_child
 
 VOCAB = 97
 STOP = 7
+WORDS = [chr(97 + i % 5).encode() * (i % 3) for i in range(VOCAB)]  # what its tokens stand for
+MARKER = compile_marker([b"ab", b"edd"], WORDS)
+RULES = (
+    None,
+    StopRule(strings=MARKER),
+    StopRule(answer=MARKER, poll_from_tokens=3, grace_tokens=2),
+    StopRule(answer=MARKER, give_up_at_tokens=5, keep=0.5),
+)
 MAX_PROMPT_TOKENS = 1000
 
 
@@ -85,11 +96,13 @@ def logprob(noise_key: int, position: int) -> float:
 def response(request: Request) -> tuple[list[int], FinishReason]:
     """The oracle: what any engine must answer, disturbed or not."""
     tokens: list[int] = []
-    while len(tokens) < request.sampling.max_new_tokens:
+    while (end := ended(request, tokens)) is None:
         tokens.append(token(request.noise_key, len(tokens)))
-        if tokens[-1] in request.sampling.stop_token_ids:
-            return tokens, FinishReason.STOP
-    return tokens, FinishReason.LENGTH
+    return tokens, end.reason
+
+
+def ended(request: Request, tokens: list[int]) -> End | None:
+    return find_end(request, np.array(tokens, np.int32), request.sampling.max_new_tokens)
 
 
 def part(noise_key: int, tokens: list[int], positions: range) -> Sampled:
@@ -97,7 +110,14 @@ def part(noise_key: int, tokens: list[int], positions: range) -> Sampled:
     return Sampled(np.array([tokens[p] for p in positions], np.int32), logprobs, logprobs * 2)
 
 
-def make_request(request_id: int, prompt_id: int = 0, *, max_new_tokens: int = 24, seed: int = 0) -> Request:
+def make_request(
+    request_id: int,
+    prompt_id: int = 0,
+    *,
+    max_new_tokens: int = 24,
+    seed: int = 0,
+    stop: StopRule | None = None,
+) -> Request:
     return Request(
         request_id=request_id,
         prompt_id=prompt_id,
@@ -105,6 +125,7 @@ def make_request(request_id: int, prompt_id: int = 0, *, max_new_tokens: int = 2
         noise_key=seed * 100_000 + request_id,
         sampling=SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=(STOP,)),
         expected_tokens=float(max_new_tokens),
+        stop=stop,
     )
 
 
@@ -141,10 +162,8 @@ class _Running:
             return Sampled.join([prefix, self.part(known)])
         return part(self.request.noise_key, self.tokens, range(start, len(self.tokens)))
 
-    def ended(self) -> FinishReason | None:
-        if self.tokens and self.tokens[-1] in self.request.sampling.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.tokens) >= self.request.sampling.max_new_tokens else None
+    def ended(self) -> End | None:
+        return ended(self.request, self.tokens)
 
 
 class FakeCore:
@@ -223,9 +242,9 @@ class FakeCore:
         steps, evaluation = len(self._running), any(item.request.evaluation for item in self._running.values())
         for request_id, item in list(self._running.items()):
             item.tokens.append(token(item.request.noise_key, len(item.tokens)))
-            if (reason := item.ended()) is not None:
+            if (end := item.ended()) is not None:
                 del self._running[request_id]
-                self._finish(item, reason)
+                self._finish(item, end)
             elif len(item.tokens) - item.reported >= self._options.progress_every_tokens:
                 self._events.append(Progress(request_id, item.part(item.reported)))
                 item.reported = len(item.tokens)
@@ -254,8 +273,8 @@ class FakeCore:
             self._events.append(Rejected(request.request_id, reason))
         elif request.request_id in self._running or request in [waiting.request for waiting in self._waiting]:
             self._events.append(Rejected(request.request_id, "a request with this id is running already"))
-        elif (ended := item.ended()) is not None:
-            self._finish(item, ended)
+        elif (end := item.ended()) is not None:
+            self._finish(item, end)
         else:
             self._waiting.append(item)
 
@@ -264,17 +283,18 @@ class FakeCore:
         self._running.pop(request_id, None)
         self._waiting = [item for item in self._waiting if item not in found]
         for item in found:
-            self._finish(item, FinishReason.ABORT)
+            self._finish(item, End(len(item.tokens), FinishReason.ABORT))
 
-    def _finish(self, item: _Running, reason: FinishReason) -> None:
+    def _finish(self, item: _Running, end: End) -> None:
         now_s = time.time()
         rollout = Rollout(
             request_id=item.request.request_id,
-            sampled=item.part(0),
-            finish_reason=reason,
+            sampled=item.part(0).first(end.tokens),
+            finish_reason=end.reason,
             weights_version=self._version,
             started_s=now_s,
             finished_s=now_s,
+            propensity=end.propensity,
         )
         self._events.append(Finished(rollout))
 

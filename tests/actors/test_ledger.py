@@ -1,15 +1,16 @@
 """The ledger alone: random interleavings of workers that decode, repeat themselves, die and come back."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.types import FinishReason, Request, Rollout, Sampled
+from actors.engine.types import FinishReason, Request, Rollout, Sampled, StopRule
 from launch.dispatch.ledger import Ledger
-from tests.actors.fake_engine import logprob, make_request, part, response
+from tests.actors.fake_engine import RULES, ended, logprob, make_request, part, response
 from tests.policies import balance_oracle
 from tests.policies.balance_oracle import Open
 
@@ -27,10 +28,12 @@ def tokens_of(request: Request, start: int, end: int) -> Sampled:
 
 def rollout_of(request: Request) -> Rollout:
     tokens, reason = response(request)
-    return rollout(request.request_id, tokens_of(request, 0, len(tokens)), reason)
+    end = ended(request, tokens)
+    assert end is not None
+    return rollout(request.request_id, tokens_of(request, 0, len(tokens)), reason, end.propensity)
 
 
-def rollout(request_id: int, sampled: Sampled, reason: FinishReason) -> Rollout:
+def rollout(request_id: int, sampled: Sampled, reason: FinishReason, propensity: float = 1.0) -> Rollout:
     return Rollout(
         request_id=request_id,
         sampled=sampled,
@@ -38,6 +41,7 @@ def rollout(request_id: int, sampled: Sampled, reason: FinishReason) -> Rollout:
         weights_version=1,
         started_s=0.0,
         finished_s=0.0,
+        propensity=propensity,
     )
 
 
@@ -65,7 +69,12 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
     n: int, workers: int, slots: int, retries: int, seed: int, p: float
 ) -> None:
     rng = random.Random(seed)
-    asked = {i: make_request(i, i // 3, max_new_tokens=rng.randrange(1, 20), seed=seed % 1000) for i in range(n)}
+    asked = {
+        i: make_request(
+            i, i // 3, max_new_tokens=rng.randrange(1, 20), seed=seed % 1000, stop=RULES[rng.randrange(len(RULES))]
+        )
+        for i in range(n)
+    }
     ledger = Ledger(asked.values(), max_retries=retries)
     fleet = {f"w{i}": Worker() for i in range(workers)}
     open_ = {i: Open(i, r.prompt_id, r.expected_tokens, None) for i, r in asked.items()}
@@ -145,6 +154,7 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
         request = asked[made.request_id]
         tokens, reason = response(request)
         assert (made.tokens.tolist(), made.finish_reason) == (tokens, reason)
+        assert made.propensity == rollout_of(request).propensity
         assert made.logprobs.tolist() == [logprob(request.noise_key, i) for i in range(len(tokens))]
     if p == 0.0:
         assert (failed, ledger.reissued) == ([], 0)
@@ -188,3 +198,16 @@ def test_a_response_that_was_complete_is_finished_not_sampled_again() -> None:
 def test_equal_request_ids_are_an_error() -> None:
     with pytest.raises(ValueError, match="request id 3 occurs twice"):
         Ledger([make_request(3), make_request(3)], max_retries=0)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule is not None])
+def test_a_response_that_its_rule_had_ended_is_finished_by_the_ledger_as_the_engine_would(rule: StopRule) -> None:
+    asked = [make_request(0, seed=i, stop=rule) for i in range(50)]
+    request = next(r for r in asked if response(r)[1] is not response(replace(r, stop=None))[1])
+    whole = rollout_of(request)
+    ledger = Ledger([request], max_retries=0)
+    give(ledger, a=1)
+    ledger.progress("a", 0, whole.sampled)
+    [made] = ledger.lose("a", "gone", now_s=5.0, weights_version=1).finished
+    assert (made.tokens.tolist(), made.finish_reason) == (whole.tokens.tolist(), whole.finish_reason)
+    assert made.propensity == whole.propensity

@@ -55,6 +55,17 @@ RULES = st.fixed_dictionaries(
 )
 
 
+def request_of(key: int, most: int, stops: tuple[int, ...], rule: StopRule | None = None) -> Request:
+    return Request(
+        request_id=0,
+        prompt_id=0,
+        prompt_tokens=np.zeros(1, np.int32),
+        noise_key=key,
+        sampling=SamplingParams(max_new_tokens=most, stop_token_ids=stops),
+        stop=rule,
+    )
+
+
 def slow_end(
     request: Request, tokens: list[int], texts: tuple[Any, Any], vocabulary: list[bytes], most: int
 ) -> End | None:
@@ -91,14 +102,7 @@ def test_a_response_ends_where_a_reader_of_its_text_would_end_it(
     most = data.draw(st.integers(1, 20))
     stops = tuple(data.draw(st.lists(st.integers(0, len(vocabulary) - 1), max_size=1)))
     markers = [None if texts is None else compile_marker(texts, vocabulary) for texts in (strings, answers)]
-    request = Request(
-        0,
-        0,
-        np.zeros(1, np.int32),
-        key,
-        SamplingParams(most, stop_token_ids=stops),
-        stop=StopRule(strings=markers[0], answer=markers[1], **rule),
-    )
+    request = request_of(key, most, stops, StopRule(strings=markers[0], answer=markers[1], **rule))
     wanted = slow_end(request, tokens, (strings, answers), vocabulary, most)
     for count in range(len(tokens) + 1):  # and nobody who sees a part of it says anything else
         found = find_end(request, np.array(tokens[:count], np.int32), most)
@@ -106,7 +110,7 @@ def test_a_response_ends_where_a_reader_of_its_text_would_end_it(
 
 
 def test_without_a_rule_only_stop_tokens_and_the_limit_end_a_response() -> None:
-    request = Request(0, 0, np.zeros(1, np.int32), 1, SamplingParams(4, stop_token_ids=(7,)))
+    request = request_of(1, 4, (7,))
     ends = [find_end(request, np.array(t, np.int32), 4) for t in ([], [1, 2], [1, 7], [1, 7, 3], [1, 2, 3, 4])]
     assert ends == [None, None, End(2, FinishReason.STOP), End(2, FinishReason.STOP), End(4, FinishReason.LENGTH)]
 
