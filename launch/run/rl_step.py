@@ -93,27 +93,28 @@ def sample(job: Job) -> list[Round]:
     what one brings can be learned from without the next.
     """
     wanted, objective = job.config.rollout.prompts_per_step, job.config.objective
-    rounds = [sample_round(job, wanted, first=True)]
+    rounds = [sample_round(job, wanted)]
     require_some(rounds[0], job.steps_done + 1)
     while len(rounds) < objective.dynamic_sampling.max_rounds:
         groups = [group for collected in rounds for group in collected.groups]
         found = sum(signal(group, objective) for group in groups)
         if not (count := prompts_to_sample(wanted, found, len(groups))):
             break
-        rounds.append(sample_round(job, count, first=False))
+        rounds.append(sample_round(job, count, first_id=sum(collected.stats.requests for collected in rounds)))
     return rounds
 
 
-def sample_round(job: Job, prompts: int, *, first: bool) -> Round:
-    """The next `prompts` prompts of the order, sampled and graded."""
+def sample_round(job: Job, prompts: int, *, first_id: int = 0) -> Round:
+    """The next `prompts` prompts of the order, sampled and graded. `first_id`: how many requests of this RL step went
+    before, 0 in its first round."""
     config, rollout = job.config, job.config.rollout
     picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(prompts)]
     expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
     counts = [rollout.rollouts_per_prompt] * len(picks)
-    batch = Batch(picks, counts, job.sampling, seed=config.run.seed, expected_tokens=expected)
-    phase = "rollout" if first else "refill"
+    batch = Batch(picks, counts, job.sampling, seed=config.run.seed, expected_tokens=expected, first_id=first_id)
+    phase = "refill" if first_id else "rollout"
     with spare_time(job) as (decoding, sampled):
-        collected = job.collector.run(batch, phase, same_step=not first, decoding=decoding, sampled=sampled)
+        collected = job.collector.run(batch, phase, same_step=first_id > 0, decoding=decoding, sampled=sampled)
     for group in collected.groups:
         if group.members:
             lengths = [member.rollout.tokens.size for member in group.members]

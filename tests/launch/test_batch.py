@@ -128,7 +128,7 @@ class Rewards:
     def __init__(self) -> None:
         self.items: dict[int, GradeItem] = {}
 
-    def begin(self) -> None:
+    def begin(self, *, same_step: bool) -> None:
         self.items.clear()
 
     def poll(self) -> None: ...
@@ -168,7 +168,9 @@ def test_a_round_of_any_counts_is_grouped_graded_shared_and_learned_by_prompt(
     assert arrived == sorted(arrived)
     assert [(int(t[0]), w) for _, t, w in dispatcher.shared] == [(i, i % 3) for i in arrived]
     assert [p.tolist() for p, _, _ in dispatcher.shared] == [batch.prompt(i).tokens.tolist() for i in arrived]
-    trained, metrics = training_sequences(collected.groups, ObjectiveOptions())
+    trained, metrics = training_sequences(
+        collected.groups, ObjectiveOptions(), prompts_per_step=len(counts), max_new_tokens=8
+    )
     prompts = {index: [r for r in trained if r.prompt_tokens[2] == index] for index in range(len(counts))}
     used = [p for p in prompts.values() if p]
     assert metrics["groups/used"] == len(used)

@@ -28,6 +28,7 @@ class World:
 
     def __init__(self, rewards: Rewards, max_rounds: int, **objective: Any) -> None:
         self.asked: list[list[int]] = []
+        self.ids: list[int] = []
         self.phases: list[tuple[str, bool]] = []
         self.spare: list[str] = []
         self.interrupt_at: int | None = None
@@ -52,6 +53,7 @@ class World:
         if self.interrupt_at == len(self.asked):
             raise Interrupted("SIGINT")
         self.asked.append([pick.prompt.prompt_id for pick in batch.picks])
+        self.ids += [request.request_id for request in batch.requests]
         self.phases.append((phase, same_step))
         groups = [group_of(self._rewards(pick.prompt.prompt_id), prompt=pick.prompt.prompt_id) for pick in batch.picks]
         return Round(groups, stats_of(len(batch)), 1.0, 0.5)
@@ -86,6 +88,7 @@ def test_rounds_take_the_next_prompts_of_the_order_until_enough_groups_have_sign
     rounds = sample(world.job)
     asked = [prompt for prompts in world.asked for prompt in prompts]
     assert asked == order(len(asked))
+    assert world.ids == list(range(2 * len(asked)))  # as the buffer of hidden states knows its records
     assert sum(prompt % 2 == 0 for prompt in asked) >= WANTED
     assert sum(prompt % 2 == 0 for prompts in world.asked[:-1] for prompt in prompts) < WANTED
     assert world.phases[1:] == [("refill", True)] * (len(rounds) - 1)
