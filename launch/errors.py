@@ -5,6 +5,8 @@ exceptions count as expected: a PacelineError, any exception class defined in on
 operating system refused (OSError).
 """
 
+import sys
+
 OUR_PACKAGES = frozenset({"launch", "actors", "coordinator", "drafter", "policies", "models"})
 
 
@@ -61,3 +63,22 @@ def _os_message(error: OSError) -> str:
     if error.strerror is None:
         return str(error) or type(error).__name__
     return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+
+
+def show(error: PacelineError) -> None:
+    """A red panel; rules above and below instead where a line is too long, so that commands can still be copied."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    text = f"{error.message}\n\n{error.remedy}" if error.remedy else error.message
+    body = Text(error.message)
+    if error.remedy:
+        body.append(f"\n\n{error.remedy}", style="dim")
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+    if max(len(line) for line in text.splitlines()) + 4 <= console.width:
+        console.print(Panel(body, title=error.title, border_style="red", title_align="left"))
+        return
+    console.rule(f"[bold red]{error.title}", align="left", style="red")
+    console.print(body, soft_wrap=True)
+    console.rule(style="red")

@@ -1,8 +1,7 @@
-"""How a failed command ends: a panel on stderr and an exit code. Owns both; `launch.errors` decides which failures are
-expected. No torch, no ray.
+"""How a failed command ends: a message on stderr and an exit code. Owns the latter; `launch.errors` decides which
+failures are expected, and shows them. No torch, no ray.
 """
 
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from launch.errors import PacelineError, as_expected
+from launch.errors import PacelineError, as_expected, show
 from launch.interrupt import Interrupted
 
 
@@ -49,22 +48,3 @@ def _fail(error: Exception, debug: bool) -> NoReturn:
         expected.title = "Internal error"
     show(expected)
     raise typer.Exit(expected.exit_code) from None
-
-
-def show(error: PacelineError) -> None:
-    """A red panel; rules above and below instead where a line is too long, so that commands can still be copied."""
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-
-    text = f"{error.message}\n\n{error.remedy}" if error.remedy else error.message
-    body = Text(error.message)
-    if error.remedy:
-        body.append(f"\n\n{error.remedy}", style="dim")
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
-    if max(len(line) for line in text.splitlines()) + 4 <= console.width:
-        console.print(Panel(body, title=error.title, border_style="red", title_align="left"))
-        return
-    console.rule(f"[bold red]{error.title}", align="left", style="red")
-    console.print(body, soft_wrap=True)
-    console.rule(style="red")

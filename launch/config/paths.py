@@ -50,3 +50,7 @@ def _value(options: BaseModel, key: str) -> str | None:
 def _with(options: M, key: str, value: str) -> M:
     name, _, rest = key.partition(".")
     return options.model_copy(update={name: _with(getattr(options, name), rest, value) if rest else value})
+
+
+def tokenizer_dir(config: Config) -> str:
+    return config.model.tokenizer or config.model.path

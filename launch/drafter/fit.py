@@ -27,10 +27,10 @@ from drafter.eagle import Drafting, load_eagle, save_eagle
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
+from launch.batch import Batch, Pick, sampling_params
 from launch.config import load_config
 from launch.errors import UsageError
 from launch.interrupt import interrupt_flag
-from launch.run.batch import Batch, Pick, sampling_params
 from models.checkpoint import load_model
 from models.directory import read_config
 from models.transformer import Transformer

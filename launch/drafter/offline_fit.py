@@ -14,11 +14,11 @@ from typing import Any
 import ray
 
 from actors.placement import place
+from launch.cache import add_files, keep
 from launch.config import Config
+from launch.config.paths import tokenizer_dir
 from launch.drafter.fit import DrafterWarmup, fit_drafter
 from launch.interrupt import Interrupt
-from launch.run.inputs import tokenizer_dir
-from launch.run.warmup import add_files, keep
 
 _POLL_S = 0.5
 _ONLINE = {  # keys of `drafter:` that say nothing about the fit

@@ -11,10 +11,10 @@ from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Rollout
 from actors.reward_worker import RewardPool
 from actors.rewards import GradeItem
+from launch.batch import Batch
 from launch.dispatch import DispatchStats, RolloutDispatcher
 from launch.interrupt import Interrupt
 from launch.observe import Observer
-from launch.run.batch import Batch
 from launch.run.groups import Graded, Group
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.cluster.session import ray_session
-from launch.commands.failures import show
 from launch.config import Config
-from launch.errors import PacelineError
+from launch.config.paths import tokenizer_dir
+from launch.errors import PacelineError, show
 from launch.interrupt import interrupt_flag
 from launch.observe import Observer
-from launch.run.batch import EVAL_EPOCH, Batch, Pick
-from launch.run.inputs import tokenizer_dir
 from launch.run.job import Job, open_job
 
 

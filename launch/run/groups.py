@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from actors.engine.types import FinishReason, Rollout
 from actors.rewards.types import Grade
 from actors.training.types import TrainSequence
+from launch.batch import Pick
 from launch.observe.records import Sample
-from launch.run.batch import Pick
 from policies.advantages import batch_advantages, has_zero_variance, kl_in_reward
 from policies.dynamic_sampling import has_signal
 from policies.options import ObjectiveOptions

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from actors.data import PromptSet, check_stop_tokens, check_vocabulary, end_tokens, load_prompts, load_tokenizer
 from actors.data.tokenizers import Tokenizer
 from launch.config import Config
+from launch.config.paths import tokenizer_dir
 from models.directory import read_config
 
 
@@ -46,7 +47,3 @@ def stop_tokens_of(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:
         return end_tokens(config.data, tokenizer, config.model.path, vocab_size)
     check_stop_tokens(given, vocab_size, "rollout.sampling.stop_token_ids")
     return given
-
-
-def tokenizer_dir(config: Config) -> str:
-    return config.model.tokenizer or config.model.path

@@ -19,14 +19,15 @@ from actors.engine.types import EngineWindow, SamplingParams
 from actors.learner_group import LearnerGroup
 from actors.placement import Placement, place
 from actors.reward_worker import RewardPool
+from launch.batch import sampling_params
 from launch.config import Config
+from launch.config.paths import tokenizer_dir
 from launch.dispatch import RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
-from launch.run.batch import sampling_params
 from launch.run.collect import Collector
-from launch.run.inputs import Inputs, load_inputs, tokenizer_dir
+from launch.run.inputs import Inputs, load_inputs
 from launch.run_folder import log_file
 from policies.lengths import LengthModel
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from actors.engine.types import FinishReason
 from actors.training.types import StepResult, TrainSequence
+from launch.batch import Batch, Pick
 from launch.errors import PacelineError
 from launch.observe import Span, StepRecord
 from launch.run.agreement import check_agreement
-from launch.run.batch import Batch, Pick
 from launch.run.collect import Round
 from launch.run.groups import Graded, signal, training_sequences, with_kl
 from launch.run.job import Job

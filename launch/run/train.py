@@ -9,11 +9,10 @@ from pathlib import Path
 from actors.training.checkpoint import LEARNER_DIR, CheckpointError, latest_checkpoint, read_state, write_checkpoint
 from actors.training.errors import LearnerLostError
 from launch.cluster.session import ray_session
-from launch.commands.failures import show
 from launch.config import Config
 from launch.drafter.offline_fit import offline_fit
 from launch.drafter.weights import WEIGHTS_DIR
-from launch.errors import PacelineError, RayLostError, as_expected
+from launch.errors import PacelineError, RayLostError, as_expected, show
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
 from launch.observe import Observer
 from launch.report import write_report

@@ -2,19 +2,19 @@
 
 import hashlib
 import os
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from actors.data import PromptOrder, load_demonstrations
 from actors.learner_group import LearnerGroup
 from actors.placement import place
+from launch.cache import add_files, keep
 from launch.cluster.session import ray_session
-from launch.commands.failures import show
 from launch.config import Config
-from launch.errors import PacelineError
+from launch.config.paths import tokenizer_dir
+from launch.errors import show
 from launch.interrupt import Interrupt, interrupt_flag
-from launch.run.inputs import tokenizer_dir, tokenizer_of
+from launch.run.inputs import tokenizer_of
 
 _REPORT_EVERY = 100  # optimizer steps
 
@@ -73,16 +73,6 @@ def warm_start(
     return target
 
 
-def keep(made: Path, folder: Path, what: str) -> None:
-    """`made` becomes `folder`, unless another run made the same one meanwhile. Raises PacelineError."""
-    try:
-        made.rename(folder)
-    except OSError as error:
-        shutil.rmtree(made, ignore_errors=True)
-        if not (folder / "config.json").is_file():
-            raise PacelineError(f"cannot keep {what} in {folder}: {error}") from error
-
-
 def fingerprint(config: Config) -> str:
     """Hash over everything that a warm start depends on, and nothing else: options, seed, network, tokenizer and data,
     by their contents wherever they lie; and what the learner computes with (its threads and ranks decide the order of
@@ -98,14 +88,3 @@ def fingerprint(config: Config) -> str:
     digest.update(f"{config.run.seed} {threads} {computes}".encode())
     add_files(digest, [Path(config.model.path), Path(tokenizer_dir(config))], Path(config.warmup.data))
     return digest.hexdigest()
-
-
-def add_files(digest: "hashlib.blake2b", folders: Iterable[Path], data: Path) -> None:
-    """Names and contents: of the files in the folders of model and tokenizer, each folder once and nothing below it,
-    and of the data, a file or a tree."""
-    files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.iterdir())]
-    for file in [*files, *(sorted(data.rglob("*")) if data.is_dir() else [data])]:
-        if file.is_file():
-            digest.update(file.name.encode())
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "blake2b").digest())

@@ -9,7 +9,7 @@ from actors.engine.types import FinishReason, Rollout, Sampled
 from actors.rewards.types import Grade
 from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest
-from launch.run.batch import Pick
+from launch.batch import Pick
 from launch.run.groups import Graded, Group
 
 CUT = FinishReason.LENGTH

@@ -8,9 +8,9 @@ import numpy as np
 from actors.data.prompts import Prompt
 from actors.engine.types import FinishReason, Rollout, Sampled, SamplingParams
 from actors.rewards import Grade, GradeItem
+from launch.batch import Batch, Pick
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
-from launch.run.batch import Batch, Pick
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
 from launch.run.rl_step import rollout_metrics

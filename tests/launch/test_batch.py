@@ -13,9 +13,9 @@ from actors.engine.types import FinishReason, Request, Rollout, Sampled, Samplin
 from actors.rewards import Grade, GradeItem
 from drafter.training.buffer import DataBuffer
 from drafter.training.records import SequenceRecord
+from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
-from launch.run.batch import EVAL_EPOCH, Batch, Pick
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
 from policies.drafter.options import BufferOptions

@@ -11,7 +11,7 @@ from actors.data import PromptOrder
 from actors.engine.types import SamplingParams
 from launch.dispatch.ledger import FailedRequest
 from launch.interrupt import Interrupted
-from launch.run.batch import Batch
+from launch.batch import Batch
 from launch.run.collect import Round
 from launch.run.rl_step import NoRolloutsError, refill_metrics, sample
 from policies.lengths import LengthModel
