@@ -16,8 +16,8 @@ from actors.rewards.types import GradeItem
 from actors.training.trainer import Trainer
 from benchmarks.harness import DEMO
 from benchmarks.tools.targets import Target
+from launch.batch import Batch, Pick, sampling_params
 from launch.config import load_config
-from launch.run.batch import Batch, Pick, sampling_params
 from launch.run.groups import Graded, Group, training_sequences
 from launch.run.inputs import stop_tokens_of
 from models.checkpoint import save_model

@@ -44,7 +44,7 @@ from drafter.training.head import TargetHead
 from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
 from experiments.demo_learner import DemoLearner
-from launch.run.batch import Batch
+from launch.batch import Batch
 from policies.drafter.options import BufferOptions, DrafterOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy

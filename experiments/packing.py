@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from actors.data.packing import Plan, plan_packed, plan_padded
+from actors.training.packing import Plan, plan_packed, plan_padded
 from benchmarks.harness import ROOT, command, paired, write
 
 SEED = 0

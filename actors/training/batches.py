@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.data.packing import build_micro_batch, input_tokens, plan_packed, plan_padded
+from actors.training.packing import build_micro_batch, input_tokens, plan_packed, plan_padded
 from actors.training.parallel import Rank
 from actors.training.types import Demonstration, TrainSequence
 

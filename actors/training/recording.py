@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.data.packing import input_tokens
 from actors.training.batches import TokenBatch
+from actors.training.packing import input_tokens
 from actors.training.parallel import Rank
 from actors.training.types import Demonstration, TrainSequence
 from drafter.training.records import SequenceRecord

@@ -7,9 +7,9 @@ import numpy as np
 from actors.data import Prompt
 from actors.engine.types import FinishReason, Rollout, Sampled
 from actors.rewards.types import Grade
+from launch.batch import Pick
 from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest
-from launch.batch import Pick
 from launch.run.groups import Graded, Group
 
 CUT = FinishReason.LENGTH

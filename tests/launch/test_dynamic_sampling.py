@@ -9,9 +9,9 @@ import pytest
 
 from actors.data import PromptOrder
 from actors.engine.types import SamplingParams
+from launch.batch import Batch
 from launch.dispatch.ledger import FailedRequest
 from launch.interrupt import Interrupted
-from launch.batch import Batch
 from launch.run.collect import Round
 from launch.run.rl_step import NoRolloutsError, refill_metrics, sample
 from policies.lengths import LengthModel

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from actors.data.packing import Plan, build_micro_batch, plan_packed, plan_padded
+from actors.training.packing import Plan, build_micro_batch, plan_packed, plan_padded
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
