@@ -41,10 +41,11 @@ check: $(STAMP)
 test: check
 	$(BIN)/python -m pytest
 
+# The README's figures in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
+# VLLM_PYTHON=PATH, TRL_PYTHON=PATH, ARCTIC=PATH.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.engine_throughput
-	$(BIN)/python -m benchmarks.learner_packing
-	$(BIN)/python -m benchmarks.control_latency
+	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
+	  $(if $(TRL_PYTHON),--trl-python $(TRL_PYTHON)) $(if $(ARCTIC),--arctic $(ARCTIC))
 
 clean:
 	rm -rf $(VENV) build runs $(DEMO)/data
