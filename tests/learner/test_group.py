@@ -50,11 +50,13 @@ assert os.environ["MKL_DYNAMIC"] == "FALSE"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False, env=environment).returncode == 0
 
 
-def make_group(model_dir: Path, ranks: int, **learner: object) -> LearnerGroup:
+def make_group(
+    model_dir: Path, ranks: int, objective: ObjectiveOptions | None = None, **learner: object
+) -> LearnerGroup:
     group = LearnerGroup(
         ModelOptions(path=str(model_dir)),
         LearnerOptions(ranks=ranks, threads=1, **learner),  # type: ignore[arg-type]
-        ObjectiveOptions(),
+        objective or ObjectiveOptions(),
         temperature=1.0,
         init="random",
         seed=5,
@@ -104,6 +106,23 @@ def test_two_ranks_behind_the_facade_equal_one_trainer(pair: LearnerGroup, model
 
     pair.export(tmp_path / "model")
     assert (tmp_path / "model" / "config.json").is_file()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_kl_to_the_reference_comes_from_all_ranks_in_the_order_of_the_sequences(model_dir: Path, ray_head: str) -> None:
+    objective = ObjectiveOptions(name="reinforce_pp")
+    alone = make_trainer(model_dir, objective=objective, optimizer=OPTIMIZER)
+    sequences = make_sequences(9)
+    with make_group(model_dir, 2, objective) as group:
+        for learner in (group.train_step, lambda given: alone.rl_step(given, temperature=1.0)):
+            learner(make_sequences(seed=1))
+        found = group.reference_kl(sequences)
+        assert group.reference_kl([]) == []
+    expected = alone.reference_kl(sequences, temperature=1.0)
+    for i, values in enumerate(found):
+        assert values == pytest.approx(expected[i], rel=1e-3, abs=1e-4)
+    assert max(abs(values).max() for values in found) > 1e-3
 
 
 @pytest.mark.ray
