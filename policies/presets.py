@@ -86,7 +86,6 @@ def layers(written: Values) -> Iterator[tuple[str, Values]]:
     preset = dict(PRESETS.get(name, {}) if isinstance(name, str) else {})
     loss = written.get("loss", preset.get("loss"))
     _drop(preset, written, "loss", {key for key in preset if key.startswith("clip_")})
-    _drop(preset, written, "aggregation", {"sum_divisor"})
     if written.get("kl") == "none":
         _drop(preset, written, "kl", {"kl_coef", "kl_in"})
     baseline = written.get("baseline", preset.get("baseline"))
