@@ -28,7 +28,7 @@ def draw(path: Path, panels: Sequence[Panel], columns: int = 1) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = path.stem  # the same figure is the same file
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}  # the same figure is the same file
     from matplotlib import pyplot
 
     rows = -(-len(panels) // columns)

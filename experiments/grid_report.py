@@ -1,120 +1,77 @@
-"""Markdown tables of `experiments.strategy_grid`'s record, beside TLT's Tables 1 and 4 and Figure 13."""
+"""Markdown tables of `experiments.strategy_grid`'s record, beside what the TLT paper reports.
+
+Owns the paper's figures: Tables 1 and 4, Qwen-32B on H100 GPUs (TP=4). Its Figure 13 (batch size 1, top-k 8, T = 0)
+gives curves, not numbers: accept length rises with depth and flattens; the speed-up has its maximum before.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import markdown
-from experiments.tlt import BATCH, TOP_K
 
-Cell = dict[str, Any]
+# Table 1: Draft_Depth 12, Tokens_to_Verify 64; top-k -> (accept length, speed-up).
+TOP_K = {4: (8.29, 3.51), 6: (8.66, 3.65), 8: (8.67, 3.64), 10: (8.67, 3.64), 12: (8.60, 3.56), 16: (8.42, 3.47)}
+# Table 4: Draft_Depth 10, topK 8; batch size -> tokens to verify -> speed-up.
+BATCH = {
+    1: {16: 3.22, 32: 3.46, 48: 3.56, 64: 3.62},
+    2: {16: 3.08, 32: 3.28, 48: 3.39, 64: 3.38},
+    4: {16: 3.01, 32: 3.09, 48: 3.13, 64: 2.98},
+    8: {16: 2.73, 32: 2.63, 48: 2.51, 64: 2.27},
+    16: {16: 2.67, 32: 2.52, 48: 2.24, 64: 1.91},
+    32: {16: 2.48, 32: 2.23, 48: 1.90, 64: 1.70},
+}
+Row = dict[str, Any]
 
 
-def tables(cells_of: Sequence[dict[str, Any]]) -> str:
+def tables(rows: Sequence[Row]) -> str:
     """All tables, by target and drafter."""
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in cells_of:
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
         groups.setdefault((row["target"], row["dtype"], row["drafter"]), []).append(row)
     parts = []
-    for (target, dtype, drafter), rows in groups.items():
-        parts.append(f"### {drafter} drafts for the {target} target, {dtype}\n")
-        single = next((row for row in rows if row["batch"] == 1), None)
-        if single is not None:
-            parts += [*_depths(single["cells"]), *_top_k(single["cells"])]
-        parts += [*_batches(rows), *_choices(rows)]
+    for (target, dtype, drafter), of in groups.items():
+        parts += [f"### {drafter} drafts for the {target} target, {dtype}\n", _cells(of), _batches(of)]
+    parts.append("TLT Table 1, depth 12, 64 tokens to verify; top-k: accept length / speed-up.\n")
+    parts.append(
+        markdown([str(top_k) for top_k in TOP_K], [[f"{length:.2f} / {up:.2f}x" for length, up in TOP_K.values()]])
+    )
     return "\n".join(parts)
 
 
-def _depths(cells: Sequence[Cell]) -> list[str]:
-    trees = [cell for cell in cells if cell["top_k"] > 1]
-    width = max((cell["top_k"] for cell in _most_common_width(trees)), default=0)
-    trees = [cell for cell in trees if cell["top_k"] == width]
-    chains = [cell for cell in cells if cell["top_k"] == 1]
-    text = [f"Batch size 1, top-k {width}: accept length / speed-up (TLT Figure 13).\n"]
-    verify = sorted({cell["tokens_to_verify"] for cell in trees})
-    lines = []
-    for depth in sorted({cell["depth"] for cell in [*trees, *chains]}):
-        chain = _find(chains, depth=depth)
-        lines.append(
-            [str(depth), _both(chain), *(_both(_find(trees, depth=depth, tokens_to_verify=v)) for v in verify)]
-        )
-    return [*text, markdown(["depth", "chain", *(f"verify {v}" for v in verify)], lines), ""]
-
-
-def _most_common_width(trees: Sequence[Cell]) -> list[Cell]:
-    widths = [cell["top_k"] for cell in trees]
-    return [cell for cell in trees if widths.count(cell["top_k"]) == max(map(widths.count, widths))]
-
-
-def _top_k(cells: Sequence[Cell]) -> list[str]:
-    """The cells that differ in top-k only, at the depth and size that most of them share."""
-    trees = [cell for cell in cells if cell["top_k"] > 1]
-    shapes = [(cell["depth"], cell["tokens_to_verify"]) for cell in trees]
-    if not shapes:
-        return []
-    depth, verify = max(shapes, key=lambda shape: (shapes.count(shape), shape))
-    same = sorted(
-        (c for c in trees if (c["depth"], c["tokens_to_verify"]) == (depth, verify)), key=lambda c: c["top_k"]
+def _cells(rows: Sequence[Row]) -> str:
+    """Every strategy: accept length and speed-up by batch size (TLT Figure 13)."""
+    by_batch = {row["batch"]: {cell["strategy"]: cell for cell in row["cells"]} for row in rows}
+    shapes = sorted(
+        {(c["top_k"], c["depth"], c["tokens_to_verify"], c["strategy"]) for row in rows for c in row["cells"]}
     )
-    chain = _find([cell for cell in cells if cell["top_k"] == 1], depth=depth)
-    ours = [*([chain] if chain is not None else []), *same]
     lines = [
-        [f"ours, depth {depth}, verify {verify}", *(f"{c['top_k']}: {_both(c)}" for c in ours)],
-        ["TLT, depth 12, verify 64", *(f"{k}: {length:.2f} / {up:.2f}x" for k, (length, up) in TOP_K.items())],
+        [top_k, depth, verify, *(_both(cells.get(strategy)) for cells in by_batch.values())]
+        for top_k, depth, verify, strategy in shapes
     ]
-    columns = max(map(len, lines))
-    padded = [[*line, *[""] * (columns - len(line))] for line in lines]
-    head = ["top-k: accept length / speed-up (TLT Table 1)", *[""] * (columns - 1)]
-    return [markdown(head, padded), ""]
-
-
-def _batches(rows: Sequence[dict[str, Any]]) -> list[str]:
-    shapes = set.intersection(*({cell["strategy"] for cell in row["cells"]} for row in rows))
-    kept = sorted(
-        (cell for cell in rows[0]["cells"] if cell["strategy"] in shapes),
-        key=lambda cell: (cell["top_k"], cell["tokens_to_verify"]),
+    return (
+        markdown(["top-k", "depth", "tokens to verify", *(f"batch size {batch}" for batch in by_batch)], lines) + "\n"
     )
+
+
+def _batches(rows: Sequence[Row]) -> str:
+    """What the chooser makes of these cells, with plain decoding among them (TLT Table 4 beside it)."""
     theirs = list(BATCH[1])
     lines = []
     for row in rows:
-        cells = {cell["strategy"]: cell for cell in row["cells"]}
-        best = max(cells[cell["strategy"]]["speedup"] for cell in kept)
-        paper = BATCH.get(row["batch"], {})
-        best_paper = max(paper.values(), default=0)
+        choice, paper = row["choice"], BATCH.get(row["batch"], {})
         lines.append(
             [
-                str(row["batch"]),
-                *(_bold(cells[cell["strategy"]]["speedup"], best) for cell in kept),
-                *(_bold(paper[v], best_paper) if v in paper else "" for v in theirs),
-            ]
-        )
-    head = ["batch size", *(cell["strategy"] for cell in kept), *(f"TLT, verify {v}" for v in theirs)]
-    return ["Speed-up over batch size (TLT Table 4: depth 10, top-k 8).\n", markdown(head, lines), ""]
-
-
-def _choices(rows: Sequence[dict[str, Any]]) -> list[str]:
-    lines = []
-    for row in rows:
-        choice = row["choice"]
-        lines.append(
-            [
-                str(row["batch"]),
+                row["batch"],
                 f"{choice['best']} {choice['best_speedup']:.2f}x",
                 f"{choice['chosen']} {choice['chosen_speedup']:.2f}x",
                 f"{choice['choice_regret']:.1%}",
                 f"{choice['reached_speedup']:.2f}x",
+                *(f"{paper[verify]:.2f}x" if paper else "" for verify in theirs),
             ]
         )
     head = ["batch size", "best cell", "chosen most", "regret of the choice", "reached, exploration included"]
-    return ["What the chooser makes of these cells, with plain decoding among them.\n", markdown(head, lines), ""]
+    return markdown([*head, *(f"TLT, verify {verify}" for verify in theirs)], lines) + "\n"
 
 
-def _find(cells: Sequence[Cell], **wanted: int) -> Cell | None:
-    return next((cell for cell in cells if all(cell[name] == value for name, value in wanted.items())), None)
-
-
-def _both(cell: Cell | None) -> str:
+def _both(cell: Row | None) -> str:
     return "" if cell is None else f"{cell['accept_length']:.2f} / {cell['speedup']:.2f}x"
-
-
-def _bold(value: float, best: float) -> str:
-    return f"**{value:.2f}x**" if value == best else f"{value:.2f}x"

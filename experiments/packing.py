@@ -2,15 +2,14 @@
 
     python -m experiments.packing [--repeats 5] [--counts 256 1024]
 
-Against: the plan it replaced (emptiest first, one more round until all fits: cubic where sequences are just over half
-the budget), the order of arrival without padding (next fit), and padded batches (`learner.packing: false`). Counts are
-exact and the same on every machine. Seconds are medians, taken in turns within one process; their ratios are taken
-within a turn.
+Against: the order of arrival without padding (next fit), and padded batches (`learner.packing: false`). Counts are
+exact and the same on every machine; seconds are medians, taken in turns. The committed record has the plan that this
+one replaced as well (emptiest first, one more round until all fits: cubic just over half the budget).
 """
 
 import json
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -19,38 +18,18 @@ from typing import Annotated, Any
 import numpy as np
 
 from actors.training.packing import Plan, plan_packed, plan_padded
-from benchmarks.harness import ROOT, command, paired, write
+from benchmarks.harness import ROOT, command, in_turns, write
 
 SEED = 0
-SLOW_S = 1.0  # a plan that takes longer than this is made once, not in every turn
 
 Lengths = list[int]
-LOOSE = "long tail, loose budget"
 CASES: dict[str, tuple[Callable[[np.random.Generator, int], Any], int]] = {
     "log-normal, tight budget": (lambda rng, n: rng.lognormal(7.5, 0.6, n).clip(100, 8192), 8192),
     "log-normal, 1.5 x longest": (lambda rng, n: rng.lognormal(7.5, 0.6, n).clip(100, 8192), 12_288),
-    LOOSE: (lambda rng, n: rng.lognormal(6.0, 1.0, n).clip(8, 8192), 32_768),
+    "long tail, loose budget": (lambda rng, n: rng.lognormal(6.0, 1.0, n).clip(8, 8192), 32_768),
     "uniform, 2 x longest": (lambda rng, n: rng.uniform(1000, 16_384, n), 32_768),
     "just over half the budget": (lambda rng, n: rng.uniform(4100, 4400, n), 8192),
 }
-
-
-def plan_old(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Plan:
-    """What was there: each sequence into the emptiest micro-batch, and from the beginning with one round more."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    rounds = max(1, -(-sum(lengths) // (budget_tokens * ranks)))
-    while True:
-        bins: list[list[int]] = [[] for _ in range(rounds * ranks)]
-        loads = [0] * len(bins)
-        for i in order:
-            b = loads.index(min(loads))
-            if bins[b] and loads[b] + lengths[i] > budget_tokens:
-                break
-            bins[b].append(i)
-            loads[b] += lengths[i]
-        else:
-            return [bins[rank::ranks] for rank in range(ranks)]
-        rounds += 1
 
 
 def plan_arrival(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Plan:
@@ -67,7 +46,7 @@ def plan_arrival(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> P
     return [bins[rank::ranks] for rank in range(ranks)]
 
 
-PLANS = {"packed": plan_packed, "old": plan_old, "arrival": plan_arrival, "padded": plan_padded}
+PLANS = {"packed": plan_packed, "arrival": plan_arrival, "padded": plan_padded}
 
 
 def lower_bound(lengths: Sequence[int], budget: int) -> int:
@@ -87,22 +66,15 @@ def measure(name: str, count: int, ranks: int, repeats: int) -> dict[str, Any]:
     """Every plan of one case, in turns."""
     draw, budget = CASES[name]
     lengths: Lengths = draw(np.random.default_rng(SEED), count).astype(int).tolist()
-    plans = dict(PLANS)
-    if count > 1024 and name != LOOSE:
-        del plans["old"]  # minutes to hours
-    seconds = {plan: list[float]() for plan in plans}
-    rounds, excess = dict[str, int](), dict[str, float]()
-    for turn in range(repeats):
-        for plan, make in list(plans.items()):
-            start_s = time.perf_counter()
-            made = make(lengths, budget_tokens=budget, ranks=ranks)
-            seconds[plan].append(time.perf_counter() - start_s)
-            loads = [sum(lengths[i] for micro in rank for i in micro) for rank in made]
-            rounds[plan], excess[plan] = len(made[0]), round(max(loads) * ranks / sum(loads) - 1, 4)
-            if turn == 0 and seconds[plan][0] > SLOW_S:
-                del plans[plan]
+    made: dict[str, Plan] = {}
+
+    def plan(name: str) -> None:
+        made[name] = PLANS[name](lengths, budget_tokens=budget, ranks=ranks)
+
+    seconds = in_turns({name: partial(plan, name) for name in PLANS}, repeats, warm_up=0)
+    loads = {name: [sum(lengths[i] for of in rank for i in of) for rank in ranked] for name, ranked in made.items()}
+    rounds = {name: len(ranked[0]) for name, ranked in made.items()}
     bound = -(-lower_bound(lengths, budget) // ranks)
-    old = seconds.get("old", [])
     return {
         "case": name,
         "sequences": count,
@@ -111,9 +83,8 @@ def measure(name: str, count: int, ranks: int, repeats: int) -> dict[str, Any]:
         "lower_bound_per_rank": bound,
         "micro_batches_per_rank": rounds,
         "packed_over_bound": round(rounds["packed"] / bound, 4),
-        "most_loaded_rank_above_mean": excess,
+        "most_loaded_rank_above_mean": {name: round(max(of) * ranks / sum(of) - 1, 4) for name, of in loads.items()},
         "milliseconds": {plan: round(1e3 * median(values), 3) for plan, values in seconds.items()},
-        "old_over_packed_seconds": paired(old, seconds["packed"][: len(old)]) if old else None,
     }
 
 
