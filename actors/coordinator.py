@@ -32,7 +32,7 @@ class CoordinatorActor:
         reachable: bool,
         log: str | None = None,
     ) -> None:
-        """workers: who may register. reachable: from other nodes, so not at the loopback address, whatever
+        """workers: who may register, at first. reachable: from other nodes, so not at the loopback address, whatever
         `options.host` says by default. log: see log_to."""
         log_to(log, "coordinator")
         if reachable and options.host == LOOPBACK:
@@ -46,6 +46,11 @@ class CoordinatorActor:
 
     def __repr__(self) -> str:
         return "coordinator"
+
+    @ray.method
+    def admit(self, worker: str) -> None:
+        """It may register too; to be said again to an actor that was restarted."""
+        self._service.admit(worker)
 
     @ray.method
     def endpoint(self) -> str:

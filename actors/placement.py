@@ -5,7 +5,7 @@ no actors.
 
     with place(config) as placement:                       # config: the configuration tree, or anything shaped like it
         ray.remote(LearnerRank).options(**placement.learner_options(rank)).remote(...)
-        ray.remote(RolloutWorker).options(**placement.worker_options(index)).remote(...)
+        ray.remote(RolloutWorker).options(**placement.worker_options(name)).remote(...)
 
 embedded       CPU only, one group, PACK. Rollout and learning take turns, so where there are fewer CPUs than are asked
                for, every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
@@ -197,12 +197,18 @@ class Placement:
     def __init__(self, plan: Plan, groups: list[PlacementGroup]) -> None:
         self.plan = plan
         self._groups = groups
+        self._places: dict[str, int] = {}  # of rollout workers in plan.workers
 
     def learner_options(self, rank: int) -> dict[str, Any]:
         return self._options(self.plan.learners[rank])
 
-    def worker_options(self, index: int) -> dict[str, Any]:
-        return self._options(self.plan.workers[index])
+    def worker_options(self, name: str) -> dict[str, Any]:
+        """Of a rollout worker, which keeps its place under its name. Beyond those that were planned, workers take what
+        one takes from wherever the cluster has it, unreserved: an autoscaler sees that it is asked for."""
+        index = self._places.setdefault(name, len(self._places))
+        if index < len(self.plan.workers):
+            return self._options(self.plan.workers[index])
+        return _takes(self.plan.workers[-1])
 
     def worker_gpus(self, index: int, timeout_s: float = 60.0) -> list[int]:
         """Ids (on its node) of the GPUs that worker `index` may use, in bundle order."""
@@ -227,15 +233,14 @@ class Placement:
         self._groups.clear()
 
     def _options(self, slot: Slot) -> dict[str, Any]:
-        return {
-            "num_cpus": slot.cpus,
-            "num_gpus": slot.gpus,
-            "resources": dict(slot.resources),
-            "scheduling_strategy": self._strategy(slot.group, slot.bundle),
-        }
+        return _takes(slot) | {"scheduling_strategy": self._strategy(slot.group, slot.bundle)}
 
     def _strategy(self, group: int, bundle: int) -> PlacementGroupSchedulingStrategy:
         return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=bundle)
+
+
+def _takes(slot: Slot) -> dict[str, Any]:
+    return {"num_cpus": slot.cpus, "num_gpus": slot.gpus, "resources": dict(slot.resources)}
 
 
 def _gpu_ids() -> list[Any]:

@@ -53,6 +53,7 @@ from actors.engine.types import (
 from actors.identity import log_to
 from actors.spot_host import SpotEvent, SpotHost, SpotPlan
 from actors.termination import on_sigterm
+from models.manifest import WeightsManifest
 
 EngineFactory = Callable[[], RolloutEngine]
 A = TypeVar("A")
@@ -262,6 +263,14 @@ class RolloutWorker:
                 case UpdateDrafter(manifest=manifest):
                     await self._spot.drafter_changed(manifest, memory)
         return answer
+
+    @ray.method(num_returns=2)
+    async def drafter_weights(self, version: int) -> tuple[WeightsManifest, Memory]:
+        """The drafter weights that the trainer here has published under this version: manifest and bytes, two objects
+        that belong to the caller and outlive this worker. Raises KeyError: newer ones have replaced them."""
+        if self._spot is None:
+            raise KeyError(version)
+        return self._spot.published(version)
 
     @ray.method
     async def stop_training(self) -> None:

@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _BUFFER_TIMEOUT_S = 5.0
 _LOOPBACK = "127.0.0.1"
+_PUBLISHED = 3  # versions that may be asked for
 _RETRY_S = (0.5, 2.0, 10.0)  # between a failure of the trainer and the next one; then it is given up
 
 
@@ -61,15 +62,6 @@ class SpotPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterReady:
-    """New drafter weights. `payload` is the buffer that the manifest describes, and no reference to one: what a worker
-    owns ends with the worker, and Ray loses count of references inside what a stream yields."""
-
-    manifest: WeightsManifest
-    payload: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
 class RecordingReport:
     """What an engine's `Recorded` event said, without its rows, which went to the data buffer."""
 
@@ -80,7 +72,7 @@ class RecordingReport:
     failure: str = ""
 
 
-SpotEvent = MicroStep | TrainStopped | Checkpointed | TrainFailed | DrafterReady | RecordingReport
+SpotEvent = MicroStep | TrainStopped | Checkpointed | TrainFailed | Published | RecordingReport
 DrafterEvent = SpotEvent | DrafterFailed | DrafterLoaded  # whatever concerns a drafter that is trained
 
 
@@ -119,6 +111,7 @@ class SpotHost:
         self._target: tuple[WeightsManifest, NDArray[np.uint8]] | None = None
         self._drafter: tuple[WeightsManifest, NDArray[np.uint8]] | None = None  # that every worker goes on from
         self._reached = 0  # the trainer's version, as far as it has said
+        self._published: dict[int, tuple[WeightsManifest, NDArray[np.uint8]]] = {}  # the last ones, by version
         self._trainer: SpotTrainer | None = None
         self._newest: SpotTrainer | None = None  # that was started; set by the thread that did
         self._reader: threading.Thread | None = None
@@ -195,6 +188,10 @@ class SpotHost:
         if self._trainer is not None and manifest.version >= self._reached:
             self._reached = manifest.version
             await self._tell(self._trainer.load, manifest, payload)
+
+    def published(self, version: int) -> tuple[WeightsManifest, NDArray[np.uint8]]:
+        """The weights that a trainer here published under this version. KeyError: newer ones have replaced them."""
+        return self._published[version]
 
     async def close(self) -> None:
         """End the trainer, one that is being started too, and say goodbye to the coordinator."""
@@ -288,7 +285,11 @@ class SpotHost:
                     self._task(self._tell(trainer.load, *self._drafter))  # made of weights that were given up
                     return
                 self._reached = max(manifest.version, self._reached)
-                self._emit(DrafterReady(manifest, payload))
+                assert payload is not None
+                self._published[manifest.version] = manifest, payload
+                while len(self._published) > _PUBLISHED:
+                    del self._published[next(iter(self._published))]
+                self._emit(Published(manifest))
             case Checkpointed():
                 self._emit(event)
             case TrainFailed(reason):

@@ -65,8 +65,8 @@ def main(
         spawn = spawner(lambda name: partial(spawn_engine, model, engine, name=name))
         handles: list[Any] = []
 
-        def remember(index: int) -> Any:
-            handles.append(spawn(index))
+        def remember(name: str) -> Any:
+            handles.append(spawn(name))
             return handles[-1]
 
         dispatcher = RolloutDispatcher(remember, RolloutOptions(workers=workers, engine=engine))

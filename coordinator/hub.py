@@ -27,7 +27,7 @@ class Hub:
         members: Collection[str] | None = None,
     ) -> None:
         self.machine, self._watch = machine, watch
-        self._members = None if members is None else frozenset(members)
+        self._members = None if members is None else set(members)
         self.counts: Counter[str] = Counter()  # messages by fate: heard, repeated, replayed, impostor, ...
         self._links: dict[str, Inlink] = {}
         self._owed: dict[str, tuple[Train | Stop, float]] = {}  # by worker: what to send again, and when
@@ -81,6 +81,11 @@ class Hub:
         if peer == DRIVER or peer in self._links:
             return True
         return peer in self._members if self._members is not None else len(self._links) < MAX_PEERS
+
+    def admit(self, peer: str) -> None:
+        """This one may register too, from now on."""
+        if self._members is not None:
+            self._members.add(peer)
 
     def control(self, event: ControlEvent, now_s: float) -> None:
         """An event of this process. Raises UnknownTargetError."""

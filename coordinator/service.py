@@ -107,6 +107,10 @@ class CoordinatorService:
         """Raises UnknownTargetError; TimeoutError and ConnectionError if the service does not run."""
         self._server.control(event)
 
+    def admit(self, worker: str) -> None:
+        """It may register too, from now on. Raises TimeoutError and ConnectionError if the service does not run."""
+        self._server.call(lambda hub, now_s: hub.admit(worker))
+
     def status(self) -> Status:
         return self._server.call(
             lambda hub, now_s: read_status(hub, now_s, started_s=self._started_s, endpoint=self.endpoint)

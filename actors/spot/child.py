@@ -25,6 +25,7 @@ from actors.spot.residence import Residence
 from actors.spot.types import (
     MicroStep,
     NeedData,
+    Published,
     Skipped,
     TrainerEvent,
     TrainFailed,
@@ -156,7 +157,7 @@ class SpotLoop:
                 self._residence.set_head(TargetHead.unpacked(self.trainer.head.config, manifest, memory))
             case wire.Publish():
                 manifest, payload = self.trainer.export()
-                self._link.send([wire.PublishedWeights(manifest)], payload)
+                self._link.send([Published(manifest)], payload)
             case wire.Load(manifest):
                 assert memory is not None
                 self._load(manifest, memory)

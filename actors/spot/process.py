@@ -5,6 +5,7 @@ micro-step, and never raises because the child is gone: that is an event, TrainF
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,11 +133,7 @@ class ProcessTrainer:
         events: list[TrainerEvent] = []
         for message, memory in messages:
             for event in message:
-                if isinstance(event, wire.PublishedWeights):
-                    assert memory is not None
-                    events.append(Published(event.manifest, memory))
-                else:
-                    events.append(event)
+                events.append(replace(event, payload=memory) if isinstance(event, Published) else event)
         self._failed = any(isinstance(event, TrainFailed) for event in events)
         return events
 

@@ -78,10 +78,12 @@ class TrainStopped:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Drafter weights after `manifest.version` micro-steps."""
+    """Drafter weights after `manifest.version` micro-steps are ready. Their bytes (what the manifest describes) go no
+    further than the trainer's worker, which hands them out (`RolloutWorker.drafter_weights`): None beyond it, and on
+    the wire of the child, where they travel beside as memory."""
 
     manifest: WeightsManifest
-    payload: NDArray[np.uint8]
+    payload: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,13 +95,6 @@ class Ready:
     step: int  # of the checkpoint that it goes on from, or 0
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedWeights:
-    """With the payload as memory."""
-
-    manifest: WeightsManifest
-
-
 def to_memory(records: Sequence[SequenceRecord]) -> tuple[tuple[RecordHead, ...], Bytes]:
     """The arrays of all records in one, states before tokens, each at a multiple of 64 bytes."""
     heads = tuple(

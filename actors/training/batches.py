@@ -31,11 +31,15 @@ class TokenBatch:
     advantages: Tensor  # float32 [R]; zeros for demonstrations
     sampler_logprobs: Tensor  # float32 [R], of the sampling distribution; zeros for demonstrations
     sampler_logprobs_t1: Tensor  # float32 [R]; zeros for demonstrations
-    samplers: Tensor  # int64 [R], rollout worker that drew the token; zeros for demonstrations
     segments: Tensor  # int64 [S + 1], from 0 to R: whose response each token is of
     indices: tuple[int, ...]  # [S], of each sequence in the mini-batch
     sequences: tuple[TrainSequence | Demonstration, ...]  # [S]; none on a rank without work
     starts: tuple[int, ...]  # [S], of each sequence in `tokens`
+
+    @property
+    def samplers(self) -> list[str]:
+        """[S], the rollout worker that drew each response; none of demonstrations."""
+        return [s.sampler for s in self.sequences if isinstance(s, TrainSequence)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,6 @@ def build_mini_batch(
         chosen = [sequences[i] for i in indices]
         learned = [s for s in chosen if isinstance(s, TrainSequence)]
         advantages = [np.broadcast_to(s.advantage, len(s.response_tokens)) for s in learned]
-        samplers = np.array([s.sampler if isinstance(s, TrainSequence) else 0 for s in chosen])
         nothing = np.zeros(flat.rows.size)
         micro.append(
             TokenBatch(
@@ -96,7 +99,6 @@ def build_mini_batch(
                 sampler_logprobs_t1=_tensor(
                     _joined([s.sampler_logprobs_t1 for s in learned], nothing), np.float32, rank.device
                 ),
-                samplers=_tensor(np.repeat(samplers, flat.response_lengths), np.int64, rank.device),
                 segments=_tensor(np.cumsum([0, *flat.response_lengths]), np.int64, rank.device),
                 indices=tuple(indices),
                 sequences=tuple(chosen),

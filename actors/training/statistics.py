@@ -1,6 +1,6 @@
 """What one RL step tells about itself: sums over response tokens, kept on the device and reduced once over ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,11 +12,14 @@ from policies.objectives import derived_metrics
 class StepStatistics:
     """Accumulates float64 sums; means are over response tokens of all micro-batches, mini-batches and ranks."""
 
-    def __init__(self, device: torch.device, samplers: int) -> None:
-        """`samplers`: number of rollout workers whose tokens may come."""
+    def __init__(self, device: torch.device, samplers: Iterable[str]) -> None:
+        """`samplers`: the rollout workers whose tokens may come, the same on every rank."""
+        self._samplers = {name: number for number, name in enumerate(sorted(set(samplers)))}
         self._tokens = 0
         self._sums: dict[str, Tensor] = {}  # the same names in the same order on every rank
-        self._gap = torch.zeros(2, samplers, dtype=torch.float64, device=device)  # tokens and summed gap per worker
+        self._gap = torch.zeros(
+            2, len(self._samplers), dtype=torch.float64, device=device
+        )  # tokens and summed gap per worker
         self._gap_max = torch.zeros((), dtype=torch.float64, device=device)
 
     @torch.no_grad()
@@ -28,18 +31,20 @@ class StepStatistics:
         self._tokens += next(iter(metrics.values())).numel()
 
     @torch.no_grad()
-    def add_gap(self, learner_t1: Tensor, sampler_t1: Tensor, samplers: Tensor) -> None:
-        """|learner - sampler| log-probs at temperature 1 of the same tokens under the same weights, and which worker
-        drew each; [R] each."""
+    def add_gap(self, learner_t1: Tensor, sampler_t1: Tensor, segments: Tensor, samplers: Sequence[str]) -> None:
+        """|learner - sampler| log-probs at temperature 1 of the same tokens under the same weights, [R] each, and which
+        worker drew the tokens of each segment: [S + 1], [S]."""
+        numbers = torch.tensor([self._samplers[name] for name in samplers], dtype=torch.int64, device=segments.device)
+        drew = numbers.repeat_interleave(segments.diff())
         gap = (learner_t1 - sampler_t1).abs().double()
-        self._gap[0] += torch.bincount(samplers, minlength=self._gap.shape[1])
-        self._gap[1] += torch.bincount(samplers, weights=gap, minlength=self._gap.shape[1])
+        self._gap[0] += torch.bincount(drew, minlength=self._gap.shape[1])
+        self._gap[1] += torch.bincount(drew, weights=gap, minlength=self._gap.shape[1])
         if gap.numel():
             self._gap_max = torch.maximum(self._gap_max, gap.max().double())
 
     def reduce(self, rank: Rank) -> dict[str, float]:
-        """Metrics over all ranks; every rank must call it and gets the same. `logprob_gap/worker/<i>`: the mean over
-        the tokens that worker i drew."""
+        """Metrics over all ranks; every rank must call it and gets the same. `logprob_gap/worker/<name>`: the mean
+        over the tokens that the worker drew."""
         counted = torch.tensor(float(self._tokens), dtype=torch.float64, device=self._gap.device)
         tokens, *sums = rank.sum(torch.stack([counted, *self._sums.values()])).tolist()
         means = {name: value / max(1.0, tokens) for name, value in zip(self._sums, sums, strict=True)}
@@ -48,7 +53,7 @@ class StepStatistics:
             "logprob_gap/mean": float(gap.sum() / gap_tokens.sum().clamp(min=1)),
             "logprob_gap/max": float(rank.max(self._gap_max[None]).item()),
         }
-        for worker, (count, summed) in enumerate(zip(gap_tokens.tolist(), gap.tolist(), strict=True)):
+        for worker, count, summed in zip(self._samplers, gap_tokens.tolist(), gap.tolist(), strict=True):
             if count:
                 metrics[f"logprob_gap/worker/{worker}"] = summed / count
         return metrics

@@ -124,7 +124,7 @@ class Trainer:
         if recording is not None:
             own = [s for mini in minis for batch in mini.micro for s in batch.sequences]
             recording.choose(own, hidden_size_of(self.network))
-        statistics = StepStatistics(self.rank.device, 1 + max(s.sampler for s in sequences))
+        statistics = StepStatistics(self.rank.device, (s.sampler for s in sequences))
         # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
         old = [self._old_logprobs(mini, temperature, statistics, recording) for mini in minis[1:]]
         compared = self.objective.needs_reference_in_loss
@@ -138,7 +138,7 @@ class Trainer:
                     taken = recording if number == 0 else None
                     logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature, taken)
                     if number == 0:
-                        statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
+                        statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.segments, batch.samplers)
                     old_logprobs = logprobs.detach() if number == 0 else old[number - 1][m]
                     inputs = LossInputs(
                         logprobs=logprobs,
@@ -328,7 +328,7 @@ class Trainer:
         with self._computing(self.module):
             for batch in mini.micro:
                 logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature, recording)
-                statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.samplers)
+                statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.segments, batch.samplers)
                 old.append(logprobs)
         return old
 

@@ -15,7 +15,7 @@ class TrainSequence:
     sampler_logprobs: NDArray[np.float32]  # [T], of the sampling distribution
     sampler_logprobs_t1: NDArray[np.float32]  # [T], of softmax(logits): what the learner's pass is compared with
     advantage: float | NDArray[np.float64]  # of every token of the response, or of each, [T]
-    sampler: int = 0  # index of the rollout worker that drew it: a log-prob gap is reported per worker
+    sampler: str = ""  # the rollout worker that drew it: a log-prob gap is reported per worker
     weight: float = 1.0  # multiplies the sequence's loss; 1 unless a budget policy corrects for sampling
 
 

@@ -4,26 +4,20 @@ Owns losses and restarts of workers, the weights they hold, and the clock of eve
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.commands import Abort, Submit
 from actors.engine.options import RolloutOptions
-from actors.engine.process import EngineStartError
 from actors.engine.types import (
     DrafterFailed,
     EngineFailed,
     EngineWindow,
     Finished,
     FinishReason,
-    IntArray,
     Progress,
     Rejected,
     Request,
@@ -31,13 +25,14 @@ from actors.engine.types import (
     WeightsLoaded,
 )
 from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
-from actors.spot.types import Checkpointed, MicroStep, TrainFailed, TrainStopped
-from actors.spot_host import DrafterEvent, DrafterReady, RecordingReport
+from actors.spot.types import Checkpointed, MicroStep, Published, TrainFailed, TrainStopped
+from actors.spot_host import DrafterEvent, RecordingReport
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
-from launch.dispatch.ledger import FailedRequest, Ledger
-from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle, worker_name
+from launch.dispatch.ledger import Ledger
+from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle, reason_of, worker_name
 from launch.dispatch.spans import SpanSink, WorkerSpans
+from launch.dispatch.stats import DispatchStats, Tally
 from models.manifest import WeightsManifest
 from policies.drafter.lineage import micro_steps
 
@@ -45,24 +40,7 @@ _TICK_S = 0.25  # deadlines are looked at this often when nothing arrives
 _ABORT_TIMEOUT_S = 10.0
 _LEAVE_TIMEOUT_S = 5.0  # for a worker that was told to end to give its requests back
 _CLOSE_TIMEOUT_S = 15.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchStats:
-    """One `run`. finished + len(failed) == requests, unless interrupted."""
-
-    requests: int
-    finished: int
-    failed: tuple[FailedRequest, ...]
-    reissued: int  # re-issues after lost workers
-    lost_workers: int
-    duplicates: int  # events ignored because their sender no longer held the request
-    tokens: int  # response tokens of the finished rollouts
-    preempted: int  # recomputed by engines that ran out of cache
-    seconds: float
-    sampled_by: Mapping[int, int]  # request id -> index of the worker that finished it
-    interrupted: bool = False
-    reissued_ids: frozenset[int] = frozenset()  # requests that more than one worker sampled
+_START_KEY = "cluster.start_timeout_s"
 
 
 class RolloutDispatcher:
@@ -70,7 +48,7 @@ class RolloutDispatcher:
 
     def __init__(
         self,
-        spawn: Callable[[int], WorkerHandle],
+        spawn: Callable[[str], WorkerHandle],
         options: RolloutOptions,
         *,
         start_timeout_s: float = 600.0,
@@ -78,39 +56,63 @@ class RolloutDispatcher:
         on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
         on_window: Callable[[str, EngineWindow], None] = lambda worker, window: None,
         on_spot: Callable[[str, DrafterEvent], None] = lambda worker, event: None,
+        on_weights: Callable[[str, Weights], None] = lambda worker, weights: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`on_event(kind, message)`: worker_lost, worker_restarted, worker_dead, request_rejected, request_failed."""
+        """`spawn(name)` makes a worker. `on_event(kind, message)`: worker_joined, worker_left, worker_lost,
+        worker_restarted, worker_dead, request_rejected, request_failed."""
         self._spawn = spawn
         self._options = options
         self._start_timeout_s = start_timeout_s
         self._on_event = on_event
         self._on_window = on_window
-        self._on_spot = on_spot
+        self._on_spot, self._on_weights = on_spot, on_weights
         self._clock = clock
         self._wall = wall
         self._weights: Weights | None = None
         self._ledger = Ledger([], max_retries=options.max_retries)
         self._on_finished: Callable[[Rollout], None] = lambda rollout: None
         self._seats: dict[str, Seat] = {}  # by name
-        self._spans = [WorkerSpans(worker_name(i), on_span) for i in range(options.workers)]
-        self._started = self._aborting = False
-        self._lost = self._tokens = self._preempted = 0
-        self._sampled_by: dict[int, int] = {}
-        self._reissued_ids: set[int] = set()
-        self._drafters = DrafterMessages()
+        self._awaited: dict[Waitable, Seat] = {}
+        self._on_span = on_span
+        self._started = self._running = self._aborting = False
+        self._look_s = 0.0  # when the deadlines are looked at again
+        self._tally = Tally()
+        self.drafters = DrafterMessages(self._seats)
 
     def start(self) -> None:
         """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again."""
         for index in range(self._options.workers):
-            seat = Seat(index=index, name=worker_name(index), handle=self._spawn(index))
-            self._seats[seat.name] = seat
-            self._enter(seat, SeatState.STARTING, self._start_timeout_s)
-            seat.start_engine()
+            self.join(worker_name(index))
         while any(seat.state is SeatState.STARTING for seat in self._seats.values()):
             self._pump()
         self._started = True
+
+    def join(self, name: str) -> None:
+        """Start a worker, which gets the weights and work as soon as it is up, in the middle of a `run` too. Never
+        waits. The name is new, or that of a worker that has left or is dead: ValueError."""
+        known = self._seats.get(name)
+        if known is not None and known.state is not SeatState.DEAD:
+            raise ValueError(f"there is a worker {name!r} already: it is {known.state.value}")
+        spans = WorkerSpans(name, self._on_span)
+        seat = Seat(name=name, handle=self._spawn(name), spans=spans, awaited=self._awaited)
+        self._seats[name] = seat
+        if self._running:
+            spans.begin(self._wall())
+        if self._started:
+            seat.down_since_wall_s = self._wall()
+        self._start(seat)
+
+    def leave(self, name: str) -> None:
+        """Let a worker go for good, in the middle of a `run` too: it gives its requests back with all their tokens,
+        closes its engine, and is gone; no weights are awaited of it. Never waits. KeyError: there is no such worker."""
+        seat = self._seats[name]
+        if seat.state is SeatState.DEAD:
+            del self._seats[name]
+        elif not seat.retiring:
+            seat.retiring = True
+            self._leave(seat, "it leaves")
 
     def set_weights(self, manifest: WeightsManifest, ref: "ray.ObjectRef[Any]") -> None:
         """Send weights to all workers at once and check what each answers. `ref`: uint8 buffer in the object store.
@@ -125,6 +127,7 @@ class RolloutDispatcher:
         while True:
             states = {seat.state for seat in self._seats.values()}
             if SeatState.LOADING not in states and SeatState.READY in states:
+                self._hear_of_drafters()
                 return
             self._pump()
 
@@ -143,16 +146,12 @@ class RolloutDispatcher:
         runs is aborted before it propagates, so that the next `run` starts clean. Raises NoWorkersError,
         StaleWeightsError, ValueError (two requests with one id), and what the callbacks raise.
         """
-        begin_s = self._clock()
+        self._tally = Tally(self._clock())
         self._ledger = Ledger(requests, max_retries=self._options.max_retries)
+        self._on_finished, self._running = on_finished, True
         for seat in self._seats.values():
             self._offer(seat)
-        self._on_finished = on_finished
-        self._sampled_by = {}
-        self._reissued_ids = set()
-        self._lost = self._tokens = self._preempted = 0
-        for spans in self._spans:
-            spans.begin(self._wall())
+            seat.spans.begin(self._wall())
         interrupted = False
         try:
             while not self._ledger.done and not (interrupted := should_stop()):
@@ -166,67 +165,28 @@ class RolloutDispatcher:
             if interrupted:
                 self.abort_all()
         finally:
-            for spans in self._spans:
-                spans.end(self._wall())
+            for seat in self._seats.values():
+                seat.spans.end(self._wall())
+            self._running = False
             self._on_finished = lambda rollout: None
-        ledger = self._ledger
-        return DispatchStats(
-            requests=ledger.total,
-            finished=ledger.finished,
-            failed=tuple(ledger.failed),
-            reissued=ledger.reissued,
-            lost_workers=self._lost,
-            duplicates=ledger.duplicates,
-            tokens=self._tokens,
-            preempted=self._preempted,
-            seconds=self._clock() - begin_s,
-            sampled_by=self._sampled_by,
-            interrupted=interrupted,
-            reissued_ids=frozenset(self._reissued_ids),
-        )
+        return self._tally.stats(self._ledger, self._clock(), interrupted=interrupted)
 
     def settle(self) -> None:
         """Handle what has arrived, such as the last window of the run before, and answers to new drafter weights; does
         not wait."""
-        for seat, loaded in self._drafters.updated():
+        self._hear_of_drafters()
+        self._pump(timeout_s=0.0)
+
+    def _hear_of_drafters(self) -> None:
+        for seat, weights in self.drafters.fetched():
+            self._on_weights(seat.name, weights)
+        for seat, loaded in self.drafters.updated():
             if loaded.reason:
                 self._on_event(
                     "drafter_not_updated",
                     f"{seat.name}: version {micro_steps(loaded.version)} of {loaded.name}: {loaded.reason}",
                 )
             self._on_spot(seat.name, loaded)
-        self._pump(timeout_s=0.0)
-
-    def share(self, rollouts: Sequence[tuple[IntArray, IntArray, int]]) -> None:
-        """Show each worker's drafters the rollouts, as (prompt, response, worker), that others made. Never waits,
-        never fails."""
-        self._drafters.share(self._seats.values(), rollouts)
-
-    def save_drafters(self, directory: str) -> str | None:
-        """The drafters' state into `directory`, which the workers can write. Returns why it was not written, if so:
-        within a deadline, whatever happens."""
-        return self._drafters.save(self._seats.values(), directory)
-
-    def drafters_are_in(self, directory: str) -> None:
-        """Where engines that start from now on find the drafters' state."""
-        self._drafters.saved_as(directory)
-
-    def load_drafters(self, directory: str) -> None:
-        """All drafters take the saved state, those of engines restarted later too. Never waits, never fails."""
-        self._drafters.load(self._seats.values(), directory)
-
-    def set_drafter(self, name: str, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
-        """All engines draft with these weights from now on, those restarted later too. Never waits, never fails."""
-        self._drafters.update(self._seats.values(), name, manifest, payload)
-
-    def stop_training(self, timeout_s: float) -> list[str]:
-        """When this returns no worker's trainer is on its device, but for those named: they did not say so in time."""
-        asked = {s.handle.stop_training.remote(): s.name for s in self._seats.values() if s.state is SeatState.READY}
-        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
-        for answer in ready:
-            with suppress(RayError):  # of a worker that is lost, and its trainer with it
-                ray.get(answer, timeout=timeout_s)
-        return [asked[answer] for answer in late]
 
     def abort_all(self) -> None:
         """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""
@@ -259,7 +219,7 @@ class RolloutDispatcher:
             try:
                 answers[name] = ray.get(ref, timeout=timeout_s)
             except RayError as error:
-                answers[name] = _reason(error)
+                answers[name] = reason_of(error)
         return answers
 
     def close(self) -> None:
@@ -283,20 +243,18 @@ class RolloutDispatcher:
 
     def _pump(self, timeout_s: float = _TICK_S) -> None:
         """Wait for anything, at most `timeout_s`, and handle all that is there; then look at the deadlines."""
-        owner: dict[Waitable, Seat] = {w: seat for seat in self._seats.values() for w in seat.waitables()}
-        if not owner:
+        if not self._awaited:
             reasons = "; ".join(f"{s.name}: {s.reason}" for s in self._seats.values()) or "none was started"
             raise NoWorkersError(
                 f"no rollout worker is left ({reasons})",
                 remedy="see the workers' reasons; raise rollout.max_worker_restarts if the losses are not their fault",
             )
-        waitables: list[Any] = list(owner)
+        waitables: list[Any] = list(self._awaited)
         ready, _ = ray.wait(waitables, num_returns=1, timeout=timeout_s)
         if ready and len(waitables) > 1:
             ready, _ = ray.wait(waitables, num_returns=len(waitables), timeout=0)
         for waitable in ready:
-            seat = owner[waitable]
-            if any(w is waitable for w in seat.waitables()):  # else the seat was lost a moment ago
+            if (seat := self._awaited.get(waitable)) is not None:  # else it was lost a moment ago
                 self._receive(seat, waitable)
         self._check_deadlines()
 
@@ -308,10 +266,12 @@ class RolloutDispatcher:
                 events = seat.take_events()
             elif waitable is seat.pending:
                 answer = seat.take_answer()
+                if seat.state is SeatState.CLOSING:
+                    self._gone(seat)
             else:
                 seat.take_send(waitable)
         except RayError as error:
-            self._lose(seat, _reason(error), alive=isinstance(error, RayTaskError))
+            self._lose(seat, reason_of(error), alive=isinstance(error, RayTaskError))
             return
         if events is None:
             self._lose(seat, "its engine's event stream ended", alive=True)
@@ -338,8 +298,8 @@ class RolloutDispatcher:
             case EngineWindow():
                 if event.decode_tokens or event.prefill_tokens:
                     self._progressed(seat)
-                self._preempted += event.preempted
-                self._spans[seat.index].window(event)
+                self._tally.preempted += event.preempted
+                seat.spans.window(event)
                 self._on_window(seat.name, event)
             case EngineFailed(reason):
                 self._lose(seat, reason, alive=True)
@@ -349,7 +309,9 @@ class RolloutDispatcher:
                 until = "any more" if final else "until it gets new weights"
                 self._on_event("drafter_failed", f"{seat.name}: {name} is not used {until}: {reason}")
                 self._on_spot(seat.name, event)
-            case MicroStep() | TrainStopped() | Checkpointed() | TrainFailed() | DrafterReady() | RecordingReport():
+            case Published(manifest):
+                self.drafters.fetch(seat, manifest.version)
+            case MicroStep() | TrainStopped() | Checkpointed() | TrainFailed() | RecordingReport():
                 self._on_spot(seat.name, event)
             case _:
                 assert_never(event)
@@ -372,60 +334,70 @@ class RolloutDispatcher:
                 f"holds version {expected}",
                 remedy="its rollouts must not be trained on: see its log",
             )
-        self._tokens += len(rollout.tokens)
-        self._sampled_by[rollout.request_id] = seat.index
+        self._tally.finished(seat.name, rollout)
         self._on_finished(rollout)
 
     # Losses and restarts.
 
     def _check_deadlines(self) -> None:
         now_s = self._clock()
-        for seat in self._seats.values():
-            if seat.state is SeatState.LEAVING:
-                if now_s > seat.deadline_s or seat.handed_back.issuperset(self._ledger.running(seat.name)):
-                    self._lose(seat, seat.reason, alive=False)
-            elif seat.state in (SeatState.STARTING, SeatState.LOADING) and now_s > seat.deadline_s:
-                key = "rollout.weight_sync_timeout_s" if seat.state is SeatState.LOADING else "cluster.start_timeout_s"
-                self._lose(seat, f"{seat.state.value} took longer than {key}", alive=False)
-            elif seat.state is SeatState.READY and now_s - seat.progress_s > self._options.stall_timeout_s:
-                if running := self._ledger.running(seat.name):
-                    silence = f"no progress on {len(running)} requests for {self._options.stall_timeout_s:g} s"
-                    self._lose(seat, f"{silence} (rollout.stall_timeout_s)", alive=False)
-                else:
-                    seat.progress_s = now_s
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + _TICK_S
+        self._hear_of_drafters()
+        for seat in list(self._seats.values()):
+            match seat.state:
+                case SeatState.LEAVING:
+                    if now_s > seat.deadline_s or seat.handed_back.issuperset(self._ledger.running(seat.name)):
+                        self._lose(seat, seat.reason, alive=False)
+                    else:
+                        self._look_s = now_s  # Somebody waits for its requests.
+                case SeatState.STARTING | SeatState.LOADING | SeatState.CLOSING:
+                    if now_s > seat.deadline_s:
+                        key = "rollout.weight_sync_timeout_s" if seat.state is SeatState.LOADING else _START_KEY
+                        self._lose(seat, f"{seat.state.value} took longer than {key}", alive=False)
+                case SeatState.READY:
+                    if now_s - seat.progress_s <= self._options.stall_timeout_s:
+                        continue
+                    if running := self._ledger.running(seat.name):
+                        silence = f"no progress on {len(running)} requests for {self._options.stall_timeout_s:g} s"
+                        self._lose(seat, f"{silence} (rollout.stall_timeout_s)", alive=False)
+                    else:
+                        seat.progress_s = now_s
+                case SeatState.DEAD:
+                    pass
+                case _:
+                    assert_never(seat.state)
 
     def _leave(self, seat: Seat, reason: str) -> None:
-        """The worker will end soon, whatever we do: take its requests back with all their tokens, then replace it."""
+        """The worker ends soon: take its requests back with all their tokens, then replace it, unless it retires."""
+        if seat.state in (SeatState.LEAVING, SeatState.CLOSING):
+            return
         seat.reason = reason
         seat.handed_back.clear()
-        seat.pending = None
+        seat.forget_answer()
         if seat.state is SeatState.READY and (running := self._ledger.running(seat.name)):
             seat.give(Abort(tuple(running)))
         self._enter(seat, SeatState.LEAVING, _LEAVE_TIMEOUT_S)
+        self._look_s = 0.0
 
     def _lose(self, seat: Seat, reason: str, *, alive: bool) -> None:
         """Take back what the worker holds; restart its engine if the actor is alive, else make a new actor."""
-        if seat.state is SeatState.DEAD:
-            return
-        if seat.state is SeatState.LEAVING:
-            reason, alive = seat.reason, False  # whatever happens to it now
+        match seat.state:
+            case SeatState.DEAD:
+                return
+            case SeatState.CLOSING:
+                self._gone(seat)
+                return
+            case SeatState.LEAVING:
+                reason, alive = seat.reason, False  # whatever happens to it now
         if not self._started:
             raise WorkerStartError(f"{seat.name} did not start: {reason}")
-        self._lost += 1
-        wall_s = self._wall()
-        seat.reason = reason
-        seat.down_since_wall_s = seat.down_since_wall_s or wall_s
-        version = self._weights.manifest.version if self._weights else 0
-        loss = self._ledger.lose(seat.name, reason, now_s=wall_s, weights_version=version)
-        self._reissued_ids.update(loss.reissued)
-        self._on_event(
-            "worker_lost",
-            f"{seat.name}: {reason}; {len(loss.reissued)} requests are re-issued with {loss.prefix_tokens} tokens",
-        )
-        if loss.failed:
-            ids = ", ".join(str(failure.request_id) for failure in loss.failed)
-            self._on_event("request_failed", f"requests {ids}: {loss.failed[0].reason}")
-        if seat.restarts >= self._options.max_worker_restarts:
+        finished = self._take_back(seat, reason)
+        if seat.retiring:
+            self._enter(seat, SeatState.CLOSING, _CLOSE_TIMEOUT_S)
+            seat.close()
+        elif seat.restarts >= self._options.max_worker_restarts:
             seat.kill()
             self._enter(seat, SeatState.DEAD)
             self._on_event("worker_dead", f"{seat.name}: {seat.restarts} restarts are used up, the last loss: {reason}")
@@ -433,20 +405,50 @@ class RolloutDispatcher:
             seat.restarts += 1
             if not alive:
                 seat.kill()
-                seat.handle = self._spawn(seat.index)
-            self._enter(seat, SeatState.STARTING, self._start_timeout_s)
-            seat.start_engine()
-        for rollout in loss.finished:
-            self._sampled_by[rollout.request_id] = seat.index
-            self._tokens += len(rollout.tokens)
+                seat.handle = self._spawn(seat.name)
+            self._start(seat)
+        for rollout in finished:
+            self._tally.finished(seat.name, rollout)
             self._on_finished(rollout)
+
+    def _take_back(self, seat: Seat, reason: str) -> Sequence[Rollout]:
+        """What the worker holds waits for others, and is told; those of its rollouts that turn out to be complete."""
+        wall_s = self._wall()
+        version = self._weights.manifest.version if self._weights else 0
+        handed_over = seat.state is SeatState.LEAVING
+        loss = self._ledger.lose(seat.name, reason, now_s=wall_s, weights_version=version, handed_over=handed_over)
+        self._tally.reissued_ids.update(loss.reissued)
+        again = f"{len(loss.reissued)} requests are re-issued with {loss.prefix_tokens} tokens"
+        if seat.retiring:
+            self._on_event("worker_left", f"{seat.name}: {again}")
+        else:
+            self._tally.lost_workers += 1
+            seat.reason = reason
+            seat.down_since_wall_s = seat.down_since_wall_s or wall_s
+            self._on_event("worker_lost", f"{seat.name}: {reason}; {again}")
+        if loss.failed:
+            ids = ", ".join(str(failure.request_id) for failure in loss.failed)
+            self._on_event("request_failed", f"requests {ids}: {loss.failed[0].reason}")
+        return loss.finished
+
+    def _gone(self, seat: Seat) -> None:
+        """The worker's engine is closed: nothing of it is left."""
+        seat.kill()
+        if self._running:
+            seat.spans.end(self._wall())
+        self.drafters.left(seat)
+        del self._seats[seat.name]
+
+    def _start(self, seat: Seat) -> None:
+        self._enter(seat, SeatState.STARTING, self._start_timeout_s)
+        seat.start_engine()
 
     def _answered(self, seat: Seat, answer: SupervisorStatus | WeightsLoaded) -> None:
         if isinstance(answer, WeightsLoaded):
             self._loaded(seat, answer)
             return
         seat.open_stream()
-        self._drafters.started(seat)
+        self.drafters.started(seat)
         if self._weights is not None:
             self._load(seat)
         else:
@@ -467,15 +469,18 @@ class RolloutDispatcher:
                 remedy="a worker that cannot hold the weights it was sent must not sample: see its log",
             )
         if seat.down_since_wall_s is None:
-            self._spans[seat.index].other("load_weights", seat.since_wall_s, self._wall())
+            seat.spans.other("load_weights", seat.since_wall_s, self._wall())
         self._ready(seat)
 
     def _ready(self, seat: Seat) -> None:
         self._enter(seat, SeatState.READY)
         if seat.down_since_wall_s is not None:
             seconds = self._wall() - seat.down_since_wall_s
-            self._spans[seat.index].other("restart", seat.down_since_wall_s, self._wall())
-            self._on_event("worker_restarted", f"{seat.name}: back after {seconds:.1f} s (restart {seat.restarts})")
+            if seat.restarts:
+                seat.spans.other("restart", seat.down_since_wall_s, self._wall())
+                self._on_event("worker_restarted", f"{seat.name}: back after {seconds:.1f} s (restart {seat.restarts})")
+            else:
+                self._on_event("worker_joined", f"{seat.name}: up after {seconds:.1f} s")
             seat.down_since_wall_s = None
 
     def _enter(self, seat: Seat, state: SeatState, timeout_s: float = 0.0) -> None:
@@ -487,13 +492,3 @@ class RolloutDispatcher:
             self._ledger.offer(seat.name, self._options.engine.max_running)
         else:
             self._ledger.withdraw(seat.name)
-
-
-def _reason(error: RayError) -> str:
-    """One line for people: the worker's own exception, or what Ray says first."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    first = str(cause).strip().splitlines()
-    if isinstance(cause, EngineStartError) and first:
-        return first[0]  # the engine's own reason: whoever asked for the start says that it failed
-    preempted = " (its node was preempted)" if getattr(error, "preempted", False) else ""
-    return f"{type(cause).__name__}: {first[0] if first else 'no message'}{preempted}"

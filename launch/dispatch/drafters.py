@@ -3,13 +3,11 @@
 Drafters only save time: nothing here is waited for but a save, which has a deadline, and no failure reaches the run.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, UpdateDrafter
@@ -23,30 +21,32 @@ _MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
 
 
 class DrafterMessages:
-    """Messages to the drafters of all workers."""
+    """Messages to the drafters of all workers, `seats` by name. Nothing here fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, seats: Mapping[str, Seat]) -> None:
+        self._seats = seats
         self._directory: str | None = None  # what an engine that starts anew begins with ...
         self._weights: dict[str, Weights] = {}  # ... and the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
         self._updates: list[tuple[Seat, ray.ObjectRef[Any]]] = []  # of weights, not answered yet
+        self._fetches: list[tuple[Seat, ray.ObjectRef[WeightsManifest], ray.ObjectRef[Any]]] = []  # nor these
 
-    def share(self, seats: Iterable[Seat], rollouts: Sequence[tuple[IntArray, IntArray, int]]) -> None:
-        """Show every worker the rollouts, as (prompt, response, worker), that it did not make."""
-        listening = [seat for seat in seats if _up(seat) and self._listens(seat)]
-        if not rollouts or all(made_by == seat.index for seat in listening for _, _, made_by in rollouts):
+    def share(self, rollouts: Sequence[tuple[IntArray, IntArray, str]]) -> None:
+        """Show every worker the rollouts, as (prompt, response, worker), that it did not make. Never waits."""
+        listening = [seat for seat in self._up() if self._listens(seat)]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(made_by for _, _, made_by in rollouts))}
+        if not rollouts or all(numbers.keys() == {seat.name} for seat in listening):
             return
         with suppress(RayError):
-            shared = ray.put(pack(rollouts))
+            shared = ray.put(pack([(p, r, numbers[made_by]) for p, r, made_by in rollouts]))
             for seat in listening:
-                self._sent[seat].append(seat.tell(Remember(seat.index), shared))
+                self._sent[seat].append(seat.tell(Remember(numbers.get(seat.name, -1)), shared))
 
-    def load(self, seats: Iterable[Seat], directory: str) -> None:
-        """All workers take what `save` wrote there, and engines that are restarted later do."""
+    def load(self, directory: str) -> None:
+        """All workers take what `save` wrote there, and engines that start later do. Never waits."""
         self._directory = directory
-        for seat in seats:
-            if _up(seat):
-                self.started(seat)
+        for seat in self._up():
+            self.started(seat)
 
     def started(self, seat: Seat) -> None:
         """The worker's engine is up."""
@@ -56,13 +56,40 @@ class DrafterMessages:
         for name, weights in self._weights.items():
             self._send_weights(seat, name, weights)
 
-    def update(self, seats: Iterable[Seat], name: str, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
-        """All engines draft with these weights, those that are restarted later too."""
+    def left(self, seat: Seat) -> None:
+        """The worker is gone for good."""
+        self._sent.pop(seat, None)
+        self._updates = [(known, ref) for known, ref in self._updates if known is not seat]
+
+    def fetch(self, seat: Seat, version: int) -> None:
+        """The worker's trainer has published these weights: have them put where the worker's end does not reach them.
+
+        The objects are what a call of ours returns, so the driver owns them, but it holds references only: the bytes
+        lie in the store of the worker's node, and of every node whose engines have loaded them."""
         with suppress(RayError):
-            weights = self._weights[name] = Weights(manifest, ray.put(payload))
-            for seat in seats:
-                if _up(seat):
-                    self._send_weights(seat, name, weights)
+            manifest, weights = cast(Any, seat.handle).drafter_weights.remote(version)
+            self._fetches.append((seat, manifest, weights))
+
+    def fetched(self) -> list[tuple[Seat, Weights]]:
+        """The weights that are there since the last call. Those whose worker was lost before never will be; nobody has
+        heard of them. Never waits."""
+        if not self._fetches:
+            return []
+        refs = [manifest for _, manifest, _ in self._fetches]
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        found = []
+        for seat, manifest, weights in self._fetches:
+            if manifest in ready:
+                with suppress(RayError):  # both objects are made at once: where one is, the other is
+                    found.append((seat, Weights(ray.get(manifest, timeout=FETCH_TIMEOUT_S), weights)))
+        self._fetches = [fetch for fetch in self._fetches if fetch[1] not in ready]
+        return found
+
+    def update(self, name: str, weights: Weights) -> None:
+        """All engines draft with these weights, those that start later too. Never waits."""
+        self._weights[name] = weights
+        for seat in self._up():
+            self._send_weights(seat, name, weights)
 
     def _send_weights(self, seat: Seat, name: str, weights: Weights) -> None:
         with suppress(RayError):
@@ -82,9 +109,10 @@ class DrafterMessages:
                 found.append((seat, ray.get(ref, timeout=FETCH_TIMEOUT_S)))
         return found
 
-    def save(self, seats: Iterable[Seat], directory: str) -> str | None:
-        """One worker writes its drafters' state; all have seen all rollouts. Returns why nothing was written."""
-        seat = next((seat for seat in seats if seat.state is SeatState.READY), None)
+    def save(self, directory: str) -> str | None:
+        """One worker writes its drafters' state into `directory`, which it can reach; all have seen all rollouts.
+        Returns why nothing was written: within a deadline."""
+        seat = next((seat for seat in self._seats.values() if seat.state is SeatState.READY), None)
         if seat is None:
             return "no worker is up"
         try:
@@ -98,8 +126,18 @@ class DrafterMessages:
         return None if failure is None else f"{seat.name}: {failure}"
 
     def saved_as(self, directory: str) -> None:
-        """The state is kept there from now on."""
+        """Engines that start from now on find the state there."""
         self._directory = directory
+
+    def stop_training(self, timeout_s: float) -> list[str]:
+        """When this returns no worker's trainer is on its device, but for those named: they did not say so in time."""
+        up = [seat for seat in self._seats.values() if seat.state is SeatState.READY]
+        asked = {seat.handle.stop_training.remote(): seat.name for seat in up}
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+        for answer in ready:
+            with suppress(RayError):  # of a worker that is lost, and its trainer with it
+                ray.get(answer, timeout=timeout_s)
+        return [asked[answer] for answer in late]
 
     def _listens(self, seat: Seat) -> bool:
         sent = self._sent.setdefault(seat, [])
@@ -111,6 +149,5 @@ class DrafterMessages:
             sent[:] = waiting
         return len(sent) < _MAX_UNANSWERED
 
-
-def _up(seat: Seat) -> bool:
-    return seat.state in (SeatState.READY, SeatState.LOADING)
+    def _up(self) -> list[Seat]:
+        return [seat for seat in self._seats.values() if seat.state in (SeatState.READY, SeatState.LOADING)]

@@ -148,8 +148,9 @@ class Ledger:
         self._release(entry)
         return self._fail(request_id, reason)
 
-    def lose(self, worker: str, reason: str, *, now_s: float, weights_version: int) -> Loss:
-        """Everything the worker holds goes back to the queue, with what is known of it; `reason` for the failures."""
+    def lose(self, worker: str, reason: str, *, now_s: float, weights_version: int, handed_over: bool = False) -> Loss:
+        """Everything the worker holds goes back to the queue, with what is known of it; `reason` for the failures.
+        handed_over: the worker had to end, so no request is suspected of having ended it."""
         reissued: list[int] = []
         failed: list[FailedRequest] = []
         finished: list[Rollout] = []
@@ -171,10 +172,10 @@ class Ledger:
                 )
                 del self._open[request_id]
                 self.finished += 1
-            elif entry.retries >= self._max_retries:
+            elif not handed_over and entry.retries >= self._max_retries:
                 failed.append(self._fail(request_id, f"lost {entry.retries + 1} times, the last time: {reason}"))
             else:
-                entry.retries += 1
+                entry.retries += not handed_over
                 self._balance.wait(entry.request.prompt_id, request_id, entry.remaining_tokens())
                 reissued.append(request_id)
                 prefix_tokens += entry.tokens

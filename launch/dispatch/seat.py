@@ -4,8 +4,9 @@ Owns the state machine of one worker and its Ray calls; never decides about requ
 
     STARTING --engine is up, no weights to send--> READY --set_weights--> LOADING --answer--> READY
     STARTING --engine is up, weights to send--> LOADING
-    READY --it was told to end--> LEAVING --its requests are back, or the deadline--> lost
+    any --it was told to end, or to leave--> LEAVING --its requests are back, or the deadline--> lost | CLOSING
     any --lost--> STARTING (restarts left) | DEAD
+    CLOSING --its engine is closed, or the deadline--> gone
 """
 
 from collections import deque
@@ -16,10 +17,13 @@ from typing import Any, TypeAlias, TypeVar, cast
 import ray
 from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle, ActorProxy
+from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.commands import Answered, Command, UpdateWeights
+from actors.engine.process import EngineStartError
 from actors.engine.types import WeightsLoaded
 from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
+from launch.dispatch.spans import WorkerSpans
 from models.manifest import WeightsManifest
 
 A = TypeVar("A")
@@ -30,7 +34,7 @@ FETCH_TIMEOUT_S = 60.0  # to bring one object that exists to this node
 
 
 def worker_name(index: int) -> str:
-    """As which a worker is known to everybody: events, logs, the coordinator."""
+    """As which the workers that a run starts with are known to everybody: events, logs, the coordinator."""
     return f"rollout-{index}"
 
 
@@ -39,6 +43,7 @@ class SeatState(StrEnum):
     LOADING = "loading weights"
     READY = "ready"
     LEAVING = "leaving"
+    CLOSING = "closing"
     DEAD = "dead"
 
 
@@ -54,29 +59,24 @@ class Weights:
 class Seat:
     """Times are of the dispatcher's monotonic clock, `*_wall_s` are time.time()."""
 
-    index: int
     name: str
     handle: WorkerHandle
+    spans: WorkerSpans
+    awaited: "dict[Waitable, Seat]"  # by all seats: whose answer or stream it is
     state: SeatState = SeatState.STARTING
-    deadline_s: float = 0.0  # of what is pending (STARTING, LOADING, LEAVING)
+    deadline_s: float = 0.0  # of what is pending (STARTING, LOADING, LEAVING, CLOSING)
     since_wall_s: float = 0.0  # when the state was entered
     progress_s: float = 0.0  # last sign of progress while requests run
     restarts: int = 0
-    down_since_wall_s: float | None = None  # lost at; None: up
+    down_since_wall_s: float | None = None  # lost, or joined, at; None: it is up, or was never
     reason: str = ""  # why it was lost last, or is about to be
+    retiring: bool = False  # it leaves for good, by the driver's wish
     handed_back: set[int] = field(default_factory=set)  # requests that it has given back (LEAVING)
     pending: "ObjectRef[Any] | None" = None  # answer of restart_engine or UpdateWeights
     stream: ObjectRefGenerator | None = None
     inbox: deque[WorkerEvent] = field(default_factory=deque)  # taken from the stream, not handled yet
-    sends: list["ObjectRef[Any]"] = field(default_factory=list)  # commands whose failure must not go unseen
 
-    def waitables(self) -> list[Waitable]:
-        found: list[Waitable] = [*self.sends]
-        if self.pending is not None:
-            found.append(self.pending)
-        if self.stream is not None:
-            found.append(self.stream)
-        return found
+    sends: "set[ObjectRef[Any]]" = field(default_factory=set)  # commands whose failure must not go unseen
 
     def enter(self, state: SeatState, *, now_s: float, wall_s: float, timeout_s: float = 0.0) -> None:
         self.state = state
@@ -85,20 +85,26 @@ class Seat:
         self.deadline_s = now_s + timeout_s
 
     def start_engine(self) -> None:
-        self.sends.clear()
-        self.inbox.clear()
-        self.stream = None
-        self.pending = self.handle.restart_engine.remote()
+        self.forget()
+        self._expect(self.handle.restart_engine.remote())
 
     def open_stream(self) -> None:
         self.stream = cast(ObjectRefGenerator, self.handle.stream.remote())
+        self.awaited[self.stream] = self
 
     def load(self, weights: Weights) -> None:
-        self.pending = self.ask(UpdateWeights(weights.manifest), weights.ref)
+        self._expect(self.ask(UpdateWeights(weights.manifest), weights.ref))
+
+    def close(self) -> None:
+        """Have the engine closed, and whoever the worker speaks to told."""
+        self.forget()
+        self._expect(self.handle.shutdown.remote())
 
     def give(self, command: Command) -> None:
         """A command that must arrive: that it did not is seen by `take_send`."""
-        self.sends.append(self.tell(command))
+        answer = self.tell(command)
+        self.sends.add(answer)
+        self.awaited[answer] = self
 
     def tell(self, command: Command, memory: "ObjectRef[Any] | None" = None) -> "ObjectRef[Any]":
         """See RolloutWorker.tell."""
@@ -108,10 +114,33 @@ class Seat:
         """See RolloutWorker.ask."""
         return cast("ObjectRef[A]", cast(Any, self.handle).ask.remote(command, memory))
 
+    def _expect(self, answer: "ObjectRef[Any]") -> None:
+        self.forget_answer()
+        self.pending = answer
+        self.awaited[answer] = self
+
+    def forget_answer(self) -> None:
+        """Whatever `pending` says is of no interest any more."""
+        if self.pending is not None:
+            del self.awaited[self.pending]
+            self.pending = None
+
+    def forget(self) -> None:
+        """Nothing is awaited of the worker any more."""
+        self.forget_answer()
+        if self.stream is not None:
+            del self.awaited[self.stream]
+            self.stream = None
+        for answer in self.sends:
+            del self.awaited[answer]
+        self.sends.clear()
+        self.inbox.clear()
+
     def take_answer(self) -> SupervisorStatus | WeightsLoaded:
         """The answer of `pending`, which is ready. Raises what the worker raised, or RayError."""
         assert self.pending is not None
-        ref, self.pending = self.pending, None
+        ref = self.pending
+        self.forget_answer()
         return cast(SupervisorStatus | WeightsLoaded, ray.get(ref, timeout=FETCH_TIMEOUT_S))
 
     def take_events(self) -> list[WorkerEvent] | None:
@@ -120,18 +149,29 @@ class Seat:
         try:
             ref = next(self.stream)
         except StopIteration:
+            del self.awaited[self.stream]
             self.stream = None
             return None
         return cast(list[WorkerEvent], ray.get(ref, timeout=FETCH_TIMEOUT_S))
 
     def take_send(self, ref: Waitable) -> None:
         """Check a command that has been taken. Raises as `take_answer`."""
-        self.sends = [r for r in self.sends if r is not ref]
-        ray.get(cast("ObjectRef[Any]", ref), timeout=FETCH_TIMEOUT_S)
+        answer = cast("ObjectRef[Any]", ref)
+        self.sends.discard(answer)
+        del self.awaited[answer]
+        ray.get(answer, timeout=FETCH_TIMEOUT_S)
 
     def kill(self) -> None:
         """End the actor process, which takes its engine with it. Never raises, never waits."""
-        self.pending = self.stream = None
-        self.sends.clear()
-        self.inbox.clear()
+        self.forget()
         ray.kill(cast("ActorHandle[RolloutWorker]", self.handle), no_restart=True)
+
+
+def reason_of(error: RayError) -> str:
+    """One line for people: the worker's own exception, or what Ray says first."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    first = str(cause).strip().splitlines()
+    if isinstance(cause, EngineStartError) and first:
+        return first[0]  # the engine's own reason: whoever asked for the start says that it failed
+    preempted = " (its node was preempted)" if getattr(error, "preempted", False) else ""
+    return f"{type(cause).__name__}: {first[0] if first else 'no message'}{preempted}"

@@ -8,22 +8,21 @@ import ray
 from actors.identity import unique_name
 from actors.rollout_worker import EngineFactory, RolloutWorker
 from actors.spot_host import SpotPlan
-from launch.dispatch.seat import WorkerHandle, worker_name
+from launch.dispatch.seat import WorkerHandle
 
 
 def spawner(
     factory: Callable[[str], EngineFactory],
-    options: Callable[[int], dict[str, Any]] = lambda index: {},
+    options: Callable[[str], dict[str, Any]] = lambda name: {},
     spot: Callable[[str], SpotPlan | None] = lambda name: None,
     log: Callable[[str], str | None] = lambda name: None,
-) -> Callable[[int], WorkerHandle]:
-    """How the dispatcher makes worker `index`: `factory(name)` is its picklable engine factory, `options(index)` are
+) -> Callable[[str], WorkerHandle]:
+    """How the dispatcher makes worker `name`: `factory(name)` is its picklable engine factory, `options(name)` are
     Ray actor options (resources, scheduling strategy), `spot(name)` how it trains the drafter when it is out of
     work, `log(name)` its log file."""
 
-    def spawn(index: int) -> WorkerHandle:
-        name = worker_name(index)
-        worker = ray.remote(RolloutWorker).options(**{"num_cpus": 0, **options(index), "name": unique_name(name)})
+    def spawn(name: str) -> WorkerHandle:
+        worker = ray.remote(RolloutWorker).options(**{"num_cpus": 0, **options(name), "name": unique_name(name)})
         return worker.remote(name, factory(name), spot(name), log(name))
 
     return spawn

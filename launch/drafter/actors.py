@@ -2,7 +2,7 @@
 Owns their start, where they run, and their end; Ray starts them again whenever they die.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from launch.run_folder import log_file
 @dataclass(frozen=True, slots=True)
 class DrafterActors:
     coordinator: Any
+    workers: Collection[str]  # whom the coordinator knows from its start
     endpoint: str  # of the coordinator: tcp://host:port
     buffers: Mapping[str, Any]  # by node id
 
@@ -52,7 +53,7 @@ def drafter_actors(config: Config, run_dir: Path) -> Iterator[DrafterActors]:
             name = f"buffer-{index}"
             buffers[node] = start(DataBufferActor, name, node, options.buffer, options.seed, name, soft=True)
         endpoint = ray.get(coordinator.endpoint.remote(), timeout=config.cluster.start_timeout_s)
-        yield DrafterActors(coordinator, str(endpoint), buffers)
+        yield DrafterActors(coordinator, workers, str(endpoint), buffers)
     finally:
         for actor in started:
             ray.kill(actor, no_restart=True)

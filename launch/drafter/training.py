@@ -20,13 +20,13 @@ from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow
 from actors.learner_group import LearnerGroup
 from actors.spot.process import spawn_trainer
 from actors.spot.types import MicroStep, TrainFailed, TrainStopped
-from actors.spot_host import DrafterEvent, DrafterReady, RecordingReport, SpotPlan
+from actors.spot_host import DrafterEvent, RecordingReport, SpotPlan
 from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
 from coordinator.transport.security import configured_keys
 from launch.config import Config
 from launch.config.tree import FRESH_WEIGHTS
-from launch.dispatch import RolloutDispatcher
+from launch.dispatch import RolloutDispatcher, Weights
 from launch.drafter.actors import DrafterActors, drafter_actors
 from launch.drafter.watch import DrafterWatch
 from launch.drafter.weights import load_weights, save_weights
@@ -68,17 +68,23 @@ class DrafterTraining:
         self.meter = DrafterMeter()
         self._drift = DriftMonitor(options.drift, options.every_steps)
         self._canary = Canary(options.canary)
-        self._ready: DrafterReady | None = None  # the newest, not handed out yet
-        self._kept: dict[int, DrafterReady] = {}  # what engines draft with, and what they go back to
+        self._ready: Weights | None = None  # the newest, not handed out yet
+        self._kept: dict[int, Weights] = {}  # what engines draft with, and what they go back to
         self._drafting = 0  # version, of the engines
-        self._without: set[str] = set()  # workers whose engines have given the drafter up
+        self._workers: set[str] = set()
+        self._without: set[str] = set()  # of them, those whose engines have given the drafter up
+        self._joined: set[str] = set()  # of them, those that the coordinator does not know from its start
         self._step = 0  # the RL step that samples, or sampled last
         self._trained = self._collapsed = False  # since the last record
         self._target_version = 0
 
     def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
-        """How worker `name` trains."""
+        """How worker `name` trains, which is about to start."""
         options = self._config.drafter
+        self._workers.add(name)
+        if name not in self._actors.workers:
+            self._joined.add(name)
+            self._admit()
         path = self._config.rollout.speculation.eagle.path
         return SpotPlan(
             factory=partial(
@@ -117,8 +123,19 @@ class DrafterTraining:
         """RL step `step` samples: whoever runs out of work may train, if it is due. It goes on from the newest weights:
         a trainer that stopped with the rollout before may have published after `hand_out`."""
         self._step = step
+        self._admit()
         self._hand_out(dispatcher)
         self._driver.rollout_started(step, train=self._wanted and self._drift.due(step))
+
+    def left(self, worker: str) -> None:
+        """The worker is gone for good."""
+        for known in (self._workers, self._without, self._joined):
+            known.discard(worker)
+
+    def _admit(self) -> None:
+        """The coordinator may be another one by now, so it is told in every RL step; nobody waits for it."""
+        for worker in self._joined:
+            self._actors.coordinator.admit.remote(worker)
 
     def reached(self, moment: Moment, step: int) -> None:
         """The RL step has come so far: training ends where what it runs on is wanted again; nobody waits for it."""
@@ -129,7 +146,7 @@ class DrafterTraining:
         """Before the learner's turn: where it runs on the workers' GPUs, their trainers have left them."""
         if self._config.cluster.layout == "colocated":
             within_s = self._config.drafter.stop_timeout_s + _ANSWER_S
-            for name in dispatcher.stop_training(within_s):
+            for name in dispatcher.drafters.stop_training(within_s):
                 self._observer.event(
                     "trainer_late", f"{name}: its trainer may be on the GPU still, after {within_s:g} s"
                 )
@@ -148,7 +165,7 @@ class DrafterTraining:
         wanted = self._kept.get(self._canary.version)
         if wanted is None or wanted.manifest.version == self._drafting:
             return
-        dispatcher.set_drafter(DRAFTER, wanted.manifest, wanted.payload)
+        dispatcher.drafters.update(DRAFTER, wanted)
         self.meter.swapped(wanted.manifest.version)
         self._drafting = wanted.manifest.version
         self._kept = {v: kept for v, kept in self._kept.items() if v in (self._canary.good, self._drafting)}
@@ -156,7 +173,7 @@ class DrafterTraining:
     @property
     def _wanted(self) -> bool:
         """Some engine can draft with what is learned."""
-        return len(self._without) < self._config.rollout.workers
+        return self._workers != self._without
 
     @property
     def _based(self) -> bool:
@@ -188,15 +205,6 @@ class DrafterTraining:
                         "recording_failed", f"{worker}: {event.failure}; sequences are lost to training"
                     )
                 return
-            case DrafterReady(manifest, _):
-                if manifest.version == self._canary.version:  # what a trainer starts with
-                    self._kept.setdefault(manifest.version, event)
-                elif self._based and manifest.version <= self._canary.newest:
-                    _log.info("drafter version %d of %s was given up, or is older", manifest.version, worker)
-                elif self._ready is None or manifest.version > self._ready.manifest.version:
-                    self._ready = event
-                    self.meter.published(manifest.version)
-                return
             case MicroStep():
                 self._trained = True
                 end_s = event.started_s + event.seconds
@@ -207,6 +215,17 @@ class DrafterTraining:
             case TrainFailed(reason):
                 self._observer.event("trainer_lost", f"{worker}: {reason}")
         self.meter.event(worker, event)
+
+    def published(self, worker: str, weights: Weights) -> None:
+        """A trainer has made new weights, which are where no worker's end reaches them."""
+        version = weights.manifest.version
+        if version == self._canary.version:  # what a trainer starts with
+            self._kept.setdefault(version, weights)
+        elif self._based and version <= self._canary.newest:
+            _log.info("drafter version %d of %s was given up, or is older", version, worker)
+        elif self._ready is None or version > self._ready.manifest.version:
+            self._ready = weights
+            self.meter.published(version)
 
     def _told(self, worker: str, event: DrafterFailed | DrafterLoaded) -> None:
         """An engine has lost the drafter, or has it with new weights."""
@@ -287,7 +306,7 @@ class DrafterTraining:
 
     def load(self, directory: Path) -> None:
         """What `save` wrote, as far as it can be read: engines draft with it from the next `hand_out` on."""
-        self._kept |= {ready.manifest.version: ready for ready in load_weights(directory)}
+        self._kept |= {weights.manifest.version: weights for weights in load_weights(directory)}
         if self._canary.version not in self._kept and self._canary.good in self._kept:
             self._canary.trust(self._canary.good)
 

@@ -1,30 +1,44 @@
-"""The drafter weights that a run may hand out again, in its checkpoint. Owns their files; never decides about them."""
+"""The drafter weights that a run may hand out again, in its checkpoint. Owns their files; never decides about them.
+
+The driver has references to them; their bytes pass through it here alone, one version at a time.
+"""
 
 import json
+import logging
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import ray
+from ray.exceptions import RayError
 
-from actors.spot_host import DrafterReady
+from launch.dispatch import Weights
 from models.manifest import TensorSpec, WeightsManifest
 
 WEIGHTS_DIR = "drafter_weights"  # in a checkpoint; may be missing
+_FETCH_TIMEOUT_S = 60.0  # of one version, from another node's store
+_log = logging.getLogger(__name__)
 
 
-def save_weights(directory: Path, kept: Iterable[DrafterReady]) -> None:
-    """Raises OSError."""
+def save_weights(directory: Path, kept: Iterable[Weights]) -> None:
+    """Weights that were lost with their node are left out. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    for ready in kept:
-        name = directory / str(ready.manifest.version)
-        np.save(name.with_suffix(".npy"), ready.payload)
-        name.with_suffix(".json").write_text(json.dumps(asdict(ready.manifest)), encoding="utf-8")
+    for weights in kept:
+        version = weights.manifest.version
+        try:
+            payload = ray.get(weights.ref, timeout=_FETCH_TIMEOUT_S)
+        except RayError as error:
+            _log.warning("the drafter's weights of version %d are lost: %s", version, error)
+            continue
+        name = directory / str(version)
+        np.save(name.with_suffix(".npy"), payload)
+        name.with_suffix(".json").write_text(json.dumps(asdict(weights.manifest)), encoding="utf-8")
 
 
-def load_weights(directory: Path) -> list[DrafterReady]:
-    """What is there and is what was written; [] where there is no such directory."""
+def load_weights(directory: Path) -> list[Weights]:
+    """What is there and is what was written, in the object store; [] where there is no such directory."""
     found = []
     for path in sorted(directory.glob("*.json")):
         try:
@@ -35,5 +49,5 @@ def load_weights(directory: Path) -> list[DrafterReady]:
         except (OSError, ValueError, TypeError, KeyError):
             continue
         if zlib.crc32(payload.data) == manifest.checksum:
-            found.append(DrafterReady(manifest, payload))
+            found.append(Weights(manifest, ray.put(payload)))
     return found

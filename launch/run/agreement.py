@@ -24,12 +24,12 @@ def gap_limit(config: Config) -> float:
 
 
 def check_agreement(config: Config, step: int, metrics: Mapping[str, float]) -> None:
-    """Raise DisagreementError if some worker's mean gap (`logprob_gap/worker/<i>`) is above the limit, or no number."""
+    """Raise DisagreementError if some worker's mean gap (`logprob_gap/worker/<name>`) exceeds the limit, or is none."""
     limit = gap_limit(config)
     gaps = {name.removeprefix(PER_WORKER): gap for name, gap in metrics.items() if name.startswith(PER_WORKER)}
     wrong = {worker: gap for worker, gap in gaps.items() if not gap <= limit}
     if wrong:
-        named = ", ".join(f"rollout-{worker}: {gap:.2g}" for worker, gap in sorted(wrong.items()))
+        named = ", ".join(f"{worker}: {gap:.2g}" for worker, gap in sorted(wrong.items()))
         raise DisagreementError(
             f"step {step}: log-probs of the sampled tokens differ between engine and learner by more than {limit:g} "
             f"on average ({named}; workers in all: {len(gaps)})",

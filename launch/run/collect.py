@@ -105,7 +105,7 @@ class Collector:
             self._interrupt.check()
         if self._share:  # while the grades come in: nobody waits for it
             made_by = stats.sampled_by
-            self._dispatcher.share(
+            self._dispatcher.drafters.share(
                 [(batch.prompt(i).tokens, arrived[i][0].tokens, made_by[i]) for i in sorted(arrived)]
             )
         grades = self._rewards.drain()

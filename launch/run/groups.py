@@ -26,7 +26,7 @@ class Graded:
     rollout: Rollout
     grade: Grade
     text: str
-    worker: int = 0  # index of the rollout worker that finished it
+    worker: str = ""  # the rollout worker that finished it
     reissued: bool = False  # more than one worker sampled it
 
     def sample(self, pick: Pick) -> Sample:

@@ -63,6 +63,7 @@ class Job:
         start_s = time.monotonic()
         if self.drafter is not None:
             self.drafter.reached("publishing", self.steps_done)
+            self.dispatcher.settle()  # what trainers have made is fetched while the target's weights are on their way
         with self.span("publish"):
             manifest, ref = self.learner.publish(self.steps_done)
         written_s = time.monotonic()
@@ -167,10 +168,11 @@ def open_job(
             ),
             config.rollout,
             start_timeout_s=config.cluster.start_timeout_s,
-            on_event=partial(_worker_event, observer),
+            on_event=partial(_worker_event, observer, drafter),
             on_span=partial(_record_span, observer),
             on_window=lambda worker, window: _window(observer, meter, drafter, worker, window),
             on_spot=drafter.event if drafter is not None else lambda worker, event: None,
+            on_weights=drafter.published if drafter is not None else lambda worker, weights: None,
         )
         stack.callback(dispatcher.close)
         dispatcher.start()
@@ -206,10 +208,18 @@ def _record_span(observer: Observer, actor: str, kind: str, start_s: float, end_
     observer.span(Span(actor, kind, start_s, end_s, observer.current_step))
 
 
-def _worker_event(observer: Observer, kind: str, message: str) -> None:
+def _worker_event(observer: Observer, drafter: DrafterTraining | None, kind: str, message: str) -> None:
     """What the dispatcher says, which also is what a worker does now: one that is away reports nothing itself."""
     observer.event(kind, message)
-    states = {"worker_lost": "restart", "worker_restarted": "idle", "worker_dead": "lost"}
+    if kind == "worker_left" and drafter is not None:
+        drafter.left(message.partition(": ")[0])
+    states = {
+        "worker_joined": "idle",
+        "worker_left": "left",
+        "worker_lost": "restart",
+        "worker_restarted": "idle",
+        "worker_dead": "lost",
+    }
     if kind in states:
         name, _, detail = message.partition(": ")
         observer.worker(name, states[kind], detail)

@@ -138,7 +138,7 @@ def run(
             job.learner.load(checkpoint / LEARNER_DIR)
             job.load_state_dict(read_state(checkpoint))
             if (drafters := checkpoint / DRAFTERS_DIR).is_dir():
-                job.dispatcher.load_drafters(str(drafters.resolve()))
+                job.dispatcher.drafters.load(str(drafters.resolve()))
             if job.drafter is not None:
                 job.drafter.load(checkpoint / WEIGHTS_DIR)
         job.boundary = job.state_dict()
@@ -191,7 +191,7 @@ def save(job: Job, run_dir: Path) -> int:
     with job.span("checkpoint"):
         path = write_checkpoint(run_dir / "checkpoints", state["steps_done"], write, state, job.config.checkpoint.keep)
     if (drafters := path / DRAFTERS_DIR).is_dir():
-        job.dispatcher.drafters_are_in(str(drafters.resolve()))
+        job.dispatcher.drafters.saved_as(str(drafters.resolve()))
     job.observer.event("checkpoint", str(path))
     return int(state["steps_done"])
 
@@ -200,7 +200,7 @@ def save_drafters(job: Job, directory: Path) -> None:
     """The drafters' state for a checkpoint. They only save time: without it the checkpoint is complete."""
     if job.speculation is None:
         return
-    failure = job.dispatcher.save_drafters(str(directory.resolve()))
+    failure = job.dispatcher.drafters.save(str(directory.resolve()))
     if failure is not None:
         shutil.rmtree(directory, ignore_errors=True)
         job.observer.event("drafters_not_saved", f"the checkpoint goes without the drafters' state: {failure}")

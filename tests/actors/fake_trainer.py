@@ -38,6 +38,7 @@ class Script:
     fail_to_start: str = ""
     deaf: bool = False  # does not stop
     stop_s: float = 0.0  # from the command to stop to the answer
+    weights_bytes: int = 4
     notes: str = ""  # file to which the versions that are loaded are appended; empty: nowhere
 
     def trainer(self, host: str) -> "FakeTrainer":
@@ -104,7 +105,8 @@ class FakeTrainer:
             self.say(TrainStopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
 
     def publish(self) -> None:
-        self.say(Published(WeightsManifest(self.steps, 0, (), 4), np.zeros(4, np.uint8)))
+        size = self._script.weights_bytes
+        self.say(Published(WeightsManifest(self.steps, 0, (), size), np.full(size, self.steps, np.uint8)))
 
     def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         self.loaded.append(manifest.version)

@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -152,6 +152,87 @@ def test_a_worker_that_is_told_to_end_between_two_runs_is_replaced() -> None:
             "worker_lost",
             "rollout-0: it was told to end (SIGTERM); 0 requests are re-issued with 0 tokens",
         )
+
+
+def test_a_worker_that_joins_in_the_midst_of_a_rollout_gets_the_weights_and_work() -> None:
+    with running(options(1), FakeOptions(step_s=0.002)) as (dispatcher, events):
+        dispatcher.set_weights(*weights(3))
+        done: list[Rollout] = []
+        asked = requests(12, max_new_tokens=48)
+
+        def on_finished(rollout: Rollout) -> None:
+            done.append(rollout)
+            if len(done) == 1:
+                dispatcher.join("spot-a")
+                with pytest.raises(ValueError, match="there is a worker 'spot-a' already: it is starting"):
+                    dispatcher.join("spot-a")
+
+        stats = dispatcher.run(asked, on_finished)
+        while "spot-a" not in stats.sampled_by.values():  # it came up too late for that run
+            check(done, asked)
+            done.clear()
+            stats = dispatcher.run(asked, done.append)
+        check(done, asked)
+        assert {r.weights_version for r in done} == {3}
+        [(kind, message)] = events
+        assert (kind, message.partition(" after ")[0]) == ("worker_joined", "spot-a: up")
+        dispatcher.set_weights(*weights(4))
+        status = dispatcher.status()["spot-a"]
+        assert isinstance(status, SupervisorStatus)
+        assert (status.name, status.weights_version) == ("spot-a", 4)
+
+
+def test_a_worker_that_leaves_in_the_midst_of_a_rollout_hands_its_requests_over_and_is_gone() -> None:
+    """The engines report no progress, so what goes on was handed back. No request is suspected: max_retries is 0."""
+    fake = FakeOptions(step_s=0.004, progress_every_tokens=1000)
+    with running(options(2, max_retries=0), fake) as (dispatcher, events):
+        dispatcher.set_weights(*weights(3))
+        status = dispatcher.status()["rollout-1"]
+        assert isinstance(status, SupervisorStatus)
+        pid = engine_pid(status)
+        done: list[Rollout] = []
+
+        def on_finished(rollout: Rollout) -> None:
+            done.append(rollout)
+            if len(done) == 4:
+                dispatcher.leave("rollout-1")
+                dispatcher.leave("rollout-1")  # twice is once
+
+        stats = dispatcher.run(asked := requests(max_new_tokens=48), on_finished)
+        check(done, asked)
+        assert (stats.failed, stats.lost_workers) == ((), 0)
+        assert stats.reissued > 0
+        assert [kind for kind, _ in events] == ["worker_left"]
+        assert not events[0][1].endswith("with 0 tokens")
+        dispatcher.set_weights(*weights(4))  # none are awaited of it
+        while "rollout-1" in dispatcher.status():
+            dispatcher.settle()
+        with suppress(ProcessLookupError):
+            while True:  # until its engine has ended
+                os.kill(pid, 0)
+        with pytest.raises(KeyError):
+            dispatcher.leave("rollout-1")
+        dispatcher.join("rollout-1")  # the name is free again
+        done.clear()
+        dispatcher.run(asked := requests(seed=1), done.append)
+        check(done, asked)
+
+
+def test_the_last_worker_leaves_and_another_takes_its_work() -> None:
+    with running(options(1), FakeOptions(step_s=0.004)) as (dispatcher, events):
+        dispatcher.set_weights(*weights(1))
+        done: list[Rollout] = []
+
+        def on_finished(rollout: Rollout) -> None:
+            done.append(rollout)
+            if len(done) == 2:
+                dispatcher.join("rollout-1")
+                dispatcher.leave("rollout-0")
+
+        stats = dispatcher.run(asked := requests(12), on_finished)
+        check(done, asked)
+        assert set(stats.sampled_by.values()) == {"rollout-0", "rollout-1"}
+        assert [kind for kind, _ in events] == ["worker_left", "worker_joined"]
 
 
 @pytest.mark.parametrize(("victim", "seed"), [("engine", 0), ("engine", 1), ("actor", 2)])

@@ -4,25 +4,26 @@ trains on from the bad weights before anybody knows. Ray and the engine are stan
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from actors.engine.commands import UpdateDrafter
+from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow, StrategyUse
-from actors.spot.types import TrainStopped
-from actors.spot_host import DrafterReady
+from actors.spot.types import Published, TrainStopped
 from coordinator.events import RolloutComplete, RolloutStarted
 from launch.config.tree import Config
+from launch.dispatch import Weights
 from launch.drafter.actors import DrafterActors
 from launch.drafter.training import DrafterTraining
 from launch.observe import Observer
 from launch.observe.journal import read
-from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.drafter.lineage import LINEAGE, micro_steps
 from tests.actors.test_spot_host import World, eventually, no_ray, world
@@ -41,10 +42,15 @@ class Run:
         self.versions: list[int] = []
         self.payloads: dict[int, bytes] = {}
         self._tasks: list[asyncio.Task[Any]] = []
-        actors = DrafterActors("coordinator", "tcp://127.0.0.1:1", {"n0": "buffer"})  # type: ignore[arg-type]
+        actors = DrafterActors("coordinator", ("rollout-0", "rollout-1"), "tcp://127.0.0.1:1", {"n0": "buffer"})  # type: ignore[arg-type]
         watch: Any = SimpleNamespace(look=dict)
         model = ModelOptions(path="model")
         self.training = DrafterTraining(settings, observer, run_dir, model, actors, self, watch)  # type: ignore[arg-type]
+        self.training.plan("rollout-0", EngineOptions())
+
+    @property
+    def drafters(self) -> "Run":
+        return self
 
     def rollout_started(self, step: int, *, train: bool = True) -> None:
         self._world.server.control(RolloutStarted(step, train))
@@ -52,21 +58,24 @@ class Run:
     def rollout_complete(self, step: int) -> None:
         self._world.server.control(RolloutComplete(step))
 
-    def set_drafter(self, name: str, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
+    def update(self, name: str, weights: Weights) -> None:
+        manifest, payload = weights.manifest, cast(NDArray[np.uint8], weights.ref)  # without Ray it is the bytes
         self.versions.append(manifest.version)
         self.payloads[manifest.version] = payload.tobytes()
         update = self._world.worker.ask(UpdateDrafter(name, manifest), payload)
         self._tasks.append(asyncio.get_running_loop().create_task(update))
 
-    def settle(self) -> None:
+    async def settle(self) -> None:
         """The driver reads what the worker said."""
         events, self._seen = self._world.events[self._seen :], len(self._world.events)
         for event in events:
-            if isinstance(event, DrafterReady):
-                self.training.event("w", event)
+            if isinstance(event, Published):
+                with suppress(KeyError):  # newer ones have come meanwhile
+                    manifest, payload = await self._world.worker.drafter_weights(event.manifest.version)
+                    self.training.published("w", Weights(manifest, cast(Any, payload)))
 
     async def hand_out(self, target: int) -> None:
-        self.settle()
+        await self.settle()
         self.training.hand_out(self, target)  # type: ignore[arg-type]
         await asyncio.gather(*self._tasks)
 
@@ -80,7 +89,7 @@ class Run:
         if rate > 0.1:
             self.training.reached("sampled", step)
         await eventually(lambda: bool(only(events[before:], TrainStopped)))  # a roll-back stops it unasked
-        await eventually(lambda: bool(only(events[before:], DrafterReady)))
+        await eventually(lambda: bool(only(events[before:], Published)))
         self.training.reached("sampled", step)
 
 
@@ -124,12 +133,12 @@ async def test_weights_that_come_back_reach_engines_and_trainers_that_had_gone_o
     script: Any = SimpleNamespace(log=[], trainer=lambda host: spawn(target, tmp_path / "drafter", checkpoint_keep=10))
     async with world(script) as w:
         run = Run(w, tmp_path / "run", *observed)
-        await eventually(lambda: bool(only(w.events, DrafterReady)))  # what the trainer starts with
+        await eventually(lambda: bool(only(w.events, Published)))  # what the trainer starts with
         for step, rate in ((1, 0.6), (2, 0.6), (3, 0.05)):
             await run.hand_out(step - 1)
             await run.tail(step, rate)
         good, bad = run.versions
-        made_of_bad = [ready.manifest.version for ready in only(w.events, DrafterReady)][-1]
+        made_of_bad = [ready.manifest.version for ready in only(w.events, Published)][-1]
         assert 0 < good < bad < made_of_bad
         await run.hand_out(3)
         await run.tail(4, 0.6)

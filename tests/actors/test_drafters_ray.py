@@ -45,14 +45,15 @@ def told(path: Path, lines: int) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def rollouts(made_by: list[int]) -> list[Made]:
-    return [(np.array([i], np.int32), np.array([i, i + 1], np.int32), worker) for i, worker in enumerate(made_by)]
+def rollouts(made_by: list[int]) -> list[tuple[IntArray, IntArray, str]]:
+    made = [(np.array([i], np.int32), np.array([i, i + 1], np.int32)) for i in range(len(made_by))]
+    return [(*pair, f"rollout-{worker}") for pair, worker in zip(made, made_by, strict=True)]
 
 
 @pytest.mark.ray
 def test_every_worker_learns_what_the_others_made(tmp_path: Path) -> None:
     with workers(3, tmp_path) as dispatcher:
-        dispatcher.share(rollouts([0, 1, 1, 2]))
+        dispatcher.drafters.share(rollouts([0, 1, 1, 2]))
         for worker, others in ((0, [1, 2, 3]), (1, [0, 3]), (2, [0, 1, 2])):
             assert told(tmp_path / f"rollout-{worker}", 1) == [{"remember": [[[i], [i, i + 1]] for i in others]}]
 
@@ -60,37 +61,37 @@ def test_every_worker_learns_what_the_others_made(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_one_worker_is_told_nothing(tmp_path: Path) -> None:
     with workers(1, tmp_path) as dispatcher:
-        dispatcher.share(rollouts([0, 0]))
-        dispatcher.share([])
-        dispatcher.load_drafters("first")
+        dispatcher.drafters.share(rollouts([0, 0]))
+        dispatcher.drafters.share([])
+        dispatcher.drafters.load("first")
         assert told(tmp_path / "rollout-0", 1) == [{"load": "first"}]
 
 
 @pytest.mark.ray
 def test_saved_state_is_loaded_by_all_and_by_engines_that_are_restarted(tmp_path: Path) -> None:
     with workers(2, tmp_path, poison=7) as dispatcher:
-        assert dispatcher.save_drafters(str(tmp_path)) is None
+        assert dispatcher.drafters.save(str(tmp_path)) is None
         assert (tmp_path / "index").read_text() == "drafts"
-        dispatcher.load_drafters("checkpoint-1")
+        dispatcher.drafters.load("checkpoint-1")
         for worker in range(2):
             assert told(tmp_path / f"rollout-{worker}", 1) == [{"load": "checkpoint-1"}]
-        dispatcher.drafters_are_in("checkpoint-2")
+        dispatcher.drafters.saved_as("checkpoint-2")
         done: list[Rollout] = []
         stats = dispatcher.run([make_request(7)], done.append)  # kills every engine it is given to
         assert done == []
         assert stats.reissued_ids == {7}
         restarted = [tmp_path / f"rollout-{worker}" for worker in range(2)]
         assert any({"load": "checkpoint-2"} in told(path, 1) for path in restarted)
-        dispatcher.share(rollouts([0, 1]))  # whatever state the workers are in: never an error
+        dispatcher.drafters.share(rollouts([0, 1]))  # whatever state the workers are in: never an error
 
 
 @pytest.mark.ray
 def test_a_save_without_answer_or_without_workers_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.dispatch.drafters.SAVE_TIMEOUT_S", 0.2)
     with workers(1, tmp_path, mute_drafters=True) as dispatcher:
-        failure = dispatcher.save_drafters(str(tmp_path))
+        failure = dispatcher.drafters.save(str(tmp_path))
         assert failure == "rollout-0 did not write them within 0.2 s"
-    assert dispatcher.save_drafters(str(tmp_path)) == "no worker is up"
+    assert dispatcher.drafters.save(str(tmp_path)) == "no worker is up"
 
 
 @pytest.mark.ray
@@ -106,7 +107,7 @@ def test_a_drafter_that_failed_and_weights_that_were_refused_are_events_that_nam
     )
     try:
         dispatcher.start()
-        dispatcher.set_drafter("eagle", WeightsManifest(7, 0, (), 4), np.zeros(4, np.uint8))
+        dispatcher.drafters.update("eagle", WeightsManifest(7, 0, (), 4), np.zeros(4, np.uint8))
         deadline_s = time.monotonic() + DEADLINE_S
         while len(told) < 3:
             assert time.monotonic() < deadline_s, told

@@ -64,9 +64,10 @@ class Worker:
     st.integers(0, 2),
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.02, 0.1]),
+    st.sampled_from([0.0, 0.1]),
 )
 def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
-    n: int, workers: int, slots: int, retries: int, seed: int, p: float
+    n: int, workers: int, slots: int, retries: int, seed: int, p: float, joins: float
 ) -> None:
     rng = random.Random(seed)
     asked = {
@@ -79,6 +80,7 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
     fleet = {f"w{i}": Worker() for i in range(workers)}
     open_ = {i: Open(i, r.prompt_id, r.expected_tokens, None) for i, r in asked.items()}
     offered: dict[str, int] = {}
+    gone: set[str] = set()
     done: list[Rollout] = []
     late: list[tuple[str, Rollout]] = []
 
@@ -92,7 +94,7 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
         left = max(request.expected_tokens - tokens, 1.0)
         open_[request_id] = Open(request_id, request.prompt_id, left, holder)
 
-    for _ in range(5000):
+    for turn in range(5000):
         if ledger.done:
             break
         for name in fleet:
@@ -112,6 +114,8 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
             assert len(fleet[name].running) <= slots
             for request in requests:
                 sampled(request.request_id, fleet[name].running[request.request_id][1], name)
+        if rng.random() < joins:
+            fleet[f"j{turn}"] = Worker()
         name = rng.choice(sorted(fleet))
         worker = fleet[name]
         for request_id, (request, known) in list(worker.running.items()):
@@ -126,7 +130,8 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
                 finish(name, rollout_of(asked[request_id]))
                 if rng.random() < 0.2:
                     late.append((name, rollout_of(asked[request_id])))
-        if rng.random() < p:
+        leaves = len(fleet) > 1 and rng.random() < joins
+        if leaves or rng.random() < p:
             for i in [i for i in worker.running if rng.random() < 0.5]:  # it was told to end, and gives them back
                 known = worker.running[i][1]
                 end = rng.randint(known, len(response(asked[i])[0]))
@@ -134,16 +139,21 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
                 if end:
                     worker.running[i] = (asked[i], end)
             late += [(name, rollout_of(asked[i])) for i in worker.running]
-            loss = ledger.lose(name, "killed", now_s=0.0, weights_version=1)
+            loss = ledger.lose(name, "killed", now_s=0.0, weights_version=1, handed_over=leaves)
             done += loss.finished
             for i in loss.reissued:
                 sampled(i, worker.running[i][1], None)
             for i in [r.request_id for r in loss.finished] + [f.request_id for f in loss.failed]:
                 del open_[i]
             worker.running.clear()
+            if leaves:
+                ledger.withdraw(name)
+                del fleet[name]
+                offered.pop(name, None)
+                gone.add(name)
         while late and rng.random() < 0.5:
             sender, last_word = late.pop()
-            if last_word.request_id not in fleet[sender].running:
+            if sender in gone or last_word.request_id not in fleet[sender].running:
                 finish(sender, last_word)
     assert ledger.done
     assert ledger.waiting == 0
@@ -157,7 +167,8 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
         assert made.propensity == rollout_of(request).propensity
         assert made.logprobs.tolist() == [logprob(request.noise_key, i) for i in range(len(tokens))]
     if p == 0.0:
-        assert (failed, ledger.reissued) == ([], 0)
+        assert failed == [], "who leaves is no reason to suspect a request"
+        assert joins or not ledger.reissued
 
 
 def test_a_lost_request_carries_all_its_deltas_and_longest_remaining_goes_first() -> None:

@@ -121,11 +121,11 @@ def test_suffix_drafters_that_know_everything_change_no_token(
             stats = dispatcher.run(asked(), done.append)
             assert answers(done) == undisturbed
             made = [(requests[r.request_id].prompt_tokens, r.tokens, stats.sampled_by[r.request_id]) for r in done]
-            dispatcher.share(made)
+            dispatcher.drafters.share(made)
             rounds.append(done)
             if len(rounds) == 2:
-                assert dispatcher.save_drafters(str(tmp_path)) is None
-                dispatcher.drafters_are_in(str(tmp_path))
+                assert dispatcher.drafters.save(str(tmp_path)) is None
+                dispatcher.drafters.saved_as(str(tmp_path))
                 for status in dispatcher.status().values():
                     assert isinstance(status, SupervisorStatus)
                     os.kill(child_pids(status.pid)[0], signal.SIGKILL)

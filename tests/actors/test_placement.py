@@ -102,11 +102,17 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
     free = ray.available_resources()["CPU"]
     config = Config(Cluster(cpus_per_worker=free, cpus_per_learner=free))  # three times what there is
     with place(config) as placement:
-        options = [placement.worker_options(0), placement.worker_options(1), placement.learner_options(0)]
+        options = [placement.worker_options("a"), placement.worker_options("b"), placement.learner_options(0)]
         actors = [ray.remote(Where).options(**o).remote() for o in options]
         pids = ray.get([a.pid.remote() for a in actors], timeout=60)
         assert len({*pids, os.getpid()}) == 4
         assert placement.worker_gpus(0) == []
+        reserved = options[1].pop("scheduling_strategy")
+        assert placement.worker_options("c") == options[1], "beyond the plan: what one takes, unreserved"
+        options[1]["scheduling_strategy"] = reserved
+        for name, kept in zip("ab", options, strict=False):
+            found = placement.worker_options(name)["scheduling_strategy"].placement_group_bundle_index
+            assert found == kept["scheduling_strategy"].placement_group_bundle_index, "a name keeps its place"
     with place(config):  # everything is free again, or this would wait in vain
         pass
 
@@ -119,7 +125,8 @@ def test_colocated_actors_share_their_gpus() -> None:
         gpus = [gpu for ids in ray.get([a.gpus.remote() for a in learners], timeout=60) for gpu in ids]
         assert sorted(gpus) == [0, 1, 2, 3]  # one each
         assert [placement.worker_gpus(index) for index in range(2)] == [gpus[:2], gpus[2:]]
-        worker = ray.remote(Where).options(**placement.worker_options(1)).remote()
+        placement.worker_options("first")
+        worker = ray.remote(Where).options(**placement.worker_options("second")).remote()
         assert ray.get(worker.gpus.remote(), timeout=60) == gpus[2:3]
 
 

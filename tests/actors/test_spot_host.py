@@ -19,8 +19,8 @@ from actors import spot_host
 from actors.engine.commands import Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
 from actors.engine.types import Finished, Recorded
 from actors.rollout_worker import RolloutWorker, WorkerEvent
-from actors.spot.types import MicroStep, TrainFailed, TrainStopped
-from actors.spot_host import DrafterReady, RecordingReport, SpotHost, SpotPlan
+from actors.spot.types import MicroStep, Published, TrainFailed, TrainStopped
+from actors.spot_host import RecordingReport, SpotHost, SpotPlan
 from coordinator.events import RolloutComplete, RolloutStarted
 from coordinator.options import CoordinatorOptions
 from coordinator.transport.server import CoordinatorServer
@@ -224,7 +224,7 @@ async def test_out_of_work_it_trains_and_work_stops_it_first() -> None:
         await w.training()  # and again, when that is done
         steps = [event.step for event in only(w.events, MicroStep)]
         assert steps == list(range(1, len(steps) + 1))
-        versions = [event.manifest.version for event in only(w.events, DrafterReady)]
+        versions = [event.manifest.version for event in only(w.events, Published)]
         assert versions[:2] == [0, stopped.step]  # what it began with, and what it had when it was stopped
         assert w.script.made[0].fed[:2] == w.buffer.records
 
@@ -391,7 +391,10 @@ async def test_close_leaves_nothing_behind() -> None:
 
 async def test_new_drafter_weights_reach_the_engine_and_the_trainer() -> None:
     async with world() as w:
-        await eventually(lambda: bool(only(w.events, DrafterReady)))
+        await eventually(lambda: bool(only(w.events, Published)))
+        assert only(w.events, Published)[0].payload is None, "the bytes do not go up with the event"
+        manifest, payload = await w.worker.drafter_weights(0)
+        assert (manifest.version, payload.tolist()) == (0, [0] * 4)
         loaded = await w.worker.ask(UpdateDrafter("eagle", WeightsManifest(7, 0, (), 4)), np.zeros(4, np.uint8))
         assert (loaded.name, loaded.version) == ("eagle", 7)
         assert w.script.made[0].loaded == [7]

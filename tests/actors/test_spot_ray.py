@@ -1,8 +1,11 @@
-"""New drafter weights on their way from one worker's trainer over the driver to every engine and every trainer, with
-real Ray actors; engines and trainers only write down what they get."""
+"""New drafter weights on their way from one worker's trainer to every engine and every trainer, with real Ray actors;
+engines and trainers only write down what they get. The driver has references to them."""
 
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,13 @@ import ray
 
 from actors.data_buffer import DataBufferActor
 from actors.engine.options import RolloutOptions
+from actors.rollout_worker import SupervisorStatus
 from actors.spot.types import MicroStep
-from actors.spot_host import DrafterReady, SpotEvent, SpotPlan
+from actors.spot_host import DrafterEvent, SpotPlan
 from coordinator.events import RolloutComplete, RolloutStarted
-from launch.dispatch import RolloutDispatcher, spawner
+from coordinator.transport.server import CoordinatorServer
+from launch.dispatch import RolloutDispatcher, Weights, spawner
+from launch.drafter.weights import load_weights, save_weights
 from policies.drafter.options import BufferOptions
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.fake_trainer import Script
@@ -24,34 +30,48 @@ from tests.coordinator.cluster import OPTIONS, served
 from tests.spot.support import record
 
 pytestmark = pytest.mark.ray
+LARGE_BYTES = 2**20  # Ray keeps it in the store of a node, and not with its owner
 
 
-def test_what_one_trainer_learned_reaches_all_engines_and_all_trainers(tmp_path: Path) -> None:
-    ready: list[tuple[str, DrafterReady]] = []
+class Fleet:
+    """Two workers that train, and what the driver hears of it."""
 
-    trained: list[MicroStep] = []
+    def __init__(self, dispatcher: RolloutDispatcher, server: CoordinatorServer) -> None:
+        self.dispatcher, self._server = dispatcher, server
+        self.weights: list[tuple[str, Weights]] = []
+        self.trained: list[MicroStep] = []
 
-    def heard(worker: str, event: SpotEvent) -> None:
-        if isinstance(event, DrafterReady):
-            ready.append((worker, event))
-        elif isinstance(event, MicroStep):
-            trained.append(event)
+    def heard(self, worker: str, event: DrafterEvent) -> None:
+        if isinstance(event, MicroStep):
+            self.trained.append(event)
 
-    def wait_for(come: Callable[[], list[Any]]) -> None:
+    def wait_for(self, come: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
         while not come():
             assert time.monotonic() < deadline_s, "it did not come"
-            dispatcher.settle()
+            self.dispatcher.settle()
             time.sleep(0.02)
 
+    def train(self) -> tuple[str, Weights]:
+        """A rollout in whose tail someone trains; the first weights that were made."""
+        made = lambda: [(w, new) for w, new in self.weights if new.manifest.version > 0]  # noqa: E731
+        self._server.control(RolloutStarted(1))
+        self.wait_for(lambda: self.trained)
+        self._server.control(RolloutComplete(1))
+        self.wait_for(made)
+        return made()[0]
+
+
+@contextmanager
+def fleet(folder: Path) -> Iterator[Fleet]:
     buffer = ray.remote(DataBufferActor).options(num_cpus=0).remote(BufferOptions(), 0)
     with served() as server:
 
         def engine(name: str) -> "partial[FakeEngine]":
-            return partial(FakeEngine, FakeOptions(notes=str(tmp_path / f"{name}-engine")))
+            return partial(FakeEngine, FakeOptions(notes=str(folder / f"{name}-engine")))
 
         def plan(name: str) -> SpotPlan:
-            script = Script(notes=str(tmp_path / f"{name}-trainer"))
+            script = Script(notes=str(folder / f"{name}-trainer"), weights_bytes=LARGE_BYTES)
             return SpotPlan(
                 factory=script.trainer,
                 buffers={"any": buffer},
@@ -60,20 +80,73 @@ def test_what_one_trainer_learned_reaches_all_engines_and_all_trainers(tmp_path:
                 stop_timeout_s=10.0,
             )
 
-        dispatcher = RolloutDispatcher(spawner(engine, spot=plan), RolloutOptions(workers=2), on_spot=heard)
+        dispatcher = RolloutDispatcher(
+            spawner(engine, spot=plan),
+            RolloutOptions(workers=2),
+            on_spot=lambda worker, event: found.heard(worker, event),
+            on_weights=lambda worker, weights: found.weights.append((worker, weights)),
+        )
+        found = Fleet(dispatcher, server)
         try:
             dispatcher.start()
             ray.get(buffer.add.remote([ray.put([record(0), record(1)])]), timeout=DEADLINE_S)
-            server.control(RolloutStarted(1))
-            wait_for(lambda: trained)
-            server.control(RolloutComplete(1))
-            wait_for(lambda: [event for _, event in ready if event.manifest.version > 0])
-            _, new = next((worker, event) for worker, event in ready if event.manifest.version > 0)
-            dispatcher.set_drafter("eagle", new.manifest, new.payload)
-            version = new.manifest.version
-            for name in ("rollout-0", "rollout-1"):
-                assert told(tmp_path / f"{name}-engine", 1) == [{"drafter": "eagle", "version": version}]
-                assert told(tmp_path / f"{name}-trainer", 1) == [{"trainer": version, "weights": 0}]
+            yield found
         finally:
             dispatcher.close()
             ray.kill(buffer)
+
+
+def test_what_one_trainer_learned_reaches_all_engines_and_all_trainers(tmp_path: Path) -> None:
+    with fleet(tmp_path) as f:
+        _, new = f.train()
+        f.dispatcher.drafters.update("eagle", new)
+        version = new.manifest.version
+        for name in ("rollout-0", "rollout-1"):
+            assert told(tmp_path / f"{name}-engine", 1) == [{"drafter": "eagle", "version": version}]
+            assert told(tmp_path / f"{name}-trainer", 1) == [{"trainer": version, "weights": version * LARGE_BYTES}]
+
+
+def test_weights_outlive_the_worker_that_made_them(tmp_path: Path) -> None:
+    """They reach engines that start later, and a checkpoint, when it is gone."""
+    with fleet(tmp_path) as f:
+        maker, new = f.train()
+        status = f.dispatcher.status()[maker]
+        assert isinstance(status, SupervisorStatus)
+        os.kill(status.pid, signal.SIGKILL)
+        f.dispatcher.drafters.update("eagle", new)
+
+        version = new.manifest.version
+        notes = [tmp_path / f"{name}-engine" for name in ("rollout-0", "rollout-1")]
+        f.wait_for(lambda: all(path.exists() for path in notes))  # the maker's successor too
+        for path in notes:
+            assert told(path, 1)[-1] == {"drafter": "eagle", "version": version}
+        save_weights(tmp_path / "saved", [new])
+        [again] = load_weights(tmp_path / "saved") or [None]
+        assert (tmp_path / f"saved/{version}.json").exists()
+        assert again is None, "the fake's checksum is not that of its bytes: not what was written"
+        assert int(ray.get(new.ref, timeout=DEADLINE_S)[-1]) == version
+
+
+def test_weights_whose_worker_dies_right_after_it_said_that_they_are_ready_were_never_heard_of(tmp_path: Path) -> None:
+    """The driver goes on with what it has; whoever trains next goes on from there."""
+    with fleet(tmp_path) as f:
+        f.wait_for(lambda: len(f.weights) >= 2)  # what trainers start with
+        died: list[str] = []
+        fetch = f.dispatcher.drafters.fetch
+
+        def dies_first(seat: Any, version: int) -> None:
+            if version > 0 and not died:
+                died.append(seat.name)
+                ray.kill(seat.handle, no_restart=True)
+            fetch(seat, version)
+
+        f.dispatcher.drafters.fetch = dies_first  # type: ignore[method-assign]
+        f._server.control(RolloutStarted(1))
+        f.wait_for(lambda: f.trained)
+        f._server.control(RolloutComplete(1))
+        f.wait_for(lambda: died)
+        version = f.trained[-1].step
+        f.wait_for(lambda: not f.dispatcher.drafters._fetches)
+        assert not any(worker == died[0] and new.manifest.version == version for worker, new in f.weights)
+        f.trained.clear()
+        f.train()

@@ -17,7 +17,7 @@ def config(write_config: Write, *overrides: str) -> Config:
 
 @pytest.mark.parametrize("bad", [2e-3, float("inf"), float("nan")])
 def test_only_the_worker_that_disagrees_is_named(write_config: Write, bad: float) -> None:
-    gaps = {"logprob_gap/worker/0": 1e-7, "logprob_gap/worker/2": bad, "logprob_gap/max": 9.0}
+    gaps = {"logprob_gap/worker/rollout-0": 1e-7, "logprob_gap/worker/rollout-2": bad, "logprob_gap/max": 9.0}
     with pytest.raises(DisagreementError, match="step 7") as caught:
         check_agreement(config(write_config), 7, gaps)
     assert "rollout-2" in caught.value.message
@@ -26,7 +26,7 @@ def test_only_the_worker_that_disagrees_is_named(write_config: Write, bad: float
 
 
 def test_agreement_and_an_empty_step_pass(write_config: Write) -> None:
-    check_agreement(config(write_config), 1, {"logprob_gap/worker/0": 9e-4, "logprob_gap/max": 9.0})
+    check_agreement(config(write_config), 1, {"logprob_gap/worker/rollout-0": 9e-4, "logprob_gap/max": 9.0})
     check_agreement(config(write_config), 1, {})
 
 

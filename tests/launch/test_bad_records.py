@@ -64,7 +64,7 @@ class Dispatcher:
             tokens=6,
             preempted=0,
             seconds=1.0,
-            sampled_by=dict.fromkeys(range(6), 0),
+            sampled_by=dict.fromkeys(range(6), "rollout-0"),
         )
 
 

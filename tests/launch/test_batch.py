@@ -86,6 +86,7 @@ class Dispatcher:
     def __init__(self, arrival: Any, lost: set[int]) -> None:
         self._arrival, self._lost = arrival, lost
         self.shared: list[Any] = []
+        self.drafters = self
 
     def run(self, requests: Any, finished: Any, **_: Any) -> DispatchStats:
         order = list(requests)
@@ -93,7 +94,7 @@ class Dispatcher:
         for request in order:
             if request.request_id not in self._lost:
                 finished(response(request.request_id))
-        made_by = {r.request_id: r.request_id % 3 for r in order}
+        made_by = {r.request_id: f"w{r.request_id % 3}" for r in order}
         return DispatchStats(
             requests=len(order),
             finished=len(order),
@@ -163,10 +164,10 @@ def test_a_round_of_any_counts_is_grouped_graded_shared_and_learned_by_prompt(
             request_id = member.rollout.request_id
             assert member.text == str(request_id)
             assert rewards.items[request_id].prompt == group.pick.prompt.text
-            assert (member.grade.value, member.worker) == (float(request_id % 2), request_id % 3)
+            assert (member.grade.value, member.worker) == (float(request_id % 2), f"w{request_id % 3}")
     arrived = [m.rollout.request_id for m in collected.members]
     assert arrived == sorted(arrived)
-    assert [(int(t[0]), w) for _, t, w in dispatcher.shared] == [(i, i % 3) for i in arrived]
+    assert [(int(t[0]), w) for _, t, w in dispatcher.shared] == [(i, f"w{i % 3}") for i in arrived]
     assert [p.tolist() for p, _, _ in dispatcher.shared] == [batch.prompt(i).tokens.tolist() for i in arrived]
     trained, metrics = training_sequences(
         collected.groups, ObjectiveOptions(), prompts_per_step=len(counts), max_new_tokens=8

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from actors.engine.options import EngineOptions
 from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow, StrategyUse
 from actors.spot.types import Checkpointed, MicroStep, TrainFailed, TrainStopped
-from actors.spot_host import DrafterReady, RecordingReport
+from actors.spot_host import RecordingReport
 from drafter.training.buffer import DataBuffer
 from launch.config.tree import Config
-from launch.dispatch import NoWorkersError
+from launch.dispatch import NoWorkersError, Weights
 from launch.drafter.actors import DrafterActors
 from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.observe import Observer, Span
@@ -47,6 +47,10 @@ class Dispatcher:
 
     late: tuple[str, ...] = ()
 
+    @property
+    def drafters(self) -> "Dispatcher":
+        return self
+
     def stop_training(self, timeout_s: float) -> list[str]:
         self.stopped_within_s.append(timeout_s)
         return list(self.late)
@@ -56,10 +60,10 @@ class Dispatcher:
         """The weights that were handed out last."""
         return self.payloads[-1].tobytes().decode()
 
-    def set_drafter(self, name: str, manifest: WeightsManifest, payload: Any) -> None:
+    def update(self, name: str, weights: Weights) -> None:
         assert name == "eagle"
-        self.versions.append(manifest.version)
-        self.payloads.append(payload)
+        self.versions.append(weights.manifest.version)
+        self.payloads.append(weights.ref)  # type: ignore[arg-type]
 
 
 class Driver:
@@ -96,14 +100,17 @@ def make(tmp_path: Path, driver: Driver) -> Iterator[Make]:
     watch = SimpleNamespace(look=lambda: {"n0": buffer.stats})
     with ExitStack() as stack:
 
-        def made(drafter: dict[str, Any] | None = None, **sections: Any) -> DrafterTraining:
+        def make_one(drafter: dict[str, Any] | None = None, **sections: Any) -> DrafterTraining:
             settings = settings_of(tmp_path / "run", drafter or {}, **sections)
             observer = stack.enter_context(Observer(tmp_path / "run", settings))
-            actors = DrafterActors("coordinator", "tcp://127.0.0.1:1", BUFFERS)
+            actors = DrafterActors("coordinator", ("rollout-0", "rollout-1"), "tcp://127.0.0.1:1", BUFFERS)
             model = ModelOptions(path="model")
-            return DrafterTraining(settings, observer, tmp_path / "run", model, actors, driver, watch)  # type: ignore[arg-type]
+            made = DrafterTraining(settings, observer, tmp_path / "run", model, actors, driver, watch)  # type: ignore[arg-type]
+            for worker in actors.workers:
+                made.plan(worker, EngineOptions())
+            return made
 
-        yield made
+        yield make_one
 
 
 @pytest.fixture
@@ -111,9 +118,17 @@ def training(make: Make) -> DrafterTraining:
     return make()
 
 
-def ready(version: int) -> DrafterReady:
-    payload = payload_of(version)
-    return DrafterReady(WeightsManifest(version, zlib.crc32(payload.data), (), payload.size), payload)
+def ready(version: int) -> Weights:
+    """Without Ray a reference is the bytes."""
+    payload: Any = payload_of(version)
+    return Weights(WeightsManifest(version, zlib.crc32(payload.data), (), payload.size), payload)
+
+
+@pytest.fixture(autouse=True)
+def no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.node.get_closest_marker("ray"):
+        monkeypatch.setattr("launch.drafter.weights.ray.get", lambda ref, timeout: ref)
+        monkeypatch.setattr("launch.drafter.weights.ray.put", lambda payload: payload)
 
 
 def payload_of(version: int) -> NDArray[np.uint8]:
@@ -179,33 +194,33 @@ def test_a_collapse_brings_the_last_good_weights_back(
     training: DrafterTraining, driver: Driver, tmp_path: Path
 ) -> None:
     engines: Any = Dispatcher()
-    training.event("rollout-0", ready(0))  # what the trainer starts with is what engines hold
+    training.published("rollout-0", ready(0))  # what the trainer starts with is what engines hold
     training.hand_out(engines, 0)
     assert engines.versions == []
     for version, target in ((10, 1), (20, 2)):
-        training.event("rollout-0", ready(version))
+        training.published("rollout-0", ready(version))
         training.hand_out(engines, target)
         training.window(drafted(0.6))
     assert (engines.versions, engines.last) == ([10, 20], "weights 20")
 
-    training.event("rollout-1", ready(30))
-    training.event("rollout-0", ready(29))  # older than what waits
+    training.published("rollout-1", ready(30))
+    training.published("rollout-0", ready(29))  # older than what waits
     training.hand_out(engines, 3)
     training.begin(3, engines)
-    training.event("rollout-0", ready(35))  # made of the bad weights, before anybody knew
+    training.published("rollout-0", ready(35))  # made of the bad weights, before anybody knew
     training.window(drafted(0.1))
     assert driver.said[-1] == 3, "who trains now trains on from the bad weights"
     assert "drafter_rolled_back" in kinds(tmp_path)
     for _ in range(5):
         training.window(drafted(0.1))  # version 30 drafts until the next hand-out, and is no measure of version 20
-    training.event("rollout-0", ready(41))  # made of the bad weights, and late
+    training.published("rollout-0", ready(41))  # made of the bad weights, and late
     training.hand_out(engines, 4)
     assert (engines.versions, engines.last) == ([10, 20, 30, returning(20, 35)], "weights 20")
     training.window(drafted(0.2))  # a third of what version 20 had: the target has changed, nothing to go back to
     assert kinds(tmp_path).count("drafter_rolled_back") == 1
     assert "drafter_collapsed" in kinds(tmp_path)
 
-    training.event("rollout-0", ready(returning(20, 35) + 11))
+    training.published("rollout-0", ready(returning(20, 35) + 11))
     training.hand_out(engines, 5)
     assert micro_steps(engines.versions[-1]) == 31
     record = training.take(5, None)
@@ -230,7 +245,7 @@ def test_a_collapse_makes_training_due(make: Make, driver: Driver) -> None:
 
 def test_a_drafter_that_no_engine_has_is_not_trained(make: Make, driver: Driver, tmp_path: Path) -> None:
     """Until one has it again, as an engine that was restarted has."""
-    training = make(rollout={"workers": 2})
+    training = make()
     for step in range(1, 5):
         if step == 2:
             training.event("rollout-0", DrafterFailed("eagle", "RuntimeError: no", final=True))
@@ -261,11 +276,11 @@ def test_the_reason_of_a_lost_trainer_is_shown_and_its_absence_is_waited_for_by_
 
 def test_a_roll_back_finds_the_last_good_weights_however_long_ago_they_passed(training: DrafterTraining) -> None:
     engines: Any = Dispatcher()
-    training.event("rollout-0", ready(10))
+    training.published("rollout-0", ready(10))
     training.hand_out(engines, 1)
     training.window(drafted(0.6))
     for version, target in ((20, 2), (30, 3), (40, 4)):  # each is on trial when the next one comes
-        training.event("rollout-0", ready(version))
+        training.published("rollout-0", ready(version))
         training.hand_out(engines, target)
         training.window(drafted(0.1, tokens=10))
     training.window(drafted(0.1))
@@ -276,12 +291,12 @@ def test_a_roll_back_finds_the_last_good_weights_however_long_ago_they_passed(tr
 def test_engines_that_draft_with_the_wanted_weights_are_told_nothing(training: DrafterTraining) -> None:
     engines: Any = Dispatcher()
     training.hand_out(engines, 0)
-    training.event("rollout-0", ready(0))
+    training.published("rollout-0", ready(0))
     training.hand_out(engines, 1)
-    training.event("rollout-0", ready(5))
+    training.published("rollout-0", ready(5))
     training.hand_out(engines, 2)
-    training.event("rollout-1", ready(5))  # a member of the same session, or a trainer that has started again
-    training.event("rollout-1", ready(4))
+    training.published("rollout-1", ready(5))  # a member of the same session, or a trainer that has started again
+    training.published("rollout-1", ready(4))
     training.hand_out(engines, 3)
     assert engines.versions == [5]
 
@@ -292,7 +307,7 @@ def test_what_comes_too_late_is_handed_out_before_anyone_trains_again(
     """Else two workers in turn would train from the same old weights, and one's work would be lost."""
     engines: Any = Dispatcher()
     training.hand_out(engines, 1)
-    training.event("rollout-0", ready(5))
+    training.published("rollout-0", ready(5))
     assert engines.versions == []
     said: list[int] = []
     driver.rollout_started = lambda step, *, train=True: said.extend(engines.versions)  # type: ignore[method-assign]
@@ -368,7 +383,7 @@ def test_a_resumed_run_knows_when_it_trained_and_how_well_was_drafted(
     make: Make, driver: Driver, tmp_path: Path
 ) -> None:
     training, engines = make({"every_steps": 3}), Dispatcher()
-    training.event("rollout-0", ready(20))
+    training.published("rollout-0", ready(20))
     training.hand_out(engines, 1)  # type: ignore[arg-type]
     training.window(drafted(0.6))
     training.event("rollout-0", micro_step())
@@ -387,8 +402,8 @@ def test_a_resumed_run_knows_when_it_trained_and_how_well_was_drafted(
     resumed.load(tmp_path / "weights")
     resumed.hand_out(engines, 2)  # type: ignore[arg-type]
     assert engines.versions == [20], "engines draft with what they drafted with, before any trainer is up"
-    resumed.event("rollout-0", ready(20))  # from the trainer's checkpoint
-    resumed.event("rollout-1", ready(23))  # from a newer one
+    resumed.published("rollout-0", ready(20))  # from the trainer's checkpoint
+    resumed.published("rollout-1", ready(23))  # from a newer one
     resumed.hand_out(engines, 4)  # type: ignore[arg-type]
     resumed.window(drafted(0.1))  # against 0.6, of before the restart
     resumed.hand_out(engines, 5)  # type: ignore[arg-type]
@@ -402,20 +417,20 @@ def test_a_resumed_run_whose_drafter_weights_are_lost_trusts_what_a_trainer_brin
     for brought in (8, 30):
         training, engines = make(), Dispatcher()
         for version in (10, 20):
-            training.event("rollout-0", ready(version))
+            training.published("rollout-0", ready(version))
             training.hand_out(engines, 1)  # type: ignore[arg-type]
             training.window(drafted(0.6))
         resumed, engines = make(), Dispatcher()
         resumed.load_state_dict(json.loads(json.dumps(training.state_dict())))
         resumed.load(tmp_path / "nothing")
-        resumed.event("rollout-0", ready(brought))
+        resumed.published("rollout-0", ready(brought))
         resumed.hand_out(engines, 2)  # type: ignore[arg-type]
         resumed.window(drafted(0.05))
-        resumed.event("rollout-0", ready(brought + 1))
+        resumed.published("rollout-0", ready(brought + 1))
         resumed.hand_out(engines, 3)  # type: ignore[arg-type]
         assert engines.versions == [brought, brought + 1]
         resumed.window(drafted(0.5))
-        resumed.event("rollout-0", ready(brought + 2))
+        resumed.published("rollout-0", ready(brought + 2))
         resumed.hand_out(engines, 4)  # type: ignore[arg-type]
         resumed.window(drafted(0.05))
         resumed.hand_out(engines, 5)  # type: ignore[arg-type]

@@ -92,7 +92,9 @@ def test_advantages_of_tokens_weigh_each_its_own(model_dir: Path) -> None:
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_response_is_never_cut_and_comes_with_what_belongs_to_it(ranks: int, packing: bool) -> None:
     sequences = [
-        replace(s, sampler_logprobs=np.full(len(s.response_tokens), -i, np.float32), advantage=float(i), sampler=i % 2)
+        replace(
+            s, sampler_logprobs=np.full(len(s.response_tokens), -i, np.float32), advantage=float(i), sampler=f"w{i % 2}"
+        )
         for i, s in enumerate(make_sequences(17))
     ]
     found = []
@@ -106,11 +108,12 @@ def test_a_response_is_never_cut_and_comes_with_what_belongs_to_it(ranks: int, p
             for i, (a, b) in zip(batch.indices, torch.stack((batch.segments[:-1], batch.segments[1:]), 1), strict=True):
                 part = slice(int(a), int(b))
                 assert batch.targets[part].tolist() == sequences[i].response_tokens.tolist()
-                expected = {"advantages": i, "sampler_logprobs": -i, "coefficients": i, "samplers": i % 2}
+                expected = {"advantages": i, "sampler_logprobs": -i, "coefficients": i}
                 assert {key: set(getattr(batch, key)[part].tolist()) for key in expected} == {
                     key: {value} for key, value in expected.items()
                 }
                 found.append(i)
+            assert batch.samplers == [f"w{i % 2}" for i in batch.indices]
     assert sorted(found) == list(range(17))
 
 
