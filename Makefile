@@ -38,8 +38,9 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two processes, a whole file each at a time; plain `python -m pytest` does the same one test after another.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The README's figures in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
 # VLLM_PYTHON=PATH, TRL_PYTHON=PATH, ARCTIC=PATH.

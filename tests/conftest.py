@@ -1,4 +1,8 @@
-"""One Ray head per test session, for the tests marked `ray` (they get it without asking)."""
+"""One Ray head per test process, for the tests marked `ray` (they get it without asking).
+
+`make test` runs two test processes (pytest-xdist, --dist loadfile: a file's tests stay together, and so do its
+fixtures). What a test asks of the machine it asks of its own process's children: beside it the other one works.
+"""
 
 import os
 
@@ -10,16 +14,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.fixturenames.insert(0, "ray_head")  # type: ignore[attr-defined]
+    if hasattr(config, "workerinput"):
+        _longest_files_first(items)
+
+
+def _longest_files_first(items: list[pytest.Item]) -> None:
+    """So that no process is left with a long file at the end: those with most slow tests, then with most of Ray."""
+    slow: Counter[Path] = Counter()
+    ray: Counter[Path] = Counter()
+    for item in items:
+        slow[item.path] += item.get_closest_marker("slow") is not None
+        ray[item.path] += item.get_closest_marker("ray") is not None
+    items.sort(key=lambda item: (-slow[item.path], -ray[item.path]))
 
 
 @pytest.fixture(scope="session")

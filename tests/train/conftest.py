@@ -14,6 +14,7 @@ from launch.run.train import train
 from models.checkpoint import init_model, save_model
 
 STEPS = 5
+SHARP = "rollout.sampling.temperature=0.3"  # an untrained network repeats itself then, and drafts are accepted
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,9 @@ observe: {{samples_per_step: 24, tensorboard: false}}
 """
     )
     return Runs(path, root)
+
+
+@pytest.fixture(scope="session")
+def base(runs: Runs, ray_head: str) -> list[dict[str, Any]]:
+    """The step records of the run `base`: one worker, adaptive speculation. Others are compared with it."""
+    return runs.run("base", SHARP)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.conftest import STEPS, Runs
+from tests.train.conftest import SHARP, STEPS, Runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -15,65 +15,40 @@ def learning(steps: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [{name: row[name] for name in LEARNING} for row in steps]
 
 
-@pytest.fixture(scope="module")
-def base(runs: Runs) -> list[dict[str, Any]]:
-    return runs.run("base")
-
-
 def test_a_run_learns_on_every_step_and_agrees_with_its_engine(base: list[dict[str, Any]]) -> None:
     assert [row["step"] for row in base] == list(range(1, STEPS + 1))
     assert all(row["groups/used"] > 0 and row["grad_norm/mean"] > 0 for row in base)
     assert all(0 <= row["logprob_gap/mean"] <= row["logprob_gap/max"] < 1e-4 for row in base)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_number_of_workers_changes_nothing(runs: Runs, base: list[dict[str, Any]], workers: int) -> None:
-    name = f"workers{workers}"
-    assert learning(runs.run(name, f"rollout.workers={workers}")) == learning(base)
-    assert runs.texts(name) == runs.texts("base")
+def test_without_speculation_and_with_three_workers_the_same_is_learned(runs: Runs, base: list[dict[str, Any]]) -> None:
+    rows = runs.run("off", SHARP, "rollout.workers=3", "rollout.speculation.mode=off")
+    assert not any(key.startswith("speculation/") for row in rows for key in row)
+    assert all("speculation/share" in row for row in base)
+    is_the_same(runs, "off", rows, base)
 
 
-ALWAYS = "rollout.speculation={mode: fixed, strategies: ['suffix:6']}"
-
-
-SHARP = "rollout.sampling.temperature=0.3"  # an untrained network repeats itself then, and drafts are accepted
-
-
-@pytest.fixture(scope="module")
-def without_speculation(runs: Runs) -> list[dict[str, Any]]:
-    return runs.run("speculation-off", SHARP, "rollout.speculation.mode=off")
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides"),
-    [
-        ("adaptive", ["rollout.workers=2"]),
-        ("chain", ["rollout.speculation={mode: fixed, strategies: ['suffix:6']}"]),
-        ("tree", ["rollout.speculation={mode: fixed, strategies: ['suffix:4x2/8']}", "rollout.workers=2"]),
-    ],
-)
-def test_speculation_changes_nothing_that_is_learned(
-    runs: Runs, without_speculation: list[dict[str, Any]], name: str, overrides: list[str]
+@pytest.mark.parametrize(("strategy", "workers"), [("suffix:6", 1), ("suffix:4x2/8", 2)], ids=["chain", "tree"])
+def test_drafts_change_nothing_that_is_learned(
+    runs: Runs, base: list[dict[str, Any]], strategy: str, workers: int, request: pytest.FixtureRequest
 ) -> None:
-    rows = runs.run(f"speculation-{name}", SHARP, *overrides)
-    assert learning(rows) == learning(without_speculation)
-    assert runs.texts(f"speculation-{name}") == runs.texts("speculation-off")
-    assert runs.evaluations(f"speculation-{name}") == runs.evaluations("speculation-off")
-    assert not any(key.startswith("speculation/") for row in without_speculation for key in row)
-    assert all("speculation/share" in row for row in rows)
-    if name != "adaptive":  # which decides by the clock; these must have drafted, and some drafts were right
-        assert all(row["speculation/share"] > 0 for row in rows)
-        assert max(row["speculation/accept_length"] for row in rows) > 1
-    assert all(row["groups/used"] > 0 for row in rows)
+    name = request.node.callspec.id
+    fixed = f"rollout.speculation={{mode: fixed, strategies: ['{strategy}']}}"
+    rows = runs.run(name, SHARP, fixed, f"rollout.workers={workers}")
+    assert all(row["speculation/share"] > 0 for row in rows)
+    assert max(row["speculation/accept_length"] for row in rows) > 1
+    is_the_same(runs, name, rows, base)
 
 
-def test_another_seed_is_another_run(runs: Runs, base: list[dict[str, Any]]) -> None:
-    assert learning(runs.run("seed1", "run.seed=1", "run.steps=1")) != learning(base[:1])
+def is_the_same(runs: Runs, name: str, rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> None:
+    assert learning(rows) == learning(base)
+    assert runs.texts(name) == runs.texts("base")
+    assert runs.evaluations(name) == runs.evaluations("base")
 
 
 def test_two_learner_ranks_give_the_losses_of_one(runs: Runs, base: list[dict[str, Any]]) -> None:
     """Within float tolerance, and over the first steps only: rounding may then change a sampled token."""
-    steps = runs.run("ranks2", "learner.ranks=2", "run.steps=2")
+    steps = runs.run("ranks2", SHARP, "learner.ranks=2", "run.steps=2")
     for got, want in zip(steps, base, strict=False):
         for name in ("loss/mean", "grad_norm/mean"):
             assert got[name] == pytest.approx(want[name], rel=1e-3, abs=1e-5)

@@ -132,46 +132,85 @@ def micro_steps(records: Records) -> list[int]:
     return [update[0] for record in records for update in record["updates"]]
 
 
-def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(long: LongRuns) -> None:
-    rows = long.run("fitted", lambda: long.has_trained("fitted"), *TRAINED, FITTED)
-    before = long.drafter("fitted")
-    done = micro_steps(before)
-    versions = [record["levels"]["version"] for record in before if "version" in record["levels"]]
-    assert versions == sorted(versions)
-    assert {version for record in before for version in record["published"]} <= {0, *done}
-    assert rows[-1]["drafter/recorded_bytes"] > 0
-    assert not any(row["drafter/failures"] or row["drafter/rolled_back"] for row in rows)
-    saved = history(long.folder("fitted") / "drafter")[-1]
-    last = int(saved.name.rpartition("_")[2])
-    assert last > 0
-    assert any("micro-steps" in line for line in long.says("fitted", "drafter_fit"))
-
-    # Resumed: from the kept fit in the engines, and from the checkpoint in the trainers.
-    more = long.run("fitted", lambda: long.has_trained("fitted", len(rows)), *TRAINED, FITTED, resume=True)
-    after = [record for record in long.drafter("fitted") if record["step"] > len(rows)]
-    assert [row["step"] for row in more] == list(range(1, len(more) + 1))
-    assert long.says("fitted", "drafter_fit")[-1].startswith("using the drafter fitted before")
-    assert micro_steps(after)[0] == last + 1
-
-    long.is_as_untrained("fitted")
-
-
 def test_the_default_chooser_drafts_with_the_drafter_that_it_trains(long: LongRuns) -> None:
     """Adaptive, beside n-gram and suffix, with training, hand-outs and a resume: it once drafted nothing at all."""
 
-    def drafted(name: str, after: int) -> int:
-        rows = [row for row in long.speculation(name) if row["step"] > after]
+    def drafted(after: int) -> int:
+        rows = [row for row in long.speculation("adaptive") if row["step"] > after]
         return sum(use["drafted"] for row in rows for arm, use in row["strategies"].items() if arm.startswith("eagle:"))
 
     def enough(after: int) -> bool:
-        return long.has_trained("adaptive", after) and drafted("adaptive", after) > 0
+        return long.has_trained("adaptive", after) and drafted(after) > 0
 
     rows = long.run("adaptive", lambda: enough(0), *ADAPTIVE, FITTED)
+    before = long.drafter("adaptive")
     arms = {arm.partition(":")[0] for row in long.speculation("adaptive") for arm in row["strategies"]}
     assert arms == {"plain", "ngram", "suffix", "eagle"}
+    last = int(history(long.folder("adaptive") / "drafter")[-1].name.rpartition("_")[2])
+    assert last > 0
+    assert any("micro-steps" in line for line in long.says("adaptive", "drafter_fit"))
+
+    # Resumed: from the kept fit in the engines, and from the checkpoint in the trainers.
     more = long.run("adaptive", lambda: enough(len(rows)), *ADAPTIVE, FITTED, resume=True)
+    after = [record for record in long.drafter("adaptive") if record["step"] > len(rows)]
+    assert [row["step"] for row in more] == list(range(1, len(more) + 1))
+    assert long.says("adaptive", "drafter_fit")[-1].startswith("using the drafter fitted before")
+    assert micro_steps(before)
+    assert micro_steps(after)[0] == last + 1
     assert not any(row["drafter/failures"] for row in more)
+
     long.is_as_untrained("adaptive")
+
+
+def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(
+    runs: Runs, long: LongRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it learn from held-out evaluations (greedy ones, before the first RL step and after each): not one of
+    their sequences is in the data buffer, and the canary counts what was drafted in RL steps alone."""
+    windows: list[EngineWindow] = []
+    judged: list[int] = []
+    window, observe, evaluate = DrafterTraining.window, Canary.observe, train.evaluate_if_due
+
+    def heard(self: DrafterTraining, event: EngineWindow) -> None:
+        windows.append(event)
+        window(self, event)
+
+    def observed(self: Canary, version: int, strategy: str, drafted: int, accepted: int) -> CanaryVerdict:
+        judged.append(drafted)
+        return observe(self, version, strategy, drafted, accepted)
+
+    def evaluated(job: Job, *arguments: Any) -> None:
+        evaluate(job, *arguments)
+        assert job.held_out is not None
+        kept = [record for buffer in buffers_of(job) for record in ray.get(buffer.sample.remote(10**9, 0))]
+        prompts = {tuple(record.tokens[: record.prompt_length]) for record in kept}
+        assert prompts <= {tuple(prompt.tokens) for prompt in job.prompts}
+        assert not prompts & {tuple(prompt.tokens) for prompt in job.held_out}
+        assert len(kept) <= 8 * job.steps_done
+
+    monkeypatch.setattr(DrafterTraining, "window", heard)
+    monkeypatch.setattr(Canary, "observe", observed)
+    monkeypatch.setattr(train, "evaluate_if_due", evaluated)
+    evaluations = (f"data.eval={runs.root}/data/eval.jsonl", "eval={every: 1, samples: 2, temperature: 0.0}")
+    rows = long.run("fitted", lambda: long.has_trained("fitted"), *TRAINED, FITTED, *evaluations)
+    records = long.drafter("fitted")
+    versions = [record["levels"]["version"] for record in records if "version" in record["levels"]]
+    assert versions == sorted(versions)
+    assert {version for record in records for version in record["published"]} <= {0, *micro_steps(records)}
+    assert rows[-1]["drafter/recorded_bytes"] > 0
+    assert not any(row["drafter/failures"] or row["drafter/rolled_back"] for row in rows)
+
+    assert len(runs.evaluations("fitted")) == len(rows)
+    uses = [(window.evaluation, use) for window in windows for use in window.strategies]
+    drafted = {kind: sum(use.drafted for of, use in uses if of is kind) for kind in (False, True)}
+    assert drafted[False] > 0, "of RL steps"
+    assert drafted[True] > 0, "of evaluations, which are drafted for too"
+    assert sum(judged) == drafted[False]
+    decoded = {kind: sum(w.decode_tokens for w in windows if w.evaluation is kind) for kind in (False, True)}
+    assert decoded[False] <= sum(row["tokens/generated"] for row in rows)
+    assert 0 < decoded[True] <= sum(16 * found["eval/length_mean"] for found in runs.evaluations("fitted"))
+
+    long.is_as_untrained("fitted")
 
 
 def test_hidden_states_of_the_learners_pass_do_as_well(long: LongRuns) -> None:
@@ -204,49 +243,6 @@ def test_ctrl_c_in_the_middle_of_a_rollout_costs_no_worker_and_no_drafter(
     assert not any(long.says("stopped", kind) for kind in ("worker_lost", "drafters_not_saved", "recording_failed"))
     (saved,) = (long.folder("stopped") / "checkpoints").iterdir()
     assert any((saved / train.DRAFTERS_DIR).iterdir())
-
-
-def test_no_drafter_learns_from_a_held_out_evaluation_or_is_judged_by_it(
-    runs: Runs, long: LongRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Greedy ones before the first RL step and after each: not one of their sequences is in the data buffer, and the
-    canary counts what was drafted in RL steps alone."""
-    windows: list[EngineWindow] = []
-    judged: list[int] = []
-    window, observe, evaluate = DrafterTraining.window, Canary.observe, train.evaluate_if_due
-
-    def heard(self: DrafterTraining, event: EngineWindow) -> None:
-        windows.append(event)
-        window(self, event)
-
-    def observed(self: Canary, version: int, strategy: str, drafted: int, accepted: int) -> CanaryVerdict:
-        judged.append(drafted)
-        return observe(self, version, strategy, drafted, accepted)
-
-    def evaluated(job: Job, *arguments: Any) -> None:
-        evaluate(job, *arguments)
-        assert job.held_out is not None
-        kept = [record for buffer in buffers_of(job) for record in ray.get(buffer.sample.remote(10**9, 0))]
-        prompts = {tuple(record.tokens[: record.prompt_length]) for record in kept}
-        assert prompts <= {tuple(prompt.tokens) for prompt in job.prompts}
-        assert not prompts & {tuple(prompt.tokens) for prompt in job.held_out}
-        assert len(kept) <= 8 * job.steps_done
-
-    monkeypatch.setattr(DrafterTraining, "window", heard)
-    monkeypatch.setattr(Canary, "observe", observed)
-    monkeypatch.setattr(train, "evaluate_if_due", evaluated)
-    evaluations = (f"data.eval={runs.root}/data/eval.jsonl", "eval={every: 1, samples: 2, temperature: 0.0}")
-    rows = long.run("evaluated", lambda: len(runs.steps("evaluated")) >= 3, *TRAINED, *evaluations)
-    assert len(runs.evaluations("evaluated")) == 3
-    uses = [(window.evaluation, use) for window in windows for use in window.strategies]
-    drafted = {kind: sum(use.drafted for of, use in uses if of is kind) for kind in (False, True)}
-    assert drafted[False] > 0, "of RL steps"
-    assert drafted[True] > 0, "of evaluations, which are drafted for too"
-    assert sum(judged) == drafted[False]
-    decoded = {kind: sum(w.decode_tokens for w in windows if w.evaluation is kind) for kind in (False, True)}
-    assert decoded[False] <= sum(row["tokens/generated"] for row in rows)
-    assert 0 < decoded[True] <= sum(16 * found["eval/length_mean"] for found in runs.evaluations("evaluated"))
-    assert rows[-1]["drafter/recorded_bytes"] > 0
 
 
 def buffers_of(job: Job) -> list[Any]:
