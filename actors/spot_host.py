@@ -1,6 +1,6 @@
 """A rollout worker's spare time: its spot trainer, and its place in the coordinator's eyes.
 
-Owns the states BUSY, IDLE and TRAINING of one worker (design.md section 5) and the way of data into its trainer. It
+Owns the states BUSY, IDLE and TRAINING of one worker and the way of data into its trainer. It
 never delays work: a worker that is given requests stops training unasked, within `stop_timeout_s`, and reports it
 afterwards. Whatever fails here costs drafter training, never a rollout.
 """

@@ -1,8 +1,7 @@
 """The coordinator as a state machine: events and the time in, commands out. No sockets, clock or randomness.
 
 Owns what is believed about workers, and when they are given up. It never assigns rollout work, and nothing that
-decodes ever waits for it: a worker that is given work reports it, it does not ask (design.md sections 3 and 5; TLT
-4.2).
+decodes ever waits for it: a worker that is given work reports it, it does not ask (TLT 4.2).
 
 Rules that hold after every step, whatever came in:
   - a worker is in exactly one state; a group has at most one session, whose leader is one of its members;

@@ -1,8 +1,8 @@
 """EAGLE as a Drafter: catches up with the target's hidden states, then drafts chains or trees, batched over requests.
 
 Owns its network, its K/V and which positions it has seen. It starts a request from whatever hidden states the engine
-still keeps: one drafter-only pass, never a prefill of the target. Coupled drafts (design.md section 3) add the very
-noise of the target's draws, so an accurate drafter is accepted nearly as often as rejection sampling allows.
+still keeps: one drafter-only pass, never a prefill of the target. Coupled drafts (docs/speculation_internals.md) add
+the very noise of the target's draws, so an accurate drafter is accepted nearly as often as rejection sampling allows.
 """
 
 from collections.abc import Mapping
@@ -128,7 +128,7 @@ class EagleDrafter:
         save_eagle(self.model, f"{directory}/eagle")
 
     def load(self, directory: str) -> None:
-        """The weights come with the options or by `load_weights`: an older copy must not replace them."""
+        """The weights come with the options or by `update`: an older copy must not replace them."""
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """See `Drafter.propose`. Requests without kept states get no draft; no path is longer than MAX_FED_ROWS + 1."""
