@@ -146,7 +146,7 @@ class RolloutDispatcher:
         runs is aborted before it propagates, so that the next `run` starts clean. Raises NoWorkersError,
         StaleWeightsError, ValueError (two requests with one id), and what the callbacks raise.
         """
-        self._tally = Tally(self._clock())
+        self._tally = Tally(begin_s=self._clock())
         self._ledger = Ledger(requests, max_retries=self._options.max_retries)
         self._on_finished, self._running = on_finished, True
         for seat in self._seats.values():

@@ -25,7 +25,7 @@ class DispatchStats:
     reissued_ids: frozenset[int] = frozenset()  # requests that more than one worker sampled
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Tally:
     """Of the present run."""
 
