@@ -171,10 +171,11 @@ def load(path: Path) -> dict[str, Any]:
     return found
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+def markdown(head: str | Sequence[object], rows: Sequence[str | Sequence[object]]) -> str:
+    """A table. Cells come as a sequence, or in one string with " | " between them."""
+    lines = [line if isinstance(line, str) else " | ".join(map(str, line)) for line in (head, *rows)]
+    rule = "---|" * (lines[0].count(" | ") + 1)
+    return "\n".join([f"| {lines[0]} |", f"|{rule}", *(f"| {line} |" for line in lines[1:])])
 
 
 # Measurement.

@@ -30,6 +30,7 @@ class SeedResult:
     spread_before: float
     spread_after: float
     rl_steps: int
+    tokens: float  # generated in all of them
     tokens_per_s: float  # median over RL steps
     rl_s: float  # sum of the RL steps
     wall_s: float  # the whole command, from start to exit
@@ -39,9 +40,11 @@ class SeedResult:
         return self.after - self.before
 
 
-def run_seed(seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float) -> SeedResult:
-    """Run the program once. Raises CalledProcessError or TimeoutExpired; its output goes to ours."""
-    name = f"seed-{seed}"
+def run_seed(
+    seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float, name: str = "seed"
+) -> SeedResult:
+    """Run the program once, as `name`-`seed`. Raises CalledProcessError or TimeoutExpired; its output goes to ours."""
+    name = f"{name}-{seed}"
     command = [sys.executable, "-m", "launch", "train", str(config), f"run.seed={seed}", f"run.name={name}"]
     began_s = time.monotonic()
     subprocess.run([*command, f"run.dir={run_dir}", *overrides], cwd=ROOT, check=True, timeout=timeout_s)
@@ -63,6 +66,7 @@ def summarise(seed: int, records: list[dict[str, Any]], wall_s: float) -> SeedRe
         spread_before=first["eval/prompt_std"],
         spread_after=last["eval/prompt_std"],
         rl_steps=len(steps),
+        tokens=sum(r["tokens/generated"] for r in steps),
         tokens_per_s=median(r["tokens_per_s"] for r in steps),
         rl_s=sum(r["seconds/step"] for r in steps),
         wall_s=wall_s,
@@ -71,25 +75,12 @@ def summarise(seed: int, records: list[dict[str, Any]], wall_s: float) -> SeedRe
 
 def table(results: Sequence[SeedResult], of: Mapping[str, Any]) -> str:
     """Markdown."""
-    head = (
-        "seed",
-        "before",
-        "after",
-        "gain",
-        "spread before",
-        "spread after",
-        "RL steps",
-        "RL, s",
-        "tokens/s",
-        "run, s",
-    )
+    head = "seed | before | after | gain | spread before | spread after | RL steps | RL, s | tokens/s | run, s"
     rows = [
-        (
-            r.seed, f"{r.before:.3f}", f"{r.after:.3f}", f"{r.gain:+.3f}", f"{r.spread_before:.2f}",
-            f"{r.spread_after:.2f}", r.rl_steps, f"{r.rl_s:.0f}", f"{r.tokens_per_s:,.0f}", f"{r.wall_s:.0f}",
-        )
+        f"{r.seed} | {r.before:.3f} | {r.after:.3f} | {r.gain:+.3f} | {r.spread_before:.2f} | {r.spread_after:.2f} | "
+        f"{r.rl_steps} | {r.rl_s:.0f} | {r.tokens_per_s:,.0f} | {r.wall_s:.0f}"
         for r in results
-    ]  # fmt: skip
+    ]
     reached = sum(r.gain >= GOAL_POINTS for r in results)
     return (
         "# The demo on several seeds\n\n"

@@ -148,24 +148,17 @@ def report_of(
 
 def table(found: Mapping[str, Any], speed: Mapping[str, float]) -> str:
     """Markdown, as in docs/drafter_variants.md."""
-    head = ["variant", "passes", "accept length", "after EAGLE's time", "top-3", "training tokens/s", "cost"]
-    head += ["tokens/s of one request", "TLT: accept length, speed-up, cost"]
+    head = "variant | passes | accept length | after EAGLE's time | top-3 | training tokens/s | cost | "
+    head += "tokens/s of one request | TLT: accept length, speed-up, cost"
     lines = []
     for name, row in found.items():
         tlt = row["tlt"]
         theirs = [f"{tlt['accept_length']}", *(f"{tlt[key]}x" if tlt[key] else "-" for key in ("speedup", "cost"))]
         lines.append(
-            (
-                name,
-                row["passes"],
-                f"{row['accept_length']:.2f}",
-                f"{row['short']['accept_length']:.2f}",
-                f"{100 * row['held_out_top3']:.1f} %",
-                f"{row['training_tokens_per_s']:,}",
-                f"{row['cost_relative_to_eagle']:.2f}x",
-                f"{speed[name]:,.0f} ({speed[name] / speed['plain']:.2f}x)",
-                ", ".join(theirs),
-            )
+            f"{name} | {row['passes']} | {row['accept_length']:.2f} | {row['short']['accept_length']:.2f} | "
+            f"{100 * row['held_out_top3']:.1f} % | {row['training_tokens_per_s']:,} | "
+            f"{row['cost_relative_to_eagle']:.2f}x | {speed[name]:,.0f} ({speed[name] / speed['plain']:.2f}x) | "
+            f"{', '.join(theirs)}"
         )
     return markdown(head, lines)
 

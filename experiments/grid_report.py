@@ -55,22 +55,16 @@ def _cells(rows: Sequence[Row]) -> str:
 
 def _batches(rows: Sequence[Row]) -> str:
     """What the chooser makes of these cells, with plain decoding among them (TLT Table 4 beside it)."""
-    theirs = list(BATCH[1])
     lines = []
     for row in rows:
         choice, paper = row["choice"], BATCH.get(row["batch"], {})
         lines.append(
-            [
-                row["batch"],
-                f"{choice['best']} {choice['best_speedup']:.2f}x",
-                f"{choice['chosen']} {choice['chosen_speedup']:.2f}x",
-                f"{choice['choice_regret']:.1%}",
-                f"{choice['reached_speedup']:.2f}x",
-                *(f"{paper[verify]:.2f}x" if paper else "" for verify in theirs),
-            ]
+            f"{row['batch']} | {choice['best']} {choice['best_speedup']:.2f}x | {choice['chosen']} "
+            f"{choice['chosen_speedup']:.2f}x | {choice['choice_regret']:.1%} | {choice['reached_speedup']:.2f}x | "
+            + " | ".join(f"{paper[verify]:.2f}x" if paper else "" for verify in BATCH[1])
         )
-    head = ["batch size", "best cell", "chosen most", "regret of the choice", "reached, exploration included"]
-    return markdown([*head, *(f"TLT, verify {verify}" for verify in theirs)], lines) + "\n"
+    head = "batch size | best cell | chosen most | regret of the choice | reached, exploration included | "
+    return markdown(head + " | ".join(f"TLT, verify {verify}" for verify in BATCH[1]), lines) + "\n"
 
 
 def _both(cell: Row | None) -> str:

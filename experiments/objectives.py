@@ -7,91 +7,48 @@ the table with its exit code.
 """
 
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, get_args
 
 from benchmarks.harness import DEMO, ROOT, command, machine, markdown, write
-from launch.observe.journal import read
+from benchmarks.seeds import run_seed
 from policies.options import Name
 
-MISSING = "-"
+MISSING = "- | "
 
 
 def run(
     name: str, seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float
 ) -> dict[str, Any]:
-    """One run of the program, as a row of the record; its output goes to ours."""
-    folder = run_dir / f"{name}-seed{seed}"
-    command = [sys.executable, "-m", "launch", "train", str(config), f"objective.name={name}", f"run.seed={seed}"]
-    began_s = time.monotonic()
-    finished = subprocess.run(
-        [*command, f"run.name={folder.name}", f"run.dir={run_dir}", *overrides],
-        cwd=ROOT,
-        check=False,
-        timeout=timeout_s,
-    )
-    row = {"name": name, "seed": seed, "exit_code": finished.returncode, "wall_s": time.monotonic() - began_s}
-    if finished.returncode:
-        return row
-    return row | summarise(read(folder / "metrics.jsonl"))
-
-
-def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a run's metrics say; the held-out rewards are those before the first and after the last RL step."""
-    evaluations = sorted((r for r in records if r["kind"] == "eval"), key=lambda r: r["step"])
-    steps = [r for r in records if r["kind"] == "step"]
-    last = steps[-1]
-    return {
-        "before": evaluations[0]["eval/reward"],
-        "after": evaluations[-1]["eval/reward"],
-        "rl_steps": len(steps),
-        "tokens": sum(r["tokens/generated"] for r in steps),
-        "rl_s": sum(r["seconds/step"] for r in steps),
-        "last_step": {key: last[key] for key in ("entropy", "clip_fraction", "kl_old", "kl") if key in last},
-    }
+    """One run of the program, as a row of the record."""
+    try:
+        result = run_seed(seed, config, run_dir, [f"objective.name={name}", *overrides], timeout_s, name=name)
+    except subprocess.CalledProcessError as error:
+        return {"name": name, "seed": seed, "exit_code": error.returncode}
+    return {"name": name, "exit_code": 0, **asdict(result)}
 
 
 def table(rows: Sequence[dict[str, Any]], machine: Mapping[str, Any]) -> str:
     """Markdown: a line per objective, means over its seeds."""
-    head = [
-        "objective",
-        "seeds",
-        "before",
-        "after",
-        "gain",
-        "gain by seed",
-        "std of after",
-        "tokens",
-        "RL, s",
-        "failed",
-    ]
-    lines: list[list[object]] = []
+    head = "objective | seeds | before | after | gain | gain by seed | std of after | tokens | RL, s | failed"
+    lines = []
     for name in dict.fromkeys(row["name"] for row in rows):
         ran = [row for row in rows if row["name"] == name]
         good = [row for row in ran if row["exit_code"] == 0]
         if not good:
-            lines.append([f"`{name}`", 0, *[MISSING] * 7, len(ran)])
+            lines.append(f"`{name}` | 0 | {MISSING * 7}{len(ran)}")
             continue
         before, after = (fmean(row[key] for row in good) for key in ("before", "after"))
         gains = ", ".join(f"{row['after'] - row['before']:+.3f}" for row in good)
-        spread = f"{stdev(row['after'] for row in good):.3f}" if len(good) > 1 else MISSING
+        spread = f"{stdev(row['after'] for row in good):.3f}" if len(good) > 1 else "-"
         lines.append(
-            [
-                f"`{name}`",
-                len(good),
-                f"{before:.3f}",
-                f"{after:.3f}",
-                f"{after - before:+.3f}",
-                gains,
-                spread,
-                f"{fmean(row['tokens'] for row in good):,.0f}",
-                f"{fmean(row['rl_s'] for row in good):.0f}",
-                len(ran) - len(good),
-            ]
+            f"`{name}` | {len(good)} | {before:.3f} | {after:.3f} | {after - before:+.3f} | {gains} | {spread} | "
+            f"{fmean(row['tokens'] for row in good):,.0f} | {fmean(row['rl_s'] for row in good):.0f} | "
+            f"{len(ran) - len(good)}"
         )
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
     return (

@@ -41,37 +41,18 @@ def best_fixed(case: Record) -> tuple[str, float] | None:
 
 def table(record: Record) -> str:
     """Markdown: a line per case."""
-    head = (
-        "target",
-        "requests",
-        "off tokens/s",
-        "adaptive",
-        "accept length",
-        "bound",
-        "adaptive / bound",
-        "best fixed",
-        "adaptive, cold",
-        "hostile",
-        "hostile, cold",
-    )
+    head = "target | requests | off tokens/s | adaptive | accept length | bound | adaptive / bound | best fixed | "
+    head += "adaptive, cold | hostile | hostile, cold"
     lines = []
     for case in record["cases"]:
         found, best = case["contenders"], best_fixed(case)
-        cells = [
-            f"{case['target']} {case['dtype']}",
-            str(case["requests"]),
-            f"{case['off_tokens_per_s']:,.0f}",
-            f"**{found['adaptive']['speedup']:.2f}x**",
-            f"{found['adaptive']['accept_length']:.2f}",
-            f"{case['bound_speedup']:.2f}x",
-            f"{case['adaptive_of_bound']:.2f}",
-            f"{best[1]:.2f}x {best[0]}" if best else "",
-            *(
-                f"{found[name]['speedup']:.2f}x" if name in found else ""
-                for name in ("adaptive, cold", "hostile", "hostile, cold")
-            ),
-        ]
-        lines.append(cells)
+        others = (found[name]["speedup"] for name in ("adaptive, cold", "hostile", "hostile, cold"))
+        lines.append(
+            f"{case['target']} {case['dtype']} | {case['requests']} | {case['off_tokens_per_s']:,.0f} | "
+            f"**{found['adaptive']['speedup']:.2f}x** | {found['adaptive']['accept_length']:.2f} | "
+            f"{case['bound_speedup']:.2f}x | {case['adaptive_of_bound']:.2f} | "
+            f"{f'{best[1]:.2f}x {best[0]}' if best else ''} | {' | '.join(f'{value:.2f}x' for value in others)}"
+        )
     return "\n".join([markdown(head, lines), "", *verdicts(record)])
 
 

@@ -154,6 +154,8 @@ def case(requests: int, speedup: float, hostile: float = 1.0, dtype: str = "floa
     contenders = {
         "adaptive": {"speedup": speedup, "accept_length": 2.0},
         "hostile": {"speedup": hostile, "accept_length": 1.0},
+        "adaptive, cold": {"speedup": 1.0, "accept_length": 1.0},
+        "hostile, cold": {"speedup": 1.0, "accept_length": 1.0},
         "suffix:4": {"speedup": 1.5, "accept_length": 2.5},
         "ngram:4": {"speedup": 1.25, "accept_length": 2.0},
     }
