@@ -5,7 +5,7 @@ older records included; a placeholder such as {trl} in its options is something 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness import paired
@@ -58,7 +58,7 @@ class Row:
     noise: float = 0.10
     record: str = ""  # its file in results/, if that has another name
     first: str = ""  # a command before it
-    timed: bool = field(default=True)  # knows --busy
+    timed: bool = True  # knows --busy
 
 
 def engine(*others: str) -> Callable[[Record], Iterator[Figure]]:
@@ -109,8 +109,9 @@ def acceptance(record: Record) -> Iterator[Figure]:
 
 
 def packing(record: Record) -> Iterator[Figure]:
-    for number, case in enumerate(record["cases"]):
-        name = "long tail" if case["case"] == "long tail" else f"demo {number}"
+    """Of the demo after RL, which comes last of the demos, and of the long tail."""
+    cases = {"long tail" if case["case"] == "long tail" else "demo": case for case in record["cases"]}
+    for name, case in cases.items():
         yield Figure.of(f"{name}: packed / padded", case["packed_over_padded"])
         yield Figure.of(f"{name}: packed / padded, favoured", case["packed_over_padded_favoured"])
 
