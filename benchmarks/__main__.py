@@ -105,20 +105,26 @@ def run(name: str, row: Row, given: Mapping[str, Path | None], folder: Path, lef
             "outcome": "done",
             "seconds": round(time.monotonic() - begin_s, 1),
             "busy_cores": busy,
-            **beside(row, load(RESULTS / f"{row.record or row.script}.json"), load(out)),
+            **beside(row, committed(row), load(out)),
         }
     except (OSError, ValueError, KeyError, IndexError) as error:
         return {"outcome": "failed", "why": f"its record could not be read: {error!r}", "tail": ""}
 
 
-def beside(row: Row, committed: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    before = {figure.name: figure for figure in row.figures(committed)}
+def committed(row: Row) -> dict[str, Any] | None:
+    path = RESULTS / f"{row.record or row.script}.json"
+    return load(path) if path.is_file() else None
+
+
+def beside(row: Row, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a record beside those of the committed one, if there is one."""
+    before = {figure.name: figure for figure in row.figures(known)} if known is not None else {}
     figures = []
     for figure in row.figures(now):
-        known = before.get(figure.name)
-        moved = None if known is None else figure.moved(known, row.noise)
-        figures.append({"now": asdict(figure), "committed": known and asdict(known), "moved": moved})
-    return {"cpu_committed": cpu(committed), "cpu": cpu(now), "figures": figures}
+        old = before.get(figure.name)
+        moved = None if old is None else figure.moved(old, row.noise)
+        figures.append({"now": asdict(figure), "committed": old and asdict(old), "moved": moved})
+    return {"cpu_committed": known and cpu(known), "cpu": cpu(now), "figures": figures}
 
 
 def cpu(record: Mapping[str, Any]) -> str:
@@ -146,7 +152,9 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
             moved = {True: f"**moved**{change}", False: "no", None: "not in the committed record"}[pair["moved"]]
             between = "" if now.low == now.high else f"{now.low:,.3g} to {now.high:,.3g}"
             lines.append((name, now.name, shown(before), shown(now), between, moved))
-    others = sorted(name for name, row in found.items() if row.get("cpu") != row.get("cpu_committed"))
+    others = sorted(
+        name for name, row in found.items() if (row.get("cpu_committed") or row.get("cpu")) != row.get("cpu")
+    )
     if others:
         notes.append(f"on another CPU than the committed record: {', '.join(others)}")
     if busy := sorted(name for name, row in found.items() if row.get("busy_cores", 0) > 0.5):

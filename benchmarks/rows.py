@@ -229,5 +229,6 @@ ROWS: dict[str, Row] = {
         limit_s=180,
         noise=0.5,
     ),
+    "driver": Row(script="driver", options="--rollouts 4000", figures=driver, limit_s=180, noise=0.5),
     "control_latency": Row(script="control_latency", options="--seconds 8", figures=control, limit_s=120, noise=0.5),
 }
