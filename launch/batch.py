@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from actors.data import Prompt
+from actors.data.stop_strings import stop_strings
+from actors.data.tokenizers import Tokenizer
 from actors.engine.options import SamplingOptions
-from actors.engine.types import Request, SamplingParams
+from actors.engine.types import Request, SamplingParams, StopRule
 from models.noise import noise_key
 
 EVAL_EPOCH = -1  # its noise never meets that of training, whose epochs count from 0
@@ -37,6 +39,11 @@ def sampling_params(options: SamplingOptions, stop_tokens: Sequence[int]) -> Sam
     )
 
 
+def stop_rule(options: SamplingOptions, tokenizer: Tokenizer) -> StopRule | None:
+    """What ends a response beside stop tokens: rollout.sampling.stop_strings. Raises DataError."""
+    return StopRule(strings=stop_strings(options.stop_strings, tokenizer)) if options.stop_strings else None
+
+
 class Batch:
     """`counts[i]` samples of each `picks[i]`. Ids count from `first_id` in the driver's canonical order, by pick, then
     by sample: sorting by id gives that order, whatever worker answered first."""
@@ -49,6 +56,7 @@ class Batch:
         *,
         seed: int,
         expected_tokens: Sequence[float],
+        stop: StopRule | None = None,
         first_id: int = 0,
     ) -> None:
         """`expected_tokens`: of a response, one entry per pick. Requests of EVAL_EPOCH are an evaluation's. Batches
@@ -67,6 +75,7 @@ class Batch:
                 sampling=sampling,
                 expected_tokens=expected,
                 evaluation=pick.epoch == EVAL_EPOCH,
+                stop=stop,
             )
             for pick, count, expected, first in zip(picks, counts, expected_tokens, self._first[:-1], strict=True)
             for sample in range(count)

@@ -22,6 +22,8 @@ KEY = "rollout.sampling.stop_strings"
 
 def stop_strings(strings: Sequence[str], tokenizer: Tokenizer) -> Marker:
     """Found as soon as one of `strings` is in a response. DataError if the tokenizer's tokens are not bytes."""
+    if not all(strings):
+        raise DataError(f"{KEY}: an empty string would end every response at its first token")
     return compile_marker([string.encode() for string in strings], vocabulary_bytes(tokenizer))
 
 

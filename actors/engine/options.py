@@ -18,6 +18,9 @@ class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
         tuple[int, ...] | None,
         Field(min_length=1, description="tokens that end a response; default: what the model's files say (data.md)"),
     ] = None
+    stop_strings: Annotated[
+        tuple[str, ...], Field(description="texts that end a response, with the token that completes one of them")
+    ] = ()
 
 
 class EngineOptions(BaseModel, frozen=True, extra="forbid"):

@@ -9,6 +9,7 @@ from typing import Literal
 from actors.data import DataError, PromptSet, load_demonstrations, load_prompts
 from actors.data.tokenizers import Tokenizer
 from actors.rewards.check import check_reward
+from launch.batch import stop_rule
 from launch.config import Config, Issue, check_environment
 from launch.run.inputs import stop_tokens_of, tokenizer_of
 from models.config import ModelConfig
@@ -44,6 +45,10 @@ def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issu
         except DataError as error:
             if _KEYED.fullmatch(str(error)):  # what is wrong with the template is said of the prompts
                 yield _issue("rollout.sampling.stop_token_ids", error)
+        try:
+            stop_rule(config.rollout.sampling, tokenizer)
+        except DataError as error:
+            yield _issue("rollout.sampling.stop_strings", error)
     if command == "train" and "data.train" not in broken:
         yield from _prompts(config, "train", tokenizer)
     if command != "warmup" and config.data.eval is not None and "data.eval" not in broken:

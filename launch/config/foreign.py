@@ -41,6 +41,7 @@ NAMES: dict[str, str] = {
     "max_completion_length": _RESPONSE, "max_response_length": _RESPONSE, "max_new_tokens": _RESPONSE,
     "max_tokens": _RESPONSE, "generate_max_len": _RESPONSE, "response_length": _RESPONSE,
     "temperature": "rollout.sampling.temperature", "top_p": "rollout.sampling.top_p",
+    "stop": "rollout.sampling.stop_strings", "stop_words": "rollout.sampling.stop_strings",
     "top_k": "rollout.sampling.top_k", "max_model_len": "rollout.engine.max_model_tokens",
     "max_num_seqs": "rollout.engine.max_running", "gpu_memory_utilization": _KV, "vllm_gpu_memory_utilization": _KV,
     "use_vllm": "rollout.engine.backend", "rollout.name": "rollout.engine.backend",

@@ -27,7 +27,7 @@ from drafter.eagle import Drafting, load_eagle, save_eagle
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
-from launch.batch import Batch, Pick, sampling_params
+from launch.batch import Batch, Pick, sampling_params, stop_rule
 from launch.config import load_config
 from launch.errors import UsageError
 from launch.interrupt import interrupt_flag
@@ -198,7 +198,8 @@ def _pairs(
     sampling = sampling_params(source.sampling, _stop_tokens(source, tokenizer))
     expected = [float(sampling.max_new_tokens)] * len(picks)
     counts = [given.samples] * len(picks)
-    requests = Batch(picks, counts, sampling, seed=given.seed, expected_tokens=expected).requests
+    stop = stop_rule(source.sampling, tokenizer)
+    requests = Batch(picks, counts, sampling, seed=given.seed, expected_tokens=expected, stop=stop).requests
     with _bar(len(requests)) as advance:
 
         def hear(event: Event) -> None:

@@ -35,6 +35,7 @@ def evaluate_job(job: Job) -> dict[str, float]:
         job.eval_sampling,
         seed=job.config.run.seed,
         expected_tokens=[float(job.eval_sampling.max_new_tokens)] * len(picks),
+        stop=job.stop,
     )
     collected = job.collector.run(batch, "eval")
     means = [float(np.mean([m.grade.value for m in group.graded])) for group in collected.groups if group.graded]

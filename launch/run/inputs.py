@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from actors.data import PromptSet, check_stop_tokens, check_vocabulary, end_tokens, load_prompts, load_tokenizer
 from actors.data.tokenizers import Tokenizer
+from actors.engine.types import StopRule
+from launch.batch import stop_rule
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from models.directory import read_config
@@ -17,6 +19,7 @@ class Inputs:
 
     tokenizer: Tokenizer
     stop_tokens: tuple[int, ...]
+    stop: StopRule | None
     prompts: PromptSet
     held_out: PromptSet | None
 
@@ -27,6 +30,7 @@ def load_inputs(config: Config) -> Inputs:
     return Inputs(
         tokenizer,
         stop_tokens_of(config, tokenizer),
+        stop_rule(config.rollout.sampling, tokenizer),
         load_prompts(config.data, "train", tokenizer),
         load_prompts(config.data, "eval", tokenizer) if config.data.eval else None,
     )

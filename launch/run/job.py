@@ -15,7 +15,7 @@ from actors.data import PromptOrder, PromptSet
 from actors.data.tokenizers import Tokenizer
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
-from actors.engine.types import EngineWindow, SamplingParams
+from actors.engine.types import EngineWindow, SamplingParams, StopRule
 from actors.learner_group import LearnerGroup
 from actors.placement import Placement, place
 from actors.reward_worker import RewardPool
@@ -43,6 +43,7 @@ class Job:
     prompts: PromptSet
     held_out: PromptSet | None
     sampling: SamplingParams
+    stop: StopRule | None  # of every response
     eval_sampling: SamplingParams  # the same limits and stop tokens, untruncated, at eval.temperature
     order: PromptOrder
     lengths: LengthModel
@@ -185,6 +186,7 @@ def open_job(
             prompts=prompts,
             held_out=inputs.held_out,
             sampling=sampling,
+            stop=inputs.stop,
             eval_sampling=replace(sampling, temperature=config.eval.temperature, top_k=0, top_p=1.0),
             order=PromptOrder(len(prompts), config.run.seed, config.data.shuffle),
             lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),

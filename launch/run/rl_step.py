@@ -111,7 +111,15 @@ def sample_round(job: Job, prompts: int, *, first_id: int = 0) -> Round:
     picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(prompts)]
     expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
     counts = [rollout.rollouts_per_prompt] * len(picks)
-    batch = Batch(picks, counts, job.sampling, seed=config.run.seed, expected_tokens=expected, first_id=first_id)
+    batch = Batch(
+        picks,
+        counts,
+        job.sampling,
+        seed=config.run.seed,
+        expected_tokens=expected,
+        stop=job.stop,
+        first_id=first_id,
+    )
     phase = "refill" if first_id else "rollout"
     with spare_time(job) as (decoding, sampled):
         collected = job.collector.run(batch, phase, same_step=first_id > 0, decoding=decoding, sampled=sampled)

@@ -43,6 +43,7 @@ class World:
             order=PromptOrder(PROMPTS, 3, True),
             lengths=LengthModel(8.0),
             sampling=SamplingParams(8),
+            stop=None,
             collector=self,
             drafter=None,
             steps_done=0,

@@ -52,6 +52,16 @@ def data(inputs: Path, name: str, text: str) -> str:
     return f"data.train={inputs / name}"
 
 
+def tokenizer_without_bytes(inputs: Path) -> str:
+    """As BERT's; returns the override."""
+    folder = inputs / "wordpiece"
+    shutil.copytree(inputs / "model", folder, dirs_exist_ok=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": False}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return f"model.tokenizer={folder}"
+
+
 Case = Callable[[Path], list[str]]
 GOOD = '{"prompt": "1", "answer": "1"}\n'
 CASES: dict[str, tuple[Case, str, str]] = {  # overrides, the key, what the message must say
@@ -81,6 +91,16 @@ CASES: dict[str, tuple[Case, str, str]] = {  # overrides, the key, what the mess
         lambda root: ["rollout.sampling.stop_token_ids=[1, 999999]"],
         "rollout.sampling.stop_token_ids",
         "999999 is outside the model's vocabulary",
+    ),
+    "stop strings with a tokenizer that has no bytes": (
+        lambda root: ["rollout.sampling.stop_strings=['}']", tokenizer_without_bytes(root)],
+        "rollout.sampling.stop_strings",
+        "WordPiece",
+    ),
+    "an empty stop string": (
+        lambda root: ["rollout.sampling.stop_strings=['}', '']"],
+        "rollout.sampling.stop_strings",
+        "end every response",
     ),
     "a negative stop token": (
         lambda root: ["rollout.sampling.stop_token_ids=[-1]"],
