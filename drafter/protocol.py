@@ -59,7 +59,7 @@ class BatchView:
     vocab_size: int
     top_k: Int64Array  # [R], 0 is off
     top_p: NDArray[np.float32]  # [R], 1 is off
-    room: Int64Array  # [R], the most tokens worth drafting (the request's limit)
+    room: Int64Array  # [R], the most tokens to draft: what the request's limit leaves, or its budget
     hidden: HiddenSource | None = None  # only for drafters with `needs_hidden`
     kv: KVPlaces | None = None  # only for drafters with `needs_hidden`
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.harness import ROOT, command, write
 from policies.speculation.build import build_policy
 from policies.speculation.options import SpeculationOptions
-from policies.speculation.policy import StrategyPolicy
+from policies.speculation.policy import Load, StrategyPolicy
 
 TARGET_NS = 50_000
 DRAFTERS = ("suffix", "ngram", "eagle")
@@ -38,7 +38,8 @@ def time_steps(policy: StrategyPolicy, schedule: tuple[int, ...], accept: float,
     for step in range(-WARM_UP_STEPS, steps):
         running = schedule[step // TAIL_STEPS % len(schedule)]
         start = clock()
-        strategy = policy.choose(running)
+        load = Load(running, 0, 100 * running)
+        strategy = policy.choose(load)
         chosen = clock() - start
         drafted = strategy.tokens_to_verify * running
         accepted = sum(accept**depth for depth in range(1, strategy.depth + 1)) * running
@@ -46,7 +47,7 @@ def time_steps(policy: StrategyPolicy, schedule: tuple[int, ...], accept: float,
         elapsed_s *= 1 + 0.05 * draw.uniform(-1, 1)
         whole = int(accepted + draw.random())
         start = clock()
-        policy.record(strategy, running, drafted, whole, elapsed_s)
+        policy.record(strategy, load, drafted, whole, elapsed_s)
         taken[step] = chosen + clock() - start  # warm-up steps are negative indices, written over later
     return taken
 

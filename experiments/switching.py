@@ -22,7 +22,7 @@ from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import fixed
 from benchmarks.tools.rollouts import MEASURED_EPOCH, decode, engine_options, wave
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
-from policies.speculation.policy import FixedPolicy
+from policies.speculation.policy import FixedPolicy, Load
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -47,11 +47,11 @@ class SwitchingPolicy(FixedPolicy):
         super().__init__(strategy)
         self._every, self._steps, self.switches = every_steps, 0, 0
 
-    def choose(self, running: int) -> Strategy:
+    def choose(self, load: Load) -> Strategy:
         on = (self._steps // self._every) % 2 == 1
         self.switches += self._steps > 0 and self._steps % self._every == 0
         self._steps += 1
-        return super().choose(running) if on else PLAIN
+        return super().choose(load) if on else PLAIN
 
 
 def switch_costs(steps: Sequence[EngineStepRecord]) -> dict[str, list[float]]:

@@ -165,6 +165,8 @@ Settled settle(const SlotArrays& table, const Plan& plan, const Draws& draws, co
     table.length[slot] = length + count;
     table.computed[slot] = length + count - 1;
     table.spared_steps[slot] += count - 1;
+    table.drafted[slot] += nodes;
+    table.accepted[slot] += stood;
     bool ended = stopped || count == remaining;
     bool due = !ended && length + count - table.reported[slot] >= progress_every;
     flags[s] = (stopped ? kStopped : 0) | (ended ? kEnded : 0) | (due ? kDue : 0);

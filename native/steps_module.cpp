@@ -76,6 +76,8 @@ class StepKernels {
     table_.length = vector<int64_t>(table, "length");
     table_.computed = vector<int64_t>(table, "computed");
     table_.spared_steps = vector<int64_t>(table, "spared_steps");
+    table_.drafted = vector<int64_t>(table, "drafted");
+    table_.accepted = vector<int64_t>(table, "accepted");
     table_.limit = vector<int64_t>(table, "limit");
     table_.prompt_length = vector<int64_t>(table, "prompt_length");
     table_.reported = vector<int64_t>(table, "reported");

@@ -170,6 +170,15 @@ class StrategyUse:
     taken: tuple[int, ...] = ()  # [depth]: of them, accepted there
 
 
+@dataclass(frozen=True, slots=True)
+class PromptUse:
+    """What was drafted for the rollouts of one prompt, and what of it stood; evaluations do not count."""
+
+    prompt_id: int
+    drafted: int
+    accepted: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWindow:
     """Telemetry of the engine steps in [start_s, end_s): one record about every 0.2 s and when the engine idles."""
@@ -187,6 +196,7 @@ class EngineWindow:
     # (time, requests running, drafter) after every change of either, at most one per 5 ms.
     trace: tuple[tuple[float, int, str], ...] = ()
     evaluation: bool = False  # these steps decoded a held-out evaluation; no window has steps of both kinds
+    prompts: tuple[PromptUse, ...] = ()  # since the last window; very many are spread over several
 
 
 class Answer:

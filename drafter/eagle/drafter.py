@@ -142,14 +142,20 @@ class EagleDrafter:
             if started is not None:
                 ready, hidden, most_rows = started
                 caught_up = most_rows > self._path_tokens  # more than its own last step can have brought
-                if parents is not None:
-                    grown, before, known = self._tree(ready, hidden, strategy)
-                    tokens[ready.index, : grown.shape[1]], counts[ready.index] = grown, known
+                room = batch.room[ready.index]
+                depth = min(strategy.depth, int(room.max()))  # no pass for what nobody may draft
+                if depth <= 0:
+                    pass
+                elif parents is not None:
+                    grown, before, known = self._tree(ready, hidden, strategy, depth)
+                    tokens[ready.index, : grown.shape[1]] = grown
                     parents[ready.index, : before.shape[1]] = before
+                    counts[ready.index] = np.minimum(known, room)
                 else:
-                    depth = min(strategy.depth, MAX_FED_ROWS + 1)  # the last token is not fed
+                    depth = min(depth, MAX_FED_ROWS + 1)  # the last token is not fed
                     drawn, sure, soft = self._chain(ready, hidden, depth)
-                    tokens[ready.index, :depth], counts[ready.index] = drawn, sure
+                    tokens[ready.index, :depth] = drawn
+                    counts[ready.index] = np.minimum(sure, room)
                     if soft is not None:
                         distributions = soft.new_zeros((*shape, soft.shape[2]))
                         distributions[torch.from_numpy(ready.index), :depth] = soft
@@ -264,8 +270,10 @@ class EagleDrafter:
         context = self._cache.context(batch.places, position, batch.places.slots(requests, local), ones, local + 1)
         return self._forward(tokens, hidden, context)
 
-    def _tree(self, batch: _Batch, hidden: Tensor, strategy: Strategy) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """`best_nodes` of a tree of strategy.depth levels. Every level feeds all rows again, with the tree's mask: a
+    def _tree(
+        self, batch: _Batch, hidden: Tensor, strategy: Strategy, depth: int
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """`best_nodes` of a tree of `depth` levels. Every level feeds all rows again, with the tree's mask: a
         one-layer pass reads its weights once whatever the rows, and K/V need not follow the branches."""
         requests, k = len(batch.index), strategy.top_k
         tokens, scores = self._top(batch, hidden, k, batch.noise_positions)
@@ -278,7 +286,7 @@ class EagleDrafter:
         outputs = hidden[:, None]  # [R', rows, H], of the rows fed so far
         every = np.arange(requests)[:, None]
         first = 0
-        for level in range(1, strategy.depth):
+        for level in range(1, depth):
             if mask.shape[1] + k > MAX_FED_ROWS:
                 break
             frontier = best_of_level(nodes, first, k, mask.shape[1])

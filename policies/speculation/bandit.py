@@ -14,6 +14,7 @@ from statistics import median
 
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
+from policies.speculation.policy import Load
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -61,7 +62,8 @@ class BegMabPolicy:
             return ()
         return self._groups[bisect_right(self._thresholds, running) - 1]
 
-    def choose(self, running: int) -> Strategy:
+    def choose(self, load: Load) -> Strategy:
+        running = load.running
         if not self._switch.on(running):
             return PLAIN
         valid = self._groups[bisect_right(self._thresholds, running) - 1]
@@ -77,17 +79,17 @@ class BegMabPolicy:
         rewards = self._rewards[strategy]
         return median(rewards) if rewards else float("inf")
 
-    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
         if strategy.depth == 0:
-            self._cost.add(running, elapsed_s)
+            self._cost.add(load.running, elapsed_s)
         if strategy in self._rewards and elapsed_s > 0:
-            accept_length = accepted / running + 1
-            self._rewards[strategy].append(accept_length * running / elapsed_s)
+            accept_length = accepted / load.running + 1
+            self._rewards[strategy].append(accept_length * load.running / elapsed_s)
 
-    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         pass
 
-    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         pass
 
     def unavailable(self, drafter: str) -> None:
@@ -96,5 +98,5 @@ class BegMabPolicy:
     def renewed(self, drafter: str) -> None:
         self._failed.discard(drafter)  # and of what was measured the paper's window forgets by itself
 
-    def plain_s(self, running: int) -> float | None:
-        return self._cost.at(running)
+    def plain_s(self, load: Load) -> float | None:
+        return self._cost.at(load.running)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from policies.speculation.arms import FIRST_WAIT_STEPS, SURE_TRIES, Arm, ArmBelief, Bucket, Hold, speedup
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
+from policies.speculation.policy import Load
 from policies.speculation.profile import DrafterProfile
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -99,12 +100,12 @@ class AdaptivePolicy:
             return ()
         return [arm.strategy for arm in self._of[running].arms]
 
-    def choose(self, running: int) -> Strategy:
+    def choose(self, load: Load) -> Strategy:
         left = self._left
-        if left and running == self._running:
+        if left and load.running == self._running:
             self._left = left - 1
             return self._strategy
-        return self._choose(running)
+        return self._choose(load.running)
 
     def _choose(self, running: int) -> Strategy:
         if self._times_s:
@@ -123,16 +124,17 @@ class AdaptivePolicy:
         self._strategy = self._arm.strategy
         return self._strategy
 
-    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
         if strategy is self._strategy:
             self._times_s.append(elapsed_s)
             self._drafted += drafted
             self._accepted += accepted
 
-    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         pass
 
-    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
+        running = load.running
         plain_s = self._cost.at(running) or elapsed_s
         drafting_s = self._profiles[strategy.drafter].extra_s(strategy, running) or 0.0
         late_s = max(0.0, elapsed_s - plain_s - drafting_s)
@@ -165,8 +167,8 @@ class AdaptivePolicy:
                     arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, min(arm.due_step, self._step)
                     arm.holds = deque(list(arm.holds)[-KEPT_HOLDS:], arm.holds.maxlen)
 
-    def plain_s(self, running: int) -> float | None:
-        return self._cost.at(running) if self._cost.measured_since(self._step - RECENT_STEPS) else None
+    def plain_s(self, load: Load) -> float | None:
+        return self._cost.at(load.running) if self._cost.measured_since(self._step - RECENT_STEPS) else None
 
     def beliefs(self) -> tuple[ArmBelief, ...]:
         """Every arm in every bucket, for reports and tests."""

@@ -1,9 +1,19 @@
 """The seam between an engine and what chooses its strategies: called in its loop, before and after each step."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from policies.speculation.strategy import PLAIN, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine step decodes, and what waits behind it."""
+
+    running: int  # requests that decode, at least 1
+    waiting: int  # requests without a place in the running batch
+    context_tokens: int  # known tokens of those that decode: what attention reads
 
 
 class StrategyPolicy(Protocol):
@@ -19,18 +29,18 @@ class StrategyPolicy(Protocol):
     def arms_at(self, running: int) -> Sequence[Strategy]:
         """Every strategy that it may choose for `running` >= 1 requests; plain decoding may be missing."""
 
-    def choose(self, running: int) -> Strategy:
-        """The strategy of a step that decodes `running` >= 1 requests."""
+    def choose(self, load: Load) -> Strategy:
+        """The strategy of the step at hand."""
 
-    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
         """What a step brought: of `drafted` tokens `accepted` beyond the one token that each request gets, summed over
         its requests; or `skip`."""
 
-    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         """A step whose time says nothing about the strategy: it held prompt chunks or copied blocks, captured a graph,
         or was the first with new weights."""
 
-    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         """A step in which the drafter worked through text that it had not followed: what switching to it costs."""
 
     def unavailable(self, drafter: str) -> None:
@@ -39,8 +49,8 @@ class StrategyPolicy(Protocol):
     def renewed(self, drafter: str) -> None:
         """The drafter has new weights: what was measured of it is past."""
 
-    def plain_s(self, running: int) -> float | None:
-        """Seconds of a plain decoding step of so many requests; None: never measured, or not lately."""
+    def plain_s(self, load: Load) -> float | None:
+        """Seconds of a plain decoding step of that load; None: never measured, or not lately."""
 
 
 class FixedPolicy:
@@ -57,16 +67,16 @@ class FixedPolicy:
     def arms_at(self, running: int) -> Sequence[Strategy]:
         return () if running > self._max_running else (self._strategy,)
 
-    def choose(self, running: int) -> Strategy:
-        return PLAIN if self._failed or running > self._max_running else self._strategy
+    def choose(self, load: Load) -> Strategy:
+        return PLAIN if self._failed or load.running > self._max_running else self._strategy
 
-    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
         pass
 
-    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         pass
 
-    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         pass
 
     def unavailable(self, drafter: str) -> None:
@@ -75,5 +85,5 @@ class FixedPolicy:
     def renewed(self, drafter: str) -> None:
         self._failed = self._failed and drafter != self._strategy.drafter
 
-    def plain_s(self, running: int) -> float | None:
+    def plain_s(self, load: Load) -> float | None:
         return None

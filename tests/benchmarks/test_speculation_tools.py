@@ -17,6 +17,7 @@ from experiments import grid_report
 from experiments.strategy_grid import BATCHES, cells
 from experiments.switching import SwitchingPolicy, switch_costs
 from policies.speculation.strategy import PLAIN, Strategy
+from tests.policies.loads import load
 
 
 def step(
@@ -33,6 +34,7 @@ def step(
     return EngineStepRecord(
         at_s=0.0,
         running=running,
+        context_tokens=100 * running,
         strategy=parsed,
         drafted=drafted,
         accepted=emitted - running,
@@ -136,9 +138,9 @@ def test_the_hostile_drafter_fills_the_room_with_one_token() -> None:
 
 def test_the_switching_policy_counts_what_it_did() -> None:
     policy = SwitchingPolicy(Strategy("suffix", 4), every_steps=2)
-    assert [policy.choose(1).depth for _ in range(7)] == [0, 0, 4, 4, 0, 0, 4]
+    assert [policy.choose(load(1)).depth for _ in range(7)] == [0, 0, 4, 4, 0, 0, 4]
     assert policy.switches == 3
-    assert policy.choose(1) != PLAIN
+    assert policy.choose(load(1)) != PLAIN
 
 
 def test_a_switch_costs_what_its_step_took_beyond_its_like() -> None:

@@ -15,11 +15,12 @@ from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
 from policies.speculation.options import EagleOptions
-from policies.speculation.policy import FixedPolicy
+from policies.speculation.policy import FixedPolicy, Load
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.eagle_oracle import Oracle
 from tests.engine.support import FAMILIES, DrafterBase, assert_same, make_requests, options_of, run, tiny_model
 from tests.native import needs_native
+from tests.policies.loads import load
 
 BLOCKS, BLOCK_TOKENS = 512, 8
 
@@ -42,16 +43,16 @@ class Checked(EagleDrafter):
                 continue
             self.checked += 1
             settings = (float(batch.temperatures[i]), int(batch.noise_keys[i]), length - int(batch.prompt_lengths[i]))
-            count = int(drafts.counts[i])
+            count, room = int(drafts.counts[i]), int(batch.room[i])
             with torch.no_grad():
                 if drafts.parents is None:
-                    expected = oracle.chain(sequence, start, strategy.depth, *settings)
+                    expected = oracle.chain(sequence, start, min(strategy.depth, room), *settings)
                     assert drafts.tokens[i, :count].tolist() == expected
                 else:
                     paths: list[tuple[int, ...]] = []
                     for token, parent in zip(drafts.tokens[i, :count], drafts.parents[i, :count], strict=True):
                         paths.append((*(paths[parent] if parent >= 0 else ()), int(token)))
-                    shape = (strategy.depth, strategy.top_k, strategy.tokens_to_verify)
+                    shape = (strategy.depth, strategy.top_k, min(strategy.tokens_to_verify, room))
                     assert set(paths) == oracle.tree(sequence, start, *shape, *settings)
         return drafts
 
@@ -91,17 +92,17 @@ class Turns:
     def __init__(self, *strategies: str) -> None:
         self.strategies, self.step = [Strategy.parse(text) for text in strategies], 0
 
-    def choose(self, running: int) -> Strategy:
+    def choose(self, load: Load) -> Strategy:
         self.step += 1
         return self.strategies[self.step // 3 % len(self.strategies)]
 
-    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None: ...
-    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None: ...
-    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None: ...
+    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None: ...
+    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None: ...
+    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None: ...
     def unavailable(self, drafter: str) -> None:
         raise AssertionError(f"{drafter} failed")
 
-    def plain_s(self, running: int) -> float | None:
+    def plain_s(self, load: Load) -> float | None:
         return None
 
 
@@ -142,10 +143,10 @@ def test_a_step_that_catches_up_is_not_a_measurement(tmp_path: Path) -> None:
             super().__init__("plain", "plain", "plain", "eagle:2")
             self.kinds: list[str] = []
 
-        def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+        def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
             self.kinds += ["usual"] if strategy.depth else []
 
-        def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+        def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
             assert strategy.depth
             self.kinds.append("late")
 
@@ -172,7 +173,7 @@ def test_drafts_deeper_than_its_cache_end_there(tmp_path: Path, strategy: str) -
         model, options_of(), drafters={"eagle": drafter_of(model)}, policy=policy, on_step=records.append
     )
     assert_same(run(core, requests), plain)
-    assert policy.choose(1) == Strategy.parse(strategy), "the drafter failed"
+    assert policy.choose(load(1)) == Strategy.parse(strategy), "the drafter failed"
     assert max(record.drafted for record in records) >= MAX_FED_ROWS
 
 

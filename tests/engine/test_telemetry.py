@@ -13,7 +13,7 @@ from actors.engine.native.telemetry import TRACE_S, EngineStepRecord
 from actors.engine.types import EngineWindow, StrategyUse
 from models import weights
 from models.checkpoint import hf_state_dict
-from policies.speculation.policy import FixedPolicy
+from policies.speculation.policy import FixedPolicy, Load
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import drain, engine, make_requests, options_of, run, tiny_model
 from tests.engine.test_speculation import Oracle
@@ -29,18 +29,18 @@ class Turns(FixedPolicy):
         self.recorded: list[tuple[Strategy, int, int, int, float]] = []
         self.skipped: list[tuple[Strategy, int, float]] = []
 
-    def choose(self, running: int) -> Strategy:
+    def choose(self, load: Load) -> Strategy:
         self.step += 1
         return self.strategies[self.step % len(self.strategies)]
 
-    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
-        self.recorded.append((strategy, running, drafted, accepted, elapsed_s))
+    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
+        self.recorded.append((strategy, load.running, drafted, accepted, elapsed_s))
 
-    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
-        self.skipped.append((strategy, running, elapsed_s))
+    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
+        self.skipped.append((strategy, load.running, elapsed_s))
 
-    def plain_s(self, running: int) -> float | None:
-        return None if self.cost_s is None else self.cost_s * running
+    def plain_s(self, load: Load) -> float | None:
+        return None if self.cost_s is None else self.cost_s * load.running
 
 
 @pytest.mark.parametrize("plain_s", [None, 0.5])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
+from tests.policies.loads import load
 
 CONTEXT_TOKENS = 64  # kept per request for a drafter that is switched on
 
@@ -135,18 +136,18 @@ class Simulation:
         done = []
         for index in range(steps):
             count = running(self.tokens)
-            strategy = self.policy.choose(count)
+            strategy = self.policy.choose(load(count))
             accepted = world.accepted(strategy, count, self._draw)
             elapsed_s = world.timed_s(strategy, count, self._draw)
             late_s = world.switched_on_s(strategy, count, self.tokens - self._followed.get(strategy.drafter, 0.0))
             elapsed_s += late_s
             if late_s:
-                self.policy.caught_up(strategy, count, elapsed_s)
+                self.policy.caught_up(strategy, load(count), elapsed_s)
             elif prefill_every and index % prefill_every == 0:
                 elapsed_s += 3e-3
-                self.policy.skip(strategy, count, elapsed_s)
+                self.policy.skip(strategy, load(count), elapsed_s)
             else:
-                self.policy.record(strategy, count, strategy.tokens_to_verify * count, accepted, elapsed_s)
+                self.policy.record(strategy, load(count), strategy.tokens_to_verify * count, accepted, elapsed_s)
             self.tokens += 1 + accepted / count
             self._followed[strategy.drafter] = self.tokens
             done.append(Step(world, strategy, count, accepted, elapsed_s, late_s))

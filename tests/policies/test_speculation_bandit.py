@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.strategy import PLAIN, Strategy
+from tests.policies.loads import load
 from tests.policies.speculation_sim import Simulation, World, arms, constant, long_tail, share
 
 POOL = arms(
@@ -70,26 +71,26 @@ def test_same_choices_as_the_printed_algorithm(
     draw = random.Random(seed)
     for _ in range(150):
         running = draw.choice((*thresholds, draw.randint(1, 48)))
-        strategy = policy.choose(running)
+        strategy = policy.choose(load(running))
         assert strategy == oracle.select(running)
         assert strategy in policy.arms_at(running)
         ran = draw.choice(chosen) if draw.random() < 0.25 else strategy
         lens = [draw.randint(0, ran.tokens_to_verify) for _ in range(running)]
         elapsed_s = draw.choice((1e-4, 2e-4, 2e-3)) * running
         oracle.record(ran, elapsed_s, lens, running)
-        policy.record(ran, running, ran.tokens_to_verify * running, sum(lens), elapsed_s)
+        policy.record(ran, load(running), ran.tokens_to_verify * running, sum(lens), elapsed_s)
 
 
 def test_the_median_of_the_window_counts() -> None:
     first, second = arms("suffix:8", "ngram:8")
     policy = build((first, second), epsilon=0, window=3)
     for elapsed_s in (1e-6, 9e-3, 9e-3):  # the first has the larger mean
-        policy.record(first, 1, 8, 8, elapsed_s)
-        policy.record(second, 1, 8, 8, 8e-3)
-    assert policy.choose(1) == second
+        policy.record(first, load(1), 8, 8, elapsed_s)
+        policy.record(second, load(1), 8, 8, 8e-3)
+    assert policy.choose(load(1)) == second
     for _ in range(2):  # two of three
-        policy.record(first, 1, 8, 8, 7e-3)
-    assert policy.choose(1) == first
+        policy.record(first, load(1), 8, 8, 7e-3)
+    assert policy.choose(load(1)) == first
 
 
 def build(chosen: Sequence[Strategy], *, seed: int = 0, epsilon: float = 0.1, window: int = 32) -> BegMabPolicy:
@@ -157,25 +158,25 @@ def test_an_unavailable_drafter_is_left_out() -> None:
     after = Simulation(policy).run(world, constant(1), 300)
     assert {step.strategy.drafter for step in after} == {"ngram", "eagle"}
     policy.unavailable("eagle")
-    assert {policy.choose(1) for _ in range(50)} == set(arms("ngram:8"))
+    assert {policy.choose(load(1)) for _ in range(50)} == set(arms("ngram:8"))
     policy.unavailable("ngram")
-    assert {policy.choose(1) for _ in range(50)} == {PLAIN}
+    assert {policy.choose(load(1)) for _ in range(50)} == {PLAIN}
 
 
 def test_plain_decoding_may_be_an_arm_and_its_cost_is_known() -> None:
     policy = BegMabPolicy((PLAIN, *arms("suffix:8")), thresholds=[1], epsilon=0.1, window=8, max_running=32, seed=0)
-    assert policy.plain_s(4) is None
+    assert policy.plain_s(load(4)) is None
     hostile = World(noise=0.0)
     steps = Simulation(policy).run(hostile, constant(4), 500)
     assert share(steps[20:], PLAIN) > 0.9
-    assert policy.plain_s(4) == pytest.approx(hostile.step_s(PLAIN, 4))
+    assert policy.plain_s(load(4)) == pytest.approx(hostile.step_s(PLAIN, 4))
 
 
 def test_skipped_steps_and_a_clock_that_stands_still_teach_nothing() -> None:
     first, second = arms("suffix:8", "ngram:8")
     policy = build((first, second), epsilon=0)
-    policy.record(first, 1, 8, 0, 1e-3)
-    policy.record(second, 1, 8, 4, 1e-3)
-    policy.skip(first, 1, 1e-9)
-    policy.record(first, 1, 8, 8, 0.0)
-    assert policy.choose(1) == second
+    policy.record(first, load(1), 8, 0, 1e-3)
+    policy.record(second, load(1), 8, 4, 1e-3)
+    policy.skip(first, load(1), 1e-9)
+    policy.record(first, load(1), 8, 8, 0.0)
+    assert policy.choose(load(1)) == second

@@ -10,6 +10,7 @@ from policies.speculation.defaults import default_arms
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
+from tests.policies.loads import load
 from tests.policies.speculation_sim import arms
 
 DRAFTERS = ("ngram", "suffix", "eagle")
@@ -74,8 +75,8 @@ def test_paper_with_defaults_has_an_arm_at_every_batch() -> None:
 def test_fixed_is_one_strategy(text: str) -> None:
     policy = build_policy(SpeculationOptions(mode="fixed", strategies=(text,), max_running=4), DRAFTERS)
     assert isinstance(policy, FixedPolicy)
-    assert policy.choose(4) == Strategy.parse(text)
-    assert policy.choose(5) == PLAIN
+    assert policy.choose(load(4)) == Strategy.parse(text)
+    assert policy.choose(load(5)) == PLAIN
     assert policy.max_nodes == Strategy.parse(text).tokens_to_verify
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from policies.speculation.chooser import AdaptivePolicy, ArmBelief
 from policies.speculation.defaults import default_arms
 from policies.speculation.strategy import PLAIN, Strategy
+from tests.policies.loads import load
 from tests.policies.speculation_sim import (
     Running,
     Simulation,
@@ -124,7 +125,7 @@ def test_beliefs_are_the_true_gains() -> None:
     simulation.run(world, constant(2), 3000)
     for strategy, belief in beliefs_at(simulation, 2).items():
         assert belief.reward == pytest.approx(world.gain(strategy, 2), rel=0.02)
-    assert simulation.policy.plain_s(2) == pytest.approx(world.step_s(PLAIN, 2))
+    assert simulation.policy.plain_s(load(2)) == pytest.approx(world.step_s(PLAIN, 2))
 
 
 def test_what_interrupts_the_machine_says_nothing_of_an_arm() -> None:
@@ -133,7 +134,7 @@ def test_what_interrupts_the_machine_says_nothing_of_an_arm() -> None:
     simulation.run(world, constant(2), 4000)
     for strategy, belief in beliefs_at(simulation, 2).items():
         assert belief.reward == pytest.approx(world.gain(strategy, 2), rel=0.06)
-    assert simulation.policy.plain_s(2) == pytest.approx(world.step_s(PLAIN, 2), rel=0.06)
+    assert simulation.policy.plain_s(load(2)) == pytest.approx(world.step_s(PLAIN, 2), rel=0.06)
 
 
 # Change.
@@ -312,29 +313,29 @@ def test_nothing_it_is_told_breaks_it(
             policy.unavailable("suffix")
             failed = True
         for _ in range(times):
-            strategy = policy.choose(running)
+            strategy = policy.choose(load(running))
             assert strategy == PLAIN or strategy in policy.arms_at(running)
             assert strategy.tokens_to_verify <= policy.max_nodes
             assert not (failed and strategy.drafter == "suffix")
             assert running <= max_running or strategy == PLAIN
             if how == "skip":
-                policy.skip(strategy, running, step_s)
+                policy.skip(strategy, load(running), step_s)
             elif how != "lost":
                 ran = PLAIN if how == "other" else strategy
                 drafted = ran.tokens_to_verify * running
-                policy.record(ran, running, drafted, int(accepted * drafted), step_s)
+                policy.record(ran, load(running), drafted, int(accepted * drafted), step_s)
     for belief in policy.beliefs():
         assert belief.reward is None or (math.isfinite(belief.reward) and belief.reward >= 0)
         assert not (failed and belief.strategy.drafter == "suffix")
-    assert all(policy.plain_s(running) is None or policy.plain_s(running) > 0 for running in (1, 7, 32, 64))
+    assert all(policy.plain_s(load(running)) is None or policy.plain_s(load(running)) > 0 for running in (1, 7, 32, 64))
 
 
 def test_nothing_measured_is_nothing_chosen() -> None:
     policy = build()
     for _ in range(300):
-        policy.skip(policy.choose(4), 4, 1e-3)
-    assert policy.choose(4) == PLAIN
-    assert policy.plain_s(4) is None
+        policy.skip(policy.choose(load(4)), load(4), 1e-3)
+    assert policy.choose(load(4)) == PLAIN
+    assert policy.plain_s(load(4)) is None
     assert all(belief.holds == 0 for belief in policy.beliefs())
 
 
@@ -354,8 +355,8 @@ def test_an_evaluation_is_decoded_with_the_best_arm_and_changes_no_belief() -> N
         policy, chosen, believed = simulation.policy, [], []
         best = DEEP.best(policy.arms_at(1), 1)
         for _ in range(3000):
-            chosen.append(policy.choose(1))
-            policy.skip(chosen[-1], 1, 0.006)
+            chosen.append(policy.choose(load(1)))
+            policy.skip(chosen[-1], load(1), 0.006)
             believed.append(beliefs_at(simulation, 1))
         assert believed[-1] == believed[500], "but for the hold that it found"
         assert DEEP.gain(chosen[-1], 1) >= 0.9 * DEEP.gain(best, 1)
@@ -369,7 +370,7 @@ def test_steps_above_the_switch_are_no_measurement_of_the_arm_before_them() -> N
         simulation.run(world, constant(running), 1500)
         believed = beliefs_at(simulation, 8)[chosen[0]]
         assert believed.reward == pytest.approx(world.gain(chosen[0], 8), rel=0.02)
-    assert simulation.policy.plain_s(40) == pytest.approx(world.step_s(PLAIN, 40))
+    assert simulation.policy.plain_s(load(40)) == pytest.approx(world.step_s(PLAIN, 40))
 
 
 @pytest.mark.parametrize("running", [8, 40])
@@ -388,9 +389,9 @@ def test_an_unavailable_drafter_is_replaced_at_once() -> None:
     chosen = arms("suffix:8", "ngram:8")
     simulation = simulate(0, chosen)
     simulation.run(DEEP, constant(1), 3000)
-    assert simulation.policy.choose(1) == chosen[0]
+    assert simulation.policy.choose(load(1)) == chosen[0]
     simulation.policy.unavailable("suffix")
-    simulation.policy.record(chosen[0], 1, 8, 8, 1e-9)  # the step in which it failed
+    simulation.policy.record(chosen[0], load(1), 8, 8, 1e-9)  # the step in which it failed
     after = simulation.run(DEEP, constant(1), 3000)
     assert share(after, chosen[0]) == 0
     assert share(after[1000:], chosen[1]) >= 0.9
@@ -450,7 +451,7 @@ def test_a_machine_that_becomes_faster_does_not_inflate_what_is_saved() -> None:
     simulation.run(fast, constant(2), 400)
     claimed = saved_s = 0.0
     for _ in range(4000):
-        plain_s = simulation.policy.plain_s(2)
+        plain_s = simulation.policy.plain_s(load(2))
         (step,) = simulation.run(fast, constant(2), 1)
         claimed += (plain_s or 0.0) * (1 + step.accepted / 2) - step.elapsed_s if step.strategy.depth else 0.0
         saved_s += step.plain_s - step.elapsed_s
@@ -462,12 +463,12 @@ def test_plain_decoding_is_measured_again_while_speculation_pays() -> None:
     simulation = simulate(0, arms("suffix:8"))
     for _ in range(8):
         simulation.run(DEEP, constant(2), 2000)
-        assert simulation.policy.plain_s(2) is not None
+        assert simulation.policy.plain_s(load(2)) is not None
 
 
 def test_without_a_recent_measurement_there_is_no_plain_cost() -> None:
     simulation = simulate(0, arms("suffix:8"), exploration=0.0)
     simulation.run(DEEP, constant(2), 300)
-    assert simulation.policy.plain_s(2) is not None
+    assert simulation.policy.plain_s(load(2)) is not None
     simulation.run(DEEP, constant(2), 6000)
-    assert simulation.policy.plain_s(2) is None
+    assert simulation.policy.plain_s(load(2)) is None

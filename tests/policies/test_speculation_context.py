@@ -3,6 +3,7 @@
 from policies.speculation.arms import FIRST_WAIT_STEPS, ArmBelief
 from policies.speculation.chooser import PLAIN_STEPS, AdaptivePolicy
 from policies.speculation.strategy import PLAIN, Strategy
+from tests.policies.loads import load
 from tests.policies.speculation_sim import World
 
 EAGLE = Strategy.parse("eagle:4")
@@ -21,15 +22,15 @@ class Engine:
     def decode(self, running: int, steps: int) -> list[Strategy]:
         chosen = []
         for _ in range(steps):
-            strategy = self.policy.choose(running)
+            strategy = self.policy.choose(load(running))
             chosen.append(strategy)
             elapsed_s = WORLD.step_s(strategy, running)
             if strategy == EAGLE and self._behind:
                 self.late += 1
-                self.policy.caught_up(strategy, running, elapsed_s + running * self.late_s)
+                self.policy.caught_up(strategy, load(running), elapsed_s + running * self.late_s)
             else:
                 accepted = self.accepted * running * bool(strategy.depth)
-                self.policy.record(strategy, running, running * strategy.depth, accepted, elapsed_s)
+                self.policy.record(strategy, load(running), running * strategy.depth, accepted, elapsed_s)
             self._behind = strategy != EAGLE
         return chosen
 

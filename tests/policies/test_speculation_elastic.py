@@ -9,6 +9,7 @@ from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.elastic import ElasticSwitch
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import PLAIN
+from tests.policies.loads import load
 from tests.policies.speculation_sim import Simulation, World, arms, constant
 
 ARMS = arms("suffix:8", "suffix:4")
@@ -62,6 +63,6 @@ def test_policies_switch_off_and_on_again(policy: StrategyPolicy) -> None:
 
 def test_a_fixed_strategy_stops_above_its_threshold() -> None:
     policy = FixedPolicy(ARMS[0], max_running=16)
-    assert [policy.choose(running) for running in (16, 17, 16)] == [ARMS[0], PLAIN, ARMS[0]]
+    assert [policy.choose(load(running)) for running in (16, 17, 16)] == [ARMS[0], PLAIN, ARMS[0]]
     assert policy.arms_at(16) == (ARMS[0],)
     assert policy.arms_at(17) == ()

@@ -14,7 +14,7 @@ from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.transformer import Transformer
 from policies.speculation.options import EagleOptions, SpeculationOptions
-from policies.speculation.policy import StrategyPolicy
+from policies.speculation.policy import Load, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import VOCAB, DrafterBase, options_of, rollouts, write_config
 
@@ -85,16 +85,16 @@ class Mixed:
     def max_nodes(self) -> int:
         return max(strategy.tokens_to_verify for strategy in self.strategies)
 
-    def choose(self, running: int) -> Strategy:
+    def choose(self, load: Load) -> Strategy:
         return self.strategies[int(self.rng.integers(len(self.strategies)))]
 
-    def record(self, strategy: Strategy, running: int, drafted: int, accepted: int, elapsed_s: float) -> None:
+    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
         pass
 
-    def skip(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         pass
 
-    def caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
+    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
         pass
 
     def renewed(self, drafter: str) -> None:
@@ -103,7 +103,7 @@ class Mixed:
     def unavailable(self, drafter: str) -> None:
         self.strategies = [s for s in self.strategies if s.drafter != drafter] or [PLAIN]
 
-    def plain_s(self, running: int) -> float | None:
+    def plain_s(self, load: Load) -> float | None:
         return None
 
 

@@ -12,6 +12,7 @@ from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import VOCAB, drain, engine, make_requests, options_of, rollouts, run
+from tests.policies.loads import load
 from tests.speculation.hostile import HOSTILE, Adversary, Answers, Exits, Keeps, Raises, Writes
 from tests.speculation.support import Served, model_of
 
@@ -57,7 +58,7 @@ def test_one_that_raises_is_given_up_at_once(
     served.assert_same(expected)
     if method != "remember" or calls == 0:
         assert [r.levelname for r in caplog.records if "goes on without it" in r.message] == ["ERROR"]
-        assert policy.choose(1) is PLAIN
+        assert policy.choose(load(1)) is PLAIN
 
 
 def test_a_save_that_fails_is_told_and_costs_no_drafter(case: tuple, tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_a_save_that_fails_is_told_and_costs_no_drafter(case: tuple, tmp_path: P
     policy = FixedPolicy(Strategy.parse("full:4"))
     core = NativeEngine(model, options_of(), drafters=drafters, policy=policy)
     assert core.save_drafters(str(tmp_path / "kept")) == "full: drafter is out of order"
-    assert policy.choose(1) == Strategy.parse("full:4")
+    assert policy.choose(load(1)) == Strategy.parse("full:4")
     (tmp_path / "file").touch()
     failure = core.save_drafters(str(tmp_path / "file" / "below"))
     assert failure is not None

@@ -24,7 +24,7 @@ from actors.engine.native.speculation import Speculator
 from actors.engine.native.step.build import step_arrays
 from actors.engine.native.step.stops import RuleStops
 from actors.engine.native.step.types import Settled, StepDrafts
-from actors.engine.native.telemetry import EngineStepRecord, WindowMeter
+from actors.engine.native.telemetry import EngineStepRecord, PromptMeter, WindowMeter
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     NOTHING_SAMPLED,
@@ -47,8 +47,9 @@ from models import weights
 from models.checkpoint import load_hf_state_dict
 from models.manifest import WeightsManifest
 from models.transformer import Transformer
+from policies.speculation.budget import DraftBudget
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
-from policies.speculation.policy import StrategyPolicy
+from policies.speculation.policy import Load, StrategyPolicy
 from policies.speculation.strategy import Strategy
 
 NO_DRAFTERS: Mapping[str, Drafter] = {}
@@ -58,8 +59,9 @@ class NativeEngine:
     """Continuous batching over one model. `weights_version` is the version of the weights that `model` holds.
 
     Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
-    or no drafters: plain decoding. `hidden_tokens`: engine steps whose hidden states are kept for drafters that need
-    them. `recording_bytes`: of hidden states of whole sequences, recorded per version of the weights (0: none).
+    or no drafters: plain decoding. `budget` bounds what each request drafts; None: its strategy alone does.
+    `hidden_tokens`: engine steps whose hidden states are kept for drafters that need them. `recording_bytes`: of hidden
+    states of whole sequences, recorded per version of the weights (0: none).
     `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
     `on_step` hears of every step. `graph_capture` captures graphs; by default CUDA's where `options.cuda_graphs`.
     """
@@ -72,6 +74,7 @@ class NativeEngine:
         weights_version: int = 0,
         drafters: Mapping[str, Drafter] = NO_DRAFTERS,
         policy: StrategyPolicy | None = None,
+        budget: DraftBudget | None = None,
         verification: Literal["coupled", "rejection"] = "coupled",
         hidden_tokens: int = 64,
         recording_bytes: int = 0,
@@ -115,6 +118,7 @@ class NativeEngine:
             next(model.parameters()).device,
             drafters,
             policy,
+            budget=budget,
             rejection=verification == "rejection",
             hidden=self._hidden,
             kv=kv,
@@ -122,9 +126,10 @@ class NativeEngine:
         )
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(self._table, config.vocab_size)
+        self._prompts = PromptMeter(self._table)
         watchers: list[SlotWatcher] = [self._stops]
         if self._speculator.has_drafters:
-            watchers.append(self._speculator)
+            watchers += [self._speculator, self._prompts]
         if self._recording is not None:
             watchers.append(self._recording)
         self._scheduler = Scheduler(
@@ -151,7 +156,7 @@ class NativeEngine:
         self._model = model
         self._version = weights_version
         self._clock = clock
-        self._meter = WindowMeter()
+        self._meter = WindowMeter(self._prompts)
         self._idle = True
         self._on_step = on_step
         self._fresh_weights = False
@@ -282,14 +287,13 @@ class NativeEngine:
         now_s, start_s = self._clock(), perf_counter()
         plan = self._scheduler.schedule(self._version, now_s)
         if plan is not None:
-            running = len(plan.slots)
-            if plan.prefill_tokens:
-                running = int(((plan.rows == 1) & plan.samples).sum())
-            strategy = self._speculator.choose(running)
+            load = self._speculator.load_of(plan, self._scheduler.waiting)
+            strategy = self._speculator.choose(load)
             drafts = self._speculator.draft(plan, strategy, self._scheduler)
             draws = self._runner.run(plan, drafts)
             settled = self._advance(plan, draws, drafts)
-            self._account(plan, strategy, running, drafts, settled, draws.captured, now_s, start_s)
+            self._speculator.drew(settled.new_tokens)
+            self._account(plan, strategy, load, drafts, settled, draws.captured, now_s, start_s)
         events, self._events = self._events, []
         now_s = self._clock()
         idle = not self._scheduler.has_work
@@ -326,7 +330,7 @@ class NativeEngine:
         self,
         plan: StepPlan,
         strategy: Strategy,
-        decoding: int,
+        load: Load,
         drafts: StepDrafts | None,
         settled: Settled,
         captured: bool,
@@ -334,7 +338,7 @@ class NativeEngine:
         start_s: float,
     ) -> None:
         """Tell the policy, the window and the listener what the step brought."""
-        speculator, policy = self._speculator, self._speculator.policy
+        speculator, policy, decoding = self._speculator, self._speculator.policy, load.running
         drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
         elapsed_s = perf_counter() - start_s
         # Prompt chunks, copied blocks, a captured graph and new weights take time that is not the strategy's.
@@ -346,29 +350,32 @@ class NativeEngine:
         self._meter.evaluation = evaluation
         if policy is not None and decoding:
             if evaluation:  # Another temperature, other prompts: what the policy believes is about RL steps.
-                policy.skip(strategy, decoding, elapsed_s)
+                policy.skip(strategy, load, elapsed_s)
             elif typical and speculator.caught_up:
-                policy.caught_up(strategy, decoding, elapsed_s)
+                policy.caught_up(strategy, load, elapsed_s)
             elif typical:
                 # An accepted token that ends its response is followed by none of the target's own: `accepted_tokens`
                 # would count it beside the one token that every request gets.
-                policy.record(strategy, decoding, drafted, emitted - decoding, elapsed_s)
+                policy.record(strategy, load, drafted, emitted - decoding, elapsed_s)
             else:
-                policy.skip(strategy, decoding, elapsed_s)
+                policy.skip(strategy, load, elapsed_s)
         timed_s = elapsed_s if typical else 0.0
         self._meter.count(now_s, plan.prefill_tokens, emitted, decoding, self._scheduler.running, strategy, timed_s)
         if strategy.depth and policy is not None:
-            plain_s = policy.plain_s(decoding) if typical else None
+            plain_s = policy.plain_s(load) if typical else None
             saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
             self._meter.count_drafting(
                 drafted, settled.accepted_tokens, speculator.draft_s if typical else 0.0, saved_s
             )
             if drafts is not None and settled.accepted is not None:
                 self._meter.count_depths(drafts.reached, settled.accepted)
+                if not evaluation:
+                    speculator.observe(plan, drafts, settled.accepted)
         if self._on_step is not None:
             record = EngineStepRecord(
                 at_s=now_s,
                 running=decoding,
+                context_tokens=load.context_tokens,
                 strategy=strategy,
                 drafted=drafted,
                 accepted=settled.accepted_tokens,

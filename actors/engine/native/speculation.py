@@ -27,7 +27,8 @@ from actors.engine.types import DrafterFailed
 from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces, TrainedDrafter
 from models import weights
 from models.manifest import WeightsManifest
-from policies.speculation.policy import StrategyPolicy
+from policies.speculation.budget import DraftBudget
+from policies.speculation.policy import Load, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Speculator:
         drafters: Mapping[str, Drafter],
         policy: StrategyPolicy | None,
         *,
+        budget: DraftBudget | None = None,
         rejection: bool = False,
         hidden: HiddenStore | None = None,
         kv: KVPlaces | None = None,
@@ -89,6 +91,8 @@ class Speculator:
         self._other_noise = _OTHER_NOISE if rejection else 0
         self._requests = _Requests.of(table, np.zeros(0, np.int64), self._other_noise)
         self.draft_s, self.caught_up = 0.0, False  # of the last step
+        self._counted, self._context_tokens = self._requests.slots, 0  # known tokens of the requests in those slots
+        self._budget = budget
         self.use(policy)
 
     def use(self, policy: StrategyPolicy | None) -> None:
@@ -188,11 +192,22 @@ class Speculator:
 
     # A step.
 
-    def choose(self, running: int) -> Strategy:
-        """The strategy of a step in which `running` requests decode."""
-        if self.policy is None or not running:
+    def load_of(self, plan: StepPlan, waiting: int) -> Load:
+        """What the step decodes. While it is the same requests, their tokens are those that `drew` has counted."""
+        slots = plan.decoding
+        if slots is not self._counted:
+            self._counted, self._context_tokens = slots, int(self._table.length[slots].sum())
+        return Load(len(slots), waiting, self._context_tokens)
+
+    def drew(self, new_tokens: int) -> None:
+        """The step brought its requests so many tokens."""
+        self._context_tokens += new_tokens
+
+    def choose(self, load: Load) -> Strategy:
+        """The strategy of a step of that load."""
+        if self.policy is None or not load.running:
             return PLAIN
-        strategy = self.policy.choose(running)
+        strategy = self.policy.choose(load)
         if strategy.depth and strategy.drafter not in self._drafters:
             self.policy.unavailable(strategy.drafter)
             return PLAIN
@@ -212,12 +227,12 @@ class Speculator:
         return drafts
 
     def _draft(self, plan: StepPlan, strategy: Strategy, scheduler: Scheduler) -> StepDrafts | None:
-        drafter, slots = self._drafters[strategy.drafter], plan.slots
-        if plan.prefill_tokens:  # A request still in its prompt has nothing to speculate on.
-            decoding = (plan.rows == 1) & plan.samples  # [R]
-            slots = slots[decoding]
+        drafter, slots = self._drafters[strategy.drafter], plan.decoding  # in a prompt nothing is speculated on
+        batch = self._view(slots, drafter.needs_hidden, strategy)
+        if self._budget is not None and not batch.room.any():
+            return None
         try:
-            answer = drafter.propose(self._view(slots, drafter.needs_hidden), strategy)
+            answer = drafter.propose(batch, strategy)
             self.caught_up = answer.caught_up
             nodes = min(strategy.tokens_to_verify, self._max_nodes)
             cleaned = self._steps.clean(
@@ -229,6 +244,8 @@ class Speculator:
         if cleaned is None:
             return None
         drafts, short_of_blocks = cleaned
+        if self._budget is not None and (drafts.counts > batch.room).any():
+            drafts = drafts.cut(np.minimum(drafts.counts, batch.room))
         if short_of_blocks:
             drafts = drafts.cut(scheduler.reserve_drafts(slots, drafts.counts))
         if not drafts.drafted:
@@ -236,7 +253,7 @@ class Speculator:
         if plan.prefill_tokens:
             if drafts.parents is not None:
                 return None
-            counts = np.zeros(len(plan.slots), np.int64)
+            counts, decoding = np.zeros(len(plan.slots), np.int64), (plan.rows == 1) & plan.samples
             counts[decoding] = drafts.counts
             tokens = np.full((len(plan.slots), drafts.tokens.shape[1]), -1, np.int64)
             tokens[decoding] = drafts.tokens
@@ -257,16 +274,48 @@ class Speculator:
             return None
         return given[:, :width]
 
-    def _view(self, slots: Int64Array, needs_hidden: bool) -> BatchView:
+    def observe(self, plan: StepPlan, drafts: StepDrafts, accepted: Int64Array) -> None:
+        """Tell the budget what a step drafted, and what of it stood [S]."""
+        if self._budget is None:
+            return
+        slots, drafted = plan.slots[plan.samples], drafts.counts[plan.samples]
+        try:
+            self._budget.observe(self._table.prompt_id[slots], drafted, accepted)
+        except Exception:
+            self._drop_budget()
+
+    def _within_budget(self, room: Int64Array, lengths: Int64Array, strategy: Strategy) -> Int64Array:
+        assert self._budget is not None
+        fixed = self._requests.fixed
+        room.flags.writeable = False
+        try:
+            given = np.asarray(
+                self._budget.budgets(fixed["prompt_ids"], lengths - fixed["prompt_lengths"], room, strategy)
+            )
+            if given.shape != room.shape or given.dtype.kind != "i":
+                raise ValueError(f"budgets are {given.dtype} {list(given.shape)}, not integers [{len(room)}]")
+        except Exception:
+            self._drop_budget()
+            return room
+        return np.clip(given.astype(np.int64, copy=False), 0, room)
+
+    def _drop_budget(self) -> None:
+        _log.exception("the draft budget failed; from now on every request drafts what its strategy allows")
+        self._budget = None
+
+    def _view(self, slots: Int64Array, needs_hidden: bool, strategy: Strategy) -> BatchView:
         table = self._table
         if self._requests.slots is not slots:
             self._requests = _Requests.of(table, slots, self._other_noise)
         lengths = table.length[slots]
+        room = table.limit[slots] - lengths - 1
+        if self._budget is not None:
+            room = self._within_budget(room, lengths, strategy)
         return BatchView(
             history=self._history,
             lengths=lengths,
             vocab_size=self._vocab_size,
-            room=table.limit[slots] - lengths - 1,
+            room=room,
             hidden=self._hidden if needs_hidden else None,
             kv=self._kv if needs_hidden else None,
             **self._requests.fixed,

@@ -1,16 +1,20 @@
 """What engine steps did: one record each for anyone who listens, and windows of them for the run. Reads no clock."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.native.schedule.prompts import PromptEntry
 from actors.engine.native.schedule.scheduler import Scheduler
-from actors.engine.types import EngineWindow, StrategyUse
+from actors.engine.native.schedule.slots import SlotTable
+from actors.engine.types import EngineWindow, PromptUse, StrategyUse
 from policies.speculation.strategy import PLAIN, Strategy
 
 WINDOW_S = 0.2
 TRACE_S = 0.005  # between two points of a window's trace
+MAX_PROMPTS = 256  # in one window
 
 Int64Array = NDArray[np.int64]
 
@@ -21,6 +25,7 @@ class EngineStepRecord:
 
     at_s: float  # its start
     running: int  # requests that decoded
+    context_tokens: int  # known tokens of those
     strategy: Strategy
     drafted: int
     accepted: int
@@ -65,10 +70,39 @@ def _at_least(depths: list[Int64Array], deepest: int) -> tuple[int, ...]:
     return tuple(int(count) for count in counts[::-1].cumsum()[::-1][1:])
 
 
+class PromptMeter:
+    """What was drafted for each prompt, and stood. Steps count in the slot table; here Python runs per request only
+    when it leaves its slot or a window is cut. A SlotWatcher."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._uses: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+
+    def begin(self, slot: int, prompt: PromptEntry | None) -> None:
+        pass
+
+    def end(self, slot: int, finished: bool) -> None:
+        table = self._table
+        drafted, accepted = int(table.drafted[slot]), int(table.accepted[slot])
+        if drafted and not table.evaluation[slot]:
+            use = self._uses[int(table.prompt_id[slot])]
+            use[0] += drafted
+            use[1] += accepted
+        table.drafted[slot] = table.accepted[slot] = 0
+
+    def cut(self) -> tuple[PromptUse, ...]:
+        """Since the last call, at most MAX_PROMPTS; what was drafted for least waits for the next."""
+        for slot in np.flatnonzero(self._table.drafted):
+            self.end(int(slot), finished=False)
+        most = sorted(self._uses, key=lambda prompt_id: -self._uses[prompt_id][0])[:MAX_PROMPTS]
+        return tuple(PromptUse(prompt_id, *self._uses.pop(prompt_id)) for prompt_id in most)
+
+
 class WindowMeter:
     """Adds up steps; `cut` turns them into an EngineWindow. A window starts with its first step."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: PromptMeter) -> None:
+        self._prompts = prompts
         self.engine_steps = 0
         self.evaluation = False  # of the window at hand
         self._start_s = 0.0
@@ -138,6 +172,7 @@ class WindowMeter:
             strategies=tuple(use.closed(strategy) for strategy, use in self._uses.items()),
             trace=tuple(self._trace),
             evaluation=self.evaluation,
+            prompts=self._prompts.cut(),
         )
         self.engine_steps = self._prefill_tokens = self._decode_tokens = 0
         self._preempted_before = scheduler.preempted

@@ -58,6 +58,11 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks (from, to) to copy before the step
     prefill_tokens: int = 0
 
+    @property
+    def decoding(self) -> Int64Array:
+        """The slots of requests that are past their prompt."""
+        return self.slots[(self.rows == 1) & self.samples] if self.prefill_tokens else self.slots
+
 
 class SlotWatcher(Protocol):
     """Told of every request that takes or leaves a slot, while the slot holds its tokens."""

@@ -33,6 +33,8 @@ class SlotTable:
         self.prompt_length = zeros()
         self.reported = zeros()  # length at the last Progress
         self.spared_steps = zeros()  # tokens that came in one engine step with another
+        self.drafted = zeros()  # tokens that were verified for it, since they were last counted ...
+        self.accepted = zeros()  # ... and of them those that stood
         self.request_id = zeros()
         self.prompt_id = zeros()
         self.noise_key = zeros()
@@ -55,7 +57,7 @@ class SlotTable:
             self.logprobs_t1[slot, prompt:length] = prefix.logprobs_t1
         self.length[slot], self.computed[slot], self.limit[slot] = length, 0, limit
         self.prompt_length[slot], self.reported[slot] = prompt, prompt + reported_tokens
-        self.spared_steps[slot] = 0
+        self.spared_steps[slot] = self.drafted[slot] = self.accepted[slot] = 0
         self.request_id[slot], self.prompt_id[slot] = request.request_id, request.prompt_id
         self.noise_key[slot] = np.uint64(request.noise_key & (2**64 - 1)).astype(np.int64)
         self.evaluation[slot] = request.evaluation

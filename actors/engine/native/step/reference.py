@@ -151,6 +151,8 @@ class NumpySteps:
         settled = Settled(new_tokens=int(emitted.sum()), ended=ended, due=slots[due].tolist())
         if drafts is None:
             return settled
+        table.drafted[slots] += counts
+        table.accepted[slots] += accepted
         stood = int(accepted.sum())
         return replace(settled, emitted=emitted, accepted=accepted, accepted_tokens=stood, path=path, moves=moves)
 

@@ -1,0 +1,261 @@
+"""Budgets divide drafts among requests: what they say is kept by every drafter, and no token depends on it."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.engine.native.engine import NativeEngine
+from actors.engine.native.step.types import Int64Array, StepArrays, StepDrafts
+from actors.engine.types import EngineWindow
+from drafter.protocol import BatchView, Drafts
+from models.transformer import Transformer
+from policies.speculation.policy import FixedPolicy
+from policies.speculation.strategy import Strategy
+from tests.engine.support import DrafterBase, assert_same, drain, engine, make_requests, options_of, rollouts, run
+from tests.native import needs_native
+from tests.speculation.support import ENGINE, Trees, model_of, real_drafters
+
+PROMPTS = 6
+REQUESTS = make_requests(24, prompts=PROMPTS, seed=3, max_new_tokens=40)
+REAL = ("ngram:4", "ngram:3x2/6", "suffix:8", "suffix:4x3/10", "eagle:3", "eagle:4x2/8")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+    return model_of(tmp_path_factory.mktemp("budgets"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def expected(model: Transformer) -> dict[int, Any]:
+    return run(engine(model), REQUESTS)
+
+
+class PerPrompt:
+    """So many tokens for each request of prompt 0, 1, ...; remembers what it is asked and told."""
+
+    def __init__(self, *most: int) -> None:
+        self.most = np.array(most)
+        self.asked: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        self.drafted, self.accepted = Counter[int](), Counter[int]()
+
+    def budgets(self, prompt_ids: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy) -> Int64Array:
+        assert not prompt_ids.flags.writeable
+        assert not room.flags.writeable
+        assert (drawn >= 0).all()
+        assert (room >= 0).all()
+        self.asked.append((prompt_ids.copy(), drawn.copy(), room.copy()))
+        return self.most[prompt_ids]
+
+    def observe(self, prompt_ids: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
+        assert prompt_ids.shape == drafted.shape == accepted.shape
+        assert (drafted <= np.maximum(self.most, 0)[prompt_ids]).all()
+        assert (accepted <= drafted).all()
+        for prompt_id, given, stood in zip(prompt_ids.tolist(), drafted.tolist(), accepted.tolist(), strict=True):
+            self.drafted[prompt_id] += given
+            self.accepted[prompt_id] += stood
+
+
+class Seen:
+    """StepArrays that note the most tokens that a forward verified for each prompt."""
+
+    def __init__(self, steps: StepArrays, prompt_ids: Int64Array) -> None:
+        self.steps, self.prompt_ids, self.most = steps, prompt_ids, Counter[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.steps, name)
+
+    def rows(self, plan: Any, drafts: StepDrafts | None) -> Any:
+        for slot, count in zip(plan.slots, [] if drafts is None else drafts.counts, strict=drafts is not None):
+            prompt_id = int(self.prompt_ids[slot])
+            self.most[prompt_id] = max(self.most[prompt_id], int(count))
+        return self.steps.rows(plan, drafts)
+
+
+def speculating(model: Transformer, expected: dict[int, Any], strategy: str, budget: Any) -> tuple[NativeEngine, Seen]:
+    drafters = {**real_drafters(model), "right": Trees(expected, 0.8)}
+    policy = FixedPolicy(Strategy.parse(strategy))
+    core = NativeEngine(model, ENGINE, drafters=drafters, policy=policy, budget=budget)
+    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)  # type: ignore[assignment]
+    return core, seen
+
+
+@needs_native
+@pytest.mark.parametrize("strategy", [*REAL, "right:6", "right:4x3/12"])
+def test_no_request_drafts_above_its_budget_and_the_tokens_are_the_same(
+    model: Transformer, expected: dict[int, Any], strategy: str
+) -> None:
+    budget = PerPrompt(0, 1, 2, 3, 99, -5)
+    core, seen = speculating(model, expected, strategy, budget)
+    core.remember([r.prompt_tokens for r in REQUESTS], [expected[r.request_id].tokens for r in REQUESTS])
+    assert_same(run(core, REQUESTS), expected)
+    assert seen.most[0] == seen.most[5] == 0
+    assert (seen.most[1], seen.most[2], seen.most[3]) == (1, 2, 3)
+    assert seen.most[4] > 3 or strategy == "eagle:3"
+    assert sum(budget.drafted.values()) > sum(budget.accepted.values()) > 0
+
+
+def test_a_drafter_that_ignores_its_room_is_cut(model: Transformer, expected: dict[int, Any]) -> None:
+    class Heedless(DrafterBase):
+        def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+            return Drafts(np.full((len(batch.slots), 6), 3), np.full(len(batch.slots), 6))
+
+    core = NativeEngine(
+        model,
+        options_of(),
+        drafters={"test": Heedless()},
+        policy=FixedPolicy(Strategy.parse("test:6")),
+        budget=PerPrompt(*range(PROMPTS)),
+    )
+    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)  # type: ignore[assignment]
+    assert_same(run(core, REQUESTS), expected)
+    assert [seen.most[prompt_id] for prompt_id in range(PROMPTS)] == list(range(PROMPTS))
+
+
+def test_without_a_budget_anywhere_the_drafter_is_not_asked(model: Transformer, expected: dict[int, Any]) -> None:
+    class Unwanted(DrafterBase):
+        def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+            raise AssertionError("nobody may draft")
+
+    core = NativeEngine(
+        model,
+        options_of(),
+        drafters={"test": Unwanted()},
+        policy=FixedPolicy(Strategy.parse("test:6")),
+        budget=PerPrompt(*[0] * PROMPTS),
+    )
+    assert_same(run(core, REQUESTS), expected)
+    assert core._speculator.has_drafters
+
+
+HOSTILE: dict[str, Callable[..., Any]] = {
+    "raises": lambda room: 1 // 0,
+    "nothing": lambda room: None,
+    "one number": lambda room: 3,
+    "one request too few": lambda room: room[:-1],
+    "floats": lambda room: room * 1.5,
+    "NaN": lambda room: np.full(len(room), np.nan),
+    "objects": lambda room: np.full(len(room), None),
+    "unsigned": lambda room: np.full(len(room), 2**64 - 1, np.uint64),
+    "huge": lambda room: np.full(len(room), 2**62),
+    "very negative": lambda room: np.full(len(room), -(2**62)),
+    "a list": lambda room: [1] * len(room),
+    "writes": lambda room: room.__iadd__(100),
+    "small integers": lambda room: np.full(len(room), 2, np.int8),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("strategy", ["right:6", "right:4x3/12"])
+def test_a_budget_that_is_wrong_in_any_way_changes_no_token(
+    model: Transformer, expected: dict[int, Any], name: str, strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hostile:
+        def budgets(self, prompt_ids: Any, drawn: Any, room: Any, strategy: Strategy) -> Any:
+            return HOSTILE[name](room)
+
+        def observe(self, prompt_ids: Any, drafted: Any, accepted: Any) -> None:
+            raise RuntimeError("told, and does not want to hear it")
+
+    core = NativeEngine(
+        model,
+        options_of(),
+        drafters={"right": Trees(expected, 0.8)},
+        policy=FixedPolicy(Strategy.parse(strategy)),
+        budget=Hostile(),
+    )
+    assert_same(run(core, REQUESTS), expected)
+    said = [record for record in caplog.records if "budget failed" in record.message]
+    assert len(said) == (name != "very negative"), "given up once, and the drafter is not blamed"
+    assert core._speculator.has_drafters
+
+
+def test_a_budget_is_asked_about_every_request_that_may_draft(model: Transformer, expected: dict[int, Any]) -> None:
+    budget = PerPrompt(*[99] * PROMPTS)
+    core, _ = speculating(model, expected, "right:6", budget)
+    core.submit(REQUESTS)
+    events = drain(core)
+    finished = rollouts(events)
+    for prompt_ids, drawn, room in budget.asked:
+        assert prompt_ids.shape == drawn.shape == room.shape
+        assert (drawn + room < 40).all(), "the last token is drawn, not drafted"
+    assert max(int(drawn.max()) for _, drawn, _ in budget.asked) > 30
+    assert finished.keys() == expected.keys()
+
+
+@needs_native
+@pytest.mark.parametrize("strategy", ["suffix:8", "right:4x3/12"])
+def test_windows_say_what_was_drafted_for_each_prompt(
+    model: Transformer, expected: dict[int, Any], strategy: str
+) -> None:
+    """It is what the budget is told, step by step, and what the strategies add up to."""
+    budget = PerPrompt(*[99] * PROMPTS)
+    core, _ = speculating(model, expected, strategy, budget)
+    core.remember([r.prompt_tokens for r in REQUESTS], [expected[r.request_id].tokens for r in REQUESTS])
+    core.submit(REQUESTS)
+    events = core.step() + core.step() + core.step()
+    core.abort([REQUESTS[0].request_id])
+    windows = [event for event in events + drain(core) if isinstance(event, EngineWindow)]
+    drafted, accepted = Counter[int](), Counter[int]()
+    for window in windows:
+        for use in window.prompts:
+            drafted[use.prompt_id] += use.drafted
+            accepted[use.prompt_id] += use.accepted
+    assert drafted == budget.drafted
+    assert accepted == budget.accepted
+    assert sum(drafted.values()) == sum(use.drafted for window in windows for use in window.strategies)
+    assert sum(accepted.values()) == sum(use.accepted for window in windows for use in window.strategies) > 0
+
+
+def test_a_window_holds_at_most_so_many_prompts_and_the_rest_comes_with_the_next(
+    model: Transformer, expected: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.engine.native.telemetry.MAX_PROMPTS", 2)
+    budget = PerPrompt(*[99] * PROMPTS)
+    core, _ = speculating(model, expected, "right:6", budget)
+    core._clock = iter(np.arange(0.0, 1e6, 0.15)).__next__  # type: ignore[assignment]
+    core.submit(REQUESTS)
+    windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
+    assert max(len(window.prompts) for window in windows) == 2
+    told = Counter({use.prompt_id: 0 for window in windows for use in window.prompts})
+    for window in windows:
+        for use in window.prompts:
+            told[use.prompt_id] += use.drafted
+    left = Counter({prompt_id: use[0] for prompt_id, use in core._prompts._uses.items()})
+    assert told + left == budget.drafted
+
+
+def test_the_load_is_what_decodes_what_waits_and_what_attention_reads(
+    tmp_path: Path, model: Transformer, expected: dict[int, Any]
+) -> None:
+    """Also while requests join, leave, are aborted and preempted: it is counted up, not summed at every step."""
+    wrong: list[tuple[int, int]] = []
+
+    class Counts(FixedPolicy):
+        def choose(self, load: Any) -> Strategy:
+            table, running = core._table, [*core._scheduler._running]
+            decoding = [
+                s for s in running if table.length[s] - table.computed[s] == 1 and s not in core._scheduler._held
+            ]
+            whole = sum(int(table.length[slot]) for slot in decoding)
+            if (load.running, load.context_tokens) != (len(decoding), whole):
+                wrong.append((load.context_tokens, whole))
+            assert load.waiting == core._scheduler.waiting
+            return super().choose(load)
+
+    core = NativeEngine(
+        model,
+        options_of(max_running=6, kv_tokens=160, prefill_chunk_tokens=16),
+        drafters={"right": Trees(expected, 0.8)},
+        policy=Counts(Strategy.parse("right:4")),
+    )
+    core.submit(REQUESTS)
+    for _ in range(12):
+        core.step()
+    core.abort([REQUESTS[1].request_id, REQUESTS[20].request_id])
+    drain(core)
+    assert core._scheduler.preempted > 0
+    assert not wrong
