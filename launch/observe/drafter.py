@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.spot.types import MicroStep, Published, TrainerEvent, TrainFailed, TrainStopped
-from launch.observe.speculation import StepSpeculation, Totals, by_drafter
+from launch.observe.speculation import StepSpeculation, Totals, by_drafter, thinned
 from policies.drafter.lineage import micro_steps
 
 DRAFTER = "eagle"  # the drafter that is trained, among those that speculate
@@ -77,7 +77,7 @@ class StepDrafter:
                     update.target_version,
                     update.members,
                 ]
-                for update in _thin(self.updates, MAX_UPDATES)
+                for update in thinned(self.updates, MAX_UPDATES)
             ],
             "micro_steps": len(self.updates),
             "worker_s": round(self.worker_s, 4),
@@ -223,11 +223,3 @@ def _mean(parts: Iterable[tuple[float | None, int]]) -> float | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
-
-
-def _thin(updates: Sequence[Update], most: int) -> Sequence[Update]:
-    """At most `most` of them, evenly picked, the first and the last among them."""
-    if len(updates) <= most:
-        return updates
-    step = (len(updates) - 1) / (most - 1)
-    return [updates[math.floor(i * step + 0.5)] for i in range(most)]

@@ -4,10 +4,10 @@ Owns the record of speculation.jsonl and the metrics `speculation/*`. Pure: no f
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from actors.engine.types import EngineWindow, StrategyUse
 
 PLAIN = "plain"  # plain decoding, as a strategy and instead of a drafter
 MAX_POINTS = 4000  # of the traces of one RL step, all workers together
+MAX_PROMPTS = 512  # in one record; those that were drafted for most
+Item = TypeVar("Item")
 
 Point = tuple[float, int, str]  # (time, requests running from then on, drafter)
 
@@ -84,6 +86,7 @@ class StepSpeculation:
     strategies: Mapping[str, Totals]
     traces: Mapping[str, Sequence[Point]]  # by worker, by time; the last point ends the trace with 0 running
     requests: Sequence[tuple[int, int]] = ()  # (tokens, verifications) of each response made by one worker
+    prompts: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) by prompt id
 
     def to_json(self) -> dict[str, Any]:
         """Trace points as [ms since origin_s, running, index in `drafters`]."""
@@ -101,6 +104,10 @@ class StepSpeculation:
                 for worker, points in sorted(self.traces.items())
             },
             "requests": [list(pair) for pair in self.requests],
+            "prompts": [
+                [prompt_id, drafted, accepted]
+                for prompt_id, (drafted, accepted) in sorted(self.prompts.items(), key=lambda item: -item[1][0])
+            ][:MAX_PROMPTS],
         }
 
     def metrics(self) -> dict[str, float]:
@@ -123,9 +130,9 @@ class StepSpeculation:
                 values[f"speculation/{name}/saved_s"] = totals.saved_s
                 values[f"speculation/{name}/steps"] = float(totals.engine_steps)
         per_request = [tokens / verifications for tokens, verifications in self.requests if verifications]
-        if per_request:
-            for name, value in zip(("p10", "p50", "p90"), np.quantile(per_request, (0.1, 0.5, 0.9)), strict=True):
-                values[f"speculation/request_accept_length/{name}"] = float(value)
+        values |= _quantiles("speculation/request_accept_length", per_request)
+        by_prompt = [accepted / drafted for drafted, accepted in self.prompts.values() if drafted]
+        values |= _quantiles("speculation/prompt_acceptance", by_prompt)
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -139,10 +146,14 @@ class SpeculationMeter:
         self._strategies: defaultdict[str, Totals] = defaultdict(Totals)
         self._traces: dict[str, list[Point]] = {}
         self._end_s: dict[str, float] = {}
+        self._drafted, self._accepted = Counter[int](), Counter[int]()  # by prompt id
 
     def window(self, worker: str, window: EngineWindow) -> None:
         for use in window.strategies:
             self._strategies[use.strategy].add(use)
+        for prompt in window.prompts:
+            self._drafted[prompt.prompt_id] += prompt.drafted
+            self._accepted[prompt.prompt_id] += prompt.accepted
         if window.trace or worker in self._traces:
             self._traces.setdefault(worker, []).extend((t, n, _named(drafter)) for t, n, drafter in window.trace)
             self._end_s[worker] = window.end_s
@@ -150,9 +161,11 @@ class SpeculationMeter:
     def take(self, requests: Sequence[tuple[int, int]] = ()) -> StepSpeculation:
         """Everything since `begin`; begins anew."""
         share = MAX_POINTS // max(len(self._traces), 1)
-        traces = {worker: _thin(_closed(points, self._end_s[worker]), share) for worker, points in self._traces.items()}
+        closed = {worker: _closed(points, self._end_s[worker]) for worker, points in self._traces.items()}
+        traces = {worker: thinned(points, share) for worker, points in closed.items()}
         strategies = {name: totals.plausible() for name, totals in self._strategies.items()}
-        taken = StepSpeculation(strategies, {w: p for w, p in traces.items() if p}, requests)
+        prompts = {prompt_id: (drafted, self._accepted[prompt_id]) for prompt_id, drafted in self._drafted.items()}
+        taken = StepSpeculation(strategies, {w: p for w, p in traces.items() if p}, requests, prompts)
         self.begin()
         return taken
 
@@ -212,6 +225,25 @@ def traces_of(record: Mapping[str, Any]) -> dict[str, list[Point]]:
         return {}
 
 
+def prompts_over_run(records: Iterable[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
+    """(drafted, accepted) by prompt id, summed over records of speculation.jsonl; what is not one is left out."""
+    drafted, accepted = Counter[int](), Counter[int]()
+    for record in records:
+        try:
+            rows = [(int(prompt_id), int(offered), int(stood)) for prompt_id, offered, stood in record["prompts"]]
+        except (KeyError, TypeError, ValueError):
+            continue
+        for prompt_id, offered, stood in rows:
+            drafted[prompt_id] += offered
+            accepted[prompt_id] += stood
+    return {prompt_id: (offered, accepted[prompt_id]) for prompt_id, offered in drafted.items()}
+
+
+def _quantiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    parts = zip(("p10", "p50", "p90"), np.quantile(values, (0.1, 0.5, 0.9)), strict=True) if values else ()
+    return {f"{name}/{part}": float(value) for part, value in parts}
+
+
 def _named(drafter: str) -> str:
     return PLAIN if drafter == "none" else drafter
 
@@ -223,12 +255,12 @@ def _closed(points: list[Point], end_s: float) -> list[Point]:
     return [*points, (max(end_s, points[-1][0]), 0, points[-1][2])]
 
 
-def _thin(points: list[Point], most: int) -> list[Point]:
-    """At most `most` of the points, evenly picked, the first and the last among them."""
-    if len(points) <= most:
-        return points
-    step = (len(points) - 1) / (max(most, 2) - 1)
-    return [points[math.floor(i * step + 0.5)] for i in range(max(most, 2))]
+def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """At most `most` of them (never fewer than two), evenly picked, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    step = (len(items) - 1) / (max(most, 2) - 1)
+    return [items[math.floor(i * step + 0.5)] for i in range(max(most, 2))]
 
 
 def _add_each(sums: list[int], values: Sequence[int]) -> None:

@@ -17,7 +17,15 @@ from launch.observe.live import duration
 from launch.observe.timeline import write_trace
 from launch.report.collect import chart_data
 from launch.report.summary import DrafterSummary, RunSummary, SpeculationSummary, seconds_text, summarise
-from launch.report.tables import clock, environment_table, events_table, picked_samples, samples_table, strategies_table
+from launch.report.tables import (
+    clock,
+    environment_table,
+    events_table,
+    picked_samples,
+    prompts_table,
+    samples_table,
+    strategies_table,
+)
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "gantt.js", "page.js", "samples.js", "speculation.js", "drafter.js")
@@ -222,6 +230,8 @@ def _speculation(data: Mapping[str, Any]) -> tuple[str, str, str, str]:
         _sub("Share of engine steps, %", "chart-strategies"),
     )
     whole_run = f"<h3>Strategies, whole run</h3>{strategies_table(data['strategies'])}"
+    if data["prompts"]:
+        whole_run += f"<h3>Prompts with the least and the most acceptance</h3>{prompts_table(data['prompts'])}"
     return "speculation", "Speculative decoding", f'<div id="chart-running"></div>{charts}{whole_run}', SPECULATION_NOTE
 
 

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from launch.observe.speculation import PLAIN, Totals, by_drafter, over_run, strategies_of, traces_of
+from launch.observe.speculation import PLAIN, Totals, by_drafter, over_run, prompts_over_run, strategies_of, traces_of
 
 BINS = 240  # of one chart of running requests
 MIN_DRAFTS = 20  # that reach a position, for its acceptance to be shown
+MIN_DRAFTED = 100  # tokens for a prompt's rollouts, for it to be shown
+SHOWN_PROMPTS = 5  # with the lowest and with the highest acceptance, each
 
 
 def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -31,6 +33,7 @@ def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
         "saved_s": {name: _cumulative([_of(d, name).saved_s for d in per_step]) for name in names},
         "positions": {name: _positions(by_drafter(whole)[name]) for name in names},
         "strategies": [_row(name, totals, whole) for name, totals in _by_use(whole)],
+        "prompts": _prompts(prompts_over_run(records)),
         "running": [_running(record) for record in _first_middle_last(records)],
     }
 
@@ -65,6 +68,17 @@ def _spread(bins: list[float], from_s: float, to_s: float, value: float, width_s
     for i in range(min(first, len(bins) - 1), last + 1):
         overlap_s = min(to_s, (i + 1) * width_s) - max(from_s, i * width_s)
         bins[i] += value * max(overlap_s, 0.0) / width_s
+
+
+def _prompts(prompts: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+    """Those with the lowest acceptance, then those with the highest, ascending."""
+    shown = sorted(
+        (accepted / drafted, prompt_id, drafted)
+        for prompt_id, (drafted, accepted) in prompts.items()
+        if drafted >= MIN_DRAFTED
+    )
+    picked = shown if len(shown) <= 2 * SHOWN_PROMPTS else shown[:SHOWN_PROMPTS] + shown[-SHOWN_PROMPTS:]
+    return [{"prompt": prompt_id, "drafted": drafted, "acceptance": share} for share, prompt_id, drafted in picked]
 
 
 def _row(name: str, totals: Totals, whole: Mapping[str, Totals]) -> dict[str, Any]:

@@ -40,6 +40,17 @@ def strategies_table(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def prompts_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    heads = ("Prompt (number in data.train, from 0)#", "Drafted tokens#", "Accepted %#")
+    return _table(
+        heads,
+        (
+            _row(("num", str(row["prompt"])), ("num", f"{row['drafted']:,}"), ("num", f"{100 * row['acceptance']:.0f}"))
+            for row in rows
+        ),
+    )
+
+
 def events_table(events: Sequence[Mapping[str, Any]]) -> str:
     if not events:
         return '<div class="empty">No events recorded</div>'

@@ -1,14 +1,24 @@
 """Engine windows to the numbers of an RL step: hand-computed, lossless through the file, bounded in size."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.types import EngineWindow, StrategyUse
+from actors.engine.types import EngineWindow, PromptUse, StrategyUse
 from launch.observe import SpeculationMeter
-from launch.observe.speculation import MAX_POINTS, by_drafter, over_run, speculating, strategies_of, traces_of
+from launch.observe.speculation import (
+    MAX_POINTS,
+    MAX_PROMPTS,
+    by_drafter,
+    over_run,
+    prompts_over_run,
+    speculating,
+    strategies_of,
+    traces_of,
+)
 
 PLAIN = StrategyUse(
     strategy="plain", engine_steps=10, request_steps=300, drafted=0, accepted=0, seconds=1.0, draft_s=0.0, saved_s=0.0
@@ -135,3 +145,28 @@ def test_traces_are_bounded_and_keep_their_ends(workers: int, points: int) -> No
         assert trace_[0] == (0.0, points, "suffix")
         assert trace_[-1] == (points + 0.2, 0, "suffix")
         assert [t for t, _, _ in trace_] == sorted({t for t, _, _ in trace_})
+
+
+def test_prompts_add_up_over_workers_and_records_and_the_metrics_say_how_far_they_are_apart() -> None:
+    meter = SpeculationMeter()
+    records = []
+    for used in ((10, 1), (10, 9)):
+        for worker in ("rollout-0", "rollout-1"):
+            prompts = PromptUse(3, *used), PromptUse(7, 30, 15)
+            meter.window(worker, replace(window(CHAIN), prompts=prompts))
+        taken = meter.take()
+        assert taken.prompts == {3: (20, 2 * used[1]), 7: (60, 30)}
+        assert taken.metrics()["speculation/prompt_acceptance/p50"] == pytest.approx((used[1] / 10 + 0.5) / 2)
+        records.append(json.loads(json.dumps(taken.to_json())))
+    assert records[0]["prompts"] == [[7, 60, 30], [3, 20, 2]], "the most drafted for first"
+    assert prompts_over_run([*records, {"prompts": 3}, {}, {"prompts": [[1]]}]) == {3: (40, 20), 7: (120, 60)}
+    assert not any("prompt" in name for name in meter.take().metrics())
+
+
+def test_a_record_holds_at_most_so_many_prompts() -> None:
+    meter = SpeculationMeter()
+    prompts = tuple(PromptUse(i, i + 1, 0) for i in range(2 * MAX_PROMPTS))
+    meter.window("rollout-0", replace(window(CHAIN), prompts=prompts))
+    kept = meter.take().to_json()["prompts"]
+    assert len(kept) == MAX_PROMPTS
+    assert min(drafted for _, drafted, _ in kept) > MAX_PROMPTS

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import EngineWindow, StrategyUse
+from actors.engine.types import EngineWindow, PromptUse, StrategyUse
 from actors.spot.types import MicroStep, TrainStopped
 from launch.config.tree import Config
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Sample, Span, SpeculationMeter, StepDrafter, StepRecord
@@ -14,6 +14,7 @@ from launch.observe.speculation import StepSpeculation
 
 Floats = NDArray[np.float64]
 START_S = 1_800_000_000.0
+PROMPTS = tuple(PromptUse(i, 40 + i, 3 * i) for i in range(12))
 
 
 def config(run_dir: Path, *, steps: int, name: str = "synthetic") -> Config:
@@ -199,6 +200,7 @@ def _speculate(
             preempted=0,
             strategies=uses,
             trace=tuple(trace),
+            prompts=PROMPTS,
         )
         meter.window(f"rollout-{worker}", window)
     return meter.take()

@@ -213,6 +213,16 @@ def test_speculation_is_shown_as_it_was_recorded(run_dir: Path) -> None:
     assert data["running"][1]["step"] == 11
 
 
+def test_the_prompts_with_the_least_and_the_most_acceptance_are_named(run_dir: Path) -> None:
+    page = render(run_dir)
+    shown = Page(page).data["speculation"]["prompts"]
+    assert [row["prompt"] for row in shown] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11], "of twelve, five and five"
+    records = read(run_dir / "speculation.jsonl")
+    drafted = sum(row[1] for record in records for row in record["prompts"] if row[0] == 11)
+    assert shown[-1] == {"prompt": 11, "drafted": drafted, "acceptance": pytest.approx(33 / 51)}
+    assert f"{drafted:,}</td>" in page
+
+
 def test_without_speculation_nothing_is_said_about_it(tmp_path: Path) -> None:
     run = write_run(tmp_path / "off", steps=3, planned=3, speculation=False)
     page = Page(render(run))
