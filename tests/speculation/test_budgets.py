@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.step.types import Int64Array, StepArrays, StepDrafts
-from actors.engine.types import EngineWindow
+from actors.engine.types import EngineWindow, StopRule
 from drafter.protocol import BatchView, Drafts
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
@@ -187,16 +188,18 @@ def test_a_budget_is_asked_about_every_request_that_may_draft(model: Transformer
 
 
 @needs_native
+@pytest.mark.parametrize("rule", [None, StopRule(give_up_at_tokens=7)], ids=["", "cut"])
 @pytest.mark.parametrize("strategy", ["suffix:8", "right:4x3/12"])
 def test_windows_say_what_was_drafted_for_each_prompt(
-    model: Transformer, expected: dict[int, Any], strategy: str
+    model: Transformer, expected: dict[int, Any], strategy: str, rule: StopRule | None
 ) -> None:
-    """It is what the budget is told, step by step, and what the strategies add up to."""
+    """It is what the budget is told, step by step, and what the strategies add up to; also where a rule takes back
+    what was accepted behind a response's end."""
     budget = PerPrompt(*[99] * PROMPTS)
     core, _ = speculating(model, expected, strategy, budget)
     core.remember([r.prompt_tokens for r in REQUESTS], [expected[r.request_id].tokens for r in REQUESTS])
-    core.submit(REQUESTS)
-    events = core.step() + core.step() + core.step()
+    core.submit([replace(request, stop=rule) for request in REQUESTS])
+    events = core.step() + core.step()
     core.abort([REQUESTS[0].request_id])
     windows = [event for event in events + drain(core) if isinstance(event, EngineWindow)]
     drafted, accepted = Counter[int](), Counter[int]()

@@ -136,6 +136,7 @@ class RuleStops:
         if settled.emitted is None or settled.accepted is None:
             return settled
         accepted = np.minimum(settled.accepted, kept_tokens)
+        table.accepted[slots] += accepted - settled.accepted
         return replace(settled, emitted=kept_tokens, accepted=accepted, accepted_tokens=int(accepted.sum()))
 
     def propensity(self, slot: int, reason: FinishReason) -> float:
