@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engine.options import RolloutOptions
 from actors.engine.shared_rollouts import pack, unpack
 from actors.engine.types import DrafterLoaded, IntArray, Rollout
-from launch.dispatch import RolloutDispatcher, spawner
+from launch.dispatch import RolloutDispatcher, Weights, spawner
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request
 
@@ -107,7 +108,8 @@ def test_a_drafter_that_failed_and_weights_that_were_refused_are_events_that_nam
     )
     try:
         dispatcher.start()
-        dispatcher.drafters.update("eagle", WeightsManifest(7, 0, (), 4), np.zeros(4, np.uint8))
+        weights = Weights(WeightsManifest(7, 0, (), 4), ray.put(np.zeros(4, np.uint8)))
+        dispatcher.drafters.update("eagle", weights)
         deadline_s = time.monotonic() + DEADLINE_S
         while len(told) < 3:
             assert time.monotonic() < deadline_s, told
