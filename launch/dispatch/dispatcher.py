@@ -4,7 +4,7 @@ Owns losses and restarts of workers, the weights they hold, and the clock of eve
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 import ray
@@ -30,7 +30,7 @@ from actors.spot_host import DrafterEvent, RecordingReport
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
 from launch.dispatch.ledger import Ledger
-from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle, reason_of, worker_name
+from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle, reason_of, statuses, worker_name
 from launch.dispatch.spans import SpanSink, WorkerSpans
 from launch.dispatch.stats import DispatchStats, Tally
 from models.manifest import WeightsManifest
@@ -188,6 +188,18 @@ class RolloutDispatcher:
                 )
             self._on_spot(seat.name, loaded)
 
+    def abort(self, request_ids: Iterable[int]) -> None:
+        """Called within `run`, by a callback: sample these no further. Each still comes to `on_finished` once, with
+        the tokens it has, as ABORT or as it ended meanwhile: at once if nobody runs it, else when its worker says so
+        or is lost."""
+        ended, running = self._ledger.abort(request_ids, now_s=self._wall(), weights_version=self._version)
+        for name, ids in running.items():
+            if self._seats[name].state is SeatState.READY:  # else it is about to give back all that it runs
+                self._seats[name].give(Abort(tuple(ids)))
+        for rollout in ended:
+            self._tally.finished("", rollout)
+            self._on_finished(rollout)
+
     def abort_all(self) -> None:
         """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""
         self._on_finished, self._aborting = (lambda rollout: None), True
@@ -209,18 +221,7 @@ class RolloutDispatcher:
 
     def status(self, timeout_s: float = 5.0) -> dict[str, SupervisorStatus | str]:
         """What each worker says about itself, or why it says nothing."""
-        asked = {s.name: s.handle.status.remote() for s in self._seats.values() if s.state is not SeatState.DEAD}
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
-        answers: dict[str, SupervisorStatus | str] = {s.name: s.state.value for s in self._seats.values()}
-        for name, ref in asked.items():
-            if ref not in ready:
-                answers[name] = f"no answer within {timeout_s:g} s"
-                continue
-            try:
-                answers[name] = ray.get(ref, timeout=timeout_s)
-            except RayError as error:
-                answers[name] = reason_of(error)
-        return answers
+        return statuses(list(self._seats.values()), timeout_s)
 
     def close(self) -> None:
         """Close the engines (bounded), then end the actors."""
@@ -315,6 +316,11 @@ class RolloutDispatcher:
                 self._on_spot(seat.name, event)
             case _:
                 assert_never(event)
+
+    @property
+    def _version(self) -> int:
+        """Of the weights that every worker shall hold."""
+        return self._weights.manifest.version if self._weights else 0
 
     def _progressed(self, seat: Seat) -> None:
         seat.progress_s = self._clock()
@@ -413,10 +419,10 @@ class RolloutDispatcher:
 
     def _take_back(self, seat: Seat, reason: str) -> Sequence[Rollout]:
         """What the worker holds waits for others, and is told; those of its rollouts that turn out to be complete."""
-        wall_s = self._wall()
-        version = self._weights.manifest.version if self._weights else 0
-        handed_over = seat.state is SeatState.LEAVING
-        loss = self._ledger.lose(seat.name, reason, now_s=wall_s, weights_version=version, handed_over=handed_over)
+        wall_s, handed_over = self._wall(), seat.state is SeatState.LEAVING
+        loss = self._ledger.lose(
+            seat.name, reason, now_s=wall_s, weights_version=self._version, handed_over=handed_over
+        )
         self._tally.reissued_ids.update(loss.reissued)
         again = f"{len(loss.reissued)} requests are re-issued with {loss.prefix_tokens} tokens"
         if seat.retiring:

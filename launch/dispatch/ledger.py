@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from actors.engine.stopping import End, find_end
-from actors.engine.types import NOTHING_SAMPLED, Request, Rollout, Sampled
+from actors.engine.types import NOTHING_SAMPLED, FinishReason, Request, Rollout, Sampled
 from policies.balance import Balance, exact
 
 
@@ -30,7 +30,7 @@ class Loss:
 
     reissued: tuple[int, ...]
     failed: tuple[FailedRequest, ...]
-    finished: tuple[Rollout, ...]  # complete already; only the worker's last word was missing
+    finished: tuple[Rollout, ...]  # complete already, or wanted no further; only the worker's last word was missing
     prefix_tokens: int  # sampled before the loss, and not sampled again
 
 
@@ -41,6 +41,7 @@ class _Entry:
     deltas: list[Sampled] = field(default_factory=list)
     tokens: int = 0  # of all deltas
     retries: int = 0
+    aborted: bool = False  # wanted no further: it is not re-issued
     holder: str | None = None  # worker; None: waiting
 
     def remaining_tokens(self) -> float:
@@ -56,9 +57,10 @@ class _Entry:
     def issue(self) -> Request:
         return replace(self.request, prefix=self.sampled()) if self.deltas else self.request
 
-    def complete(self) -> End | None:
-        """How the response has ended already, if what was reported is the whole of it."""
-        return find_end(self.request, self.sampled().tokens, self.request.sampling.max_new_tokens)
+    def ended(self) -> End | None:
+        """How the response has ended already: what was reported is the whole of it, or nobody wants more."""
+        end = find_end(self.request, self.sampled().tokens, self.request.sampling.max_new_tokens)
+        return End(self.tokens, FinishReason.ABORT) if end is None and self.aborted else end
 
 
 class Ledger:
@@ -141,6 +143,25 @@ class Ledger:
         self.finished += 1
         return True
 
+    def abort(
+        self, request_ids: Iterable[int], *, now_s: float, weights_version: int
+    ) -> tuple[list[Rollout], dict[str, list[int]]]:
+        """These are wanted no further; ids that are not open (any more) are left alone. Returns the rollouts of those
+        that nobody runs, and the others by worker: those come back by `finish`, or by `lose` with what was reported."""
+        ended: list[Rollout] = []
+        running: dict[str, list[int]] = {}
+        for request_id in request_ids:
+            entry = self._open.get(request_id)
+            if entry is None or entry.aborted:
+                continue
+            entry.aborted = True
+            if entry.holder is not None:
+                running.setdefault(entry.holder, []).append(request_id)
+            elif (end := entry.ended()) is not None:
+                self._balance.forget(entry.request.prompt_id, request_id)
+                ended.append(self._finish(entry, end, now_s, weights_version))
+        return ended, running
+
     def reject(self, worker: str, request_id: int, reason: str) -> FailedRequest | None:
         entry = self._of(worker, request_id)
         if entry is None:
@@ -158,20 +179,8 @@ class Ledger:
         for request_id in sorted(self.running(worker)):
             entry = self._open[request_id]
             self._release(entry)
-            if (end := entry.complete()) is not None:
-                finished.append(
-                    Rollout(
-                        request_id=request_id,
-                        sampled=entry.sampled().first(end.tokens),
-                        finish_reason=end.reason,
-                        weights_version=weights_version,
-                        started_s=now_s,
-                        finished_s=now_s,
-                        propensity=end.propensity,
-                    )
-                )
-                del self._open[request_id]
-                self.finished += 1
+            if (end := entry.ended()) is not None:
+                finished.append(self._finish(entry, end, now_s, weights_version))
             elif not handed_over and entry.retries >= self._max_retries:
                 failed.append(self._fail(request_id, f"lost {entry.retries + 1} times, the last time: {reason}"))
             else:
@@ -201,6 +210,20 @@ class Ledger:
         self._balance.end(entry.holder, entry.request.prompt_id, entry.remaining_tokens())
         del self._held[entry.holder][entry.request.request_id]
         entry.holder = None
+
+    def _finish(self, entry: _Entry, end: End, now_s: float, weights_version: int) -> Rollout:
+        """One that no worker gives back."""
+        del self._open[entry.request.request_id]
+        self.finished += 1
+        return Rollout(
+            request_id=entry.request.request_id,
+            sampled=entry.sampled().first(end.tokens),
+            finish_reason=end.reason,
+            weights_version=weights_version,
+            started_s=now_s,
+            finished_s=now_s,
+            propensity=end.propensity,
+        )
 
     def _fail(self, request_id: int, reason: str) -> FailedRequest:
         del self._open[request_id]

@@ -20,7 +20,7 @@ class DispatchStats:
     tokens: int  # response tokens of the finished rollouts
     preempted: int  # recomputed by engines that ran out of cache
     seconds: float
-    sampled_by: Mapping[int, str]  # request id -> the worker that finished it
+    sampled_by: Mapping[int, str]  # request id -> the worker that finished it; "": it was aborted while it waited
     interrupted: bool = False
     reissued_ids: frozenset[int] = frozenset()  # requests that more than one worker sampled
 

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.engine.options import EngineOptions, RolloutOptions
-from actors.engine.types import Request, Rollout
+from actors.engine.types import FinishReason, Request, Rollout
 from actors.rollout_worker import SupervisorStatus
 from launch.dispatch import (
     NoWorkersError,
@@ -233,6 +233,41 @@ def test_the_last_worker_leaves_and_another_takes_its_work() -> None:
         check(done, asked)
         assert set(stats.sampled_by.values()) == {"rollout-0", "rollout-1"}
         assert [kind for kind, _ in events] == ["worker_left", "worker_joined"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_requests_aborted_by_id_come_back_once_with_what_they_have_also_if_their_worker_dies(killed: bool) -> None:
+    with running(options(2), FakeOptions(step_s=0.004)) as (dispatcher, _):
+        dispatcher.set_weights(*weights(3))
+        status = dispatcher.status()["rollout-1"]
+        assert isinstance(status, SupervisorStatus)
+        pid, doomed = engine_pid(status), set(range(3, 24, 2))  # at the first response most of them wait still
+        done: list[Rollout] = []
+
+        def on_finished(rollout: Rollout) -> None:
+            done.append(rollout)
+            if len(done) == 1:
+                if killed:
+                    os.kill(pid, signal.SIGKILL)  # nobody has noticed yet
+                dispatcher.abort([*doomed, 99])
+                dispatcher.abort(doomed)
+
+        stats = dispatcher.run(asked := requests(max_new_tokens=48), on_finished)
+        aborted = [r for r in done if r.finish_reason is FinishReason.ABORT]
+        assert {r.request_id for r in aborted} <= doomed
+        assert len(aborted) > 5
+        assert sorted(r.request_id for r in done) == list(range(24))
+        for rollout in aborted:
+            tokens, _ = response(asked[rollout.request_id])
+            assert rollout.tokens.tolist() == tokens[: len(rollout.tokens)]
+            assert rollout.weights_version == 3
+        ended = [r for r in done if r.finish_reason is not FinishReason.ABORT]
+        check(ended, [asked[r.request_id] for r in ended])
+        assert (stats.finished, stats.failed, stats.tokens) == (24, (), sum(len(r.tokens) for r in done))
+        assert stats.lost_workers == killed
+        again: list[Rollout] = []
+        dispatcher.run(asked := requests(6, seed=1), again.append)
+        check(again, asked)
 
 
 @pytest.mark.parametrize(("victim", "seed"), [("engine", 0), ("engine", 1), ("actor", 2)])

@@ -65,9 +65,10 @@ class Worker:
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.02, 0.1]),
     st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0.0, 0.2]),
 )
 def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
-    n: int, workers: int, slots: int, retries: int, seed: int, p: float, joins: float
+    n: int, workers: int, slots: int, retries: int, seed: int, p: float, joins: float, aborts: float
 ) -> None:
     rng = random.Random(seed)
     asked = {
@@ -81,6 +82,7 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
     open_ = {i: Open(i, r.prompt_id, r.expected_tokens, None) for i, r in asked.items()}
     offered: dict[str, int] = {}
     gone: set[str] = set()
+    aborted: set[int] = set()
     done: list[Rollout] = []
     late: list[tuple[str, Rollout]] = []
 
@@ -116,6 +118,21 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
                 sampled(request.request_id, fleet[name].running[request.request_id][1], name)
         if rng.random() < joins:
             fleet[f"j{turn}"] = Worker()
+        if rng.random() < aborts:
+            ids = [rng.randrange(n + 3) for _ in range(rng.randrange(3))]  # some unknown, some ended already
+            before = {i: open_[i].holder for i in ids if i in open_ and i not in aborted}
+            waiting, running = ledger.abort(ids, now_s=0.0, weights_version=1)
+            assert {i: name for name, held in running.items() for i in held} == {i: h for i, h in before.items() if h}
+            assert sorted(made.request_id for made in waiting) == sorted(i for i, h in before.items() if not h)
+            aborted.update(before)
+            done += waiting
+            for made in waiting:
+                del open_[made.request_id]
+            for holder, held in running.items():
+                for i in held:
+                    if rng.random() < 0.5 and i in fleet[holder].running:  # else it finishes, or its worker dies first
+                        _, known = fleet[holder].running.pop(i)
+                        finish(holder, rollout(i, tokens_of(asked[i], 0, known), FinishReason.ABORT))
         name = rng.choice(sorted(fleet))
         worker = fleet[name]
         for request_id, (request, known) in list(worker.running.items()):
@@ -163,8 +180,12 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
     for made in done:
         request = asked[made.request_id]
         tokens, reason = response(request)
+        if made.finish_reason is FinishReason.ABORT:
+            assert made.request_id in aborted
+            tokens, reason = tokens[: len(made.tokens)], FinishReason.ABORT
+        else:
+            assert made.propensity == rollout_of(request).propensity
         assert (made.tokens.tolist(), made.finish_reason) == (tokens, reason)
-        assert made.propensity == rollout_of(request).propensity
         assert made.logprobs.tolist() == [logprob(request.noise_key, i) for i in range(len(tokens))]
     if p == 0.0:
         assert failed == [], "who leaves is no reason to suspect a request"
