@@ -11,6 +11,7 @@ import torch
 
 from actors.data.stop_strings import compile_marker
 from actors.engine.native.engine import NativeEngine
+from actors.engine.stopping import End, find_end
 from actors.engine.types import FinishReason, Recorded, Request, Rollout, StopRule
 from drafter.protocol import Drafter
 from models.transformer import Transformer
@@ -154,3 +155,21 @@ def test_a_rule_of_another_vocabulary_is_refused(case: Case) -> None:
     core.submit([replace(requests[0], stop=StopRule(strings=foreign))])
     [event] = [event for event in drain(core) if hasattr(event, "reason")]
     assert "outside the model's vocabulary" in event.reason
+
+
+def test_with_rejection_sampling_a_response_ends_by_its_own_tokens_too(case: Case) -> None:
+    """There the tokens are other ones; each must still end exactly where the law says."""
+    model, requests, whole, _ = case
+    core = NativeEngine(
+        model,
+        options_of(),
+        drafters=drafters_of("knows much", whole),
+        policy=FixedPolicy(Strategy.parse("test:6")),
+        verification="rejection",
+    )
+    found = run(core, requests)
+    assert found.keys() == {request.request_id for request in requests}
+    for request in requests:
+        rollout = found[request.request_id]
+        end = find_end(request, rollout.tokens, request.sampling.max_new_tokens)
+        assert end == End(len(rollout.tokens), rollout.finish_reason, rollout.propensity)
