@@ -150,7 +150,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
             assert now is not None
             change = "" if before is None or not before.value else f" ({now.value / before.value - 1:+.0%})"
             moved = {True: f"**moved**{change}", False: "no", None: "not in the committed record"}[pair["moved"]]
-            between = "" if now.low == now.high else f"{now.low:,.3g} to {now.high:,.3g}"
+            between = "" if now.low == now.high else f"{digits(now.low)} to {digits(now.high)}"
             lines.append((name, now.name, shown(before), shown(now), between, moved))
     others = sorted(
         name for name, row in found.items() if (row.get("cpu_committed") or row.get("cpu")) != row.get("cpu")
@@ -166,7 +166,11 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def shown(figure: Figure | None) -> str:
-    return "" if figure is None else f"{figure.value:,.3g}{figure.unit}"
+    return "" if figure is None else f"{digits(figure.value)}{figure.unit}"
+
+
+def digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":
