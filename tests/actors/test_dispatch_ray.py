@@ -37,7 +37,7 @@ QUICK = FakeOptions()
 
 
 def options(workers: int, **update: object) -> RolloutOptions:
-    return RolloutOptions(workers=workers, engine=EngineOptions(max_running=4), **update)  # type: ignore[arg-type]
+    return RolloutOptions(workers=workers, engine=EngineOptions(max_running=4), **update)
 
 
 @contextmanager

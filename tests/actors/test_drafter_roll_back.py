@@ -42,10 +42,10 @@ class Run:
         self.versions: list[int] = []
         self.payloads: dict[int, bytes] = {}
         self._tasks: list[asyncio.Task[Any]] = []
-        actors = DrafterActors("coordinator", ("rollout-0", "rollout-1"), "tcp://127.0.0.1:1", {"n0": "buffer"})  # type: ignore[arg-type]
+        actors = DrafterActors("coordinator", ("rollout-0", "rollout-1"), "tcp://127.0.0.1:1", {"n0": "buffer"})
         watch: Any = SimpleNamespace(look=dict)
         model = ModelOptions(path="model")
-        self.training = DrafterTraining(settings, observer, run_dir, model, actors, self, watch)  # type: ignore[arg-type]
+        self.training = DrafterTraining(settings, observer, run_dir, model, actors, self, watch)
         self.training.plan("rollout-0", EngineOptions())
 
     @property
@@ -76,13 +76,13 @@ class Run:
 
     async def hand_out(self, target: int) -> None:
         await self.settle()
-        self.training.hand_out(self, target)  # type: ignore[arg-type]
+        self.training.hand_out(self, target)
         await asyncio.gather(*self._tasks)
 
     async def tail(self, step: int, rate: float) -> None:
         """An RL step in whose tail the worker trains, while engines accept `rate` of what they draft."""
         await eventually(lambda: self._world.state == "IDLE")
-        self.training.begin(step, self)  # type: ignore[arg-type]
+        self.training.begin(step, self)
         await self._world.training(2)
         self.training.window(drafted(rate))
         events, before = self._world.events, len(self._world.events)

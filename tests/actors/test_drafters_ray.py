@@ -26,7 +26,7 @@ Made = tuple[IntArray, IntArray, int]
 
 @contextmanager
 def workers(n: int, notes: Path, **fake: object) -> Iterator[RolloutDispatcher]:
-    options = [FakeOptions(notes=str(notes / f"rollout-{i}"), **fake) for i in range(n)]  # type: ignore[arg-type]
+    options = [FakeOptions(notes=str(notes / f"rollout-{i}"), **fake) for i in range(n)]
     dispatcher = RolloutDispatcher(
         spawner(lambda name: partial(FakeEngine, options[int(name.rpartition("-")[2])])), RolloutOptions(workers=n)
     )

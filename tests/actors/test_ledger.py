@@ -119,9 +119,9 @@ def test_nothing_is_lost_or_counted_twice_and_grants_are_those_of_the_rule(
         if rng.random() < joins:
             fleet[f"j{turn}"] = Worker()
         if rng.random() < aborts:
-            ids = [rng.randrange(n + 3) for _ in range(rng.randrange(3))]  # some unknown, some ended already
-            before = {i: open_[i].holder for i in ids if i in open_ and i not in aborted}
-            waiting, running = ledger.abort(ids, now_s=0.0, weights_version=1)
+            drawn = [rng.randrange(n + 3) for _ in range(rng.randrange(3))]  # some unknown, some ended already
+            before = {i: open_[i].holder for i in drawn if i in open_ and i not in aborted}
+            waiting, running = ledger.abort(drawn, now_s=0.0, weights_version=1)
             assert {i: name for name, held in running.items() for i in held} == {i: h for i, h in before.items() if h}
             assert sorted(made.request_id for made in waiting) == sorted(i for i, h in before.items() if not h)
             aborted.update(before)

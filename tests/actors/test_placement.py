@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import ray
@@ -103,7 +104,7 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
     config = Config(Cluster(cpus_per_worker=free, cpus_per_learner=free))  # three times what there is
     with place(config) as placement:
         options = [placement.worker_options("a"), placement.worker_options("b"), placement.learner_options(0)]
-        actors = [ray.remote(Where).options(**o).remote() for o in options]
+        actors: list[Any] = [ray.remote(Where).options(**o).remote() for o in options]
         pids = ray.get([a.pid.remote() for a in actors], timeout=60)
         assert len({*pids, os.getpid()}) == 4
         assert placement.worker_gpus(0) == []
@@ -121,12 +122,14 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
 def test_colocated_actors_share_their_gpus() -> None:
     config = Config(Cluster("colocated", gpus_per_worker=2), Count(workers=2), Count(ranks=4))
     with place(config) as placement:
-        learners = [ray.remote(Where).options(**placement.learner_options(rank)).remote() for rank in range(4)]
+        learners: list[Any] = [
+            ray.remote(Where).options(**placement.learner_options(rank)).remote() for rank in range(4)
+        ]
         gpus = [gpu for ids in ray.get([a.gpus.remote() for a in learners], timeout=60) for gpu in ids]
         assert sorted(gpus) == [0, 1, 2, 3]  # one each
         assert [placement.worker_gpus(index) for index in range(2)] == [gpus[:2], gpus[2:]]
         placement.worker_options("first")
-        worker = ray.remote(Where).options(**placement.worker_options("second")).remote()
+        worker: Any = ray.remote(Where).options(**placement.worker_options("second")).remote()
         assert ray.get(worker.gpus.remote(), timeout=60) == gpus[2:3]
 
 

@@ -53,7 +53,7 @@ def item(response: str) -> GradeItem:
 
 def quick(**update: object) -> RewardOptions:
     terms = (RewardTerm(kind="math", timeout_s=0.1),)
-    return RewardOptions(terms=terms, **update)  # type: ignore[arg-type]
+    return RewardOptions(terms=terms, **update)
 
 
 def test_real_grader_grades_all_and_in_any_order() -> None:
@@ -122,7 +122,7 @@ def test_where_a_function_raised_is_told_once_per_place() -> None:
 def test_a_reward_worker_that_is_killed_while_it_starts_is_replaced() -> None:
     events: list[str] = []
     with RewardPool(quick(), factory=Moody, on_event=lambda kind, message: events.append(message)) as pool:
-        ray.kill(pool._workers[0].handle)  # type: ignore[arg-type]
+        ray.kill(pool._workers[0].handle)
         pool.submit(0, item("5"))
         assert pool.drain() == {0: Grade(value=5.0)}
     assert len(events) == 1

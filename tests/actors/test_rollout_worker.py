@@ -21,7 +21,7 @@ DEADLINE_S = 30.0
 
 
 def worker(**options: object) -> RolloutWorker:
-    return RolloutWorker("w", partial(FakeEngine, FakeOptions(**options)))  # type: ignore[arg-type]
+    return RolloutWorker("w", partial(FakeEngine, FakeOptions(**options)))
 
 
 def array(*tokens: int) -> IntArray:

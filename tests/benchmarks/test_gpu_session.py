@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import ROOT, missing_modules, parts, run_parts
+from benchmarks.gpu import missing_modules, parts, run_parts
+from benchmarks.harness import ROOT
 
 
 def test_parts_that_fail_or_hang_do_not_stop_the_others(tmp_path: Path) -> None:

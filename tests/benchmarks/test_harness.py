@@ -84,7 +84,7 @@ def test_a_busy_machine_is_refused_unless_told_and_the_record_says_so(
 
 def test_contestants_take_turns_and_the_first_turn_does_not_count() -> None:
     order: list[str] = []
-    seconds = harness.in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 3)  # type: ignore[misc]
+    seconds = harness.in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 3)
     assert "".join(order) == "cab" + "abc" + "bca" + "cab"
     assert {name: len(of) for name, of in seconds.items()} == {"a": 3, "b": 3, "c": 3}
 

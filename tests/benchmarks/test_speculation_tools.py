@@ -146,7 +146,7 @@ def test_the_switching_policy_counts_what_it_did() -> None:
 def test_a_switch_costs_what_its_step_took_beyond_its_like() -> None:
     on = {"strategy": "suffix:4", "drafted": 4, "emitted": 2}
     steps = [step(elapsed_s=1.0) for _ in range(4)]
-    steps += [step(elapsed_s=3.5, **on), *(step(elapsed_s=2.0, **on) for _ in range(3))]  # type: ignore[arg-type]
+    steps += [step(elapsed_s=3.5, **on), *(step(elapsed_s=2.0, **on) for _ in range(3))]
     steps += [step(elapsed_s=1.25), step(prefill=3, elapsed_s=9.0), step(elapsed_s=7.0, running=2)]
     costs = switch_costs(steps)
     assert costs == {"on": [1.5], "off": [0.25]}

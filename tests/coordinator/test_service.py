@@ -130,7 +130,7 @@ def test_watch_tells_every_change_in_order(service: CoordinatorService, admin: A
         ("g", "", "", ()),
     ]
     assert train.session == next(c.session for c in changes if isinstance(c, Change) and c.group)
-    updates.close()
+    updates.close()  # type: ignore[attr-defined]
 
 
 def test_watch_says_the_status_again_and_ends_with_the_coordinator() -> None:

@@ -37,7 +37,7 @@ def _replayed(lines: list[str]) -> Iterator[str]:
         yield line
         word, *rest = shlex.split(line, comments=True) or [""]
         if word == "options":
-            options = CoordinatorOptions(**dict(item.split("=") for item in rest))  # type: ignore[arg-type]
+            options = CoordinatorOptions(**dict(item.split("=") for item in rest))
         elif word == "restart":
             start = {key: int(value) for key, value in (item.split("=") for item in rest)}
         elif word:

@@ -1,6 +1,7 @@
 """The examples' own conversion, and that the shipped configurations agree with what data and rewards can do."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -30,8 +31,8 @@ def test_rewards_of_the_examples_can_be_built(path: Path) -> None:
     )
 
 
-def test_prepared_mbpp_is_prompted_and_graded(tmp_path: Path, chat_tokenizer) -> None:
-    rows = {
+def test_prepared_mbpp_is_prompted_and_graded(tmp_path: Path, chat_tokenizer: Any) -> None:
+    rows: dict[str, list[Any]] = {
         "text": ["Write a function to add two numbers."],
         "task_id": [601],
         "test_setup_code": ["one = 1"],

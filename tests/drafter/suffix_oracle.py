@@ -1,7 +1,9 @@
 """The suffix index by brute force: what native/suffix_*.h promises, read from sorted lists of all contexts."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +88,7 @@ class Oracle:
         )
         right = bisect_left(places, query, key=lambda place: place[0])
         left = right - 1
-        found = []
+        found: list[Any] = []
         while len(found) < WINDOW_CANDIDATES:
             before = common(places[left][0], query) if left >= 0 else 0
             after = common(places[right][0], query) if right < len(places) else 0
@@ -170,7 +172,7 @@ class Oracle:
             index = len(drafted) - 1
 
 
-def _sum(values) -> np.float32:
+def _sum(values: Iterable[np.float32]) -> np.float32:
     total = np.float32(0)
     for value in values:
         total += value

@@ -28,7 +28,7 @@ def record(length: int, version: int = 0, request_id: int = -1) -> SequenceRecor
 
 
 def options(**changes: float) -> BufferOptions:
-    return BufferOptions(**{"max_bytes": 1 << 20} | changes)  # type: ignore[arg-type]
+    return BufferOptions(**{"max_bytes": 1 << 20} | changes)
 
 
 def ids(records: Sequence[SequenceRecord]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,10 +113,10 @@ def drafter_of(
     slots: int = 8,
     min_probability: float = 0.0,
     **keywords: object,
-) -> EagleDrafter:
+) -> Any:  # a `kind`
     """Drafts in full length, unless options say otherwise."""
     options = EagleOptions(path="random", min_probability=min_probability)
-    return kind(model, options, slots, BLOCKS, BLOCK_TOKENS, **keywords)  # type: ignore[arg-type]
+    return kind(model, options, slots, BLOCKS, BLOCK_TOKENS, **keywords)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -167,7 +168,7 @@ def test_a_step_that_catches_up_is_not_a_measurement(tmp_path: Path) -> None:
 def test_drafts_deeper_than_its_cache_end_there(tmp_path: Path, strategy: str) -> None:
     model = tiny_model(tmp_path)
     requests = make_requests(2, seed=3, max_new_tokens=120)
-    plain, records = run(NativeEngine(model, options_of()), requests), []
+    plain, records = run(NativeEngine(model, options_of()), requests), list[Any]()
     policy = FixedPolicy(Strategy.parse(strategy))
     core = NativeEngine(
         model, options_of(), drafters={"eagle": drafter_of(model)}, policy=policy, on_step=records.append
@@ -203,7 +204,7 @@ def test_follows_the_target_and_forgets_its_old_states(tmp_path: Path) -> None:
     core.update_weights(*pack(hf_state_dict(other), 1))
     before = eagle.checked
     # The running requests keep K/V of the old weights: only requests from now on equal a fresh forward.
-    eagle.checked, eagle.propose = 0, lambda batch, strategy: EagleDrafter.propose(eagle, batch, strategy)  # type: ignore[method-assign]
+    eagle.checked, eagle.propose = 0, lambda batch, strategy: EagleDrafter.propose(eagle, batch, strategy)
     while core.has_work:
         core.step()
     del eagle.propose
@@ -221,7 +222,8 @@ def test_a_drafter_that_thinks_like_the_target_is_always_accepted(tmp_path: Path
             return self._answers(tokens, context)
 
         def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-            self._batch_view, self._drafted = batch, [[] for _ in batch.slots]
+            self._batch_view = batch
+            self._drafted: list[list[int]] = [[] for _ in batch.slots]
             return super().propose(batch, strategy)
 
         def _answers(self, tokens: np.ndarray, context: object) -> torch.Tensor:
@@ -259,7 +261,7 @@ def test_a_drafter_that_thinks_like_the_target_is_always_accepted(tmp_path: Path
             self.__dict__["_fed_now"] = dict.fromkeys(range(len(batch.slots)), False)
             return super().propose(batch, strategy)
 
-    records = []
+    records: list[Any] = []
     core = NativeEngine(
         model,
         options_of(),
@@ -329,17 +331,17 @@ def test_weights_round_trip_and_refuse_another_target(tmp_path: Path) -> None:
     eagle = init_eagle(model.config, 7, dtype=torch.float32, device="cpu", batch_invariant=True)
     save_eagle(eagle, tmp_path / "drafter")
     settings = {"dtype": torch.float32, "device": "cpu", "batch_invariant": True}
-    loaded = load_eagle(tmp_path / "drafter", model.config, **settings)  # type: ignore[arg-type]
+    loaded = load_eagle(tmp_path / "drafter", model.config, **settings)
     for name, tensor in eagle.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name])
-    normed = EagleModel(model.config, qk_norm=True, **settings)  # type: ignore[arg-type]
+    normed = EagleModel(model.config, qk_norm=True, **settings)
     save_eagle(normed, tmp_path / "normed")
-    assert load_eagle(tmp_path / "normed", model.config, **settings).block.q_norm is not None  # type: ignore[arg-type]
+    assert load_eagle(tmp_path / "normed", model.config, **settings).block.q_norm is not None
     wider = replace(model.config, intermediate_size=2 * model.config.intermediate_size)
     with pytest.raises(EagleWeightsError, match="intermediate_size"):
-        load_eagle(tmp_path / "drafter", wider, **settings)  # type: ignore[arg-type]
+        load_eagle(tmp_path / "drafter", wider, **settings)
     with pytest.raises(EagleWeightsError, match=r"rollout\.speculation\.eagle\.path"):
-        load_eagle(tmp_path / "nothing", model.config, **settings)  # type: ignore[arg-type]
+        load_eagle(tmp_path / "nothing", model.config, **settings)
 
 
 def test_swapped_weights_draft_differently_and_start_over(tmp_path: Path) -> None:

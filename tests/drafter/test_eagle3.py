@@ -53,7 +53,7 @@ def test_starts_late_and_takes_new_weights(tmp_path: Path) -> None:
     core.step()
     assert eagle.checked == 3
     assert (eagle._cache.start[eagle._cache.start >= 0] > 10).all()
-    other = init_eagle(model.config, 99, "eagle3", (0, 1, 3), **SETTINGS)  # type: ignore[arg-type]
+    other = init_eagle(model.config, 99, "eagle3", (0, 1, 3), **SETTINGS)
     eagle.update(7, other.state_dict())
     before = eagle.checked
     for _ in range(6):
@@ -64,9 +64,9 @@ def test_starts_late_and_takes_new_weights(tmp_path: Path) -> None:
 
 def test_files_say_kind_and_layers(tmp_path: Path) -> None:
     model = deep_model(tmp_path)
-    network = init_eagle(model.config, 3, "eagle3", (0, 2, 3), **SETTINGS)  # type: ignore[arg-type]
+    network = init_eagle(model.config, 3, "eagle3", (0, 2, 3), **SETTINGS)
     save_eagle(network, tmp_path / "drafter")
-    loaded = load_eagle(tmp_path / "drafter", model.config, **SETTINGS)  # type: ignore[arg-type]
+    loaded = load_eagle(tmp_path / "drafter", model.config, **SETTINGS)
     assert (loaded.kind, loaded.layers) == ("eagle3", (0, 2, 3))
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name])
@@ -78,7 +78,7 @@ def test_fresh_weights_by_name(tmp_path: Path) -> None:
     config = deep_model(tmp_path).config
 
     def fresh(path: str) -> tuple[str, tuple[int, ...]]:
-        model = eagle_at(path, config, 5, **SETTINGS)  # type: ignore[arg-type]
+        model = eagle_at(path, config, 5, **SETTINGS)
         return model.kind, model.layers
 
     assert fresh(fresh_path("eagle")) == ("eagle", ())

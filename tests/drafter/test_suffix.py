@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ CHAIN = Strategy("suffix", 4)
 class Engine:
     """The part of an engine that a drafter sees."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, **options: Any) -> None:
         self.drafter = SuffixDrafter(SuffixOptions(**options), SLOTS, MAX_TOKENS)
         self.history = np.zeros((SLOTS, MAX_TOKENS), np.int32)
         self.lengths: dict[int, int] = {}
@@ -75,7 +76,7 @@ class Engine:
         self.end(0)
 
 
-def test_a_finished_rollout_drafts_for_running_siblings_and_later_ones():
+def test_a_finished_rollout_drafts_for_running_siblings_and_later_ones() -> None:
     engine = Engine()
     engine.begin(1)
     engine.begin(2, np.array([80, 81], np.int32))  # another problem
@@ -90,7 +91,7 @@ def test_a_finished_rollout_drafts_for_running_siblings_and_later_ones():
     assert engine.drafts(room=0)[1] == []
 
 
-def test_an_unfinished_request_leaves_nothing_and_comes_back_with_what_it_had():
+def test_an_unfinished_request_leaves_nothing_and_comes_back_with_what_it_had() -> None:
     engine = Engine()
     engine.begin(0)
     engine.sample(0, RESPONSE)
@@ -101,7 +102,7 @@ def test_an_unfinished_request_leaves_nothing_and_comes_back_with_what_it_had():
     assert engine.drafts() == {3: [4, 5, 6, 7]}
 
 
-def test_the_prompt_and_the_own_text_are_searched_without_any_window():
+def test_the_prompt_and_the_own_text_are_searched_without_any_window() -> None:
     engine = Engine()
     engine.begin(0)
     engine.sample(0, PROMPT[:3])
@@ -110,7 +111,7 @@ def test_the_prompt_and_the_own_text_are_searched_without_any_window():
     assert engine.drafts()[0] == [94, 90, 91, 92]
 
 
-def test_catching_up_late_drafts_as_catching_up_at_every_step():
+def test_catching_up_late_drafts_as_catching_up_at_every_step() -> None:
     rng = np.random.default_rng(0)
     eager, late = Engine(), Engine()
     for engine in (eager, late):
@@ -126,7 +127,7 @@ def test_catching_up_late_drafts_as_catching_up_at_every_step():
         assert eager.drafts() == late.drafts()
 
 
-def test_trees_hold_the_alternatives_most_probable_first():
+def test_trees_hold_the_alternatives_most_probable_first() -> None:
     engine = Engine()
     for last in (50, 60, 60):
         engine.rollout(np.array([1, 2, 3, last, last + 1, last + 2], np.int32))
@@ -137,7 +138,7 @@ def test_trees_hold_the_alternatives_most_probable_first():
     assert sorted(drafts[1][3:]) == [50, 51, 52]
 
 
-def test_rollouts_of_other_workers_and_a_window_that_slides():
+def test_rollouts_of_other_workers_and_a_window_that_slides() -> None:
     engine = Engine(window_rollouts=2)
     engine.drafter.remember([PROMPT], [RESPONSE])
     engine.begin(1)
@@ -147,7 +148,7 @@ def test_rollouts_of_other_workers_and_a_window_that_slides():
     assert engine.drafts()[1] == []
 
 
-def test_newer_rollouts_outweigh_older_ones():
+def test_newer_rollouts_outweigh_older_ones() -> None:
     def first_draft(decay: float) -> list[int]:
         engine = Engine(version_decay=decay)
         for _ in range(2):
@@ -163,7 +164,9 @@ def test_newer_rollouts_outweigh_older_ones():
     assert first_draft(0.5) == [40]
 
 
-def test_saved_windows_return_and_unreadable_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_saved_windows_return_and_unreadable_ones_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     engine, other = Engine(), Engine()
     with caplog.at_level(logging.WARNING):
         other.drafter.load(str(tmp_path))
@@ -180,7 +183,7 @@ def test_saved_windows_return_and_unreadable_ones_are_left_out(tmp_path: Path, c
     assert other.drafts()[1] == RESPONSE[:4].tolist()
 
 
-def test_rollouts_behind_a_loaded_index_are_as_old_as_the_weights(tmp_path: Path):
+def test_rollouts_behind_a_loaded_index_are_as_old_as_the_weights(tmp_path: Path) -> None:
     """Saved at version 50: what is sampled next, with the weights of version 50, is not fifty versions old."""
     engine, other = Engine(version_decay=0.5), Engine(version_decay=0.5)
     engine.drafter.new_target(50)
@@ -195,7 +198,7 @@ def test_rollouts_behind_a_loaded_index_are_as_old_as_the_weights(tmp_path: Path
     assert other.drafts()[1][:1] == [40]
 
 
-def test_a_history_of_another_shape_or_an_unknown_slot_is_refused():
+def test_a_history_of_another_shape_or_an_unknown_slot_is_refused() -> None:
     engine = Engine()
     engine.begin(0)
     engine.lengths[1], engine.prompts[1] = 3, 2

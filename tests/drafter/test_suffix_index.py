@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,26 @@ HANDLES, DECAY = 4, 0.75
 AT_ONCE = 1 << 40  # windows are never merged in the background
 
 
-def make(window_rollouts: int = 32, max_bytes: int = 1 << 30, inline_tokens: int = AT_ONCE, handles: int = HANDLES):
+def make(
+    window_rollouts: int = 32, max_bytes: int = 1 << 30, inline_tokens: int = AT_ONCE, handles: int = HANDLES
+) -> Any:
+    assert kernels is not None
     return kernels.Suffixes(handles, window_rollouts, max_bytes, DECAY, inline_tokens)
 
 
-def array(tokens) -> np.ndarray:
+def array(tokens: Any) -> np.ndarray:
     return np.asarray(tokens, np.int32)
 
 
-def drafts(index, handles, depth=8, top_k=1, nodes=8, min_probability=0.1, factor=1.0):
+def drafts(
+    index: Any,
+    handles: Any,
+    depth: int = 8,
+    top_k: int = 1,
+    nodes: int = 8,
+    min_probability: float = 0.1,
+    factor: float = 1.0,
+) -> Any:
     """[(tokens, parents, probs)] per handle."""
     shape = (len(handles), nodes)
     tokens, parents, probs = np.full(shape, -7), np.full(shape, -7), np.full(shape, -7, np.float32)
@@ -40,7 +52,7 @@ def drafts(index, handles, depth=8, top_k=1, nodes=8, min_probability=0.1, facto
     ]
 
 
-def append(index, handle: int, tokens) -> None:
+def append(index: Any, handle: int, tokens: Any) -> None:
     index.append_batch(np.array([handle]), array(tokens), np.array([0, len(tokens)]))
 
 
@@ -127,7 +139,7 @@ def play(both: Both, rng: np.random.Generator, steps: int, alphabet: int) -> Non
 
 
 @pytest.mark.slow
-def test_no_draft_differs_from_brute_force_in_10000_random_cases():
+def test_no_draft_differs_from_brute_force_in_10000_random_cases() -> None:
     rng = np.random.default_rng(0)
     compared = drafted = 0
     while compared < 10_000:
@@ -140,7 +152,7 @@ def test_no_draft_differs_from_brute_force_in_10000_random_cases():
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), alphabet=st.integers(1, 5))
-def test_drafts_of_arbitrary_histories_are_those_of_brute_force(seed, alphabet):
+def test_drafts_of_arbitrary_histories_are_those_of_brute_force(seed: int, alphabet: int) -> None:
     play(Both(), np.random.default_rng(seed), 15, alphabet)
 
 
@@ -151,7 +163,7 @@ def real_like(rng: np.random.Generator, rollouts: int, tokens: int) -> list[np.n
 
 
 @pytest.mark.slow
-def test_a_window_of_half_a_million_tokens_drafts_what_a_running_request_repeats():
+def test_a_window_of_half_a_million_tokens_drafts_what_a_running_request_repeats() -> None:
     rng = np.random.default_rng(1)
     texts = real_like(rng, 33, 16_384)
     index = make(window_rollouts=32)
@@ -173,7 +185,7 @@ def test_a_window_of_half_a_million_tokens_drafts_what_a_running_request_repeats
     assert right > 0.75 * drafted > 0.75 * 500 * 6
 
 
-def test_a_thousand_problems_stay_within_the_memory_limit_and_the_latest_are_kept():
+def test_a_thousand_problems_stay_within_the_memory_limit_and_the_latest_are_kept() -> None:
     rng = np.random.default_rng(2)
     index = make(max_bytes=1 << 20)
     prompts = [array([7, number]) for number in range(1000)]
@@ -195,7 +207,7 @@ def test_a_thousand_problems_stay_within_the_memory_limit_and_the_latest_are_kep
     assert index.live_bytes < 20 * 300 * HANDLES
 
 
-def test_a_problem_larger_than_the_limit_keeps_its_latest_rollouts():
+def test_a_problem_larger_than_the_limit_keeps_its_latest_rollouts() -> None:
     rng = np.random.default_rng(3)
     index = make(max_bytes=100_000)
     texts = real_like(rng, 11, 2000)
@@ -208,7 +220,7 @@ def test_a_problem_larger_than_the_limit_keeps_its_latest_rollouts():
     assert index.bytes <= 100_000
 
 
-def filled(rng: np.random.Generator, index) -> list[np.ndarray]:
+def filled(rng: np.random.Generator, index: Any) -> list[np.ndarray]:
     """Three problems with eight rollouts each, of two versions. A held-out rollout of each."""
     held_out = []
     for problem in range(3):
@@ -220,7 +232,7 @@ def filled(rng: np.random.Generator, index) -> list[np.ndarray]:
     return held_out
 
 
-def all_drafts(index, held_out) -> list:
+def all_drafts(index: Any, held_out: Any) -> list:
     for problem, text in enumerate(held_out):
         index.begin(problem, array([problem, 1]))
         append(index, problem, text[:40])
@@ -234,7 +246,7 @@ def all_drafts(index, held_out) -> list:
     return found
 
 
-def test_a_saved_index_drafts_the_same_when_loaded(tmp_path: Path):
+def test_a_saved_index_drafts_the_same_when_loaded(tmp_path: Path) -> None:
     index = make(window_rollouts=8)
     held_out = filled(np.random.default_rng(4), index)
     path = str(tmp_path / "index")
@@ -249,7 +261,7 @@ def test_a_saved_index_drafts_the_same_when_loaded(tmp_path: Path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["index"]
 
 
-def test_an_index_of_another_window_size_keeps_the_latest_rollouts(tmp_path: Path):
+def test_an_index_of_another_window_size_keeps_the_latest_rollouts(tmp_path: Path) -> None:
     index, small, reference = make(window_rollouts=8), make(window_rollouts=3), make(window_rollouts=3)
     held_out = filled(np.random.default_rng(5), index)
     filled(np.random.default_rng(5), reference)
@@ -258,7 +270,7 @@ def test_an_index_of_another_window_size_keeps_the_latest_rollouts(tmp_path: Pat
     assert all_drafts(small, held_out) == all_drafts(reference, held_out)
 
 
-def test_a_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path):
+def test_a_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
     index = make(window_rollouts=8)
     held_out = filled(np.random.default_rng(6), index)
     good = tmp_path / "index"
@@ -282,7 +294,7 @@ def test_a_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path):
         index.save(str(tmp_path / "no" / "index"))
 
 
-def test_drafts_go_on_while_windows_are_merged_in_the_background():
+def test_drafts_go_on_while_windows_are_merged_in_the_background() -> None:
     rng = np.random.default_rng(8)
     index = make(window_rollouts=8, inline_tokens=0, handles=8)
     texts = real_like(rng, 40, 4000)
@@ -322,12 +334,16 @@ def test_drafts_go_on_while_windows_are_merged_in_the_background():
     for each in (index, reference):
         each.begin(7, array([1]))
         append(each, 7, texts[36][:50])
-        found.append([drafts(each, [7]) for at in range(50, 250) if append(each, 7, texts[36][at : at + 1]) is None])
+        made = []
+        for at in range(50, 250):
+            append(each, 7, texts[36][at : at + 1])
+            made.append(drafts(each, [7]))
+        found.append(made)
     assert found[0] == found[1]
     assert index.window_tokens == 8 * 4000
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused() -> None:
     index = make()
     with pytest.raises(IndexError, match="out of range"):
         index.begin(HANDLES, array([1]))

@@ -37,7 +37,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
 
 
 def trainer_of(target: Transformer, algorithm: Algorithm = "eagle", **options: object) -> DrafterTrainer:
-    return DrafterTrainer(TargetHead.of(target, 0), DrafterOptions(algorithm=algorithm, **options))  # type: ignore[arg-type]
+    return DrafterTrainer(TargetHead.of(target, 0), DrafterOptions(algorithm=algorithm, **options))
 
 
 # Losses.
@@ -321,7 +321,7 @@ def test_weights_reach_another_member_and_an_engine(target: Transformer, algorit
         wrong.load(manifest, payload)
 
     settings = {"dtype": torch.float32, "device": "cpu", "batch_invariant": True}
-    start = init_eagle(target.config, 1, VARIANTS[algorithm].network, **settings)  # type: ignore[arg-type]
+    start = init_eagle(target.config, 1, VARIANTS[algorithm].network, **settings)
     save_eagle(start, tmp_path / "start")
     drafter = EagleDrafter(target, EagleOptions(path=str(tmp_path / "start")), 4, 64, 8)
     before = drafter.model.fuse.weight
@@ -337,7 +337,7 @@ def test_weights_reach_another_member_and_an_engine(target: Transformer, algorit
     again = DrafterTrainer(
         TargetHead.of(target, 0),
         DrafterOptions(algorithm=algorithm),
-        model=load_eagle(tmp_path / "trained", target.config, **settings),  # type: ignore[arg-type]
+        model=load_eagle(tmp_path / "trained", target.config, **settings),
     )
     assert again.evaluate(records) == trainer.evaluate(records)
     with pytest.raises(ValueError, match=r"drafter\.algorithm"):

@@ -159,7 +159,7 @@ def test_the_command_writes_what_engines_load(target: Transformer, tmp_path: Pat
     said: list[str] = []
     out = tmp_path / "drafter"
     settings = {"target": model, "data": prompts, "template": "plain", "device": "cpu", "max_new_tokens": 24}
-    given = DrafterWarmup(out=out, algorithm=algorithm, samples=1, max_steps=55, **settings)  # type: ignore[arg-type]
+    given = DrafterWarmup(out=out, algorithm=algorithm, samples=1, max_steps=55, **settings)
     assert warmup_drafter(given, said.append) == out
     assert "12 sequences" in said[1]
     told = json.loads((out / "training.json").read_text())
@@ -173,16 +173,16 @@ def test_the_command_writes_what_engines_load(target: Transformer, tmp_path: Pat
     # Goes on from weights, on given texts.
     more = DrafterWarmup(
         out=tmp_path / "more",
-        algorithm=algorithm,  # type: ignore[arg-type]
+        algorithm=algorithm,
         init=out,
         response_field="response",
         max_steps=1,
         learning_rate=1e-9,
-        **settings,  # type: ignore[arg-type]
+        **settings,
     )
     warmup_drafter(more, said.append)
     place = {"dtype": torch.float32, "device": "cpu", "batch_invariant": True}
-    before, after = (load_eagle(path, target.config, **place) for path in (out, more.out))  # type: ignore[arg-type]
+    before, after = (load_eagle(path, target.config, **place) for path in (out, more.out))
     torch.testing.assert_close(before.state_dict(), after.state_dict(), rtol=0, atol=1e-6)
 
 
@@ -198,4 +198,4 @@ def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
         ({"run": tmp_path / "none"}, "--run: there is no"),
     ):
         with pytest.raises(UsageError, match=wanted):
-            warmup_drafter(DrafterWarmup(out=tmp_path / "out", **given))  # type: ignore[arg-type]
+            warmup_drafter(DrafterWarmup(out=tmp_path / "out", **given))

@@ -223,7 +223,7 @@ def _kept(scaled: torch.Tensor, sampling: SamplingParams) -> list[int]:
     if sampling.top_k:
         order = order[: sampling.top_k]
     probability = scaled[order].softmax(0).tolist()
-    mass, kept = 0.0, []
+    mass, kept = 0.0, list[int]()
     for token, p in zip(order, probability, strict=True):
         if kept and mass >= sampling.top_p:
             break

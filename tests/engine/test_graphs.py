@@ -105,11 +105,11 @@ def a_batch(counts: list[int], before: list[int], width: int, seed: int, tree: b
     if tree:
         mask = np.zeros((rows, width), np.uint8)
         for r, count in enumerate(counts):
-            own = mask[offsets[r] :]
-            own[0, 0] = 1
+            reached: Any = mask[offsets[r] :]
+            reached[0, 0] = 1
             for i in range(1, count):
-                own[i] = own[rng.integers(0, i)]
-                own[i, i] = 1
+                reached[i] = reached[rng.integers(0, i)]
+                reached[i, i] = 1
         arrays["tree_mask"] = mask
     return arrays
 
@@ -159,7 +159,8 @@ def test_static_attention_is_the_reference(
     step = tensors(arrays)
     expected = reference.paged_attention(
         q,
-        *cache,
+        cache[0],
+        cache[1],
         step["block_tables"],
         step["query_offsets"],
         step["context_lens"],
@@ -172,7 +173,7 @@ def test_static_attention_is_the_reference(
     real = padded.get("sample_rows", torch.arange(rows))
     wide = torch.zeros(graph.total_rows, 4, 8)
     wide[real] = q
-    found = pages_of(padded, graph, groups=2).attend(wide, *cache, 0.3)
+    found = pages_of(padded, graph, groups=2).attend(wide, cache[0], cache[1], 0.3)
     torch.testing.assert_close(found[real], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -288,7 +289,7 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, family: str, sampling: 
     model = tiny_model(tmp_path, family)
     requests = make_requests(14, prompts=5, seed=71, stop_token_ids=(3,), **sampling)
     expected = run(engine(model), requests)
-    drafters = {"plain": {}, "test:5": {"test": Oracle(expected, spoil=True)}}
+    drafters: dict[str, dict[str, Any]] = {"plain": {}, "test:5": {"test": Oracle(expected, spoil=True)}}
     drafters["test:4x3/12"] = {"test": RandomTrees(expected, 0.7)}
     for strategy, drafter in drafters.items():
         graph_capture = FakeGraphCapture()
@@ -373,7 +374,7 @@ def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
             drafters={"eagle": drafter},
             policy=FixedPolicy(Strategy.parse("eagle:3")),
             graph_capture=graph_capture,
-            on_step=lambda record, seen=seen: seen.append((record.drafted, record.accepted)),  # type: ignore[misc]
+            on_step=lambda record, seen=seen: seen.append((record.drafted, record.accepted)),
         )
         core.submit(requests)
         rollouts(drain(core))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_what_can_never_run_is_rejected_with_the_remedy(tmp_path: Path, bad: Req
 
 def test_generate_gives_every_rollout_tells_every_event_and_raises_what_cannot_run(tmp_path: Path) -> None:
     core, model = engine(tiny_model(tmp_path), kv_tokens=128), tiny_model(tmp_path)
-    wanted, heard = [request(5, 5), request(9, 7, 2)], []
+    wanted, heard = [request(5, 5), request(9, 7, 2)], list[Any]()
     assert_same(core.generate(wanted, heard.append), run(engine(model), wanted))
     assert isinstance(heard[-1], EngineIdle)
     with pytest.raises(ValueError, match=r"request 1: .*rollout\.engine\.kv_tokens"):
@@ -284,7 +285,7 @@ def test_staged_buffers_give_what_was_put_in() -> None:
     buffers = StepBuffers({"a": 10, "b": 7, "c": 9}, torch.device("cpu"), staged=True)
     rng = np.random.default_rng(0)
     for size in (1, 7, 3):
-        arrays = {
+        arrays: dict[str, Any] = {
             "a": rng.integers(0, 2**62, size),
             "b": rng.standard_normal(size).astype(np.float32),
             "c": rng.integers(0, 9, (size, 1)).astype(np.int32),

@@ -15,6 +15,7 @@ from drafter.build import build_drafters
 from drafter.eagle.model import init_eagle
 from drafter.protocol import BatchView, Drafter, Drafts
 from models import weights
+from models.manifest import WeightsManifest
 from models.transformer import Transformer
 from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
@@ -47,7 +48,7 @@ class Told(FixedPolicy):
         super().unavailable(drafter)
 
 
-def published(model: Transformer, version: int) -> tuple[weights.WeightsManifest, weights.Buffer]:
+def published(model: Transformer, version: int) -> tuple[WeightsManifest, weights.Buffer]:
     drafter = init_eagle(model.config, version, dtype=torch.float32, device="cpu", batch_invariant=True)
     return weights.pack(drafter.state_dict(), version)
 

@@ -119,9 +119,9 @@ def recording_engine(
         model,
         options_of(**options),
         recording_bytes=recording_bytes,
-        drafters=drafters,  # type: ignore[arg-type]
+        drafters=drafters,
         policy=policy,
-        **keywords,  # type: ignore[arg-type]
+        **keywords,
     )
 
 

@@ -98,7 +98,7 @@ def test_a_record_that_cannot_be_made_is_counted_and_said_once(
     def record(self: SequenceRecorder, sequence: object) -> object:
         if sequence.request_id in bad:  # type: ignore[attr-defined]
             raise AssertionError("3 rows of 7 tokens were recorded")
-        return make(self, sequence)  # type: ignore[arg-type]
+        return make(self, sequence)
 
     monkeypatch.setattr(SequenceRecorder, "_record", record)
     monkeypatch.setattr(module, "CHUNK_STEPS", 1)

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,10 +175,10 @@ def a_step(rng: np.random.Generator, table: SlotTable) -> tuple[StepPlan, StepDr
     if kind != 2:
         return plan, StepDrafts(counts=counts, tokens=tokens[samples], drafted=int(counts.sum()))
     parents, depths = np.full_like(tokens, -1), np.zeros_like(tokens)
-    for r, count in enumerate(counts):
-        for i in range(count):
-            parents[r, i] = rng.integers(-1, i)
-            depths[r, i] = 1 if parents[r, i] < 0 else depths[r, parents[r, i]] + 1
+    for r, drafted in enumerate(counts.tolist()):
+        for node in range(drafted):
+            parents[r, node] = rng.integers(-1, node)
+            depths[r, node] = 1 if parents[r, node] < 0 else depths[r, parents[r, node]] + 1
     return plan, StepDrafts(counts=counts, tokens=tokens, parents=parents, depths=depths, drafted=int(counts.sum()))
 
 
@@ -207,11 +208,13 @@ def test_native_and_numpy_make_and_settle_the_same_steps(seed: int) -> None:
     if drafts is not None and rows[0].sampled:
         same(settled[0].emitted, settled[1].emitted)
         same(settled[0].accepted, settled[1].accepted)
+        assert settled[0].emitted is not None
         assert settled[0].new_tokens == settled[0].emitted.sum()
         if drafts.parents is not None:
             same(settled[0].moves, settled[1].moves)
             for r, count in enumerate(settled[0].emitted):
-                assert settled[0].path[r, :count].tolist() == settled[1].path[r, :count].tolist()
+                ways: Any = [each.path for each in settled]
+                assert ways[0][r, :count].tolist() == ways[1][r, :count].tolist()
     for name, value in vars(tables[0]).items():
         same(value, getattr(tables[1], name))
 

@@ -76,7 +76,8 @@ def test_accept_tree_walks_like_token_by_token_decoding(data: st.DataObject) -> 
 
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 30)), max_size=60))
 def test_blocks_are_free_exactly_when_nobody_holds_them(actions: list[tuple[str, int]]) -> None:
-    pool, held = BlockPool(6), []  # `held`: one entry per reference
+    pool = BlockPool(6)
+    held: list[int] = []  # one entry per reference
     for action, number in actions:
         if action == "allocate" and pool.free:
             blocks = pool.allocate(1 + number % pool.free)

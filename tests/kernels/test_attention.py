@@ -86,8 +86,8 @@ def test_packed_gradients_equal_the_oracles(lengths: list[int], heads: tuple[int
     inputs = _case(lengths, *heads, head_dim, torch.float32)
     mine, theirs = [[x.clone().requires_grad_() for x in inputs] for _ in range(2)]
     scale = 1.3 * head_dim**-0.5
-    out = ops.packed_attention(*mine, _offsets(lengths), scale)
-    expected = _oracle(*theirs, lengths, scale)
+    out = ops.packed_attention(mine[0], mine[1], mine[2], _offsets(lengths), scale)
+    expected = _oracle(theirs[0], theirs[1], theirs[2], lengths, scale)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     (out * weight).sum().backward()
     (expected * weight).sum().backward()
@@ -100,8 +100,8 @@ def test_bf16_gradients_are_near_the_oracles() -> None:
     lengths = [3, 17, 1, 40]
     mine = [x.requires_grad_() for x in _case(lengths, 4, 2, 32, torch.bfloat16)]
     theirs = [x.detach().double().requires_grad_() for x in mine]
-    ops.packed_attention(*mine, _offsets(lengths), 0.2).float().square().sum().backward()
-    _oracle(*theirs, lengths, 0.2).square().sum().backward()
+    ops.packed_attention(mine[0], mine[1], mine[2], _offsets(lengths), 0.2).float().square().sum().backward()
+    _oracle(theirs[0], theirs[1], theirs[2], lengths, 0.2).square().sum().backward()
     for a, b in zip(mine, theirs, strict=True):
         assert a.grad is not None
         assert b.grad is not None
@@ -160,12 +160,12 @@ def test_a_segment_does_not_depend_on_its_batch_or_the_threads(dtype: torch.dtyp
     alone = []
     for start, length in zip(offsets, lengths, strict=False):
         mine = [x[start : start + length].clone().requires_grad_() for x in inputs]
-        out = ops.packed_attention(*mine, _offsets([length]), 0.2)
+        out = ops.packed_attention(mine[0], mine[1], mine[2], _offsets([length]), 0.2)
         out.sum().backward()
         alone.append((out, *(x.grad for x in mine)))
     torch.set_num_threads(threads)
     mine = [x.clone().requires_grad_() for x in inputs]
-    out = ops.packed_attention(*mine, _offsets(lengths), 0.2)
+    out = ops.packed_attention(mine[0], mine[1], mine[2], _offsets(lengths), 0.2)
     out.sum().backward()
     for whole, parts in zip((out, *(x.grad for x in mine)), zip(*alone, strict=True), strict=True):
         assert whole is not None

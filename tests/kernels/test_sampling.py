@@ -1,6 +1,8 @@
 """Noise against published vectors, the sampler against its torch oracle and against the distribution it claims."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -140,7 +142,7 @@ def test_the_kernel_equals_the_oracle(
 
 @pytest.mark.parametrize("sampler", [ops.sample, reference.sample])
 @pytest.mark.parametrize("truncate", [False, True])
-def test_100_000_draws_follow_the_softmax(sampler: type(ops.sample), truncate: bool) -> None:
+def test_100_000_draws_follow_the_softmax(sampler: Callable[..., Any], truncate: bool) -> None:
     """Chi-square over 13 tokens at T = 0.7; the 1 - 1e-5 quantile by Wilson and Hilferty."""
     draws, temperature = 100_000, 0.7
     logits = torch.randn(13, generator=torch.Generator().manual_seed(5))
@@ -182,7 +184,7 @@ def test_a_draw_does_not_depend_on_its_batch(dtype: torch.dtype, threads: int) -
 
 
 @pytest.mark.parametrize("sampler", [ops.sample, reference.sample])
-def test_extreme_logits(sampler: type(ops.sample)) -> None:
+def test_extreme_logits(sampler: Callable[..., Any]) -> None:
     logits = torch.tensor(
         [
             [-INF, 1e4, -INF, -1e4],  # one token has all the mass

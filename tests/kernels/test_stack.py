@@ -279,7 +279,7 @@ def test_errors_say_what_is_wrong_and_write_nothing() -> None:
     paged.keys = paged.keys.bfloat16()
     with pytest.raises(ValueError, match="dtype"):
         paged.run(stack, tokens)
-    layer = _layer(model.blocks[0])  # type: ignore[arg-type]
+    layer = _layer(model.blocks[0])
     angles = model.rope.table(torch.device("cpu"))
     with pytest.raises(ValueError, match="layer 0 qkv: needs a contiguous CPU tensor"):
         ops.DecoderStack(

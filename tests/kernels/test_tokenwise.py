@@ -110,14 +110,16 @@ def test_fused_operations_are_bitwise_the_separate_ones(dtype: torch.dtype) -> N
         parts = qkv.view(rows, query_heads + 2 * kv_heads, head_dim)
         for with_norm in (False, True):
             norms = (q_norm, k_norm) if with_norm else (None, None)
-            q, k, v = ops.split_qkv(qkv, cos, sin, query_heads, kv_heads, *norms, 1e-6)
+            q, k, v = ops.split_qkv(qkv, cos, sin, query_heads, kv_heads, norms[0], norms[1], 1e-6)
             plain_q, plain_k = parts[:, :query_heads], parts[:, query_heads : query_heads + kv_heads]
             if with_norm:
                 plain_q, plain_k = ops.rms_norm(plain_q, q_norm, 1e-6), ops.rms_norm(plain_k, k_norm, 1e-6)
             assert torch.equal(q, ops.apply_rope(plain_q, cos, sin))
             assert torch.equal(k, ops.apply_rope(plain_k, cos, sin))
             assert torch.equal(v, parts[:, query_heads + kv_heads :])
-            graph = ops.split_qkv(qkv.clone().requires_grad_(), cos, sin, query_heads, kv_heads, *norms, 1e-6)
+            graph = ops.split_qkv(
+                qkv.clone().requires_grad_(), cos, sin, query_heads, kv_heads, norms[0], norms[1], 1e-6
+            )
             assert all(torch.equal(a, b) for a, b in zip(graph, (q, k, v), strict=True))
         x, residual, weight = (
             _randn(7, rows, 67, dtype=dtype),
@@ -156,7 +158,7 @@ def test_results_and_gradients_do_not_depend_on_the_threads(dtype: torch.dtype) 
         torch.set_num_threads(threads)
         a, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
         outs = ops.rms_norm(a, w, 1e-6), ops.swiglu(a), ops.apply_rope(a[:, None], cos, sin)
-        sum(out.float().square().sum() for out in outs).backward()
+        torch.stack([out.float().square().sum() for out in outs]).sum().backward()
         results.append((*outs, a.grad, w.grad))
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 

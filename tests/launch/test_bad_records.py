@@ -85,7 +85,7 @@ def collect() -> tuple[Round, list[GradeItem]]:
     rewards = Rewards()
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "2")
     observer = SimpleNamespace(progress=lambda *_: None)
-    collector: Any = Collector(Dispatcher(), rewards, tokenizer, observer, Interrupt())  # type: ignore[arg-type]
+    collector: Any = Collector(Dispatcher(), rewards, tokenizer, observer, Interrupt())
     picks = [Pick(0, prompt) for prompt in PROMPTS]
     batch = Batch(picks, [2] * 3, SamplingParams(4), seed=0, expected_tokens=[1.0] * 3)
     return collector.run(batch, "rollout"), rewards.items

@@ -145,7 +145,7 @@ def collect(batch: Batch, arrival: Any, lost: set[int]) -> tuple[Round, Dispatch
     dispatcher, rewards = Dispatcher(arrival, lost), Rewards()
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: str(tokens[0]))
     observer = SimpleNamespace(progress=lambda *_: None)
-    collector: Any = Collector(dispatcher, rewards, tokenizer, observer, Interrupt(), share=True)  # type: ignore[arg-type]
+    collector: Any = Collector(dispatcher, rewards, tokenizer, observer, Interrupt(), share=True)
     return collector.run(batch, "rollout"), dispatcher, rewards
 
 

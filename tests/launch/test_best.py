@@ -51,13 +51,13 @@ def test_kept_where_it_is_better_than_everything_before(
     tmp_path: Path, rewards: dict[int, float], better: bool
 ) -> None:
     job = FakeJob(rewards)
-    keep_best(job, tmp_path)  # type: ignore[arg-type]
+    keep_best(job, tmp_path)
     assert job.exported == ["best"] * better
     if better:
         step = max(rewards)
         assert json.loads((tmp_path / "best/best.json").read_text()) == {"step": step, "eval/reward": rewards[step]}
         assert f"held-out reward {rewards[step]:.3f} after step {step}" in job.events[0]
-        keep_best(job, tmp_path)  # type: ignore[arg-type] - resumed here: it is there
+        keep_best(job, tmp_path)  # resumed here: it is there
         assert len(job.exported) == 1
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_kept_unasked(tmp_path: Path) -> None:
         {"eval": config.eval},  # only before and after
     ):
         job = FakeJob({0: 0.5, 2: 0.6}, **changes)
-        keep_best(job, tmp_path)  # type: ignore[arg-type]
+        keep_best(job, tmp_path)
         assert job.exported == []
 
 

@@ -163,7 +163,7 @@ def test_debug_shows_the_traceback(ready: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_errors_of_ray_tasks_are_unwrapped(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray_error = type("RayTaskError", (Exception,), {"__module__": "ray.exceptions"})("boom")
-    ray_error.cause = PacelineError("the model is gone")  # type: ignore[attr-defined]
+    ray_error.cause = PacelineError("the model is gone")
     fake_train(monkeypatch, raising(ray_error))
     code, _, err = run("train", str(ready))
     assert code == 1

@@ -63,7 +63,7 @@ class Dispatcher:
     def update(self, name: str, weights: Weights) -> None:
         assert name == "eagle"
         self.versions.append(weights.manifest.version)
-        self.payloads.append(weights.ref)  # type: ignore[arg-type]
+        self.payloads.append(weights.ref)
 
 
 class Driver:
@@ -105,7 +105,7 @@ def make(tmp_path: Path, driver: Driver) -> Iterator[Make]:
             observer = stack.enter_context(Observer(tmp_path / "run", settings))
             actors = DrafterActors("coordinator", ("rollout-0", "rollout-1"), "tcp://127.0.0.1:1", BUFFERS)
             model = ModelOptions(path="model")
-            made = DrafterTraining(settings, observer, tmp_path / "run", model, actors, driver, watch)  # type: ignore[arg-type]
+            made = DrafterTraining(settings, observer, tmp_path / "run", model, actors, driver, watch)
             for worker in actors.workers:
                 made.plan(worker, EngineOptions())
             return made
@@ -234,8 +234,8 @@ def test_a_collapse_brings_the_last_good_weights_back(
 def test_a_collapse_makes_training_due(make: Make, driver: Driver) -> None:
     training, engines = make({"every_steps": 10}), Dispatcher()
     for step, rate in enumerate((0.6, 0.6, 0.05, 0.05, 0.05), 1):
-        training.hand_out(engines, step)  # type: ignore[arg-type]
-        training.begin(step, engines)  # type: ignore[arg-type]
+        training.hand_out(engines, step)
+        training.begin(step, engines)
         if driver.said[-1] == (step, True):
             training.event("rollout-0", micro_step(step))
         training.window(drafted(rate))
@@ -256,7 +256,7 @@ def test_a_drafter_that_no_engine_has_is_not_trained(make: Make, driver: Driver,
             training.event("rollout-1", DrafterLoaded("eagle", 5, 0, 0.1, "there is no drafter"))
         if step == 4:
             training.event("rollout-0", DrafterLoaded("eagle", 5, 0, 0.1))
-        training.begin(step, Dispatcher())  # type: ignore[arg-type]
+        training.begin(step, Dispatcher())
     assert [said for said in driver.said if isinstance(said, tuple)] == [(1, True), (2, True), (3, False), (4, True)]
     assert kinds(tmp_path).count("drafter_given_up") == 1
 
@@ -264,7 +264,7 @@ def test_a_drafter_that_no_engine_has_is_not_trained(make: Make, driver: Driver,
 def test_the_reason_of_a_lost_trainer_is_shown_and_its_absence_is_waited_for_by_nobody(
     training: DrafterTraining, tmp_path: Path
 ) -> None:
-    training.begin(1, Dispatcher())  # type: ignore[arg-type]
+    training.begin(1, Dispatcher())
     training.event("rollout-1", micro_step())
     training.event("rollout-1", TrainFailed("process 7 ended with signal SIGKILL"))
     training.reached("sampled", 1)
@@ -329,7 +329,7 @@ def test_when_the_drafter_is_trained(
 ) -> None:
     training = make(options)
     for step, rate in enumerate(rates, 1):
-        training.begin(step, Dispatcher())  # type: ignore[arg-type]
+        training.begin(step, Dispatcher())
         training.window(drafted(rate))
         if step in trained:
             training.event("rollout-0", micro_step(step))
@@ -353,7 +353,7 @@ def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
         if fails:
             raise NoWorkersError("none is left")
     assert driver.said == [(4, True), 4]
-    with spare_time(SimpleNamespace(drafter=None, steps_done=3)) as calls:  # type: ignore[arg-type]
+    with spare_time(SimpleNamespace(drafter=None, steps_done=3)) as calls:
         for call in calls:
             call()
 
@@ -363,7 +363,7 @@ def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
 )
 def test_training_ends_when_its_machine_is_needed(make: Make, driver: Driver, layout: str, ended_by: Moment) -> None:
     training = make(cluster={"layout": layout})
-    training.begin(7, Dispatcher())  # type: ignore[arg-type]
+    training.begin(7, Dispatcher())
     moments: tuple[Moment, ...] = ("sampled", "graded", "publishing")
     for moment in moments:
         before = len(driver.said)
@@ -375,7 +375,7 @@ def test_training_ends_when_its_machine_is_needed(make: Make, driver: Driver, la
 def test_the_learner_waits_for_trainers_on_its_gpus_and_names_who_is_late(make: Make, layout: str) -> None:
     training, engines = make({"stop_timeout_s": 3.0}, cluster={"layout": layout}), Dispatcher()
     engines.late = ("rollout-1",)
-    training.make_room(engines)  # type: ignore[arg-type]
+    training.make_room(engines)
     assert engines.stopped_within_s == ([8.0] if layout == "colocated" else [])
 
 
@@ -384,11 +384,11 @@ def test_a_resumed_run_knows_when_it_trained_and_how_well_was_drafted(
 ) -> None:
     training, engines = make({"every_steps": 3}), Dispatcher()
     training.published("rollout-0", ready(20))
-    training.hand_out(engines, 1)  # type: ignore[arg-type]
+    training.hand_out(engines, 1)
     training.window(drafted(0.6))
     training.event("rollout-0", micro_step())
     training.take(1, None)
-    training.hand_out(engines, 2)  # type: ignore[arg-type]
+    training.hand_out(engines, 2)
     state = json.loads(json.dumps(training.state_dict()))
 
     training.save(tmp_path / "weights")
@@ -397,16 +397,16 @@ def test_a_resumed_run_knows_when_it_trained_and_how_well_was_drafted(
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     for step in (2, 3, 4):
-        resumed.begin(step, engines)  # type: ignore[arg-type]
+        resumed.begin(step, engines)
     assert driver.said == [(2, False), (3, False), (4, True)]
     resumed.load(tmp_path / "weights")
-    resumed.hand_out(engines, 2)  # type: ignore[arg-type]
+    resumed.hand_out(engines, 2)
     assert engines.versions == [20], "engines draft with what they drafted with, before any trainer is up"
     resumed.published("rollout-0", ready(20))  # from the trainer's checkpoint
     resumed.published("rollout-1", ready(23))  # from a newer one
-    resumed.hand_out(engines, 4)  # type: ignore[arg-type]
+    resumed.hand_out(engines, 4)
     resumed.window(drafted(0.1))  # against 0.6, of before the restart
-    resumed.hand_out(engines, 5)  # type: ignore[arg-type]
+    resumed.hand_out(engines, 5)
     assert engines.versions == [20, 23, returning(20, 23)]
     assert engines.payloads[2].tobytes() == engines.payloads[0].tobytes() == payload_of(20).tobytes()
     assert "drafter_rolled_back" in kinds(tmp_path)
@@ -418,22 +418,22 @@ def test_a_resumed_run_whose_drafter_weights_are_lost_trusts_what_a_trainer_brin
         training, engines = make(), Dispatcher()
         for version in (10, 20):
             training.published("rollout-0", ready(version))
-            training.hand_out(engines, 1)  # type: ignore[arg-type]
+            training.hand_out(engines, 1)
             training.window(drafted(0.6))
         resumed, engines = make(), Dispatcher()
         resumed.load_state_dict(json.loads(json.dumps(training.state_dict())))
         resumed.load(tmp_path / "nothing")
         resumed.published("rollout-0", ready(brought))
-        resumed.hand_out(engines, 2)  # type: ignore[arg-type]
+        resumed.hand_out(engines, 2)
         resumed.window(drafted(0.05))
         resumed.published("rollout-0", ready(brought + 1))
-        resumed.hand_out(engines, 3)  # type: ignore[arg-type]
+        resumed.hand_out(engines, 3)
         assert engines.versions == [brought, brought + 1]
         resumed.window(drafted(0.5))
         resumed.published("rollout-0", ready(brought + 2))
-        resumed.hand_out(engines, 4)  # type: ignore[arg-type]
+        resumed.hand_out(engines, 4)
         resumed.window(drafted(0.05))
-        resumed.hand_out(engines, 5)  # type: ignore[arg-type]
+        resumed.hand_out(engines, 5)
         assert engines.versions[3:] == [returning(brought + 1, brought + 2)], "and is judged from then on"
 
 
@@ -445,7 +445,7 @@ def test_what_happened_is_recorded_once(training: DrafterTraining, monkeypatch: 
     training.event("rollout-1", micro_step(4))
     training.event("rollout-1", Checkpointed(4, "d", 0.001, 0.2))
     training.event("rollout-1", TrainStopped(1, 4, 0.25))
-    training.learned(SimpleNamespace(metrics={"recording/bytes": 76.0}))  # type: ignore[arg-type]
+    training.learned(SimpleNamespace(metrics={"recording/bytes": 76.0}))
     metrics = training.take(1, None).metrics()
     expected = {"micro_steps": 1, "recorded_bytes": 1100, "preempted": 1, "stop_s": 0.25, "failures": 0, "published": 0}
     assert {name: metrics[f"drafter/{name}"] for name in expected} == expected
@@ -488,7 +488,7 @@ def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
     ):
         assert training is not None
         plan = training.plan("rollout-0", EngineOptions())
-        assert set(plan.buffers) == {node["NodeID"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
+        assert set(plan.buffers) == {node["NodeID"] for node in ray.nodes()}
         assert training.take(1, None).metrics()["drafter/buffer_sequences"] == 0
     assert kinds(tmp_path) == ["started", "coordinator"]  # its end is no loss
     for buffer in plan.buffers.values():

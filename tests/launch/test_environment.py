@@ -22,7 +22,7 @@ def test_every_start_is_recorded_and_a_change_is_an_event(tmp_path: Path, monkey
     known = environment.describe
 
     def upgraded(*args: object) -> dict[str, object]:
-        now = known(*args)  # type: ignore[arg-type]
+        now = known(*args)
         return now | {"packages": now["packages"] | {"torch": "99.0"}, "host": "elsewhere"}
 
     monkeypatch.setattr(environment, "describe", upgraded)

@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
 
     folder, model = tmp_path / "run", write_config(tmp_path / "model")
     (model / "tokenizer_config.json").write_text("{}")
-    trainer = make_trainer(model, objective=ObjectiveOptions(**KL))  # type: ignore[arg-type]
+    trainer = make_trainer(model, objective=ObjectiveOptions(**KL))
     trainer.begin(OptimizerOptions(lr=1e-2), 4)
     for step in (1, 2):
         trainer.rl_step(make_sequences(6), temperature=1.0)

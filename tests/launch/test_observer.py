@@ -128,13 +128,13 @@ def test_a_worker_that_is_away_is_shown_as_such_and_holds_nothing(
         monkeypatch.setattr(observer, "_gauges", gauges)
         observer.worker("rollout-0", "decode", "12 running")
         observer.load("rollout-0", running=12, waiting=0, kv_tokens=9)
-        _worker_event(observer, "worker_lost", f"rollout-0: engine killed: {'x' * 200}; 7 requests are re-issued")
+        _worker_event(observer, None, "worker_lost", f"rollout-0: engine killed: {'x' * 200}; 7 requests are re-issued")
         text = shown(observer._state, 0.0)
         assert "restart" in text
         assert len([line for line in text.splitlines() if "engine killed" in line or "xxx" in line]) == 1
-        _worker_event(observer, "worker_dead", "rollout-0: 3 restarts are used up")
+        _worker_event(observer, None, "worker_dead", "rollout-0: 3 restarts are used up")
         assert observer._state.workers["rollout-0"].state == "lost"
-        _worker_event(observer, "request_failed", "requests [3]: no")
+        _worker_event(observer, None, "request_failed", "requests [3]: no")
         assert set(observer._state.workers) == {"rollout-0"}
     assert [values["worker/running"] for values, _ in gauges.seen] == [12.0, 0.0, 0.0]
 
@@ -290,7 +290,12 @@ def test_a_second_run_of_a_name_is_another_run_for_wandb_and_a_resumed_one_is_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids: list[str] = []
-    fake_wandb(monkeypatch, lambda **given: ids.append(given["id"]) or types.SimpleNamespace(finish=lambda: None))
+
+    def init(**given: Any) -> types.SimpleNamespace:
+        ids.append(given["id"])
+        return types.SimpleNamespace(finish=lambda: None)
+
+    fake_wandb(monkeypatch, init)
     config = make_config(wandb_project="p")
     for folder, resume_from in (("a", None), ("a", 0), ("b", None)):
         with Observer(tmp_path / folder, config, resume_from=resume_from):

@@ -47,8 +47,8 @@ def test_a_head_that_does_not_start_in_time_is_tried_once_more(
         if len(calls) <= failures:
             raise Exception("The current node timed out during startup.\nAnd so on.")
 
-    monkeypatch.setattr(ray_sessions.ray, "init", init)
-    monkeypatch.setattr(ray_sessions.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     if failures < starts:
         ray_sessions._start_head({}, tmp_path)
     else:
@@ -62,8 +62,8 @@ def test_whatever_ray_raises_when_attaching_is_an_expected_error(monkeypatch: py
     def init(**arguments: object) -> None:
         raise Exception("Can't find a node_ip_address.json file")
 
-    monkeypatch.setattr(ray_sessions.ray, "init", init)
-    monkeypatch.setattr(ray_sessions.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_sessions, "check_reachable", lambda address, timeout_s: None)
     with pytest.raises(RaySessionError, match="Ray at 'h:1' cannot be used"), ray_session(address="h:1"):
         pass

@@ -41,7 +41,7 @@ class Stage:
             Interrupt(),
             Path("r"),
             Path("c") if resume else None,
-        )  # type: ignore[arg-type]
+        )
         return self.log
 
     def fails(self, call: str, error: BaseException) -> list[str]:

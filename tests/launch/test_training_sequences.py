@@ -16,7 +16,7 @@ def learned(
     groups: list[object], objective: ObjectiveOptions, prompts: int = 100
 ) -> tuple[list[TrainSequence], dict[str, float]]:
     return training_sequences(
-        groups,  # type: ignore[arg-type]
+        groups,
         objective,
         prompts_per_step=prompts,
         max_new_tokens=MAX_TOKENS,

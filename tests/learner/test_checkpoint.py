@@ -169,8 +169,8 @@ def test_killed_at_any_moment(tmp_path: Path, moment: str, step: int, survivor: 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("kl", ["none", "k3"])
 def test_resume_is_exact(model_dir: Path, tmp_path: Path, optimizer: str, kl: str) -> None:
-    objective = ObjectiveOptions(kl=kl, kl_coef=0.1)  # type: ignore[arg-type]
-    options = OptimizerOptions(name=optimizer, lr=3e-3, warmup_steps=3, schedule="linear")  # type: ignore[arg-type]
+    objective = ObjectiveOptions(kl=kl, kl_coef=0.1)
+    options = OptimizerOptions(name=optimizer, lr=3e-3, warmup_steps=3, schedule="linear")
 
     def fresh(seed: int) -> "object":
         return make_trainer(model_dir, objective=objective, optimizer=options, seed=seed, mini_batches=2)

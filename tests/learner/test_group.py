@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def make_group(
 ) -> LearnerGroup:
     group = LearnerGroup(
         ModelOptions(path=str(model_dir)),
-        LearnerOptions(ranks=ranks, threads=1, **learner),  # type: ignore[arg-type]
+        LearnerOptions(ranks=ranks, threads=1, **learner),
         objective or ObjectiveOptions(),
         temperature=1.0,
         init="random",
@@ -95,12 +96,7 @@ def test_two_ranks_behind_the_facade_equal_one_trainer(pair: LearnerGroup, model
     assert pair.train_step(make_sequences(seed=7), 2).losses == after.losses
 
     with pytest.raises(ValueError, match="sequence 0: advantage is inf"):  # the rank's own error, unwrapped
-        pair.train_step(
-            [
-                type(s)(s.prompt_tokens, s.response_tokens, s.sampler_logprobs, s.sampler_logprobs_t1, float("inf"))
-                for s in make_sequences(1)
-            ]
-        )
+        pair.train_step([replace(s, advantage=float("inf")) for s in make_sequences(1)])
     with pytest.raises(FileNotFoundError, match="holds no learner checkpoint"):
         pair.load(tmp_path / "nothing")
 
@@ -139,7 +135,7 @@ def test_every_rank_hands_hidden_states_of_its_share_to_the_data_buffer(model_di
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         assert (stats.sequences, stats.bytes) == (9, metrics["recording/bytes"])
-        records = ray.get(buffer.sample.remote(10_000, version=5), timeout=30)
+        records = ray.get(buffer.sample.remote(10_000, 5), timeout=30)
     whole = {np.concatenate((s.prompt_tokens, s.response_tokens)).tobytes() for s in sequences}
     assert {record.tokens.tobytes() for record in records} == whole
     assert {(record.target_version, record.width) for record in records} == {(4, 4 * 32)}

@@ -47,7 +47,7 @@ def numbers(result: StepResult) -> list[float]:
 def test_micro_batches_change_no_loss_gradient_or_metric(model_dir: Path, name: str) -> None:
     def run(**learner: object) -> list[float]:
         options = ObjectiveOptions(**OBJECTIVES[name])
-        trainer = make_trainer(model_dir, objective=options, mini_batches=2, **learner)  # type: ignore[arg-type]
+        trainer = make_trainer(model_dir, objective=options, mini_batches=2, **learner)
         return numbers(trainer.rl_step(sampled(model_dir), temperature=0.8))
 
     whole = run()
@@ -56,7 +56,7 @@ def test_micro_batches_change_no_loss_gradient_or_metric(model_dir: Path, name: 
 
 
 def test_the_correction_is_measured(model_dir: Path) -> None:
-    options = ObjectiveOptions(sampler_correction={"weights": "token", "truncate": None})  # type: ignore[arg-type]
+    options = ObjectiveOptions(sampler_correction={"weights": "token", "truncate": None})
     sequences = sampled(model_dir)
     metrics = make_trainer(model_dir, objective=options).rl_step(sequences, temperature=0.8).metrics
     learner = torch.cat(direct_logprobs(model_dir, sequences, 0.8))

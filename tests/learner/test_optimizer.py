@@ -62,7 +62,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
         set_gradients(ours, seed)
         set_gradients(theirs, seed)
         optimizers.step()
-        muon.step()  # type: ignore[no-untyped-call]
+        muon.step()
         adam.step()
     for (name, got), (_, expected) in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
@@ -104,7 +104,7 @@ def test_state_is_whole_before_the_first_step_and_exact_after_copying() -> None:
 
 def test_schedules_by_hand() -> None:
     def factors(total: int, **options: object) -> list[float]:
-        return [round(lr_factor(i, OptimizerOptions(**options), total), 6) for i in range(total)]  # type: ignore[arg-type]
+        return [round(lr_factor(i, OptimizerOptions(**options), total), 6) for i in range(total)]
 
     assert factors(4, warmup_steps=0, schedule="constant") == [1, 1, 1, 1]
     assert factors(5, warmup_steps=4, schedule="constant") == [0.25, 0.5, 0.75, 1, 1]
@@ -120,7 +120,7 @@ def test_schedules_by_hand() -> None:
     st.integers(0, 500),
 )
 def test_factors_stay_between_zero_and_one(total: int, warmup: int, schedule: str, step: int) -> None:
-    options = OptimizerOptions(warmup_steps=warmup, schedule=schedule)  # type: ignore[arg-type]
+    options = OptimizerOptions(warmup_steps=warmup, schedule=schedule)
     assert 0 <= lr_factor(step, options, total) <= 1
     if schedule != "constant":
         assert lr_factor(total, options, total) == 0

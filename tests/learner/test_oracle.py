@@ -4,6 +4,7 @@ the weights."""
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def dumb_steps(
         betas=OPTIMIZER.betas,
         eps=OPTIMIZER.eps,
     )
-    losses = []
+    losses: list[Any] = []
     for step in steps:
         old = [logprobs(model, s, temperature).detach() for s in step]
         for part in split_mini_batches(len(step), mini_batches):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ KL = ObjectiveOptions(kl="k3", kl_coef=0.05, clip_low=0.01, clip_high=0.02)
 
 
 def run(model_dir: Path, steps: int = 2, objective: ObjectiveOptions = KL, **learner: object) -> list[StepResult]:
-    trainer = make_trainer(model_dir, objective=objective, mini_batches=2, **learner)  # type: ignore[arg-type]
+    trainer = make_trainer(model_dir, objective=objective, mini_batches=2, **learner)
     return [trainer.rl_step(make_sequences(seed=i), temperature=0.8) for i in range(steps)]
 
 
@@ -67,7 +68,7 @@ def test_both_implementations_give_the_same_numbers(model_dir: Path, tmp_path: P
 def test_a_step_moves_the_weights_alike_in_any_cut(model_dir: Path) -> None:
     def weights(**learner: object) -> torch.Tensor:
         optimizer = OptimizerOptions(lr=1e-2, eps=1e-3)  # a large eps: Adam's sign-like first steps amplify rounding
-        trainer = make_trainer(model_dir, optimizer=optimizer, **learner)  # type: ignore[arg-type]
+        trainer = make_trainer(model_dir, optimizer=optimizer, **learner)
         trainer.rl_step(make_sequences(), temperature=1.0)
         return torch.cat([p.detach().flatten() for p in trainer.module.parameters()])
 
@@ -98,7 +99,7 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
         def logits(self, rows: torch.Tensor) -> torch.Tensor:
             return rows @ head.T
 
-    results = []
+    results: list[Any] = []
     for chunk_rows in (4, 23):
         hidden = start.clone().requires_grad_()
         module = LogProbModel.__new__(LogProbModel)
@@ -106,11 +107,7 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
         module.network, module.chunk_rows = Fake(), chunk_rows  # type: ignore[assignment]
         rows = torch.arange(23)
         out = module(rows, torch.tensor([0, 23], dtype=torch.int32), rows, targets, 0.7)
-        head.grad = None
-        (out[0] * torch.linspace(0, 1, 23)).sum().backward()
-        assert head.grad is not None
-        assert hidden.grad is not None
-        results.append((*out, head.grad.clone(), hidden.grad))
+        results.append((*out, *torch.autograd.grad((out[0] * torch.linspace(0, 1, 23)).sum(), (head, hidden))))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     entropy = torch.distributions.Categorical(logits=start @ head.detach().T / 0.7).entropy()
@@ -124,7 +121,7 @@ def test_chunk_logprobs_never_sees_more_rows_than_its_budget(model_dir: Path, mo
 
     def spy(head: object, hidden: torch.Tensor, *rest: object) -> object:
         seen.append(len(hidden))
-        return chunk_logprobs(head, hidden, *rest)  # type: ignore[arg-type]
+        return chunk_logprobs(head, hidden, *rest)
 
     monkeypatch.setattr("actors.training.network.chunk_logprobs", spy)
     trainer.rl_step(make_sequences(), temperature=1.0)
@@ -229,7 +226,7 @@ def test_what_is_computed_again_in_bfloat16_is_what_was_computed(
             autocast_bf16=True,
             activation_checkpointing=checkpointing,
             mini_batches=2,
-            **learner,  # type: ignore[arg-type]
+            **learner,
         )
         trainer.module.chunk_rows = chunk_rows
         losses = (

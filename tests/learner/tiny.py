@@ -53,10 +53,10 @@ def make_trainer(
     **learner: object,
 ) -> Trainer:
     trainer = Trainer(
-        ModelOptions(path=str(model_dir), implementation=implementation, dtype=dtype),  # type: ignore[arg-type]
-        LearnerOptions(**learner),  # type: ignore[arg-type]
+        ModelOptions(path=str(model_dir), implementation=implementation, dtype=dtype),
+        LearnerOptions(**learner),
         objective or ObjectiveOptions(),
-        init=init,  # type: ignore[arg-type]
+        init=init,
         seed=seed,
     )
     trainer.begin(optimizer or OptimizerOptions(lr=1e-2), steps)

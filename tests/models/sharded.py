@@ -56,7 +56,7 @@ def train(model: CausalModel, segments: list[int], ranks: int) -> list[float]:
 
 def run(case: Path, implementation: str, recompute: bool, rank: int, ranks: int) -> None:
     """Train the model in `case`/model and leave losses and gathered weights in `case`/RANK.pt."""
-    model = load_causal_model(case / "model", implementation=implementation)  # type: ignore[arg-type]
+    model = load_causal_model(case / "model", implementation=implementation)
     initial = {name: tensor.clone() for name, tensor in hf_state_dict(model).items()}
     shard(model)
     model.set_activation_checkpointing(recompute)

@@ -67,7 +67,7 @@ def test_every_step_that_may_come_up_has_a_graph_and_no_larger_one_is_taken(
             if (rows := drafter_rows(arm)) is not None:
                 needed.append(("drafter", rows))
         for kind, rows in needed:
-            found = plan.graph_for(kind, running, rows)  # type: ignore[arg-type]
+            found = plan.graph_for(kind, running, rows)
             assert found is not None
             fitting = [g for g in plan.graphs if g.kind == kind and g.batch >= running and g.rows >= rows]
             assert found in fitting

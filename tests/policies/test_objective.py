@@ -108,7 +108,7 @@ def test_aggregations_by_hand() -> None:
     x = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
 
     def loss(weights: list[float], how: str) -> float:
-        c = sequence_coefficients([3, 1], weights, how)  # type: ignore[arg-type]
+        c = sequence_coefficients([3, 1], weights, how)
         return float(sum(cs * xs.sum() for cs, xs in zip(c, x, strict=True)))
 
     assert loss([1, 1], "token_mean") == pytest.approx(16 / 4)
@@ -126,7 +126,7 @@ def test_aggregations_by_hand() -> None:
 )
 def test_a_constant_has_itself_as_mean(sequences: list[tuple[int, float]], how: str) -> None:
     lengths, weights = [t for t, _ in sequences], [w for _, w in sequences]
-    c = sequence_coefficients(lengths, weights, how)  # type: ignore[arg-type]
+    c = sequence_coefficients(lengths, weights, how)
     assert float((c * np.array(lengths)).sum()) == pytest.approx(1.0)
 
 

@@ -38,7 +38,7 @@ def gradient_of(loss: Tensor, leaf: Tensor) -> list[float]:
     ],
 )
 def test_cispo_by_hand(ratio: float, advantage: float, bounds: dict[str, float], loss: float, gradient: float) -> None:
-    options = ObjectiveOptions(name="cispo", **bounds)  # type: ignore[arg-type]
+    options = ObjectiveOptions(name="cispo", **bounds)
     old = tensor(-1.0)
     logp = (old + math.log(ratio)).requires_grad_()
     losses = token_losses(inputs(logp, old, tensor(advantage)), options).loss
@@ -117,7 +117,7 @@ def test_sums_over_a_response_make_it_the_policy_gradient_of_the_response() -> N
 def test_at_ratio_one_every_objective_is_the_policy_gradient(name: str) -> None:
     logp = tensor(-0.1, -1.0, -5.0, -2.0).requires_grad_()
     advantages = tensor(1.5, -0.5, -2.0, 0.0)
-    options = ObjectiveOptions(name=name, kl="none")  # type: ignore[arg-type]
+    options = ObjectiveOptions(name=name, kl="none")
     losses = token_losses(inputs(logp, logp.detach(), advantages, lengths=[3, 1]), options)
     assert gradient_of(losses.loss.sum(), logp) == pytest.approx([-1.5, 0.5, 2.0, 0.0])
     assert not any(losses.metrics[key].any() for key in losses.metrics if key.startswith("clip_fraction"))
@@ -177,7 +177,7 @@ def test_the_sum_over_parts_is_the_loss_of_the_whole(name: str) -> None:
     old = -torch.rand(13, generator=generator) * 3
     logp, advantages = old + torch.randn(13, generator=generator) * 0.3, torch.randn(13, generator=generator)
     options = ObjectiveOptions(
-        name=name,  # type: ignore[arg-type]
+        name=name,
         kl="none",
         sampler_correction={"weights": "sequence", "mask": "geometric", "low": 0.5, "high": 2.0},
     )
@@ -200,7 +200,7 @@ def corrected(correction: dict[str, Any], logs: list[float], lengths: list[int])
     """Weights and metrics for log(pi_old / pi_sampler); the surrogate is -1 everywhere."""
     old = torch.full((len(logs),), -3.0, dtype=torch.float64)
     given = inputs(old, old, torch.ones_like(old), lengths=lengths, sampler_logprobs=old - tensor(*logs))
-    losses = token_losses(given, ObjectiveOptions(sampler_correction=correction))  # type: ignore[arg-type]
+    losses = token_losses(given, ObjectiveOptions(sampler_correction=correction))
     return (-losses.loss).tolist(), losses.metrics
 
 
@@ -242,7 +242,7 @@ def test_metrics_of_the_correction_by_hand() -> None:
 def test_a_sampler_that_agrees_changes_no_bit() -> None:
     plain = token_losses(inputs(tensor(-1.0, -2.0), tensor(-1.1, -2.2), tensor(1.0, -1.0)), ObjectiveOptions())
     for correction in ({"weights": "token"}, {"weights": "sequence"}, {"mask": "geometric"}):
-        options = ObjectiveOptions(sampler_correction=correction)  # type: ignore[arg-type]
+        options = ObjectiveOptions(sampler_correction=correction)
         assert torch.equal(
             token_losses(inputs(tensor(-1.0, -2.0), tensor(-1.1, -2.2), tensor(1.0, -1.0)), options).loss, plain.loss
         )
@@ -253,7 +253,7 @@ def test_weights_multiply_the_surrogate_and_neither_kl_nor_entropy() -> None:
         kl="k2",
         kl_coef=0.5,
         entropy_coef=0.1,
-        sampler_correction={"weights": "token", "truncate": None},  # type: ignore[arg-type]
+        sampler_correction={"weights": "token", "truncate": None},
     )
     entropy = tensor(2.0).requires_grad_()
     given = inputs(
@@ -280,11 +280,11 @@ def test_extreme_log_probs_give_neither_nan_nor_infinity(
     name: str, logprob: float, old: float, advantage: float
 ) -> None:
     options = ObjectiveOptions(
-        name=name,  # type: ignore[arg-type]
+        name=name,
         kl="k3",
         kl_coef=0.1,
         kl_in="loss",
-        sampler_correction={"weights": "token", "mask": "geometric"},  # type: ignore[arg-type]
+        sampler_correction={"weights": "token", "mask": "geometric"},
     )
     logp = torch.tensor([logprob, -1.0], requires_grad=True)
     given = inputs(
@@ -305,15 +305,15 @@ def test_a_network_that_computes_nan_is_not_hidden(name: str) -> None:
     """Infinities are bounded; NaN must reach the check that stops the run."""
     logp = torch.tensor([math.nan, -1.0])
     given = inputs(logp, torch.tensor([-1.0, -1.0]), torch.ones(2))
-    assert token_losses(given, ObjectiveOptions(name=name, kl="none")).loss.isnan().any()  # type: ignore[arg-type]
+    assert token_losses(given, ObjectiveOptions(name=name, kl="none")).loss.isnan().any()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rank_without_work_computes_nothing_and_names_the_same_metrics(name: str) -> None:
     options = ObjectiveOptions(
-        name=name,  # type: ignore[arg-type]
+        name=name,
         kl="none",
-        sampler_correction={"weights": "sequence", "mask": "geometric"},  # type: ignore[arg-type]
+        sampler_correction={"weights": "sequence", "mask": "geometric"},
     )
     empty, one = torch.zeros(0), torch.zeros(1)
     nothing = token_losses(inputs(empty, empty, empty, lengths=[]), options)

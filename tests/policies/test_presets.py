@@ -18,7 +18,7 @@ def test_there_is_a_preset_for_every_name_and_defaults_for_every_loss() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_is_consistent_and_survives_being_written_out(name: str) -> None:
-    options = ObjectiveOptions(name=name).sized(100)  # type: ignore[arg-type]
+    options = ObjectiveOptions(name=name).sized(100)
     assert list(options.contradictions()) == []
     assert ObjectiveOptions(**options.model_dump()) == options
     assert ObjectiveOptions.model_validate_json(json.dumps(options.model_dump()), strict=True) == options
@@ -37,11 +37,11 @@ def test_the_default_is_grpo_as_it_was() -> None:
 
 
 def test_what_is_written_wins_over_the_preset() -> None:
-    options = ObjectiveOptions(name="dapo", clip_high=0.3, dynamic_sampling={"max_rounds": 2})  # type: ignore[arg-type]
+    options = ObjectiveOptions(name="dapo", clip_high=0.3, dynamic_sampling={"max_rounds": 2})
     assert (options.clip_low, options.clip_high, options.clip_dual) == (0.2, 0.3, 10.0)
     assert options.dynamic_sampling.max_rounds == 2
     assert options.sized(200).overlong.buffer_tokens == 40
-    assert ObjectiveOptions(name="dapo", overlong={"penalty": 0.5}).sized(200).overlong.buffer_tokens == 40  # type: ignore[arg-type]
+    assert ObjectiveOptions(name="dapo", overlong={"penalty": 0.5}).sized(200).overlong.buffer_tokens == 40
 
 
 def test_another_loss_brings_its_own_bounds() -> None:

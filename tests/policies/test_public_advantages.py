@@ -58,7 +58,7 @@ def test_verl_rloo_and_grpo_per_group_equal_their_vectorised_form(seed: int) -> 
         ("leave_one_out", "none", count / (count - 1) * (rewards - mean)),
         ("group", "group", (rewards - mean) / (std + 1e-6)),
     ):
-        made = scores(groups, baseline, normalize)  # type: ignore[arg-type]
+        made = scores(groups, baseline, normalize)
         assert [a for group in made for a in group] == pytest.approx(whole[order], rel=1e-9, abs=1e-12)
 
 
@@ -73,7 +73,7 @@ def test_verl_grpo_of_rewards_that_differ_little_is_no_rounding() -> None:
 def test_verl_grpo_and_rloo_give_a_single_response_its_reward_and_here_it_teaches_nothing() -> None:
     """SkyRL, NeMo-RL and prime-rl give it 0 as well; verl's 0.7 would push a response without any baseline."""
     for baseline in ("group", "leave_one_out"):
-        assert scores([[0.7]], baseline) == [[0.0]]  # type: ignore[arg-type]
+        assert scores([[0.7]], baseline) == [[0.0]]
     assert scores([[0.7]], "none") == [[0.7]]  # where no baseline is asked for, it is as in verl
 
 
@@ -147,7 +147,7 @@ def test_prime_rl_normalised_over_the_batch_sums_to_nothing_and_survives_equal_r
 def test_nemo_rl_does_not_divide_what_does_not_vary() -> None:
     assert scores([[3.0, 3.0], [0.0, 1.0]], "none", "group") == [[3.0, 3.0], [0.0, pytest.approx(2**0.5, rel=1e-5)]]
     for normalize in ("group", "batch", "whiten"):
-        assert scores([[3.0, 3.0]], "leave_one_out", normalize) == [[0.0, 0.0]]  # type: ignore[arg-type]
+        assert scores([[3.0, 3.0]], "leave_one_out", normalize) == [[0.0, 0.0]]
 
 
 def test_nemo_rl_leave_one_out_baseline_is_the_mean_of_the_others() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.speculation.chooser import AdaptivePolicy, ArmBelief
+from policies.speculation.arms import ArmBelief
+from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.loads import load

@@ -40,8 +40,8 @@ def test_between_two_sizes_it_is_on_their_line() -> None:
 
 def test_beyond_it_changes_less_than_the_batch_does() -> None:
     cost = cost_of(b8=8e-3)
-    assert 4e-3 < cost.at(4) < 8e-3  # type: ignore[operator]
-    assert 8e-3 < cost.at(16) < 16e-3  # type: ignore[operator]
+    assert 4e-3 < cost.at(4) < 8e-3
+    assert 8e-3 < cost.at(16) < 16e-3
 
 
 def test_near_is_a_quarter() -> None:

@@ -104,6 +104,7 @@ def test_every_batch_size_is_tried_though_weights_are_always_new() -> None:
     done = rl_steps(simulation, GPU, waves(64), 6)
     seen = {step.running for steps in done for step in steps}
     tried: dict[int, int] = {}
+    assert isinstance(simulation.policy, AdaptivePolicy)
     for belief in simulation.policy.beliefs():
         if belief.strategy.drafter == "eagle" and any(belief.first <= count <= belief.last for count in seen):
             tried[belief.first] = tried.get(belief.first, 0) + belief.holds

@@ -4,12 +4,12 @@ import base64
 import json
 import pickle
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from actors.rewards import Grade, GradeItem, build
+from actors.rewards import Grade, GradeItem, Grader, build
 from actors.rewards.confinement.compare import same_text, same_value
 from actors.rewards.forms import read_tests
 from actors.rewards.options import RewardOptions, RewardTerm
@@ -26,13 +26,13 @@ METHOD = "```python\nclass Solution:\n    def add(self, a: int, b: Optional[int]
 
 
 @pytest.fixture(scope="module")
-def grader():
+def grader() -> Iterator[Grader]:
     made = build(RewardOptions(terms=(RewardTerm(kind="code", timeout_s=20),)))
     yield made
     made.close()
 
 
-def grade(grader, response: str, record: Mapping[str, Any]) -> Grade:
+def grade(grader: Grader, response: str, record: Mapping[str, Any]) -> Grade:
     return grader.grade(GradeItem(prompt="", response=response, record=record))
 
 
@@ -64,7 +64,7 @@ def private(cases: object) -> str:
         },
     ],
 )
-def test_inputs_and_outputs(grader, record: dict[str, Any]) -> None:
+def test_inputs_and_outputs(grader: Grader, record: dict[str, Any]) -> None:
     assert grade(grader, ADDS, record) == Grade(value=1.0, parts={"code": 1.0})
     got = grade(grader, SUBTRACTS, record)
     assert (got.value, got.error) == (0.0, None)
@@ -90,7 +90,7 @@ def test_inputs_and_outputs(grader, record: dict[str, Any]) -> None:
         {"tests": {"functional": "def check(f):\n    assert f(a=1, b=2) == 3\n\ncheck(Solution().add)"}},
     ],
 )
-def test_calls_of_a_function_or_of_a_method_of_solution(grader, record: dict[str, Any]) -> None:
+def test_calls_of_a_function_or_of_a_method_of_solution(grader: Grader, record: dict[str, Any]) -> None:
     for good in (METHOD,) if "Solution" in str(record) else (ADD, METHOD):
         got = grade(grader, good, record)
         assert (got.value, got.error, got.notes) == (1.0, None, ())
@@ -115,7 +115,7 @@ def test_calls_of_a_function_or_of_a_method_of_solution(grader, record: dict[str
         ("print(input())", "\u00e4", "\u00e4"),
     ],
 )
-def test_programs_are_run_as_scripts(grader, program: str, text: str, printed: str) -> None:
+def test_programs_are_run_as_scripts(grader: Grader, program: str, text: str, printed: str) -> None:
     got = grade(grader, f"```python\n{program}\n```", {"inputs": [text, text], "outputs": [printed, printed]})
     assert (got.value, got.notes) == (1.0, ())
 
@@ -131,13 +131,13 @@ def test_programs_are_run_as_scripts(grader, program: str, text: str, printed: s
         ("import os; os.kill(os.getpid(), 9)", "exit status -9"),
     ],
 )
-def test_scripts_that_fail_say_why(grader, program: str, words: str) -> None:
+def test_scripts_that_fail_say_why(grader: Grader, program: str, words: str) -> None:
     got = grade(grader, f"```python\n{program}\n```", {"inputs": ["x"], "outputs": ["x"]})
     assert (got.value, got.error) == (0.0, None)
     assert words in got.notes[0]
 
 
-def test_a_script_leaves_nothing_to_the_next(grader) -> None:
+def test_a_script_leaves_nothing_to_the_next(grader: Grader) -> None:
     program = "import os, builtins\nassert not os.path.exists('left') and not hasattr(builtins, 'left')\n"
     program += "builtins.left = 1\nopen('left2', 'w').close()\nprint(input())"
     got = grade(grader, f"```python\n{program}\n```", {"inputs": ["1", "2"], "outputs": ["1", "2"]})
@@ -191,7 +191,7 @@ def test_returned_values(returned: object, expected: object, same: bool) -> None
     assert same_value(returned, expected) is same
 
 
-def test_mbpp_as_google_ships_it(grader) -> None:
+def test_mbpp_as_google_ships_it(grader: Grader) -> None:
     """Task 82: the tests use a module that only `test_imports` names, or nobody."""
     tests = ["assert math.isclose(volume_sphere(10), 4188.790204786391, rel_tol=0.001)"]
     response = "```python\ndef volume_sphere(r):\n    return 4 / 3 * 3.141592653589793 * r ** 3\n```"
@@ -256,7 +256,7 @@ def test_mbpp_as_google_ships_it(grader) -> None:
         ("def f(x): return x\nassert f(1) == 2\nprint(f())", "assert f(1) == 1", 1.0),  # its own, wrong, example
     ],
 )
-def test_what_tests_do_with_what_a_program_made(grader, code: str, tests: str, value: float) -> None:
+def test_what_tests_do_with_what_a_program_made(grader: Grader, code: str, tests: str, value: float) -> None:
     got = grade(grader, f"```python\n{code}\n```", {"tests": [tests]})
     assert (got.value, got.error) == (value, None), got.notes
 
@@ -272,7 +272,7 @@ def test_what_tests_do_with_what_a_program_made(grader, code: str, tests: str, v
         "{1: [object()]}",
     ],
 )
-def test_what_a_program_makes_can_always_be_given_back_to_it(grader, made: str) -> None:
+def test_what_a_program_makes_can_always_be_given_back_to_it(grader: Grader, made: str) -> None:
     """Else a program could void its record."""
     record = {"tests": ["assert g(f()) == 1", "assert g([f(), (f(),)]) == 2"]}
     code = f"```python\ndef f(): return {made}\ndef g(x): return 1\n```"
@@ -281,7 +281,7 @@ def test_what_a_program_makes_can_always_be_given_back_to_it(grader, made: str) 
     assert "assert g([f(), (f(),)]) == 2" in got.notes[0]
 
 
-def test_kodcode_functions_that_assert(grader) -> None:
+def test_kodcode_functions_that_assert(grader: Grader) -> None:
     source = (
         "from solution import f\n\ndef test_one():\n    assert f(1) == 2\n\ndef test_two():\n    assert f(2) == 3\n"
     )
@@ -291,7 +291,7 @@ def test_kodcode_functions_that_assert(grader) -> None:
     assert grade(grader, "```python\ndef g(x): return 2\n```", record).value == 0.0
 
 
-def test_the_stubs_helpers_are_the_judges(grader) -> None:
+def test_the_stubs_helpers_are_the_judges(grader: Grader) -> None:
     """HumanEval 32 checks roots with `poly` of its stub; a program that redefines it checks nothing."""
     stub = "def poly(xs, x):\n    return sum(c * x ** i for i, c in enumerate(xs))\n\n"
     stub += "def find_zero(xs):\n    '''A root.'''\n"
@@ -314,7 +314,7 @@ def test_the_stubs_helpers_are_the_judges(grader) -> None:
         ({"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(print))).decode()}, "no tests"),
     ],
 )
-def test_tests_that_cannot_be_run_are_the_records_fault(grader, record: dict[str, Any], words: str) -> None:
+def test_tests_that_cannot_be_run_are_the_records_fault(grader: Grader, record: dict[str, Any], words: str) -> None:
     response = "```python\ndef f(x): return x\n```"
     got = grader.grade(GradeItem(prompt="", response=response, record=record, where="train.jsonl, line 3"))
     assert (got.value, got.bad_record) == (0.0, "no tests" not in words)

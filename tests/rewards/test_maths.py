@@ -2,6 +2,7 @@ r"""The math term: where answers are read, exact numbers, and math-verify behind
 
 import math
 import threading
+from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
 
@@ -18,7 +19,7 @@ from actors.rewards.options import RewardOptions, RewardTerm
 
 
 @pytest.fixture(scope="module")
-def grader():
+def grader() -> Iterator[Grader]:
     made = build(RewardOptions())
     yield made
     made.close()

@@ -2,12 +2,13 @@
 
 import gzip
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from actors.rewards import Grade, GradeItem, build
+from actors.rewards import Grade, GradeItem, Grader, build
 from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.programs import assemble
 from actors.rewards.types import BadRecordError
@@ -23,13 +24,13 @@ LISTED = {"tests": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]}
 
 
 @pytest.fixture(scope="module")
-def grader():
+def grader() -> Iterator[Grader]:
     made = build(RewardOptions(terms=(RewardTerm(kind="code", timeout_s=20),)))
     yield made
     made.close()
 
 
-def grade(grader, response: str, record: dict[str, object]) -> Grade:
+def grade(grader: Grader, response: str, record: dict[str, object]) -> Grade:
     return grader.grade(GradeItem(prompt="", response=response, record=record))
 
 
@@ -48,12 +49,12 @@ def grade(grader, response: str, record: dict[str, object]) -> Grade:
         ("", 0.0),
     ],
 )
-def test_humaneval_form(grader, response: str, value: float) -> None:
+def test_humaneval_form(grader: Grader, response: str, value: float) -> None:
     got = grade(grader, response, RECORD)
     assert (got.value, got.error) == (value, None), got.notes
 
 
-def test_lists_of_tests(grader) -> None:
+def test_lists_of_tests(grader: Grader) -> None:
     good, bad = "```python\ndef add(a, b): return a + b\n```", "```python\ndef add(a, b): return a * b\n```"
     for record in (LISTED, {"test_list": LISTED["tests"], "test_setup_code": "zero = 0"}):
         assert grade(grader, good, record).value == 1.0
@@ -63,7 +64,7 @@ def test_lists_of_tests(grader) -> None:
 
 
 @pytest.mark.parametrize("record", [{}, {"tests": []}, {"tests": "assert 1"}, {"test": "x", "prompt": "y"}])
-def test_a_record_without_tests_is_an_error(grader, record: dict[str, object]) -> None:
+def test_a_record_without_tests_is_an_error(grader: Grader, record: dict[str, object]) -> None:
     got = grade(grader, "x", record)
     assert got.value == 0.0
     assert got.error is not None
@@ -91,7 +92,7 @@ def humaneval() -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_humaneval_solutions_pass_and_broken_ones_fail(grader, humaneval: list[dict[str, str]]) -> None:
+def test_humaneval_solutions_pass_and_broken_ones_fail(grader: Grader, humaneval: list[dict[str, str]]) -> None:
     """All 164: as a completion, as a fenced function, and with the body replaced by one that returns nothing."""
     assert len(humaneval) == 164
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.rewards import GradeItem, RewardConfigError, build
+from actors.rewards import Grade, GradeItem, RewardConfigError, build
 from actors.rewards.options import RewardOptions, RewardTerm
 
 FUNCTIONS = "tests.rewards.sample_functions"
 
 
-def grade(*terms: RewardTerm, response: str = "", record: dict[str, object] | None = None):
+def grade(*terms: RewardTerm, response: str = "", record: dict[str, object] | None = None) -> Grade:
     grader = build(RewardOptions(terms=terms))
     try:
         return grader.grade(GradeItem(prompt="a prompt", response=response, record=record or {}))

@@ -85,6 +85,9 @@ class Mixed:
     def max_nodes(self) -> int:
         return max(strategy.tokens_to_verify for strategy in self.strategies)
 
+    def arms_at(self, running: int) -> list[Strategy]:
+        return self.strategies
+
     def choose(self, load: Load) -> Strategy:
         return self.strategies[int(self.rng.integers(len(self.strategies)))]
 

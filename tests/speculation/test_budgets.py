@@ -80,7 +80,7 @@ def speculating(model: Transformer, expected: dict[int, Any], strategy: str, bud
     drafters = {**real_drafters(model), "right": Trees(expected, 0.8)}
     policy = FixedPolicy(Strategy.parse(strategy))
     core = NativeEngine(model, ENGINE, drafters=drafters, policy=policy, budget=budget)
-    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)  # type: ignore[assignment]
+    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)
     return core, seen
 
 
@@ -111,7 +111,7 @@ def test_a_drafter_that_ignores_its_room_is_cut(model: Transformer, expected: di
         policy=FixedPolicy(Strategy.parse("test:6")),
         budget=PerPrompt(*range(PROMPTS)),
     )
-    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)  # type: ignore[assignment]
+    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)
     assert_same(run(core, REQUESTS), expected)
     assert [seen.most[prompt_id] for prompt_id in range(PROMPTS)] == list(range(PROMPTS))
 
@@ -219,7 +219,7 @@ def test_a_window_holds_at_most_so_many_prompts_and_the_rest_comes_with_the_next
     monkeypatch.setattr("actors.engine.native.telemetry.MAX_PROMPTS", 2)
     budget = PerPrompt(*[99] * PROMPTS)
     core, _ = speculating(model, expected, "right:6", budget)
-    core._clock = iter(np.arange(0.0, 1e6, 0.15)).__next__  # type: ignore[assignment]
+    core._clock = iter(np.arange(0.0, 1e6, 0.15)).__next__
     core.submit(REQUESTS)
     windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
     assert max(len(window.prompts) for window in windows) == 2

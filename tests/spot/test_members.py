@@ -58,7 +58,7 @@ class Member:
 
     def _load(self, state: object) -> None:
         self.loads += 1
-        self.trainer.load_state_dict(state)  # type: ignore[arg-type]
+        self.trainer.load_state_dict(state)
 
 
 def together(*calls: Callable[[], T]) -> list[T]:

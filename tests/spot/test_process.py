@@ -364,7 +364,7 @@ def test_what_keeps_a_trainer_from_starting_is_said(
         pytest.skip("this machine has a CUDA device")
     path = str(change.pop("model", target))
     with pytest.raises(TrainerStartError, match=words):
-        spawn_trainer(options_of(), ModelOptions(path=path), checkpoint_dir=tmp_path, **change)  # type: ignore[arg-type]
+        spawn_trainer(options_of(), ModelOptions(path=path), checkpoint_dir=tmp_path, **change)
 
 
 def test_the_parent_does_not_import_torch() -> None:

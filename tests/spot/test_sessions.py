@@ -55,7 +55,7 @@ def gathered(trainers: Trainers, epoch: int, members: str) -> None:
 
     def sums(events: object) -> bool:
         trainers[members[0]].feed([record(0, rows=5)])
-        return any(step.epoch == epoch for step in only(events, MicroStep))  # type: ignore[arg-type]
+        return any(step.epoch == epoch for step in only(events, MicroStep))
 
     until(trainers[members[0]], sums)
     time.sleep(0.1)
