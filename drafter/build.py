@@ -1,21 +1,21 @@
-"""Which drafters an engine gets. Owns their names and the conditions under which each exists; never drafts.
+"""Which drafters an engine gets, of those in the catalogue. Owns the conditions under which each exists; never drafts.
 
 Imports are lazy: an engine without EAGLE never loads its code.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Protocol
 
 from drafter.protocol import Drafter
 from models.ops.native import kernels
 from models.transformer import Transformer
+from policies.speculation.catalogue import CATALOGUE, at_hand, weights_path
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
-MODEL_FREE = {"ngram": "Ngrams", "suffix": "Suffixes"}  # and their native classes
-NAMES = (*MODEL_FREE, "eagle")
 
 
 class EngineShape(Protocol):
@@ -42,31 +42,20 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
     if options.mode == "off":
         return {}
     wanted = _wanted(options)
-    slots, max_tokens = engine.max_running, history_tokens(model, engine)
-    drafters: dict[str, Drafter] = {}
-    missing = [name for name in sorted(wanted) if name in MODEL_FREE and not hasattr(kernels, MODEL_FREE[name])]
+    needs = {name: CATALOGUE[name].native for name in wanted}
+    missing = [name for name, native in sorted(needs.items()) if native is not None and not hasattr(kernels, native)]
     if missing:
         _LOG.warning(
             "no model-free drafters (%s): the native extension is missing or older than this checkout; "
             "`pip install -e .` builds it",
             ", ".join(missing),
         )
-        wanted -= set(missing)
-    if "ngram" in wanted:
-        from drafter.ngram import NgramDrafter
+    return {name: _maker(name)(options, model, engine) for name in CATALOGUE if name in wanted and name not in missing}
 
-        drafters["ngram"] = NgramDrafter(slots, max_tokens)
-    if "suffix" in wanted:
-        from drafter.suffix import SuffixDrafter
 
-        drafters["suffix"] = SuffixDrafter(options.suffix, slots, max_tokens)
-    if "eagle" in wanted:
-        from drafter.eagle import EagleDrafter
-
-        blocks = engine.kv_tokens // engine.block_tokens
-        sampled = options.verification == "rejection"
-        drafters["eagle"] = EagleDrafter(model, options.eagle, slots, blocks, engine.block_tokens, sampled=sampled)
-    return drafters
+def _maker(name: str) -> Callable[[SpeculationOptions, Transformer, EngineShape], Drafter]:
+    maker: Callable[[SpeculationOptions, Transformer, EngineShape], Drafter] = import_module(f"drafter.{name}").build
+    return maker
 
 
 def history_tokens(model: Transformer, engine: EngineShape) -> int:
@@ -78,7 +67,7 @@ def history_tokens(model: Transformer, engine: EngineShape) -> int:
 
 def _wanted(options: SpeculationOptions) -> set[str]:
     if options.strategies is None:
-        return {*MODEL_FREE, *(["eagle"] if options.eagle.path is not None else [])}
+        return set(at_hand(options))
     return {_known(name, options) for name in _named(options.strategies)}
 
 
@@ -87,13 +76,13 @@ def _named(strategies: Iterable[str]) -> set[str]:
 
 
 def _known(name: str, options: SpeculationOptions) -> str:
-    if name not in NAMES:
+    if name not in CATALOGUE:
         raise ValueError(
-            f"rollout.speculation.strategies names the drafter {name!r}; there are {', '.join(NAMES)}, and 'plain'"
+            f"rollout.speculation.strategies names the drafter {name!r}; there are {', '.join(CATALOGUE)}, and 'plain'"
         )
-    if name == "eagle" and options.eagle.path is None:
+    if CATALOGUE[name].needs_weights and weights_path(name, options) is None:
         raise ValueError(
-            "rollout.speculation.strategies names the drafter 'eagle', which has no weights: set "
-            "rollout.speculation.eagle.path to their directory (or to 'random'), or leave it out"
+            f"rollout.speculation.strategies names the drafter {name!r}, which has no weights: set "
+            f"rollout.speculation.{name}.path to their directory (or to 'random'), or leave it out"
         )
     return name

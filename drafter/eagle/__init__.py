@@ -1,8 +1,11 @@
 """EAGLE: one decoder layer on the target's hidden states drafts what it will say (TLT 4.1; EAGLE, HASS, EAGLE-3)."""
 
+from drafter.build import EngineShape
 from drafter.eagle.drafter import EagleDrafter
 from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
 from drafter.eagle.model import Drafting, Eagle3Model, EagleModel, fused_layers, init_eagle
+from models.transformer import Transformer
+from policies.speculation.options import SpeculationOptions
 
 __all__ = [
     "Drafting",
@@ -10,8 +13,15 @@ __all__ = [
     "EagleDrafter",
     "EagleModel",
     "EagleWeightsError",
+    "build",
     "fused_layers",
     "init_eagle",
     "load_eagle",
     "save_eagle",
 ]
+
+
+def build(options: SpeculationOptions, model: Transformer, engine: EngineShape) -> EagleDrafter:
+    """See `drafter.build`."""
+    blocks, sampled = engine.kv_tokens // engine.block_tokens, options.verification == "rejection"
+    return EagleDrafter(model, options.eagle, engine.max_running, blocks, engine.block_tokens, sampled=sampled)

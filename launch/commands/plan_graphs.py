@@ -16,12 +16,10 @@ from launch.errors import UsageError
 from models.config import ModelConfig
 from models.directory import read_config
 from policies.speculation.build import build_policy
+from policies.speculation.catalogue import at_hand
 from policies.speculation.graph_memory import Footprint, ModelShape, predict
 from policies.speculation.graph_plan import CapturePlan, Kind, batch_buckets, bucketed_plan, context_buckets, naive_plan
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.strategy import PLAIN, Strategy
-
-_MODEL_FREE = ("ngram", "suffix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ def graph_report(config: Config) -> GraphReport:
     max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
     batches = batch_buckets(engine.max_running)
     contexts = context_buckets(max_tokens, engine.block_tokens)
-    policy = build_policy(speculation, drafters_at_hand(speculation))
+    policy = build_policy(speculation, at_hand(speculation))
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
     strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
     speculating = range(1, min(engine.max_running, speculation.max_running) + 1)
@@ -85,11 +83,6 @@ def graph_report(config: Config) -> GraphReport:
         bucketed_bytes=predict(bucketed, shape, one_output=True, contexts=contexts),
         naive_bytes=predict(naive, shape, one_output=False, contexts=contexts[-1:]),
     )
-
-
-def drafters_at_hand(options: SpeculationOptions) -> tuple[str, ...]:
-    """What an engine of this configuration drafts with, where the native extension is installed."""
-    return _MODEL_FREE if options.eagle.path is None else (*_MODEL_FREE, "eagle")
 
 
 def rendered(report: GraphReport) -> RenderableType:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from actors.training.options import OptimizerOptions
 from launch.config.issues import Issue
 from launch.config.tree import Config
+from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
 RESERVED_NAMES = ("warm_starts",)
 OPEN_TO_ALL = ("0.0.0.0", "::", "*")
-DRAFTERS = ("ngram", "suffix", "eagle")
 
 
 def check_values(config: Config) -> list[Issue]:
@@ -90,14 +90,18 @@ def _speculation(c: Config) -> Iterator[Issue]:
         yield Issue(key, "is set, but only the native engine speculates", remedy=f"leave it out, or set {key}.mode=off")
     strategies = [Strategy.parse(text) for text in s.strategies or ()]
     for drafter in dict.fromkeys(strategy.drafter for strategy in strategies if strategy != PLAIN):
-        if drafter not in DRAFTERS:
-            known = ", ".join(DRAFTERS)
+        if drafter not in CATALOGUE:
+            known = ", ".join(CATALOGUE)
             yield Issue(f"{key}.strategies", f"unknown drafter {drafter!r}", remedy=f"there are {known}, and 'plain'")
-        elif drafter == "eagle" and s.eagle.path is None and not c.drafter.train:
+        elif (
+            CATALOGUE[drafter].needs_weights
+            and weights_path(drafter, s) is None
+            and not (CATALOGUE[drafter].trained and c.drafter.train)
+        ):
             yield Issue(
-                f"{key}.eagle.path",
-                "is not set, but rollout.speculation.strategies names the drafter eagle",
-                remedy=f"set {key}.eagle.path to a directory of drafter weights, or to random",
+                f"{key}.{drafter}.path",
+                f"is not set, but rollout.speculation.strategies names the drafter {drafter}",
+                remedy=f"set {key}.{drafter}.path to a directory of drafter weights, or to random",
             )
     if s.mode == "fixed" and len(strategies) != 1:
         yield Issue(
@@ -105,8 +109,11 @@ def _speculation(c: Config) -> Iterator[Issue]:
             f"mode fixed needs exactly one strategy, got {len(strategies)}",
             remedy=f"for example {key}.strategies=[suffix:8], or {key}.mode=adaptive",
         )
-    if strategies and s.eagle.path is not None and not any(strategy.drafter == "eagle" for strategy in strategies):
-        yield Issue(f"{key}.eagle.path", f"is set, but {key}.strategies names no eagle", remedy="name one, or unset it")
+    for name, entry in CATALOGUE.items():
+        unnamed = strategies and not any(strategy.drafter == name for strategy in strategies)
+        if unnamed and entry.needs_weights and weights_path(name, s) is not None:
+            said = f"is set, but {key}.strategies names no {name}"
+            yield Issue(f"{key}.{name}.path", said, remedy="name one, or unset it")
     used_by = {"batch_thresholds": "paper", "epsilon": "paper", "seed": "paper", "exploration": "adaptive"}
     for name, mode in used_by.items():
         if s.mode != mode and getattr(s, name) != type(s).model_fields[name].default:
@@ -141,10 +148,10 @@ def _drafter(c: Config) -> Iterator[Issue]:
             "is off, so nothing would draft with what drafter.train trains",
             remedy="set it to adaptive, or drafter.train=false",
         )
-    elif s.strategies is not None and "eagle" not in {Strategy.parse(text).drafter for text in s.strategies}:
+    elif s.strategies is not None and TRAINED not in {Strategy.parse(text).drafter for text in s.strategies}:
         yield Issue(
             "rollout.speculation.strategies",
-            "names no strategy of the drafter eagle, which drafter.train trains",
+            f"names no strategy of the drafter {TRAINED}, which drafter.train trains",
             remedy="add one, for example eagle:4, leave the list out, or set drafter.train=false",
         )
     if c.rollout.workers < 2:

@@ -35,9 +35,9 @@ from models.options import ModelOptions
 from policies.drafter.canary import Canary, CanaryVerdict
 from policies.drafter.drift import DriftMonitor
 from policies.drafter.lineage import micro_steps
+from policies.speculation.catalogue import TRAINED
 from policies.speculation.strategy import Strategy
 
-DRAFTER = "eagle"
 _log = logging.getLogger(__name__)
 Moment = Literal["sampled", "graded", "publishing"]
 ENDS: dict[str, Moment] = {  # of workers' spare time, by layout
@@ -165,7 +165,7 @@ class DrafterTraining:
         wanted = self._kept.get(self._canary.version)
         if wanted is None or wanted.manifest.version == self._drafting:
             return
-        dispatcher.drafters.update(DRAFTER, wanted)
+        dispatcher.drafters.update(TRAINED, wanted)
         self.meter.swapped(wanted.manifest.version)
         self._drafting = wanted.manifest.version
         self._kept = {v: kept for v, kept in self._kept.items() if v in (self._canary.good, self._drafting)}
@@ -230,7 +230,7 @@ class DrafterTraining:
     def _told(self, worker: str, event: DrafterFailed | DrafterLoaded) -> None:
         """An engine has lost the drafter, or has it with new weights."""
         wanted = self._wanted
-        if event.name != DRAFTER:
+        if event.name != TRAINED:
             return
         if isinstance(event, DrafterFailed) and event.final:
             self._without.add(worker)
@@ -246,7 +246,7 @@ class DrafterTraining:
         if window.evaluation:
             return
         for use in window.strategies:
-            if not use.drafted or Strategy.parse(use.strategy).drafter != DRAFTER:
+            if not use.drafted or Strategy.parse(use.strategy).drafter != TRAINED:
                 continue
             self._drift.observe(use.strategy, use.drafted, use.accepted)
             good = self._canary.good

@@ -12,8 +12,8 @@ from typing import Any
 from actors.spot.types import MicroStep, Published, TrainerEvent, TrainFailed, TrainStopped
 from launch.observe.speculation import StepSpeculation, Totals, by_drafter, thinned
 from policies.drafter.lineage import micro_steps
+from policies.speculation.catalogue import TRAINED
 
-DRAFTER = "eagle"  # the drafter that is trained, among those that speculate
 TRAIN_SPAN = "train_drafter"  # on the worker's row of the timeline
 MAX_UPDATES = 2000  # in one record
 
@@ -155,7 +155,7 @@ class DrafterMeter:
         names = "preempted", "failures", "recorded_bytes", "recording_skipped"
         counts = {name: float(self._counts[name]) for name in names} | {"recording_s": self._recording_s}
         counts |= {"published": float(len(self._published)), "rolled_back": float(len(self._rolled_back))}
-        used = by_drafter(speculation.strategies).get(DRAFTER) if speculation is not None else None
+        used = by_drafter(speculation.strategies).get(TRAINED) if speculation is not None else None
         taken = StepDrafter(
             updates=merged(self._steps),
             worker_s=sum(step.seconds for step in self._steps),

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from launch.observe.drafter import DRAFTER, TRAIN_SPAN, Update, updates_of
+from launch.observe.drafter import TRAIN_SPAN, Update, updates_of
 from launch.observe.records import Span
 from launch.observe.speculation import Totals, by_drafter, strategies_of
+from policies.speculation.catalogue import TRAINED
 
 MAX_POINTS = 600  # of the accuracy curve; more micro-steps are averaged in groups, never across a target update
 MAX_MARKS = 200
@@ -28,7 +29,7 @@ def drafter_data(
     records = sorted((record for record in records if isinstance(record.get("step"), int)), key=_step)
     if not records:
         return None
-    used = {_step(r): by_drafter(strategies_of(r)).get(DRAFTER) for r in speculation if isinstance(r.get("step"), int)}
+    used = {_step(r): by_drafter(strategies_of(r)).get(TRAINED) for r in speculation if isinstance(r.get("step"), int)}
     steps, recorded = sorted(used), {_step(record) for record in records}
     totals = [used[step] or Totals() for step in steps]
     return {

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.observe.drafter import DRAFTER, Update, updates_of
+from launch.observe.drafter import Update, updates_of
 from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.records import PHASES
 from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of
 from launch.observe.symptoms import symptoms
+from policies.speculation.catalogue import TRAINED
 
 REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs): one step's reward is noise
 
@@ -156,7 +157,7 @@ def drafter_summary(
     if not records:
         return None
     top3 = [mean for record in records if (mean := _top3(updates_of(record))) is not None]
-    used = [by_drafter(strategies_of(record)).get(DRAFTER) for record in speculation]
+    used = [by_drafter(strategies_of(record)).get(TRAINED) for record in speculation]
     lengths = [total.accept_length for total in used if total is not None and total.accept_length is not None]
     drafted_steps = len(lengths)
     if drafted_steps < max(4, len(speculation) / 4):  # a few steps that tried it now and then are no development

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.speculation.catalogue import CATALOGUE
 from policies.speculation.strategy import Strategy
 
 Kind = Literal["target", "drafter"]
@@ -97,10 +98,8 @@ def target_rows(strategy: Strategy) -> int:
 
 def drafter_rows(strategy: Strategy) -> int | None:
     """Rows per request of a drafting pass, one level of expansion; None: the drafter is no network."""
-    return strategy.top_k if strategy.drafter in NETWORKS else None
-
-
-NETWORKS = frozenset({"eagle"})
+    entry = CATALOGUE.get(strategy.drafter)
+    return strategy.top_k if entry is not None and entry.is_network else None
 
 
 def _shapes(strategy: Strategy, batch: int) -> list[GraphShape]:

@@ -36,7 +36,7 @@ def test_drafters_by_options(tmp_path: Path, options: dict, names: list[str]) ->
 
 @pytest.mark.parametrize(
     ("strategy", "complaint"),
-    [("sufix:4", r"strategies names the drafter 'sufix'.*ngram, suffix, eagle"), ("eagle:4", "eagle.path")],
+    [("sufix:4", r"strategies names the drafter 'sufix'.*suffix, eagle, ngram"), ("eagle:4", "eagle.path")],
 )
 def test_a_drafter_that_cannot_be_is_named_with_its_key(tmp_path: Path, strategy: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from launch.config import ConfigError, check_environment, load_config
-from launch.config.check import DRAFTERS
 from launch.config.schema import by_name, keys, nearest
 from launch.config.show import schema_markdown
 
@@ -231,12 +230,6 @@ def test_drafter_training_fits_the_model_and_the_weights_it_goes_on_from(write_c
     assert found(eagle3, "rollout.speculation.eagle.path=random") == []
     (tmp_path / "head" / "config.json").write_text("torn")
     assert found(eagle3, head) == []
-
-
-def test_known_drafters_are_those_that_can_be_built() -> None:
-    from drafter.build import NAMES
-
-    assert NAMES == DRAFTERS
 
 
 def test_a_complete_environment_is_silent(write_config: Write, tmp_path: Path) -> None:

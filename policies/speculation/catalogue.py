@@ -1,0 +1,57 @@
+"""The drafters there are: what configuration, plans, policies and reports must know of each. Plain data, no torch.
+
+The one place that lists them. The code of drafter NAME is the module `drafter.NAME`, whose `build` makes one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from policies.speculation.options import SpeculationOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterEntry:
+    """One drafter, as strategies name it."""
+
+    name: str
+    arms: tuple[str, ...]  # strategies that are tried where the configuration names none, most promising first
+    needs_weights: bool = False  # it exists only where rollout.speculation.NAME.path is set
+    is_network: bool = False  # it computes passes of its own: graphs are captured for them
+    trained: bool = False  # drafter.train trains it
+    native: str | None = None  # class of the native extension that it cannot do without
+
+
+CATALOGUE: dict[str, DrafterEntry] = {
+    entry.name: entry
+    for entry in (
+        DrafterEntry(name="suffix", arms=("suffix:8", "suffix:4", "suffix:16", "suffix:12x2/16"), native="Suffixes"),
+        DrafterEntry(
+            name="eagle",
+            arms=("eagle:4", "eagle:2", "eagle:8", "eagle:4x3/12"),
+            needs_weights=True,
+            is_network=True,
+            trained=True,
+        ),
+        DrafterEntry(name="ngram", arms=("ngram:12", "ngram:6", "ngram:3"), native="Ngrams"),
+    )
+}
+TRAINED = next(entry.name for entry in CATALOGUE.values() if entry.trained)
+
+
+def weights_path(name: str, options: SpeculationOptions) -> str | None:
+    """What rollout.speculation.NAME.path says."""
+    path: str | None = getattr(getattr(options, name, None), "path", None)
+    return path
+
+
+def at_hand(options: SpeculationOptions) -> tuple[str, ...]:
+    """What an engine of this configuration can draft with, where the native extension is installed."""
+    return tuple(
+        name for name, entry in CATALOGUE.items() if not entry.needs_weights or weights_path(name, options) is not None
+    )
+
+
+def by_name(names: Iterable[str]) -> Mapping[str, DrafterEntry]:
+    """The entries of those names, in the catalogue's order."""
+    wanted = set(names)
+    return {name: entry for name, entry in CATALOGUE.items() if name in wanted}
