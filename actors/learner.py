@@ -111,11 +111,10 @@ class LearnerRank:
 
         from actors.training.parallel import Rank, join_group, join_store
         from actors.training.trainer import Trainer
+        from models.device import choose_device
 
         torch.set_num_threads(threads)
-        kind = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("learner.device is cuda, but this rank has no GPU: check cluster.gpus_per_learner")
+        kind = choose_device(options.device, "learner.device")
         rank = Rank(self._index, self._size, torch.device(kind, 0) if kind == "cuda" else torch.device("cpu"))
         if self._size > 1:
             store = self._store or join_store(host, port, self._size, start_timeout_s)

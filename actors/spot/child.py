@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import assert_never
 
 import torch
 
@@ -39,6 +40,7 @@ from drafter.training.fit import PlateauRule
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
 from models.config import ModelConfig
+from models.device import choose_device
 from models.directory import SafetensorsDirectory, read_config
 from models.manifest import WeightsManifest
 from models.rope import RopeTable
@@ -93,7 +95,7 @@ class SpotLoop:
 
     def __init__(self, link: Link, start: wire.Start) -> None:
         self._link, self._options = link, start.options
-        device = _device(start.device)
+        device = torch.device(choose_device(start.device, "rollout.engine.device"))
         home = _build(start)
         self._residence = Residence(home, device)
         self._checkpoints = Checkpoints(
@@ -163,6 +165,8 @@ class SpotLoop:
                 self._load(manifest, memory)
             case wire.Start() | wire.Close():
                 raise ValueError(f"unexpected command {command}")
+            case _:
+                assert_never(command)
 
     def _enter(self, session: TrainSession) -> None:
         if (session.session, session.epoch) <= self._newest:
@@ -270,14 +274,6 @@ def _event(
         started_s=started_s,
         seconds=seconds,
     )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    elif name == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("a spot trainer with device=cuda, but this machine has no CUDA device: use auto or cpu")
-    return torch.device(name)
 
 
 def _build(start: wire.Start) -> DrafterTrainer:

@@ -32,6 +32,7 @@ from launch.config import load_config
 from launch.errors import UsageError
 from launch.interrupt import interrupt_flag
 from models.checkpoint import load_model
+from models.device import choose_device
 from models.directory import read_config
 from models.transformer import Transformer
 from policies.drafter.options import Algorithm, DrafterOptions
@@ -87,8 +88,8 @@ def fit_drafter(given: DrafterWarmup, say: Callable[[str], None], check: Callabl
     source = _source(given)
     if (given.out / "config.json").exists():
         raise UsageError(f"--out: {given.out} holds a model or drafter already", remedy="choose another directory")
-    cuda = given.device == "cuda" or (given.device == "auto" and torch.cuda.is_available())
-    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    device = choose_device(given.device, "--device")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     tokenizer = load_tokenizer(str(source.tokenizer))
     check_vocabulary(tokenizer, read_config(source.target)["vocab_size"])
     target = load_model(source.target, dtype=dtype, device=device, batch_invariant=False).requires_grad_(False)
