@@ -11,7 +11,7 @@ embedded       CPU only, one group, PACK. Rollout and learning take turns, so wh
                for, every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
 colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: the worker spans the whole group, each
                bundle is also the home of a learner rank, and both hold half of the GPU. A worker with several GPUs
-               is pinned to the group's first bundle; `worker_gpus(index)` are the ids it may use.
+               is pinned to the group's first bundle.
 disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
 """
 
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -90,7 +90,6 @@ class Slot:
     cpus: float
     gpus: float
     resources: Bundle
-    spans: int = 1  # bundles whose GPUs it uses, starting with its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +122,8 @@ def plan(cluster: ClusterShape, *, workers: int, ranks: int, available_cpus: flo
             return _colocated(cluster, workers, ranks)
         case "disaggregated":
             return _disaggregated(cluster, workers, ranks)
+        case other:
+            assert_never(other)
 
 
 def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: float) -> Plan:
@@ -163,9 +164,7 @@ def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
                 cpus += cluster.cpus_per_learner
             bundles.append(_bundle(cpus, 1.0, {}))
         groups.append(Group(tuple(bundles), "STRICT_PACK"))
-        worker_slots.append(
-            Slot(group=worker, bundle=0, cpus=cluster.cpus_per_worker, gpus=_SHARE, resources={}, spans=per_worker)
-        )
+        worker_slots.append(Slot(group=worker, bundle=0, cpus=cluster.cpus_per_worker, gpus=_SHARE, resources={}))
     return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots))
 
 
@@ -210,22 +209,6 @@ class Placement:
             return self._options(self.plan.workers[index])
         return _takes(self.plan.workers[-1])
 
-    def worker_gpus(self, index: int, timeout_s: float = 60.0) -> list[int]:
-        """Ids (on its node) of the GPUs that worker `index` may use, in bundle order."""
-        slot = self.plan.workers[index]
-        if not slot.gpus:
-            return []
-        if slot.gpus >= 1:
-            raise ValueError("the worker holds whole GPUs: Ray sets CUDA_VISIBLE_DEVICES for it")
-        probe = ray.remote(_gpu_ids)
-        refs = [
-            probe.options(
-                num_cpus=0, num_gpus=0.01, scheduling_strategy=self._strategy(slot.group, slot.bundle + i)
-            ).remote()
-            for i in range(slot.spans)
-        ]
-        return [int(gpu) for ids in ray.get(refs, timeout=timeout_s) for gpu in ids]
-
     def release(self) -> None:
         """Give everything back; actors that still run in it are killed by Ray."""
         for group in self._groups:
@@ -241,10 +224,6 @@ class Placement:
 
 def _takes(slot: Slot) -> dict[str, Any]:
     return {"num_cpus": slot.cpus, "num_gpus": slot.gpus, "resources": dict(slot.resources)}
-
-
-def _gpu_ids() -> list[Any]:
-    return list(ray.get_gpu_ids())
 
 
 def reserve(plan: Plan, timeout_s: float) -> Placement:

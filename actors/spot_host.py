@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import ray
@@ -25,6 +25,7 @@ from actors.spot.types import (
     MicroStep,
     NeedData,
     Published,
+    Skipped,
     SpotTrainer,
     TrainerEvent,
     TrainFailed,
@@ -72,8 +73,9 @@ class RecordingReport:
     failure: str = ""
 
 
-SpotEvent = MicroStep | TrainStopped | Checkpointed | TrainFailed | Published | RecordingReport
-DrafterEvent = SpotEvent | DrafterFailed | DrafterLoaded  # whatever concerns a drafter that is trained
+TrainingEvent = MicroStep | TrainStopped | Checkpointed | TrainFailed | RecordingReport
+SpotEvent = TrainingEvent | Published
+DrafterEvent = TrainingEvent | DrafterFailed | DrafterLoaded  # what concerns a drafter that is trained, but its weights
 
 
 class SpotHost:
@@ -213,6 +215,8 @@ class SpotHost:
                 self._task(self._train(TrainSession(session, epoch, members, members.index(self._name), store)))
             case Stop(session=session, within_s=within_s):
                 self._task(self._stop(session, within_s))
+            case _:
+                assert_never(command)
 
     async def _train(self, session: TrainSession) -> None:
         async with self._lock:
@@ -296,6 +300,10 @@ class SpotHost:
                 self._trainer = None
                 self._task(asyncio.to_thread(trainer.kill))  # leaves nothing of it behind
                 self._failed(reason)
+            case Skipped(records, reason):
+                _log.warning("%s: its trainer did not learn from %d sequences: %s", self._name, records, reason)
+            case _:
+                assert_never(event)
 
     def _failed(self, reason: str) -> None:
         """The trainer is gone: say so, and start another a little later."""

@@ -219,10 +219,6 @@ class RolloutDispatcher:
             self._pump()
         self._ledger, self._aborting = Ledger([], max_retries=0), False
 
-    def status(self, timeout_s: float = 5.0) -> dict[str, SupervisorStatus | str]:
-        """What each worker says about itself, or why it says nothing."""
-        return statuses(list(self._seats.values()), timeout_s)
-
     def close(self) -> None:
         """Close the engines (bounded), then end the actors."""
         refs = [seat.handle.shutdown.remote() for seat in self._seats.values() if seat.state is not SeatState.DEAD]

@@ -13,13 +13,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from actors.engine.options import EngineOptions
 from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow
 from actors.learner_group import LearnerGroup
 from actors.spot.process import spawn_trainer
-from actors.spot.types import MicroStep, TrainFailed, TrainStopped
+from actors.spot.types import Checkpointed, MicroStep, TrainFailed, TrainStopped
 from actors.spot_host import DrafterEvent, RecordingReport, SpotPlan
 from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
@@ -214,6 +214,10 @@ class DrafterTraining:
                 self._observer.event("trainer_stopped", f"{worker}: {reason}")
             case TrainFailed(reason):
                 self._observer.event("trainer_lost", f"{worker}: {reason}")
+            case TrainStopped() | Checkpointed():
+                pass
+            case _:
+                assert_never(event)
         self.meter.event(worker, event)
 
     def published(self, worker: str, weights: Weights) -> None:

@@ -7,9 +7,19 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
-from actors.spot.types import MicroStep, Published, TrainerEvent, TrainFailed, TrainStopped
+from actors.spot.types import (
+    Checkpointed,
+    MicroStep,
+    NeedData,
+    Published,
+    Skipped,
+    TrainerEvent,
+    TrainFailed,
+    TrainStarted,
+    TrainStopped,
+)
 from launch.observe.speculation import StepSpeculation, Totals, by_drafter, thinned
 from policies.drafter.lineage import micro_steps
 from policies.speculation.catalogue import TRAINED
@@ -118,6 +128,10 @@ class DrafterMeter:
                 self._counts["preempted"] += not reason
             case TrainFailed():
                 self._counts["failures"] += 1
+            case TrainStarted() | NeedData() | Skipped() | Checkpointed():
+                pass
+            case _:
+                assert_never(event)
 
     def published(self, version: int) -> None:
         """A trainer gave these weights away; for events that come by another way than `event`."""

@@ -29,6 +29,7 @@ from launch.dispatch import (
 )
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, logprob, make_request, response
+from tests.actors.statuses import statuses
 
 pytestmark = pytest.mark.ray
 
@@ -76,8 +77,7 @@ def check(rollouts: list[Rollout], asked: list[Request]) -> None:
         assert rollout.logprobs_t1.tolist() == [2 * x for x in logprobs]
 
 
-def engine_pid(status: SupervisorStatus | str) -> int:
-    assert isinstance(status, SupervisorStatus), status
+def engine_pid(status: SupervisorStatus) -> int:
     [engine] = psutil.Process(status.pid).children()
     return engine.pid
 
@@ -99,8 +99,7 @@ def test_same_tokens_whatever_the_number_of_workers(workers: int) -> None:
         again: list[Rollout] = []
         dispatcher.run(asked := requests(6, seed=1), again.append)  # the same ids, other requests
         check(again, asked)
-        for status in dispatcher.status().values():
-            assert isinstance(status, SupervisorStatus)
+        for status in statuses(dispatcher).values():
             assert (status.engine, status.restarts, status.torch_loaded) == ("running", 0, False)
 
 
@@ -109,8 +108,7 @@ def test_sigterm_hands_the_requests_to_others_with_their_tokens(victim: str) -> 
     """As a cloud, Ray or a person sends it. The engines report no progress, so what goes on was handed back."""
     with running(options(2), FakeOptions(step_s=0.004, progress_every_tokens=1000)) as (dispatcher, events):
         dispatcher.set_weights(*weights(3))
-        status = dispatcher.status()["rollout-1"]
-        assert isinstance(status, SupervisorStatus)
+        status = statuses(dispatcher)["rollout-1"]
         pids = {"actor": [status.pid], "engine": [engine_pid(status)], "both": [status.pid, engine_pid(status)]}
         done: list[Rollout] = []
 
@@ -132,15 +130,13 @@ def test_sigterm_hands_the_requests_to_others_with_their_tokens(victim: str) -> 
             assert len(lost) == 1
             assert "it was told to end (SIGTERM); " in lost[0]
             assert not lost[0].endswith("with 0 tokens")
-        after = dispatcher.status()["rollout-1"]
-        assert isinstance(after, SupervisorStatus)
+        after = statuses(dispatcher)["rollout-1"]
         assert (after.pid == status.pid) is (victim == "engine")
 
 
 def test_a_worker_that_is_told_to_end_between_two_runs_is_replaced() -> None:
     with running(options(2)) as (dispatcher, events):
-        status = dispatcher.status()["rollout-0"]
-        assert isinstance(status, SupervisorStatus)
+        status = statuses(dispatcher)["rollout-0"]
         os.kill(status.pid, signal.SIGTERM)
         while not events:
             dispatcher.settle()
@@ -275,8 +271,7 @@ def test_sigkill_at_a_random_moment_loses_nothing(victim: str, seed: int) -> Non
     rng = random.Random(seed)
     with running(options(2), FakeOptions(step_s=0.004)) as (dispatcher, events):
         dispatcher.set_weights(*weights(3))
-        status = dispatcher.status()["rollout-1"]
-        assert isinstance(status, SupervisorStatus)
+        status = statuses(dispatcher)["rollout-1"]
         pid = engine_pid(status) if victim == "engine" else status.pid
         kill_at = rng.randrange(1, 20)
         done: list[Rollout] = []
@@ -298,14 +293,13 @@ def test_sigkill_at_a_random_moment_loses_nothing(victim: str, seed: int) -> Non
         assert len(lost) == 1
         assert lost[0].startswith("rollout-1: ")
         dispatcher.set_weights(*weights(5))
-        for answer in dispatcher.status().values():
-            assert isinstance(answer, SupervisorStatus)
+        for answer in statuses(dispatcher).values():
             assert answer.weights_version == 5
 
 
 def test_the_only_worker_is_killed_and_its_requests_go_on_with_their_prefix() -> None:
     with running(options(1), FakeOptions(step_s=0.004)) as (dispatcher, events):
-        status = dispatcher.status()["rollout-0"]
+        status = statuses(dispatcher)["rollout-0"]
         pid = engine_pid(status)
         timer = threading.Timer(0.15, os.kill, (pid, signal.SIGKILL))
         timer.start()

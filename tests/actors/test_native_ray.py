@@ -14,12 +14,12 @@ import ray
 from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.process import NO_SPECULATION, spawn_engine
 from actors.engine.types import Request, Rollout
-from actors.rollout_worker import SupervisorStatus
 from launch.dispatch import DispatchStats, RolloutDispatcher, spawner
 from models.checkpoint import hf_state_dict, save_model
 from models.options import ModelOptions
 from models.weights import pack
 from policies.speculation.options import SpeculationOptions
+from tests.actors.statuses import statuses
 from tests.engine.support import make_requests, tiny_model
 
 pytestmark = pytest.mark.ray
@@ -77,8 +77,7 @@ def test_tokens_depend_on_the_weights_and_not_on_the_number_of_workers(
         for version, seed in ((1, 5), (2, 0)):  # other weights, and those of model_dir
             manifest, buffer = pack(hf_state_dict(tiny_model(tmp_path, seed=seed)), version)
             dispatcher.set_weights(manifest, ray.put(buffer))
-            for status in dispatcher.status().values():
-                assert isinstance(status, SupervisorStatus)
+            for status in statuses(dispatcher).values():
                 assert (status.weights_version, status.weights_checksum) == (version, manifest.checksum)
                 assert not status.torch_loaded  # the supervisor is not the engine
             done: list[Rollout] = []
@@ -91,7 +90,7 @@ def test_tokens_depend_on_the_weights_and_not_on_the_number_of_workers(
 
 def test_sigkill_of_an_engine_and_of_an_actor_changes_no_token(model_dir: Path, undisturbed: Answer) -> None:
     with workers(2, model_dir) as dispatcher:
-        victims = [status.pid for status in dispatcher.status().values() if isinstance(status, SupervisorStatus)]
+        victims = [status.pid for status in statuses(dispatcher).values()]
         [child] = child_pids(victims[0])
         for pid in (child, victims[1]):
             done: list[Rollout] = []
@@ -126,8 +125,7 @@ def test_suffix_drafters_that_know_everything_change_no_token(
             if len(rounds) == 2:
                 assert dispatcher.drafters.save(str(tmp_path)) is None
                 dispatcher.drafters.saved_as(str(tmp_path))
-                for status in dispatcher.status().values():
-                    assert isinstance(status, SupervisorStatus)
+                for status in statuses(dispatcher).values():
                     os.kill(child_pids(status.pid)[0], signal.SIGKILL)
         lengths = [sum(len(r.tokens) for r in done) / sum(r.verifications for r in done) for done in rounds]
         assert lengths[1] > max(1.5, lengths[0])

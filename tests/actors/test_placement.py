@@ -107,7 +107,6 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
         actors: list[Any] = [ray.remote(Where).options(**o).remote() for o in options]
         pids = ray.get([a.pid.remote() for a in actors], timeout=60)
         assert len({*pids, os.getpid()}) == 4
-        assert placement.worker_gpus(0) == []
         reserved = options[1].pop("scheduling_strategy")
         assert placement.worker_options("c") == options[1], "beyond the plan: what one takes, unreserved"
         options[1]["scheduling_strategy"] = reserved
@@ -127,7 +126,6 @@ def test_colocated_actors_share_their_gpus() -> None:
         ]
         gpus = [gpu for ids in ray.get([a.gpus.remote() for a in learners], timeout=60) for gpu in ids]
         assert sorted(gpus) == [0, 1, 2, 3]  # one each
-        assert [placement.worker_gpus(index) for index in range(2)] == [gpus[:2], gpus[2:]]
         placement.worker_options("first")
         worker: Any = ray.remote(Where).options(**placement.worker_options("second")).remote()
         assert ray.get(worker.gpus.remote(), timeout=60) == gpus[2:3]
