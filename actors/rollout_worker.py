@@ -36,7 +36,6 @@ from actors.engine.commands import Answered, Command, Sleep, Submit, UpdateDraft
 from actors.engine.core import RolloutEngine
 from actors.engine.types import (
     Answer,
-    Capabilities,
     DrafterFailed,
     DriverEvent,
     EngineDiedError,
@@ -93,7 +92,6 @@ class SupervisorStatus:
     restarts: int  # engines started after the first
     pid: int
     node_ip: str
-    capabilities: Capabilities | None
     reason: str = ""  # why the engine failed
     torch_loaded: bool = False  # stays False: the supervisor has no torch
 
@@ -257,11 +255,10 @@ class RolloutWorker:
             if self._current is incarnation:
                 self._loaded = answer
         if self._spot is not None and memory is not None:
-            match command:
-                case UpdateWeights(manifest):
-                    await self._spot.target_changed(manifest, memory)
-                case UpdateDrafter(manifest=manifest):
-                    await self._spot.drafter_changed(manifest, memory)
+            if isinstance(command, UpdateWeights):
+                await self._spot.target_changed(command.manifest, memory)
+            elif isinstance(command, UpdateDrafter):
+                await self._spot.drafter_changed(command.manifest, memory)
         return answer
 
     @ray.method(num_returns=2)
@@ -378,7 +375,6 @@ class RolloutWorker:
             restarts=max(self._starts - 1, 0),
             pid=os.getpid(),
             node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
-            capabilities=incarnation.engine.capabilities if incarnation else None,
             reason=failure.reason if failure else self._reason,
             torch_loaded="torch" in sys.modules,
         )

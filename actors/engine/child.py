@@ -33,7 +33,7 @@ def serve(link: Link, build: Callable[[Any], EngineCore]) -> None:
     core = build(start)
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     hear(link, inbox.put)
-    link.send([wire.Ready(core.capabilities)])
+    link.send([wire.Ready()])
     while True:
         while not (core.has_work and inbox.empty()):
             command, memory = inbox.get()

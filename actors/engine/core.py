@@ -4,13 +4,13 @@ Owns the two protocols and the choice of a core by `rollout.engine.backend`. Imp
 the supervisor's side stays free of torch.
 """
 
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.commands import Command, EngineCommand
-from actors.engine.types import Answer, Capabilities, Event
+from actors.engine.types import Answer, Event
 from actors.engine.wire import Start
 
 
@@ -19,9 +19,6 @@ class EngineCore(Protocol):
 
     tests/engine/contract.py says in tests what every core keeps.
     """
-
-    @property
-    def capabilities(self) -> Capabilities: ...
 
     @property
     def has_work(self) -> bool:
@@ -40,9 +37,6 @@ class EngineCore(Protocol):
 
 class RolloutEngine(Protocol):
     """An engine in a process of its own. Every call returns at once; what happened comes back through `poll`."""
-
-    @property
-    def capabilities(self) -> Capabilities: ...
 
     def send(self, command: Command, memory: NDArray[np.uint8] | None = None) -> None:
         """`memory` is copied and may be reused when this returns. Raises EngineDiedError if it died."""
@@ -69,3 +63,5 @@ def build_core(start: Start) -> EngineCore:
                 "rollout.engine.backend=vllm is not part of this version: only 'native' is (Llama, Qwen2 and Qwen3 on "
                 "CPU or one CUDA device); set rollout.engine.backend=native"
             )
+        case other:
+            assert_never(other)

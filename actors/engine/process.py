@@ -10,7 +10,7 @@ from actors.engine import wire
 from actors.engine.commands import Command
 from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
-from actors.engine.types import Capabilities, EngineDiedError, Event
+from actors.engine.types import EngineDiedError, Event
 from actors.processes.parent import ChildProcess
 from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
@@ -72,18 +72,11 @@ class ProcessEngine:
     ) -> None:
         """`module`: what the child runs, `actors.engine.child.serve` of a core that it makes of `start`."""
         self.name = name
-        self._capabilities: Capabilities | None = None
         self._child = ChildProcess(module, start, name, died=EngineDiedError, environment=dict(environment))
 
     @property
     def pid(self) -> int:
         return self._child.pid
-
-    @property
-    def capabilities(self) -> Capabilities:
-        if self._capabilities is None:
-            raise RuntimeError(f"{self.name} is not ready yet")
-        return self._capabilities
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Raises EngineStartError if the child fails first, or is not ready in time; nothing of it is left then."""
@@ -97,7 +90,6 @@ class ProcessEngine:
         except BaseException:
             self.close(timeout_s=0.0)
             raise
-        self._capabilities = first.capabilities
 
     def send(self, command: Command, memory: NDArray[np.uint8] | None = None) -> None:
         self._child.send(command, memory)

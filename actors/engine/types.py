@@ -7,7 +7,7 @@ spans of different processes of one node can be drawn on one axis.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -279,19 +279,6 @@ class EngineFailed:
 
 DriverEvent = Finished | Progress | Rejected | EngineWindow | DrafterFailed | EngineFailed  # what the driver hears of
 Event = DriverEvent | Recorded | EngineIdle | Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What a backend can do; policies ask before they plan."""
-
-    backend: str
-    trees: bool = False
-    drafter_switch: bool = False
-    invariant_tokens: bool = False
-    hidden_states: bool = False
-    tensor_parallel: bool = False
-    notes: tuple[str, ...] = field(default=())
 
 
 class EngineDiedError(RuntimeError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from actors.engine.options import EngineOptions
-from actors.engine.types import Capabilities, Recorded
+from actors.engine.types import Recorded
 from actors.processes.link import Bytes
 from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
@@ -34,8 +34,6 @@ class Close:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """First message from a child that came up."""
-
-    capabilities: Capabilities
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A setting that would be ignored silently is a fault too: whoever wrote it expect
 import re
 from collections.abc import Iterator
 
+from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
 from launch.config.issues import Issue
 from launch.config.tree import Config
@@ -20,6 +21,10 @@ def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
     rules = (_run, _objective, _rollout, _speculation, _drafter, _reward, _data, _coordinator, _learner, _layout)
     return [issue for rule in rules for issue in rule(config)]
+
+
+def _engine(c: Config) -> Capabilities:
+    return BACKENDS[c.rollout.engine.backend]
 
 
 def _run(c: Config) -> Iterator[Issue]:
@@ -78,21 +83,41 @@ def _rollout(c: Config) -> Iterator[Issue]:
         yield Issue("rollout.engine.max_model_tokens", f"{e.max_model_tokens} is less than {needed}")
     if e.kv_tokens < longest:
         yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
-    if e.backend == "vllm" and c.model.batch_invariant:
-        yield Issue("model.batch_invariant", "the vllm backend has no batch-invariant mode", remedy="leave it unset")
+    if c.model.batch_invariant and not _engine(c).batch_invariant:
+        remedy = "leave it unset"
+        yield Issue("model.batch_invariant", f"the {e.backend} engine has no batch-invariant mode", remedy=remedy)
+    hottest = _engine(c).max_temperature
+    for key, temperature in (("rollout.sampling", r.sampling.temperature), ("eval", c.eval.temperature)):
+        if temperature > hottest:
+            message = f"{temperature:g} is more than the {e.backend} engine samples at"
+            yield Issue(f"{key}.temperature", message, remedy=f"set it to {hottest:g} at most")
+    for name, off in (("top_k", 0), ("top_p", 1)):
+        if getattr(r.sampling, name) != off and not _engine(c).logprobs_t1:
+            yield Issue(
+                f"rollout.sampling.{name}",
+                f"the {e.backend} engine gives log-probs of the restricted distribution only, and the learner has none "
+                "to compare them with",
+                remedy=f"set it to {off}",
+            )
 
 
 def _speculation(c: Config) -> Iterator[Issue]:
     s, key = c.rollout.speculation, "rollout.speculation"
     if s.mode == "off":
         return
-    if c.rollout.engine.backend != "native" and s != type(s)():
-        yield Issue(key, "is set, but only the native engine speculates", remedy=f"leave it out, or set {key}.mode=off")
+    can, backend = _engine(c), c.rollout.engine.backend
+    if not can.drafters and s != type(s)():
+        message = f"is set, but the {backend} engine does not speculate"
+        yield Issue(key, message, remedy=f"leave it out, or set {key}.mode=off")
+        return
     strategies = [Strategy.parse(text) for text in s.strategies or ()]
     for drafter in dict.fromkeys(strategy.drafter for strategy in strategies if strategy != PLAIN):
         if drafter not in CATALOGUE:
             known = ", ".join(CATALOGUE)
             yield Issue(f"{key}.strategies", f"unknown drafter {drafter!r}", remedy=f"there are {known}, and 'plain'")
+        elif drafter not in can.drafters:
+            message = f"the {backend} engine has no drafter {drafter!r}"
+            yield Issue(f"{key}.strategies", message, remedy=f"it has {', '.join(sorted(can.drafters))}, and 'plain'")
         elif (
             CATALOGUE[drafter].needs_weights
             and weights_path(drafter, s) is None
@@ -103,6 +128,9 @@ def _speculation(c: Config) -> Iterator[Issue]:
                 f"is not set, but rollout.speculation.strategies names the drafter {drafter}",
                 remedy=f"set {key}.{drafter}.path to a directory of drafter weights, or to random",
             )
+    if not can.trees and (trees := [str(strategy) for strategy in strategies if strategy.is_tree]):
+        message = f"{', '.join(trees)}: the {backend} engine verifies no trees"
+        yield Issue(f"{key}.strategies", message, remedy="leave out what has a branching factor (x)")
     if s.mode == "fixed" and len(strategies) != 1:
         yield Issue(
             f"{key}.strategies",
@@ -140,8 +168,10 @@ def _drafter(c: Config) -> Iterator[Issue]:
     d, s = c.drafter, c.rollout.speculation
     if not d.train:
         return
-    if c.rollout.engine.backend != "native":
-        yield Issue("drafter.train", "only the native engine drafts", remedy="set rollout.engine.backend=native")
+    can, backend = _engine(c), c.rollout.engine.backend
+    if "eagle" not in can.drafters:
+        message = f"the {backend} engine does not draft with what it trains"
+        yield Issue("drafter.train", message, remedy="set rollout.engine.backend=native")
     elif s.mode == "off":
         yield Issue(
             "rollout.speculation.mode",
@@ -154,6 +184,9 @@ def _drafter(c: Config) -> Iterator[Issue]:
             f"names no strategy of the drafter {TRAINED}, which drafter.train trains",
             remedy="add one, for example eagle:4, leave the list out, or set drafter.train=false",
         )
+    if d.recording.source == "engine" and can.drafters and not can.hidden_states:
+        message = f"engine, but the {backend} engine records no hidden states"
+        yield Issue("drafter.recording.source", message, remedy="set it to learner")
     if c.rollout.workers < 2:
         yield Issue(
             "drafter.train",
@@ -237,10 +270,11 @@ def _layout(c: Config) -> Iterator[Issue]:
             f"holds on CPU only; with cluster.layout={c.cluster.layout} a GPU is used by {' and '.join(on_gpu)}",
             remedy="leave it unset, or set these to cpu",
         )
-    if not embedded and c.rollout.engine.backend == "native" and c.cluster.gpus_per_worker > 1:
+    if not embedded and not _engine(c).tensor_parallel and c.cluster.gpus_per_worker > 1:
         yield Issue(
             "cluster.gpus_per_worker",
-            f"{c.cluster.gpus_per_worker:g}, but the native engine uses one GPU: the others would idle",
+            f"{c.cluster.gpus_per_worker:g}, but the {c.rollout.engine.backend} engine uses one GPU: the others would "
+            "idle",
             remedy="set it to 1 and raise rollout.workers",
         )
     if fault := _address_fault(c.cluster.address):

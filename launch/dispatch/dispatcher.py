@@ -30,7 +30,7 @@ from actors.spot_host import DrafterEvent, RecordingReport
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
 from launch.dispatch.ledger import Ledger
-from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle, reason_of, statuses, worker_name
+from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle, reason_of, worker_name
 from launch.dispatch.spans import SpanSink, WorkerSpans
 from launch.dispatch.stats import DispatchStats, Tally
 from models.manifest import WeightsManifest

@@ -3,12 +3,15 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from launch.config import ConfigError, check_environment, load_config
+from actors.engine.capabilities import BACKENDS, NATIVE
+from actors.engine.options import EngineOptions
+from launch.config import ConfigError, check, check_environment, load_config
 from launch.config.schema import by_name, keys, nearest
 from launch.config.show import schema_markdown
 
@@ -230,6 +233,41 @@ def test_drafter_training_fits_the_model_and_the_weights_it_goes_on_from(write_c
     assert found(eagle3, "rollout.speculation.eagle.path=random") == []
     (tmp_path / "head" / "config.json").write_text("torn")
     assert found(eagle3, head) == []
+
+
+@pytest.mark.parametrize(
+    ("lacks", "overrides", "key"),
+    [
+        ({"batch_invariant": False}, ["model.batch_invariant=true"], "model.batch_invariant"),
+        ({"max_temperature": 2.0}, ["rollout.sampling.temperature=2.5"], "rollout.sampling.temperature"),
+        ({"max_temperature": 2.0}, ["eval.temperature=2.5"], "eval.temperature"),
+        ({"logprobs_t1": False}, ["rollout.sampling.top_p=0.9"], "rollout.sampling.top_p"),
+        ({"logprobs_t1": False}, ["rollout.sampling.top_k=5"], "rollout.sampling.top_k"),
+        ({"drafters": frozenset()}, ["rollout.speculation.mode=paper"], "rollout.speculation"),
+        (
+            {"drafters": frozenset({"ngram"})},
+            ["rollout.speculation.strategies=[suffix:8]"],
+            "rollout.speculation.strategies",
+        ),
+        ({"trees": False}, ["rollout.speculation.strategies=['suffix:8x2/12']"], "rollout.speculation.strategies"),
+        ({"drafters": frozenset({"ngram"})}, TRAINED, "drafter.train"),
+        ({"hidden_states": False}, TRAINED, "drafter.recording.source"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_at_its_key(
+    write_config: Write, monkeypatch: pytest.MonkeyPatch, lacks: dict[str, Any], overrides: list[str], key: str
+) -> None:
+    path = write_config()
+    load_config(path, overrides)
+    monkeypatch.setattr(check, "BACKENDS", {"native": replace(NATIVE, **lacks)})
+    with pytest.raises(ConfigError) as error:
+        load_config(path, overrides)
+    assert key in [issue.key for issue in error.value.issues]
+
+
+def test_each_backend_has_its_capabilities() -> None:
+    field = EngineOptions.model_fields["backend"]
+    assert set(get_args(field.annotation)) == set(BACKENDS)
 
 
 def test_a_complete_environment_is_silent(write_config: Write, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from actors.engine.commands import (
 )
 from actors.engine.native.engine import NativeEngine
 from actors.engine.shared_rollouts import unpack
-from actors.engine.types import Answer, Capabilities, DraftersSaved, Event, Slept
+from actors.engine.types import Answer, DraftersSaved, Event, Slept
 from actors.engine.wire import Start
 from drafter.build import build_drafters
 from models.checkpoint import load_model
@@ -35,10 +35,6 @@ class NativeCore:
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._engine.capabilities
 
     @property
     def has_work(self) -> bool:

@@ -28,7 +28,6 @@ from actors.engine.native.telemetry import EngineStepRecord, PromptMeter, Window
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     NOTHING_SAMPLED,
-    Capabilities,
     DrafterLoaded,
     EngineIdle,
     Event,
@@ -160,16 +159,6 @@ class NativeEngine:
         self._idle = True
         self._on_step = on_step
         self._fresh_weights = False
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            backend="native",
-            trees=True,
-            drafter_switch=True,
-            invariant_tokens=self._model.batch_invariant,
-            hidden_states=True,
-        )
 
     @property
     def has_work(self) -> bool:

@@ -1,0 +1,38 @@
+"""What each engine backend can do. Owns facts that hold for a backend on every machine.
+
+Whoever plans reads them before anything is started (`launch.config.check`), and the contract suite holds each engine to
+them (tests/engine/contract.py).
+
+A field is here because someone reads it. No torch, no backend is imported.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from policies.speculation.catalogue import CATALOGUE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Without any of the fields: an engine that decodes plainly on one device."""
+
+    drafters: Collection[str] = ()  # that it can draft with, as named in rollout.speculation.strategies
+    trees: bool = False  # drafts may branch
+    hidden_states: bool = False  # it records what drafters are trained on while it decodes
+    batch_invariant: bool = False  # it can keep model.batch_invariant: no token depends on who samples or finishes it
+    logprobs_t1: bool = False  # log-probs of softmax(logits) come with those of the sampling distribution
+    tensor_parallel: bool = False  # one engine can use several GPUs
+    max_temperature: float = math.inf
+
+
+NATIVE = Capabilities(
+    drafters=CATALOGUE.keys(),
+    trees=True,
+    hidden_states=True,
+    batch_invariant=True,
+    logprobs_t1=True,
+)
+VLLM = Capabilities(tensor_parallel=True, max_temperature=2.0)
+
+BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by rollout.engine.backend
