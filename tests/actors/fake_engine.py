@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.data.stop_strings import compile_marker
+from actors.engine.capabilities import Capabilities
 from actors.engine.child import serve
 from actors.engine.commands import (
     Abort,
@@ -34,7 +35,6 @@ from actors.engine.shared_rollouts import unpack
 from actors.engine.stopping import End, find_end
 from actors.engine.types import (
     Answer,
-    Capabilities,
     DrafterFailed,
     DrafterLoaded,
     DraftersSaved,
@@ -55,6 +55,7 @@ from actors.engine.types import (
     WeightsLoaded,
 )
 from actors.processes.child import run_child
+from models.manifest import WeightsManifest
 
 VOCAB = 97
 STOP = 7
@@ -67,6 +68,7 @@ RULES = (
     StopRule(answer=MARKER, give_up_at_tokens=5, keep=0.5),
 )
 MAX_PROMPT_TOKENS = 1000
+CAPABILITIES = Capabilities(drafters=frozenset({"eagle"}), batch_invariant=True, logprobs_t1=True)  # drafts nothing
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,18 @@ def ended(request: Request, tokens: list[int]) -> End | None:
     return find_end(request, np.array(tokens, np.int32), request.sampling.max_new_tokens)
 
 
-def part(noise_key: int, tokens: list[int], positions: range) -> Sampled:
+def part(noise_key: int, tokens: list[int], positions: range, temperature: float = 0.5) -> Sampled:
+    """Log-probs as they might be at that temperature: twice as large without it as at a half."""
     logprobs = np.array([logprob(noise_key, p) for p in positions], np.float32)
-    return Sampled(np.array([tokens[p] for p in positions], np.int32), logprobs, logprobs * 2)
+    logprobs_t1 = logprobs / np.float32(temperature or 1.0)
+    drawn = np.array([tokens[p] for p in positions], np.int32)
+    return Sampled(drawn, logprobs if temperature else np.zeros_like(logprobs), logprobs_t1)
+
+
+def weights(version: int, size: int = 4) -> tuple[WeightsManifest, NDArray[np.uint8]]:
+    """Of whatever network: the engine looks at their checksum only."""
+    buffer = np.full(size, version % 251, np.uint8)
+    return WeightsManifest(version, zlib.crc32(buffer), (), buffer.nbytes), buffer
 
 
 def make_request(
@@ -123,7 +134,7 @@ def make_request(
         prompt_id=prompt_id,
         prompt_tokens=np.arange(3, dtype=np.int32),
         noise_key=seed * 100_000 + request_id,
-        sampling=SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=(STOP,)),
+        sampling=SamplingParams(max_new_tokens=max_new_tokens, temperature=0.5, stop_token_ids=(STOP,)),
         expected_tokens=float(max_new_tokens),
         stop=stop,
     )
@@ -160,7 +171,9 @@ class _Running:
         known = 0 if prefix is None else len(prefix)
         if prefix is not None and start < known:
             return Sampled.join([prefix, self.part(known)])
-        return part(self.request.noise_key, self.tokens, range(start, len(self.tokens)))
+        return part(
+            self.request.noise_key, self.tokens, range(start, len(self.tokens)), self.request.sampling.temperature
+        )
 
     def ended(self) -> End | None:
         return ended(self.request, self.tokens)
@@ -176,10 +189,6 @@ class FakeCore:
         self._events: list[Event] = []
         self._version = 0
         self._idle = True
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(backend="fake", invariant_tokens=True)
 
     @property
     def has_work(self) -> bool:
@@ -199,6 +208,8 @@ class FakeCore:
                     self._abort(request_id)
             case UpdateWeights(manifest):
                 assert memory is not None
+                if zlib.crc32(memory) != manifest.checksum:
+                    raise ValueError(f"weights version {manifest.version} did not arrive whole")
                 self._version = manifest.version
                 return WeightsLoaded(manifest.version, zlib.crc32(memory) ^ options.wrong_checksum, 0.001)
             case Sleep():
@@ -216,9 +227,14 @@ class FakeCore:
             case UpdateDrafter(name, manifest):
                 assert memory is not None
                 self._note({"drafter": name, "version": manifest.version})
-                if options.failing_drafter:
-                    self._events.append(DrafterFailed(name, options.failing_drafter, final=True))
-                return DrafterLoaded(name, manifest.version, zlib.crc32(memory), 0.001, options.failing_drafter)
+                checksum, reason = zlib.crc32(memory), options.failing_drafter
+                if reason:
+                    self._events.append(DrafterFailed(name, reason, final=True))
+                elif name not in CAPABILITIES.drafters:
+                    reason = f"there is no drafter {name!r}"
+                elif checksum != manifest.checksum:
+                    reason = "the weights did not arrive whole"
+                return DrafterLoaded(name, manifest.version, checksum, 0.001, reason)
             case _:
                 assert_never(command)
         return None
@@ -271,7 +287,7 @@ class FakeCore:
         if len(request.prompt_tokens) > MAX_PROMPT_TOKENS:
             reason = f"prompt of more than {MAX_PROMPT_TOKENS} tokens"
             self._events.append(Rejected(request.request_id, reason))
-        elif request.request_id in self._running or request in [waiting.request for waiting in self._waiting]:
+        elif request.request_id in [item.request.request_id for item in [*self._running.values(), *self._waiting]]:
             self._events.append(Rejected(request.request_id, "a request with this id is running already"))
         elif (end := item.ended()) is not None:
             self._finish(item, end)

@@ -23,6 +23,7 @@ from actors.spot.types import (
 )
 from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
+from tests.actors.fake_engine import weights
 
 
 @dataclass
@@ -105,8 +106,7 @@ class FakeTrainer:
             self.say(TrainStopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
 
     def publish(self) -> None:
-        size = self._script.weights_bytes
-        self.say(Published(WeightsManifest(self.steps, 0, (), size), np.full(size, self.steps, np.uint8)))
+        self.say(Published(*weights(self.steps, self._script.weights_bytes)))
 
     def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         self.loaded.append(manifest.version)

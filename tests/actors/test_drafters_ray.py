@@ -17,8 +17,7 @@ from actors.engine.options import RolloutOptions
 from actors.engine.shared_rollouts import pack, unpack
 from actors.engine.types import DrafterLoaded, IntArray, Rollout
 from launch.dispatch import RolloutDispatcher, Weights, spawner
-from models.manifest import WeightsManifest
-from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request
+from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, weights
 
 DEADLINE_S = 30.0
 Made = tuple[IntArray, IntArray, int]
@@ -108,8 +107,8 @@ def test_a_drafter_that_failed_and_weights_that_were_refused_are_events_that_nam
     )
     try:
         dispatcher.start()
-        weights = Weights(WeightsManifest(7, 0, (), 4), ray.put(np.zeros(4, np.uint8)))
-        dispatcher.drafters.update("eagle", weights)
+        manifest, payload = weights(7)
+        dispatcher.drafters.update("eagle", Weights(manifest, ray.put(payload)))
         deadline_s = time.monotonic() + DEADLINE_S
         while len(told) < 3:
             assert time.monotonic() < deadline_s, told

@@ -25,8 +25,7 @@ from coordinator.events import RolloutComplete, RolloutStarted
 from coordinator.options import CoordinatorOptions
 from coordinator.transport.server import CoordinatorServer
 from drafter.training.records import SequenceRecord
-from models.manifest import WeightsManifest
-from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response
+from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response, weights
 from tests.actors.fake_trainer import Script
 from tests.coordinator.cluster import served, states
 from tests.spot.support import only, record
@@ -194,7 +193,7 @@ async def test_it_stands_still_for_the_learner_until_there_are_new_weights() -> 
         await w.worker.stop_training()
         assert w.script.log[-1] == "stopped"
         assert len(only(w.events, MicroStep)) == steps
-        manifest, buffer = WeightsManifest(1, 0, (), 4), np.zeros(4, np.uint8)
+        manifest, buffer = weights(1)
         await w.worker.ask(UpdateWeights(manifest), buffer)
         w.server.control(RolloutComplete(1))
         await eventually(lambda: w.state == "IDLE")
@@ -338,7 +337,8 @@ async def test_new_weights_reach_the_trainer_and_the_one_after_it() -> None:
     gate, hold = threading.Event(), threading.Event()
     async with world(Script(gate=gate, hold=hold)) as w:
         for version in (3, 4, 5):
-            await w.worker.ask(UpdateWeights(WeightsManifest(version, 0, (), 4)), np.zeros(4, np.uint8))
+            manifest, buffer = weights(version)
+            await w.worker.ask(UpdateWeights(manifest), buffer)
             if version == 3:  # came while it was starting
                 gate.set()
                 await eventually(lambda: bool(w.script.made) and w.script.made[0].targets == [3])
@@ -395,6 +395,7 @@ async def test_new_drafter_weights_reach_the_engine_and_the_trainer() -> None:
         assert only(w.events, Published)[0].payload is None, "the bytes do not go up with the event"
         manifest, payload = await w.worker.drafter_weights(0)
         assert (manifest.version, payload.tolist()) == (0, [0] * 4)
-        loaded = await w.worker.ask(UpdateDrafter("eagle", WeightsManifest(7, 0, (), 4)), np.zeros(4, np.uint8))
+        manifest, payload = weights(7)
+        loaded = await w.worker.ask(UpdateDrafter("eagle", manifest), payload)
         assert (loaded.name, loaded.version) == ("eagle", 7)
         assert w.script.made[0].loaded == [7]
