@@ -9,6 +9,7 @@ from typing import Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.capabilities import UNAVAILABLE
 from actors.engine.commands import Command, EngineCommand
 from actors.engine.types import Answer, Event
 from actors.engine.wire import Start
@@ -47,21 +48,18 @@ class RolloutEngine(Protocol):
     def close(self) -> None: ...
 
 
-class UnknownBackendError(ValueError):
+class UnavailableBackendError(ValueError):
     """rollout.engine.backend names an engine that this version does not have."""
 
 
 def build_core(start: Start) -> EngineCore:
-    """Raises UnknownBackendError, and whatever keeps the backend from starting."""
+    """Raises UnavailableBackendError, and whatever keeps the backend from starting."""
     match start.options.backend:
         case "native":
             from actors.engine.native.core import build
 
             return build(start)
         case "vllm":
-            raise UnknownBackendError(
-                "rollout.engine.backend=vllm is not part of this version: only 'native' is (Llama, Qwen2 and Qwen3 on "
-                "CPU or one CUDA device); set rollout.engine.backend=native"
-            )
+            raise UnavailableBackendError(f"{UNAVAILABLE['vllm']}; set rollout.engine.backend=native")
         case other:
             assert_never(other)

@@ -71,21 +71,24 @@ class Sampled:
 
     tokens: IntArray  # [T]
     logprobs: FloatArray  # [T], of the sampling distribution (after temperature, top-k, top-p); 0 at temperature 0
-    logprobs_t1: FloatArray  # [T], of softmax(logits) without temperature or truncation
+    # [T], of softmax(logits) without temperature or truncation; None where the engine cannot give them
+    logprobs_t1: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def first(self, count: int) -> "Sampled":
-        return Sampled(self.tokens[:count], self.logprobs[:count], self.logprobs_t1[:count])
+        logprobs_t1 = None if self.logprobs_t1 is None else self.logprobs_t1[:count]
+        return Sampled(self.tokens[:count], self.logprobs[:count], logprobs_t1)
 
     @staticmethod
     def join(parts: Sequence["Sampled"]) -> "Sampled":
         """One behind the other: [T_1] .. [T_n] -> [sum T]."""
+        known = [p.logprobs_t1 for p in parts if p.logprobs_t1 is not None]
         return Sampled(
             np.concatenate([p.tokens for p in parts]),
             np.concatenate([p.logprobs for p in parts]),
-            np.concatenate([p.logprobs_t1 for p in parts]),
+            np.concatenate(known) if len(known) == len(parts) else None,
         )
 
 
@@ -129,7 +132,7 @@ class Rollout:
         return self.sampled.logprobs
 
     @property
-    def logprobs_t1(self) -> FloatArray:
+    def logprobs_t1(self) -> FloatArray | None:
         return self.sampled.logprobs_t1
 
 

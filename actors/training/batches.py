@@ -30,7 +30,7 @@ class TokenBatch:
     coefficients: Tensor  # float32 [R], of each token's loss in the mini-batch's loss
     advantages: Tensor  # float32 [R]; zeros for demonstrations
     sampler_logprobs: Tensor  # float32 [R], of the sampling distribution; zeros for demonstrations
-    sampler_logprobs_t1: Tensor  # float32 [R]; zeros for demonstrations
+    sampler_logprobs_t1: Tensor | None  # float32 [R]; zeros for demonstrations; None where the engine gives none
     segments: Tensor  # int64 [S + 1], from 0 to R: whose response each token is of
     indices: tuple[int, ...]  # [S], of each sequence in the mini-batch
     sequences: tuple[TrainSequence | Demonstration, ...]  # [S]; none on a rank without work
@@ -83,6 +83,7 @@ def build_mini_batch(
         learned = [s for s in chosen if isinstance(s, TrainSequence)]
         advantages = [np.broadcast_to(s.advantage, len(s.response_tokens)) for s in learned]
         nothing = np.zeros(flat.rows.size)
+        at_1 = [s.sampler_logprobs_t1 for s in learned if s.sampler_logprobs_t1 is not None]
         micro.append(
             TokenBatch(
                 tokens=_tensor(flat.tokens, np.int64, rank.device),
@@ -96,9 +97,9 @@ def build_mini_batch(
                 sampler_logprobs=_tensor(
                     _joined([s.sampler_logprobs for s in learned], nothing), np.float32, rank.device
                 ),
-                sampler_logprobs_t1=_tensor(
-                    _joined([s.sampler_logprobs_t1 for s in learned], nothing), np.float32, rank.device
-                ),
+                sampler_logprobs_t1=None
+                if len(at_1) < len(learned)
+                else _tensor(_joined(at_1, nothing), np.float32, rank.device),
                 segments=_tensor(np.cumsum([0, *flat.response_lengths]), np.int64, rank.device),
                 indices=tuple(indices),
                 sequences=tuple(chosen),
@@ -106,6 +107,14 @@ def build_mini_batch(
             )
         )
     return MiniBatch(tuple(micro), sum(len(r) for r in responses), computed)
+
+
+def compared_with_sampler(batch: TokenBatch, logprobs: Tensor, logprobs_t1: Tensor) -> tuple[Tensor, Tensor]:
+    """The learner's log-probs and the sampler's, to be compared: at temperature 1 where the engine gives those, for no
+    scaling or truncation can hide anything there; else at the sampling temperature."""
+    if batch.sampler_logprobs_t1 is None:
+        return logprobs, batch.sampler_logprobs
+    return logprobs_t1, batch.sampler_logprobs_t1
 
 
 def check_sequences(sequences: Sequence[TrainSequence | Demonstration], vocab_size: int) -> None:
@@ -118,7 +127,7 @@ def check_sequences(sequences: Sequence[TrainSequence | Demonstration], vocab_si
             raise ValueError(f"sequence {i}: token {top} is outside the model's vocabulary of {vocab_size}")
         if isinstance(s, TrainSequence):
             for given in (s.sampler_logprobs, s.sampler_logprobs_t1):
-                if len(given) != len(s.response_tokens):
+                if given is not None and len(given) != len(s.response_tokens):
                     raise ValueError(
                         f"sequence {i}: {len(given)} log-probs for {len(s.response_tokens)} response tokens"
                     )

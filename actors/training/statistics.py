@@ -31,12 +31,12 @@ class StepStatistics:
         self._tokens += next(iter(metrics.values())).numel()
 
     @torch.no_grad()
-    def add_gap(self, learner_t1: Tensor, sampler_t1: Tensor, segments: Tensor, samplers: Sequence[str]) -> None:
-        """|learner - sampler| log-probs at temperature 1 of the same tokens under the same weights, [R] each, and which
-        worker drew the tokens of each segment: [S + 1], [S]."""
+    def add_gap(self, learner: Tensor, sampler: Tensor, segments: Tensor, samplers: Sequence[str]) -> None:
+        """|learner - sampler| log-probs of the same tokens, under the same weights and at one temperature, [R] each,
+        and which worker drew the tokens of each segment: [S + 1], [S]."""
         numbers = torch.tensor([self._samplers[name] for name in samplers], dtype=torch.int64, device=segments.device)
         drew = numbers.repeat_interleave(segments.diff())
-        gap = (learner_t1 - sampler_t1).abs().double()
+        gap = (learner - sampler).abs().double()
         self._gap[0] += torch.bincount(drew, minlength=self._gap.shape[1])
         self._gap[1] += torch.bincount(drew, weights=gap, minlength=self._gap.shape[1])
         if gap.numel():

@@ -138,7 +138,9 @@ class Trainer:
                     taken = recording if number == 0 else None
                     logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature, taken)
                     if number == 0:
-                        statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.segments, batch.samplers)
+                        statistics.add_gap(
+                            *batches.compared_with_sampler(batch, logprobs, logprobs_t1), batch.segments, batch.samplers
+                        )
                     old_logprobs = logprobs.detach() if number == 0 else old[number - 1][m]
                     inputs = LossInputs(
                         logprobs=logprobs,
@@ -328,7 +330,9 @@ class Trainer:
         with self._computing(self.module):
             for batch in mini.micro:
                 logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature, recording)
-                statistics.add_gap(logprobs_t1, batch.sampler_logprobs_t1, batch.segments, batch.samplers)
+                statistics.add_gap(
+                    *batches.compared_with_sampler(batch, logprobs, logprobs_t1), batch.segments, batch.samplers
+                )
                 old.append(logprobs)
         return old
 

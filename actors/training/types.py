@@ -13,7 +13,9 @@ class TrainSequence:
     prompt_tokens: NDArray[np.int32]  # [L]
     response_tokens: NDArray[np.int32]  # [T]
     sampler_logprobs: NDArray[np.float32]  # [T], of the sampling distribution
-    sampler_logprobs_t1: NDArray[np.float32]  # [T], of softmax(logits): what the learner's pass is compared with
+    # [T], of softmax(logits): what the learner's pass is compared with; None: `sampler_logprobs` is, which then must be
+    # those of softmax(logits / temperature)
+    sampler_logprobs_t1: NDArray[np.float32] | None
     advantage: float | NDArray[np.float64]  # of every token of the response, or of each, [T]
     sampler: str = ""  # the rollout worker that drew it: a log-prob gap is reported per worker
     weight: float = 1.0  # multiplies the sequence's loss; 1 unless a budget policy corrects for sampling

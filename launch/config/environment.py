@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from actors.engine.capabilities import UNAVAILABLE
 from launch.config.issues import Issue
 from launch.config.tree import FRESH_WEIGHTS, Config
 from models.config import ARCHITECTURES, ModelConfig
@@ -68,10 +69,10 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _packages(c: Config) -> Iterator[Issue]:
-    if c.rollout.engine.backend == "vllm":
+    if (reason := UNAVAILABLE.get(c.rollout.engine.backend)) is not None:
         yield Issue(
             "rollout.engine.backend",
-            "vllm is not part of this version: only native is",
+            reason,
             remedy=f"set rollout.engine.backend=native; it runs {', '.join(ARCHITECTURES)}",
         )
     if c.observe.wandb_project is not None and importlib.util.find_spec("wandb") is None:

@@ -8,8 +8,9 @@ from launch.config import Config
 from launch.errors import PacelineError
 
 PER_WORKER = "logprob_gap/worker/"
-# Means over tokens of |engine - learner| at T = 1, by the coarser of their dtypes. Rounding gives about 1e-7 in float32
-# and 1e-2 in bfloat16. Weights one small optimizer step old can stay below: versions and checksums catch those.
+# Means over tokens of |engine - learner| at T = 1 (at the sampling temperature where the engine says no more), by the
+# coarser of their dtypes. Rounding gives about 1e-7 in float32 and 1e-2 in bfloat16. Weights one small optimizer step
+# old can stay below: versions and checksums catch those.
 DEFAULT_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -85,6 +85,7 @@ class FakeOptions:
     notes: str = ""  # file to which what the drafters are told is appended; empty: nowhere
     mute_drafters: bool = False  # saving is never answered
     failing_drafter: str = ""  # why new weights are refused, after the drafter failed
+    logprobs_t1: bool = True  # given with each token
 
 
 def token(noise_key: int, position: int) -> int:
@@ -159,11 +160,12 @@ class _Running:
     request: Request
     tokens: list[int]
     reported: int
+    logprobs_t1: bool
 
     @classmethod
-    def begin(cls, request: Request) -> "_Running":
+    def begin(cls, request: Request, logprobs_t1: bool) -> "_Running":
         tokens = [] if request.prefix is None else request.prefix.tokens.tolist()
-        return cls(request, tokens, len(tokens))
+        return cls(request, tokens, len(tokens), logprobs_t1)
 
     def part(self, start: int) -> Sampled:
         """The response from there on. What was handed over is handed back, not made up again."""
@@ -171,9 +173,9 @@ class _Running:
         known = 0 if prefix is None else len(prefix)
         if prefix is not None and start < known:
             return Sampled.join([prefix, self.part(known)])
-        return part(
-            self.request.noise_key, self.tokens, range(start, len(self.tokens)), self.request.sampling.temperature
-        )
+        positions, temperature = range(start, len(self.tokens)), self.request.sampling.temperature
+        sampled = part(self.request.noise_key, self.tokens, positions, temperature)
+        return sampled if self.logprobs_t1 else replace(sampled, logprobs_t1=None)
 
     def ended(self) -> End | None:
         return ended(self.request, self.tokens)
@@ -283,7 +285,7 @@ class FakeCore:
         if request.request_id == self._options.hang_on:
             time.sleep(3600)
         self._idle = False
-        item = _Running.begin(request)
+        item = _Running.begin(request, self._options.logprobs_t1)
         if len(request.prompt_tokens) > MAX_PROMPT_TOKENS:
             reason = f"prompt of more than {MAX_PROMPT_TOKENS} tokens"
             self._events.append(Rejected(request.request_id, reason))

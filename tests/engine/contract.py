@@ -174,8 +174,8 @@ def finished(events: Sequence[Event]) -> dict[int, Rollout]:
 
 def equal(one: Sampled, other: Sampled) -> bool:
     """Bit for bit."""
-    columns = ((one.tokens, other.tokens), (one.logprobs, other.logprobs), (one.logprobs_t1, other.logprobs_t1))
-    return all(mine.tobytes() == yours.tobytes() for mine, yours in columns)
+    mine, yours = ((s.tokens, s.logprobs, s.logprobs_t1) for s in (one, other))
+    return [None if a is None else a.tobytes() for a in mine] == [None if a is None else a.tobytes() for a in yours]
 
 
 def same(one: dict[int, Rollout], other: dict[int, Rollout]) -> bool:
@@ -300,8 +300,8 @@ class EngineContract:
                 assert len(rollout.logprobs) == len(rollout.tokens)
                 assert np.isfinite(rollout.logprobs).all()
                 assert (rollout.logprobs <= 1e-6).all()
-                if not subject.capabilities.logprobs_t1:
-                    assert rollout.logprobs_t1 is None
+                assert (rollout.logprobs_t1 is not None) == subject.capabilities.logprobs_t1
+                if rollout.logprobs_t1 is None:
                     continue
                 assert len(rollout.logprobs_t1) == len(rollout.tokens)
                 assert (rollout.logprobs_t1 <= 1e-6).all()

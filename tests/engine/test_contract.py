@@ -1,6 +1,7 @@
 """The contract of an engine, over the native one (plain, drafting, in a child) and the fake that stands in for it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -70,10 +71,10 @@ def native(model_dir: Path, start: Callable[[Path, str], RolloutEngine], strateg
     return Subject(NATIVE, partial(start, model_dir), target_weights, eagle_weights, longest, strategy)
 
 
-def fake(start: Callable[[FakeOptions], RolloutEngine]) -> Subject:
+def fake(start: Callable[[FakeOptions], RolloutEngine], logprobs_t1: bool = True) -> Subject:
     return Subject(
-        fake_engine.CAPABILITIES,
-        lambda strategy: start(FakeOptions(step_s=0.0005)),
+        replace(fake_engine.CAPABILITIES, logprobs_t1=logprobs_t1),
+        lambda strategy: start(FakeOptions(step_s=0.0005, logprobs_t1=logprobs_t1)),
         lambda version, seed: fake_engine.weights(version),
         fake_engine.weights,
         fake_engine.MAX_PROMPT_TOKENS,
@@ -86,6 +87,7 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "native that drafts trees": lambda path: native(path, in_process, "eagle:3x2/8"),
     "native in a child": lambda path: native(path, in_a_child, "suffix:4"),
     "fake": lambda path: fake(lambda options: InProcess(FakeCore(options))),
+    "fake without log-probs at temperature 1": lambda path: fake(lambda options: InProcess(FakeCore(options)), False),
     "fake in a child": lambda path: fake(FakeEngine),
 }
 

@@ -149,6 +149,19 @@ def test_gap_is_measured_over_the_whole_step_against_the_old_weights(model_dir: 
     assert found["logprob_gap/mean"] == pytest.approx(0.5 / tokens, abs=1e-5)
 
 
+def test_without_log_probs_at_temperature_1_the_gap_is_measured_at_the_sampling_temperature(model_dir: Path) -> None:
+    drawn = direct_logprobs(model_dir, make_sequences(), temperature=0.7)
+    sequences = [
+        replace(s, sampler_logprobs=lp.float().numpy(), sampler_logprobs_t1=None)
+        for s, lp in zip(make_sequences(), drawn, strict=True)
+    ]
+    assert make_trainer(model_dir).rl_step(sequences, temperature=0.7).metrics["logprob_gap/max"] < 1e-4
+    assert make_trainer(model_dir).rl_step(sequences, temperature=1.0).metrics["logprob_gap/max"] > 1e-2
+    sequences[-1].sampler_logprobs[0] += 0.5
+    gap = make_trainer(model_dir).rl_step(sequences, temperature=0.7).metrics["logprob_gap/max"]
+    assert gap == pytest.approx(0.5, abs=1e-4)
+
+
 def test_one_mini_batch_is_on_policy(model_dir: Path) -> None:
     result = make_trainer(model_dir).rl_step(make_sequences(), temperature=1.0)
     sequences = make_sequences()

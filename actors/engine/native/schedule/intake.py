@@ -58,6 +58,8 @@ def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
             )
     prefix = request.prefix
     if prefix is not None:
+        if prefix.logprobs_t1 is None:
+            return "the prefix has no log-probs at temperature 1: it is another backend's"
         if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.logprobs_t1):
             return "the prefix has different numbers of tokens and log-probs"
         if len(prefix.tokens) and not 0 <= int(prefix.tokens.min()) <= int(prefix.tokens.max()) < limits.vocab_size:

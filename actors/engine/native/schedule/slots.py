@@ -54,6 +54,7 @@ class SlotTable:
             length += len(prefix.tokens)
             self.tokens[slot, prompt:length] = prefix.tokens
             self.logprobs[slot, prompt:length] = prefix.logprobs
+            assert prefix.logprobs_t1 is not None, "taken in without them (intake)"
             self.logprobs_t1[slot, prompt:length] = prefix.logprobs_t1
         self.length[slot], self.computed[slot], self.limit[slot] = length, 0, limit
         self.prompt_length[slot], self.reported[slot] = prompt, prompt + reported_tokens
