@@ -10,7 +10,6 @@ Owns the state machine of one worker and its Ray calls; never decides about requ
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar, cast
@@ -166,22 +165,6 @@ class Seat:
         """End the actor process, which takes its engine with it. Never raises, never waits."""
         self.forget()
         ray.kill(cast("ActorHandle[RolloutWorker]", self.handle), no_restart=True)
-
-
-def statuses(seats: Sequence[Seat], timeout_s: float) -> dict[str, SupervisorStatus | str]:
-    """What each worker says about itself, by its name, or why it says nothing."""
-    asked = {s.name: s.handle.status.remote() for s in seats if s.state is not SeatState.DEAD}
-    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
-    answers: dict[str, SupervisorStatus | str] = {s.name: s.state.value for s in seats}
-    for name, ref in asked.items():
-        if ref not in ready:
-            answers[name] = f"no answer within {timeout_s:g} s"
-            continue
-        try:
-            answers[name] = ray.get(ref, timeout=timeout_s)
-        except RayError as error:
-            answers[name] = reason_of(error)
-    return answers
 
 
 def reason_of(error: RayError) -> str:

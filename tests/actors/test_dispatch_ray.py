@@ -74,6 +74,7 @@ def check(rollouts: list[Rollout], asked: list[Request]) -> None:
         assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
         logprobs = [logprob(request.noise_key, p) for p in range(len(tokens))]
         assert rollout.logprobs.tolist() == logprobs
+        assert rollout.logprobs_t1 is not None
         assert rollout.logprobs_t1.tolist() == [2 * x for x in logprobs]
 
 
@@ -173,7 +174,7 @@ def test_a_worker_that_joins_in_the_midst_of_a_rollout_gets_the_weights_and_work
         [(kind, message)] = events
         assert (kind, message.partition(" after ")[0]) == ("worker_joined", "spot-a: up")
         dispatcher.set_weights(*weights(4))
-        status = dispatcher.status()["spot-a"]
+        status = statuses(dispatcher)["spot-a"]
         assert isinstance(status, SupervisorStatus)
         assert (status.name, status.weights_version) == ("spot-a", 4)
 
@@ -183,7 +184,7 @@ def test_a_worker_that_leaves_in_the_midst_of_a_rollout_hands_its_requests_over_
     fake = FakeOptions(step_s=0.004, progress_every_tokens=1000)
     with running(options(2, max_retries=0), fake) as (dispatcher, events):
         dispatcher.set_weights(*weights(3))
-        status = dispatcher.status()["rollout-1"]
+        status = statuses(dispatcher)["rollout-1"]
         assert isinstance(status, SupervisorStatus)
         pid = engine_pid(status)
         done: list[Rollout] = []
@@ -201,7 +202,7 @@ def test_a_worker_that_leaves_in_the_midst_of_a_rollout_hands_its_requests_over_
         assert [kind for kind, _ in events] == ["worker_left"]
         assert not events[0][1].endswith("with 0 tokens")
         dispatcher.set_weights(*weights(4))  # none are awaited of it
-        while "rollout-1" in dispatcher.status():
+        while "rollout-1" in statuses(dispatcher):
             dispatcher.settle()
         with suppress(ProcessLookupError):
             while True:  # until its engine has ended
@@ -235,7 +236,7 @@ def test_the_last_worker_leaves_and_another_takes_its_work() -> None:
 def test_requests_aborted_by_id_come_back_once_with_what_they_have_also_if_their_worker_dies(killed: bool) -> None:
     with running(options(2), FakeOptions(step_s=0.004)) as (dispatcher, _):
         dispatcher.set_weights(*weights(3))
-        status = dispatcher.status()["rollout-1"]
+        status = statuses(dispatcher)["rollout-1"]
         assert isinstance(status, SupervisorStatus)
         pid, doomed = engine_pid(status), set(range(3, 24, 2))  # at the first response most of them wait still
         done: list[Rollout] = []

@@ -61,7 +61,7 @@ def test_colocated_shares_every_gpu_of_a_node() -> None:
     check_slots_fit(made)
     assert made.demand() == {"GPU": 16, "CPU": 24}
     assert {g.strategy for g in made.groups} == {"STRICT_PACK"}
-    assert [(s.group, s.bundle, s.spans) for s in made.workers] == [(0, 0, 8), (1, 0, 8)]
+    assert [(s.group, s.bundle) for s in made.workers] == [(0, 0), (1, 0)]
     assert {(s.group, s.bundle) for s in made.learners} == {(g, b) for g in range(2) for b in range(8)}
     assert {s.gpus for s in (*made.learners, *made.workers)} == {0.5}
 

@@ -25,6 +25,7 @@ from launch.drafter.weights import load_weights, save_weights
 from policies.drafter.options import BufferOptions
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.fake_trainer import Script
+from tests.actors.statuses import statuses
 from tests.actors.test_drafters_ray import DEADLINE_S, told
 from tests.coordinator.cluster import OPTIONS, served
 from tests.spot.support import record
@@ -110,7 +111,7 @@ def test_weights_outlive_the_worker_that_made_them(tmp_path: Path) -> None:
     """They reach engines that start later, and a checkpoint, when it is gone."""
     with fleet(tmp_path) as f:
         maker, new = f.train()
-        status = f.dispatcher.status()[maker]
+        status = statuses(f.dispatcher)[maker]
         assert isinstance(status, SupervisorStatus)
         os.kill(status.pid, signal.SIGKILL)
         f.dispatcher.drafters.update("eagle", new)

@@ -81,7 +81,7 @@ class InProcess:
         if self._died:
             raise EngineDiedError(self._died)
         with self._child():
-            answer = self._core.apply(command, None if memory is None else memory.copy())  # type: ignore[arg-type]
+            answer = self._core.apply(command, None if memory is None else memory.copy())
             if answer is not None:
                 self._events.append(answer)
 
@@ -185,7 +185,7 @@ def same(one: dict[int, Rollout], other: dict[int, Rollout]) -> bool:
 
 
 def changed(request: Request, **sampling: object) -> Request:
-    return replace(request, sampling=replace(request.sampling, **sampling))  # type: ignore[arg-type]
+    return replace(request, sampling=replace(request.sampling, **sampling))
 
 
 class EngineContract:

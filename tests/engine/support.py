@@ -162,6 +162,11 @@ def run(core: NativeEngine, requests: Sequence[Request]) -> dict[int, Rollout]:
     return rollouts(drain(core))
 
 
+def t1_bytes(rollout: Rollout) -> bytes:
+    assert rollout.logprobs_t1 is not None
+    return rollout.logprobs_t1.tobytes()
+
+
 def assert_same(actual: dict[int, Rollout], expected: dict[int, Rollout]) -> None:
     """Equal tokens, reasons and, bitwise, log-probs."""
     assert actual.keys() == expected.keys()
@@ -169,7 +174,7 @@ def assert_same(actual: dict[int, Rollout], expected: dict[int, Rollout]) -> Non
         assert actual[request_id].tokens.tolist() == rollout.tokens.tolist(), request_id
         assert actual[request_id].finish_reason == rollout.finish_reason
         assert actual[request_id].logprobs.tobytes() == rollout.logprobs.tobytes(), request_id
-        assert actual[request_id].logprobs_t1.tobytes() == rollout.logprobs_t1.tobytes(), request_id
+        assert t1_bytes(actual[request_id]) == t1_bytes(rollout), request_id
 
 
 def as_prefix(rollout: Rollout, tokens: int) -> Sampled:

@@ -139,6 +139,7 @@ def test_gap_is_measured_over_the_whole_step_against_the_old_weights(model_dir: 
     assert exact["logprob_gap/max"] < 1e-4
     assert exact["kl_old"] > 1e-3  # the later mini-batches did see other weights
 
+    assert sequences[-1].sampler_logprobs_t1 is not None
     shifted = sequences[-1].sampler_logprobs_t1.copy()
     shifted[0] += 0.5
     wrong = [*sequences[:-1], replace(sequences[-1], sampler_logprobs_t1=shifted)]

@@ -176,6 +176,8 @@ class Served:
             wanted, count = expected[request_id], len(rollout.tokens)
             assert rollout.tokens.tobytes() == wanted.tokens[:count].tobytes(), request_id
             assert rollout.logprobs.tobytes() == wanted.logprobs[:count].tobytes(), request_id
+            assert rollout.logprobs_t1 is not None
+            assert wanted.logprobs_t1 is not None
             assert rollout.logprobs_t1.tobytes() == wanted.logprobs_t1[:count].tobytes(), request_id
             if request_id in self.rollouts:
                 assert rollout.finish_reason == wanted.finish_reason

@@ -81,6 +81,8 @@ def compare(requests: list[Request], plain: dict[int, Rollout], served: Served) 
         unequal = (mine.tokens[:count] != wanted.tokens[:count]).nonzero()[0]
         same = int(unequal[0]) if len(unequal) else count
         if same:
+            assert mine.logprobs_t1 is not None
+            assert wanted.logprobs_t1 is not None
             deviation = max(deviation, float(abs(mine.logprobs_t1[:same] - wanted.logprobs_t1[:same]).max()))
         if len(unequal):
             context = request.prompt_tokens.tolist() + wanted.tokens[:same].tolist()
