@@ -26,6 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.identity import log_to, unique_name
 from actors.rewards import Grade, GradeItem, build
 from actors.rewards.options import RewardOptions
+from actors.spans import Joiner
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 10.0  # per term and for the call: a grader that keeps its own deadlines is never killed for them
@@ -154,7 +155,7 @@ class RewardPool:
         self._on_span = on_span
         self._clock = clock
         self._wall = wall
-        self._spans: dict[int, tuple[float, float]] = {}  # open ones, by worker
+        self._spans: Joiner[str, str] = Joiner(_SPAN_GAP_S)
         self._step = 0
         self._pending: deque[_Task] = deque()
         self._grades: dict[int, Grade] = {}
@@ -269,16 +270,13 @@ class RewardPool:
 
     def _span(self, index: int, start_s: float, end_s: float) -> None:
         """A worker graded; joined with what it did just before, so that a step has few spans and not one per item."""
-        begun_s, until_s = self._spans.get(index, (start_s, start_s))
-        if start_s - until_s > _SPAN_GAP_S:
-            self._on_span(f"reward-{index}", "grade", begun_s, until_s)
-            begun_s = start_s
-        self._spans[index] = begun_s, max(until_s, end_s)
+        over = self._spans.add(f"reward-{index}", "grade", start_s, end_s)
+        if over is not None:
+            self._on_span(f"reward-{index}", over.label, over.start_s, over.end_s)
 
     def _end_spans(self) -> None:
-        for index, (start_s, end_s) in self._spans.items():
-            self._on_span(f"reward-{index}", "grade", start_s, end_s)
-        self._spans.clear()
+        for worker, over in self._spans.flush():
+            self._on_span(worker, over.label, over.start_s, over.end_s)
 
     def _record(self, task: _Task, grade: Grade) -> None:
         if task.step != self._step:

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actors.spans import Joiner, Stretch
 from launch.observe.journal import read
 from launch.observe.journal import replace as write_file
 from launch.observe.records import Span
@@ -22,26 +22,20 @@ class SpanJoiner:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, Span] = {}
+        self._joiner: Joiner[str, tuple[str, int]] = Joiner(JOIN_GAP_S)
 
     def add(self, span: Span) -> Span | None:
         """Take a span; returns the actor's previous one if this span does not continue it."""
-        last = self._open.get(span.actor)
-        if last is not None and _continues(last, span):
-            self._open[span.actor] = replace(last, end_s=max(last.end_s, span.end_s))
-            return None
-        self._open[span.actor] = span
-        return last
+        over = self._joiner.add(span.actor, (span.kind, span.step), span.start_s, span.end_s)
+        return None if over is None else _span(span.actor, over)
 
     def flush(self) -> list[Span]:
-        spans = list(self._open.values())
-        self._open.clear()
-        return spans
+        return [_span(actor, over) for actor, over in self._joiner.flush()]
 
 
-def _continues(last: Span, span: Span) -> bool:
-    same = (last.actor, last.kind, last.step) == (span.actor, span.kind, span.step)
-    return same and last.start_s <= span.start_s <= last.end_s + JOIN_GAP_S
+def _span(actor: str, over: Stretch[tuple[str, int]]) -> Span:
+    kind, step = over.label
+    return Span(actor, kind, over.start_s, over.end_s, step)
 
 
 def to_json(span: Span) -> dict[str, Any]:
