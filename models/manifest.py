@@ -1,14 +1,25 @@
-"""How weights travel: a manifest that says how to read one flat buffer. Plain data; no torch, no I/O."""
+"""How tensors travel: a manifest that says how to read one flat buffer. Plain data; no torch, no I/O.
+
+Owns the one table of dtypes that may travel, and the alignment of everything that is laid out in flat memory.
+"""
 
 from dataclasses import dataclass
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}  # by dtype; models.dtypes has the same names as torch knows them
+ALIGNMENT_BYTES = 64  # of the start of each tensor: a cache line, and what AVX-512 loads
+
+
+def aligned(size_bytes: int) -> int:
+    """Rounded up to the next multiple of ALIGNMENT_BYTES."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     name: str  # Hugging Face parameter name
-    dtype: str  # "float32" | "bfloat16"
+    dtype: str  # a key of ITEM_BYTES
     shape: tuple[int, ...]
-    offset_bytes: int  # into the flat buffer; a multiple of 64
+    offset_bytes: int  # into the flat buffer; a multiple of ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.manifest import TensorSpec, WeightsManifest
+from models.dtypes import DTYPE_NAMES, DTYPES
+from models.manifest import TensorSpec, WeightsManifest, aligned
 
-ALIGNMENT_BYTES = 64
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 Buffer = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -35,11 +33,10 @@ def pack(named: Mapping[str, Tensor], version: int, *, out: Buffer | None = None
     specs: list[TensorSpec] = []
     offset = 0
     for name, tensor in named.items():
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in DTYPE_NAMES:
             raise TypeError(f"{name}: weights travel as float32 or bfloat16, not {tensor.dtype}")
-        specs.append(TensorSpec(name, _NAMES[tensor.dtype], tuple(tensor.shape), offset))
-        size = tensor.numel() * tensor.element_size()
-        offset += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        specs.append(TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), offset))
+        offset += aligned(tensor.numel() * tensor.element_size())
     if out is None:
         out = np.zeros(offset, dtype=np.uint8)
     elif out.dtype != np.uint8 or out.shape != (offset,):
@@ -74,7 +71,7 @@ def unpack(manifest: WeightsManifest, buffer: Buffer, *, verify: bool = True) ->
 
 
 def _view(flat: Tensor, spec: TensorSpec) -> Tensor:
-    dtype = _DTYPES[spec.dtype]
+    dtype = DTYPES[spec.dtype]
     count = 1
     for size in spec.shape:
         count *= size

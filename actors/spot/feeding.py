@@ -7,8 +7,8 @@ import numpy as np
 
 from actors.spot.types import Skipped
 from drafter.training.records import SequenceRecord
+from models.manifest import ITEM_BYTES
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 LOW_PACKS, WANTED_PACKS, MOST_PACKS = 2, 4, 8  # ask below the first, for the second; the third is the limit
 
 
@@ -72,7 +72,7 @@ class Feeding:
 
     def _flaw(self, record: SequenceRecord) -> str:
         """What makes it unusable, or nothing."""
-        item = _ITEM_BYTES.get(record.dtype)
+        item = ITEM_BYTES.get(record.dtype)
         if item is None:
             return f"states of dtype {record.dtype}"
         if record.width < self._min_width or record.width % self._hidden_size:

@@ -8,11 +8,9 @@ import numpy as np
 from actors.processes.link import Bytes
 from actors.spot.types import TrainSession
 from drafter.training.records import SequenceRecord
-from models.manifest import WeightsManifest
+from models.manifest import WeightsManifest, aligned
 from models.options import ModelOptions
 from policies.drafter.options import DrafterOptions
-
-_ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,5 +145,5 @@ def from_memory(heads: Sequence[RecordHead], memory: Bytes) -> list[SequenceReco
 
 def _sizes(head: RecordHead) -> tuple[int, int]:
     sizes = head.rows * head.row_bytes, 4 * head.tokens
-    states, tokens = (-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes)
+    states, tokens = (aligned(size) for size in sizes)
     return states, tokens

@@ -21,7 +21,6 @@ from models.packed import PackedContext
 from models.transformer import Transformer, final_states
 
 LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 logits that exist at once; with fewer rows nothing is recomputed
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def build_network(

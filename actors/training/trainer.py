@@ -22,7 +22,7 @@ from torch import Tensor
 
 from actors.training import batches
 from actors.training.errors import NonFiniteError
-from actors.training.network import DTYPES, LogProbModel, build_network, computing_in, hidden_size_of
+from actors.training.network import LogProbModel, build_network, computing_in, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, shard
@@ -31,6 +31,7 @@ from actors.training.recording import StepRecording
 from actors.training.statistics import StepStatistics
 from actors.training.types import Demonstration, StepResult, TrainSequence
 from models.checkpoint import hf_state_dict, write_checkpoint
+from models.dtypes import DTYPES
 from models.manifest import WeightsManifest
 from models.options import ModelOptions, batch_invariance
 from models.weights import Buffer, pack

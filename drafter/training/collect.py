@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from drafter.training.records import SequenceRecord
+from models.dtypes import DTYPE_NAMES
 from models.packed import PackedContext
 from models.transformer import Transformer
-
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 @torch.no_grad()
@@ -55,7 +54,7 @@ def collect_records(
                 prompt_length=len(prompts[i]),
                 first=0,
                 states=own,
-                dtype=_NAMES[states.dtype],
+                dtype=DTYPE_NAMES[states.dtype],
                 width=states.shape[1],
                 target_version=version,
                 request_id=i,

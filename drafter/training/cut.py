@@ -7,12 +7,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from models.manifest import WeightsManifest
+from models.manifest import ITEM_BYTES, WeightsManifest, aligned
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 HEAD_TENSORS = (EMBEDDING, NORM, HEAD)
-_ALIGNMENT_BYTES = 64
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def cut_head(manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> tuple[WeightsManifest, NDArray[np.uint8]]:
@@ -21,8 +19,7 @@ def cut_head(manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> tuple[Weig
     specs, parts, offset = [], [], 0
     for spec in manifest.tensors:
         if spec.name in HEAD_TENSORS:
-            size = math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]
-            padded = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            padded = aligned(math.prod(spec.shape) * ITEM_BYTES[spec.dtype])
             parts.append(buffer[spec.offset_bytes : spec.offset_bytes + padded])
             specs.append(dataclasses.replace(spec, offset_bytes=offset))
             offset += padded

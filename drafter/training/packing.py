@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from drafter.training.records import SequenceRecord
+from models.dtypes import DTYPES
 
 MIN_ROWS = 3  # shorter records teach less than they cost
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,5 +100,5 @@ def pack_records(
 
 def _states(record: SequenceRecord) -> Tensor:
     """[n, width], a copy: the record's bytes may be read-only, and belong to others."""
-    flat = torch.frombuffer(bytearray(record.states), dtype=_DTYPES[record.dtype])
+    flat = torch.frombuffer(bytearray(record.states), dtype=DTYPES[record.dtype])
     return flat.view(record.rows, record.width)

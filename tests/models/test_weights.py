@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.weights import ALIGNMENT_BYTES, WeightsCorruptError, checksum, pack, unpack
+from models.manifest import ALIGNMENT_BYTES
+from models.weights import WeightsCorruptError, checksum, pack, unpack
 
 Shapes = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_ALIGNMENT_BYTES = 64
+from models.manifest import aligned
 
 
 class StepBuffers:
@@ -26,7 +26,7 @@ class StepBuffers:
             size = 0
             for name, elements in capacity.items():
                 self._offsets[name] = size
-                size += -(-elements * 8 // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+                size += aligned(elements * 8)
             self._host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
             self._host_bytes = self._host.numpy()
             self._device = torch.empty(size, dtype=torch.uint8, device=device)
