@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drafter.eagle.cache import IDLE, EagleCache, EagleContext, Places
-from drafter.eagle.files import FRESH, EagleWeightsError, eagle_at, save_eagle
+from drafter.eagle.files import EagleWeightsError, eagle_at, save_eagle
 from drafter.eagle.fused import fused_passes
 from drafter.eagle.model import Drafting
 from drafter.eagle.tree import Nodes, best_nodes, best_of_level, grown_mask
 from drafter.protocol import BatchView, Drafts
 from models import ops
 from models.transformer import Projection, Transformer
+from policies.speculation.catalogue import FRESH_WEIGHTS
 from policies.speculation.options import EagleOptions
 from policies.speculation.strategy import Strategy
 
@@ -75,7 +76,7 @@ class EagleDrafter:
         self._coupled, self._sampled, self._scale = coupled, sampled, tree_scale if coupled else 1.0
         self._min_probability = options.min_probability
         model = eagle_at(
-            options.path or FRESH,
+            options.path or FRESH_WEIGHTS,
             target.config,
             seed,
             dtype=parameter.dtype,

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from drafter.eagle.model import Drafting, Kind, empty_eagle, init_eagle
 from models.config import ModelConfig
+from policies.speculation.catalogue import FRESH_WEIGHTS
 
-FRESH = "random"
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 _SHAPE_KEYS = (
     "hidden_size",
@@ -92,7 +92,7 @@ def eagle_at(
     """What rollout.speculation.eagle.path means: a directory, or fresh weights of some kind: `random` (eagle),
     `random:eagle3`, `random:eagle3:1,3,4` with the layers it reads. Raises EagleWeightsError."""
     word, _, kind = path.partition(":")
-    if word != FRESH:
+    if word != FRESH_WEIGHTS:
         return load_eagle(path, config, dtype=dtype, device=device, batch_invariant=batch_invariant)
     name, _, layers = kind.partition(":")
     try:
@@ -111,13 +111,6 @@ def eagle_at(
             f"rollout.speculation.eagle.path={path}: {error}; fresh weights are random, random:eagle3 or "
             "random:eagle3:LOW,MIDDLE,HIGH"
         ) from error
-
-
-def fresh_path(kind: Kind, layers: tuple[int, ...] | None = None) -> str:
-    """The path that means fresh weights of that kind; see `eagle_at`."""
-    if kind == "eagle":
-        return FRESH
-    return f"{FRESH}:{kind}" + (f":{','.join(map(str, layers))}" if layers else "")
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 
 from actors.engine.capabilities import UNAVAILABLE
 from launch.config.issues import Issue
-from launch.config.tree import FRESH_WEIGHTS, Config
+from launch.config.tree import Config
 from models.config import ARCHITECTURES, ModelConfig
 from models.config import ModelConfigError as ModelConfigError
+from policies.speculation.catalogue import FRESH_WEIGHTS
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 _LOCAL_FOLDERS = ("hub", "data", "models", "runs", "checkpoints", "examples")  # no owners of Hub repositories

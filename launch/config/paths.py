@@ -5,7 +5,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from launch.config.tree import FRESH_WEIGHTS, Config
+from launch.config.tree import Config
+from policies.speculation.catalogue import FRESH_WEIGHTS
 
 INPUT_PATHS = (
     "model.path",

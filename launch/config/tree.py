@@ -12,9 +12,8 @@ from coordinator.options import CoordinatorOptions
 from models.options import ModelOptions
 from policies.drafter.options import DrafterOptions
 from policies.options import ObjectiveOptions
+from policies.speculation.catalogue import FRESH_WEIGHTS, fresh_path
 from policies.speculation.options import SpeculationOptions
-
-FRESH_WEIGHTS = "random"  # instead of a path: rollout.speculation.eagle.path takes it
 
 
 class RunOptions(BaseModel, frozen=True, extra="forbid"):
@@ -111,7 +110,5 @@ class Config(BaseModel, frozen=True, extra="forbid"):
         options, drafter = self.rollout.speculation, self.drafter
         if not drafter.train or options.eagle.path not in (None, FRESH_WEIGHTS):
             return options
-        path = FRESH_WEIGHTS
-        if drafter.algorithm == "eagle3":
-            path += ":eagle3" + (f":{','.join(map(str, drafter.layers))}" if drafter.layers else "")
+        path = fresh_path("eagle3", drafter.layers) if drafter.algorithm == "eagle3" else FRESH_WEIGHTS
         return options.model_copy(update={"eagle": options.eagle.model_copy(update={"path": path})})

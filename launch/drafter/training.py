@@ -25,7 +25,6 @@ from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
 from coordinator.transport.security import configured_keys
 from launch.config import Config
-from launch.config.tree import FRESH_WEIGHTS
 from launch.dispatch import RolloutDispatcher, Weights
 from launch.drafter.actors import DrafterActors, drafter_actors
 from launch.drafter.watch import DrafterWatch
@@ -35,7 +34,7 @@ from models.options import ModelOptions
 from policies.drafter.canary import Canary, CanaryVerdict
 from policies.drafter.drift import DriftMonitor
 from policies.drafter.lineage import micro_steps
-from policies.speculation.catalogue import TRAINED
+from policies.speculation.catalogue import FRESH_WEIGHTS, TRAINED
 from policies.speculation.strategy import Strategy
 
 _log = logging.getLogger(__name__)

@@ -35,7 +35,16 @@ CATALOGUE: dict[str, DrafterEntry] = {
         DrafterEntry(name="ngram", arms=("ngram:12", "ngram:6", "ngram:3"), native="Ngrams"),
     )
 }
+FRESH_WEIGHTS = "random"  # instead of a directory of weights: rollout.speculation.NAME.path takes it
 TRAINED = next(entry.name for entry in CATALOGUE.values() if entry.trained)
+
+
+def fresh_path(kind: str, layers: Iterable[int] | None = None) -> str:
+    """The path that means fresh weights of an EAGLE drafter of that kind: `random`, `random:eagle3`, or
+    `random:eagle3:1,3,4` with the layers of the target that it reads."""
+    if kind == "eagle":
+        return FRESH_WEIGHTS
+    return f"{FRESH_WEIGHTS}:{kind}" + (f":{','.join(map(str, layers))}" if layers else "")
 
 
 def weights_path(name: str, options: SpeculationOptions) -> str | None:

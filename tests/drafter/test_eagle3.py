@@ -7,9 +7,10 @@ import torch
 
 from actors.engine.native.engine import NativeEngine
 from drafter.eagle import EagleDrafter, EagleWeightsError, init_eagle, load_eagle, save_eagle
-from drafter.eagle.files import eagle_at, fresh_path
+from drafter.eagle.files import eagle_at
 from models.checkpoint import init_model
 from models.transformer import Transformer
+from policies.speculation.catalogue import fresh_path
 from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy

@@ -200,7 +200,7 @@ def test_key_files_must_exist(write_config: Write, tmp_path: Path) -> None:
 
 
 def test_a_trained_drafter_begins_with_fresh_weights_unless_it_has_some(write_config: Write) -> None:
-    from drafter.eagle.files import fresh_path
+    from policies.speculation.catalogue import fresh_path
 
     def path(*overrides: str) -> str | None:
         return load_config(write_config(), list(overrides)).config.speculation.eagle.path
