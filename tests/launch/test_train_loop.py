@@ -155,7 +155,7 @@ def test_a_checkpoint_needs_no_drafters(tmp_path: Path, failure: str | None) -> 
         evaluations={},
         speculation=object(),
         drafter=None,
-        dispatcher=SimpleNamespace(save_drafters=write, drafters_are_in=places.append),
+        dispatcher=SimpleNamespace(drafters=SimpleNamespace(save=write, saved_as=places.append)),
         learner=SimpleNamespace(save=lambda directory: (directory / "tensors").touch()),
         observer=SimpleNamespace(event=lambda *event: events.append(event), progress=lambda *_: None),
         span=lambda _: nullcontext(),
