@@ -1,0 +1,90 @@
+"""Speculation as an observer shows and writes it."""
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from actors.engine.types import EngineWindow, StrategyUse
+from launch.observe import Observer, SpeculationMeter, StepRecord
+from launch.observe.journal import read
+from launch.observe.live import render
+from tests.launch.test_observer import make_config
+
+
+def test_speculation_is_shown_and_written_where_it_is_on(tmp_path: Path) -> None:
+    out = StringIO()
+    console = Console(file=out, width=200)
+    meter = SpeculationMeter()
+    suffix = StrategyUse(
+        strategy="suffix:4",
+        engine_steps=6,
+        request_steps=10,
+        drafted=20,
+        accepted=14,
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.25,
+        offered=(10, 10),
+        taken=(9, 5),
+    )
+    ngram = StrategyUse(
+        strategy="ngram:2",
+        engine_steps=2,
+        request_steps=10,
+        drafted=20,
+        accepted=12,
+        seconds=0.5,
+        draft_s=0.1,
+        saved_s=0.0,
+    )
+    with Observer(tmp_path, make_config(live=True), console=console) as observer:
+        for step, uses in (
+            (1, (suffix, ngram)),
+            (
+                2,
+                (
+                    StrategyUse(
+                        strategy="plain",
+                        engine_steps=5,
+                        request_steps=5,
+                        drafted=0,
+                        accepted=0,
+                        seconds=0.5,
+                        draft_s=0.0,
+                        saved_s=0.0,
+                    ),
+                ),
+            ),
+        ):
+            meter.window(
+                "rollout-0",
+                EngineWindow(
+                    start_s=0.0,
+                    end_s=0.2,
+                    engine_steps=8,
+                    prefill_tokens=0,
+                    decode_tokens=9,
+                    running=0,
+                    waiting=0,
+                    kv_tokens_used=0,
+                    strategies=uses,
+                ),
+            )
+            observer.step(StepRecord(step=step, metrics={}, seconds={"step": 1.0}, speculation=meter.take([(9, 3)])))
+            panel = StringIO()
+            Console(file=panel, width=120).print(render(observer._state, 1.0))
+            wanted = "suffix, accept length 2.30, 0.25 s saved" if step == 1 else "off: plain decoding is faster"
+            assert wanted in panel.getvalue()  # nothing is left of the step before
+        observer.step(StepRecord(step=3, metrics={}, seconds={"step": 1.0}))
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("step")]
+    assert ["accept 2.3" in line for line in lines] == [True, False, False]
+    records = read(tmp_path / "speculation.jsonl")
+    assert [record["step"] for record in records] == [1, 2]
+    first, second, third = read(tmp_path / "metrics.jsonl")
+    assert first["speculation/suffix/acceptance"] == 0.7
+    assert second["speculation/share"] == 0.0
+    assert not any(name.startswith("speculation") for name in third)
+    with Observer(tmp_path, make_config(), resume_from=1):
+        pass
+    assert [record["step"] for record in read(tmp_path / "speculation.jsonl")] == [1]
