@@ -46,6 +46,7 @@ from models.manifest import WeightsManifest
 from models.rope import RopeTable
 
 _GATHER_S, _STARVE_S, _JOIN_S = 0.005, 0.02, 0.05  # between looks for members, for data, for members that join
+_WRITTEN_WITHIN_S = 5.0  # a checkpoint that is under way when other weights come
 
 
 def main() -> None:
@@ -198,6 +199,7 @@ class SpotLoop:
             trainer.load(manifest, memory)
         trainer.renumber(manifest.version)
         self._saved_step = -1
+        self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save beside a write would be skipped, and the roll-back be lost
         self._save()
 
     # Micro-steps.
