@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from actors.engine.capabilities import UNAVAILABLE
 from launch.config.issues import Issue
 from launch.config.tree import Config
-from models.config import ARCHITECTURES, ModelConfig
-from models.config import ModelConfigError as ModelConfigError
+from models.config import ARCHITECTURES, ModelConfig, ModelConfigError
 from policies.speculation.catalogue import FRESH_WEIGHTS
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")

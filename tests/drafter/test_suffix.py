@@ -9,13 +9,11 @@ import pytest
 
 from drafter.protocol import BatchView
 from drafter.suffix import SuffixDrafter
-from models.ops.native import kernels
 from policies.speculation.options import SuffixOptions
 from policies.speculation.strategy import Strategy
+from tests.native import needs_suffixes
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(kernels, "Suffixes"), reason="paceline_native is missing or old: pip install -e ."
-)
+pytestmark = needs_suffixes
 SLOTS, MAX_TOKENS = 4, 64
 PROMPT = np.array([90, 91, 92, 93, 94], np.int32)
 RESPONSE = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], np.int32)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from models.ops.native import kernels
 from tests.drafter.suffix_oracle import Oracle
+from tests.native import needs_suffixes
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(kernels, "Suffixes"), reason="paceline_native is missing or old: pip install -e ."
-)
+pytestmark = needs_suffixes
 HANDLES, DECAY = 4, 0.75
 AT_ONCE = 1 << 40  # windows are never merged in the background
 
