@@ -17,13 +17,13 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from actors.engine.batch.step.types import StepRows
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
 from actors.engine.native.forward.graphs import CudaGraphCapture, GraphCapture, GraphedForward
-from actors.engine.native.step.types import StepRows
-from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
 from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.contenders import WrongDrafter

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import torch
 
-from actors.engine.native.telemetry import EngineStepRecord
+from actors.engine.batch.telemetry import EngineStepRecord
 from benchmarks.harness import ROOT, command, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import fixed

@@ -1,6 +1,6 @@
 // The array work of an engine step: cleaning of drafts, the rows of a forward, and what its draws mean.
 //
-// actors/engine/native/step/reference.py is the same in numpy and says what each function does; both give equal arrays.
+// actors/engine/batch/step/reference.py is the same in numpy and says what each function does; both give equal arrays.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace paceline {
 
-// actors.engine.native.schedule.slots.SlotTable, whose memory this is. Arrays are [slots] where no shape is given.
+// actors.engine.batch.slots.SlotTable, whose memory this is. Arrays are [slots] where no shape is given.
 struct SlotArrays {
   int32_t* tokens;                            // [slots, width]
   float *logprobs, *logprobs_t1;              // [slots, width]

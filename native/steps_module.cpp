@@ -1,4 +1,4 @@
-// Python binding of native/steps.h. Checks dtypes and sizes; actors/engine/native/step/kernels.py is its only caller.
+// Python binding of native/steps.h. Checks dtypes and sizes; actors/engine/batch/step/kernels.py is its only caller.
 //
 // Arrays come as Python buffers: nanobind's ndarray asks numpy for DLPack, which costs more than these functions do.
 #include <nanobind/nanobind.h>
@@ -247,7 +247,7 @@ class StepKernels {
 }  // namespace
 
 void bind_steps(nb::module_& m) {
-  nb::class_<StepKernels>(m, "StepKernels", "Array work of engine steps. Use actors.engine.native.step.kernels.")
+  nb::class_<StepKernels>(m, "StepKernels", "Array work of engine steps. Use actors.engine.batch.step.kernels.")
       .def(nb::init<nb::handle, int64_t>(), "table"_a, "block_tokens"_a)
       .def("clean", &StepKernels::clean, nb::arg("slots"), nb::arg("tokens"), nb::arg("counts"),
            nb::arg("parents").none(), nb::arg("width"), nb::arg("depth"), nb::arg("vocab"), nb::arg("out_tokens"),

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from actors.engine.native.telemetry import EngineStepRecord
+from actors.engine.batch.telemetry import EngineStepRecord
 
 MIN_STEPS = 20  # fewer steps of a strategy say nothing about it
 PassCost = Callable[[int, int], float]  # running requests, rows of all -> seconds of a forward

@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Request, SamplingParams
 from benchmarks.tools.targets import Target, Task

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.native.telemetry import EngineStepRecord
+from actors.engine.batch.telemetry import EngineStepRecord
 from benchmarks.tools import rollout_report, rollouts
 from benchmarks.tools.bound import MIN_STEPS, bound_s, bucket, interpolated
 from benchmarks.tools.contenders import WrongDrafter

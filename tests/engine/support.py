@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Event, Finished, FinishReason, Request, Rollout, Sampled, SamplingParams
 from drafter.protocol import BatchView, Drafter, Drafts

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from actors.engine.batch.speculation import MAX_FAILURES
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.speculation import MAX_FAILURES
-from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.types import DrafterFailed, Event, Request
 from drafter.build import build_drafters
 from drafter.eagle.model import init_eagle

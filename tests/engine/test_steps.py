@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.engine.batch.plan import StepPlan
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.reference import NumpySteps
+from actors.engine.batch.step.types import StepArrays, StepDrafts
 from actors.engine.native import engine as engine_module
 from actors.engine.native.forward import runner as runner_module
 from actors.engine.native.forward.buffers import StepBuffers
-from actors.engine.native.schedule.scheduler import StepPlan
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.step.reference import NumpySteps
-from actors.engine.native.step.types import StepArrays, StepDrafts
 from models.ops.native import kernels
 from tests.engine.support import FAMILIES, Counted, assert_same, engine, make_requests, run, tiny_model
 from tests.engine.test_speculation import Oracle
@@ -29,7 +29,7 @@ needs_native = pytest.mark.skipif(not NATIVE, reason="paceline_native is not ins
 def made(table: SlotTable, native: bool) -> StepArrays:
     if not native:
         return NumpySteps(table, BLOCK)
-    from actors.engine.native.step.kernels import NativeSteps
+    from actors.engine.batch.step.kernels import NativeSteps
 
     steps = NativeSteps(table, BLOCK)
     steps.resize(400, 4000)

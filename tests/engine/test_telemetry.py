@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.engine.batch.telemetry import TRACE_S, EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import TRACE_S, EngineStepRecord
 from actors.engine.types import EngineWindow, StrategyUse
 from models import weights
 from models.checkpoint import hf_state_dict

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.engine.batch.step.verify import accept, accept_tree
 from actors.engine.native.schedule.blocks import BlockPool
-from actors.engine.native.step.verify import accept, accept_tree
 
 TOKENS = st.integers(0, 3)
 

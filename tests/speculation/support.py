@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.types import FinishReason, Request, Rollout
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts

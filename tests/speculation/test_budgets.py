@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.types import EngineWindow, StopRule
 from drafter.protocol import BatchView, Drafts
 from models.transformer import Transformer
@@ -216,7 +216,7 @@ def test_windows_say_what_was_drafted_for_each_prompt(
 def test_a_window_holds_at_most_so_many_prompts_and_the_rest_comes_with_the_next(
     model: Transformer, expected: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.engine.native.telemetry.MAX_PROMPTS", 2)
+    monkeypatch.setattr("actors.engine.batch.telemetry.MAX_PROMPTS", 2)
     budget = PerPrompt(*[99] * PROMPTS)
     core, _ = speculating(model, expected, "right:6", budget)
     core._clock = iter(np.arange(0.0, 1e6, 0.15)).__next__
@@ -227,7 +227,7 @@ def test_a_window_holds_at_most_so_many_prompts_and_the_rest_comes_with_the_next
     for window in windows:
         for use in window.prompts:
             told[use.prompt_id] += use.drafted
-    left = Counter({prompt_id: use[0] for prompt_id, use in core._prompts._uses.items()})
+    left = Counter({prompt_id: use[0] for prompt_id, use in core._account._meter._prompts._uses.items()})
     assert told + left == budget.drafted
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.rejection import rejection_draws, target_probabilities
-from actors.engine.native.telemetry import EngineStepRecord
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts
 from models import ops

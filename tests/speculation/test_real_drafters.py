@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import EngineStepRecord
 from drafter.build import build_drafters
 from models import weights
 from models.checkpoint import hf_state_dict

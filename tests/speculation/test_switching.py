@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.telemetry import EngineStepRecord
 from actors.engine.types import Request, Rollout
 from drafter.protocol import Drafter
 from models.transformer import Transformer

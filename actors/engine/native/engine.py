@@ -6,25 +6,26 @@ It never waits, never starts a thread or a process (`actors.engine.process` does
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.batch.account import StepAccount
+from actors.engine.batch.intake import EngineLimits, finished, take_in
+from actors.engine.batch.plan import SlotWatcher, StepPlan, Ticket
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.speculation import Speculator
+from actors.engine.batch.step.build import step_arrays
+from actors.engine.batch.step.types import Settled, StepDrafts
+from actors.engine.batch.stops import RuleStops
+from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
 from actors.engine.native.forward.graphs import CudaGraphCapture, GraphCapture
 from actors.engine.native.forward.runner import Draws, ModelRunner
 from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
 from actors.engine.native.hidden.recording import SequenceRecorder
 from actors.engine.native.schedule.blocks import BlockPool
-from actors.engine.native.schedule.intake import EngineLimits, ended_by_prefix, reason_to_reject
-from actors.engine.native.schedule.scheduler import Scheduler, SlotWatcher, StepPlan, Ticket
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.speculation import Speculator
-from actors.engine.native.step.build import step_arrays
-from actors.engine.native.step.stops import RuleStops
-from actors.engine.native.step.types import Settled, StepDrafts
-from actors.engine.native.telemetry import EngineStepRecord, PromptMeter, WindowMeter
+from actors.engine.native.schedule.scheduler import Scheduler
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     NOTHING_SAMPLED,
@@ -37,7 +38,6 @@ from actors.engine.types import (
     Rejected,
     Request,
     Rollout,
-    Sampled,
     WeightsLoaded,
 )
 from drafter.build import history_tokens
@@ -48,8 +48,7 @@ from models.manifest import WeightsManifest
 from models.transformer import Transformer
 from policies.speculation.budget import DraftBudget
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
-from policies.speculation.policy import Load, StrategyPolicy
-from policies.speculation.strategy import Strategy
+from policies.speculation.policy import StrategyPolicy
 
 NO_DRAFTERS: Mapping[str, Drafter] = {}
 
@@ -125,10 +124,10 @@ class NativeEngine:
         )
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(self._table, config.vocab_size)
-        self._prompts = PromptMeter(self._table)
+        prompts = PromptMeter(self._table)
         watchers: list[SlotWatcher] = [self._stops]
         if self._speculator.has_drafters:
-            watchers += [self._speculator, self._prompts]
+            watchers += [self._speculator, prompts]
         if self._recording is not None:
             watchers.append(self._recording)
         self._scheduler = Scheduler(
@@ -155,10 +154,8 @@ class NativeEngine:
         self._model = model
         self._version = weights_version
         self._clock = clock
-        self._meter = WindowMeter(self._prompts)
+        self._account = StepAccount(self._table, self._speculator, prompts, on_step)
         self._idle = True
-        self._on_step = on_step
-        self._fresh_weights = False
 
     @property
     def has_work(self) -> bool:
@@ -193,28 +190,14 @@ class NativeEngine:
         for request in requests:
             if request.request_id in self._scheduler:
                 self._events.append(Rejected(request.request_id, "a request with this id is running already"))
-            elif (reason := reason_to_reject(request, self._limits)) is not None:
-                self._events.append(Rejected(request.request_id, reason))
-            elif (ended := ended_by_prefix(request, self._limits)) is not None:
-                now_s, response = self._clock(), (request.prefix or NOTHING_SAMPLED).first(ended.tokens)
-                self._events.append(
-                    _finished(request, response, ended.reason, self._version, now_s, now_s, propensity=ended.propensity)
-                )
             else:
-                prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
-                known = 0 if prefix is None else len(prefix.tokens)
-                limit = self._limits.sequence_limit(request)
+                taken = take_in(request, self._limits, self._version, self._clock())
+                if not isinstance(taken, Ticket):
+                    self._events.append(taken)
+                    continue
                 if self._recording is not None and not request.evaluation:
-                    self._recording.submitted(limit)
-                self._scheduler.add(
-                    Ticket(
-                        request=request,
-                        prefix=prefix,
-                        reported_tokens=known,
-                        limit=limit,
-                        submitted_tokens=len(request.prompt_tokens) + known,
-                    )
-                )
+                    self._recording.submitted(taken.limit)
+                self._scheduler.add(taken)
         self._idle = self._idle and not requests
 
     def abort(self, request_ids: Sequence[int]) -> None:
@@ -226,12 +209,8 @@ class NativeEngine:
             ticket = self._scheduler.ticket(request_id)
             tokens = ticket.prefix or NOTHING_SAMPLED if ticket.slot < 0 else self._table.response(ticket.slot)
             version = self._version if ticket.weights_version < 0 else ticket.weights_version
-            started_s = ticket.started_s or now_s
             self._scheduler.remove(request_id, finished=False)
-            event = _finished(
-                ticket.request, tokens, FinishReason.ABORT, version, started_s, now_s, _steps(ticket, tokens)
-            )
-            self._events.append(event)
+            self._events.append(finished(ticket, tokens, FinishReason.ABORT, version, now_s))
             self._idle = False
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
@@ -247,7 +226,7 @@ class NativeEngine:
         self._runner.weights_changed()
         self._scheduler.restart_unstarted()
         self._version = manifest.version
-        self._fresh_weights = True
+        self._account.new_weights()
         self._speculator.new_target(manifest.version)
         return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
 
@@ -256,7 +235,7 @@ class NativeEngine:
         the answer says why."""
         start_s = self._clock()
         reason = self._speculator.update(name, manifest, buffer)
-        self._fresh_weights = True
+        self._account.new_weights()
         return DrafterLoaded(name, manifest.version, manifest.checksum, self._clock() - start_s, reason)
 
     def sleep(self) -> None:
@@ -273,21 +252,27 @@ class NativeEngine:
 
     def step(self) -> list[Event]:
         """One forward of the running batch; returns what happened since the last call."""
-        now_s, start_s = self._clock(), perf_counter()
+        now_s = self._clock()
+        self._account.begin()
         plan = self._scheduler.schedule(self._version, now_s)
         if plan is not None:
             load = self._speculator.load_of(plan, self._scheduler.waiting)
             strategy = self._speculator.choose(load)
-            drafts = self._speculator.draft(plan, strategy, self._scheduler)
+            drafts = self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
             draws = self._runner.run(plan, drafts)
             settled = self._advance(plan, draws, drafts)
             self._speculator.drew(settled.new_tokens)
-            self._account(plan, strategy, load, drafts, settled, draws.captured, now_s, start_s)
+            undisturbed = not (plan.copies or draws.captured)
+            window = self._account.count(
+                plan, strategy, load, drafts, settled, self._scheduler, now_s, undisturbed=undisturbed
+            )
+            self._tell(window)
         events, self._events = self._events, []
         now_s = self._clock()
         idle = not self._scheduler.has_work
-        if self._meter.due(now_s) or (idle and self._meter.engine_steps):
-            events.append(self._meter.cut(now_s, self._scheduler))
+        window = self._account.window(now_s, self._scheduler, idle=idle)
+        if window is not None:
+            events.append(window)
         if idle and not self._idle:
             if self._recording is not None and (recorded := self._recording.flush()) is not None:
                 events.append(recorded)
@@ -314,66 +299,6 @@ class NativeEngine:
     def _tell(self, event: Event | None) -> None:
         if event is not None:
             self._events.append(event)
-
-    def _account(
-        self,
-        plan: StepPlan,
-        strategy: Strategy,
-        load: Load,
-        drafts: StepDrafts | None,
-        settled: Settled,
-        captured: bool,
-        now_s: float,
-        start_s: float,
-    ) -> None:
-        """Tell the policy, the window and the listener what the step brought."""
-        speculator, policy, decoding = self._speculator, self._speculator.policy, load.running
-        drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
-        elapsed_s = perf_counter() - start_s
-        # Prompt chunks, copied blocks, a captured graph and new weights take time that is not the strategy's.
-        typical = not (plan.prefill_tokens or plan.copies or captured or self._fresh_weights)
-        self._fresh_weights = False
-        evaluation = bool(self._table.evaluation[plan.slots].any())
-        if self._meter.engine_steps and self._meter.evaluation != evaluation:
-            self._events.append(self._meter.cut(now_s, self._scheduler))
-        self._meter.evaluation = evaluation
-        if policy is not None and decoding:
-            if evaluation:  # Another temperature, other prompts: what the policy believes is about RL steps.
-                policy.skip(strategy, load, elapsed_s)
-            elif typical and speculator.caught_up:
-                policy.caught_up(strategy, load, elapsed_s)
-            elif typical:
-                # An accepted token that ends its response is followed by none of the target's own: `accepted_tokens`
-                # would count it beside the one token that every request gets.
-                policy.record(strategy, load, drafted, emitted - decoding, elapsed_s)
-            else:
-                policy.skip(strategy, load, elapsed_s)
-        timed_s = elapsed_s if typical else 0.0
-        self._meter.count(now_s, plan.prefill_tokens, emitted, decoding, self._scheduler.running, strategy, timed_s)
-        if strategy.depth and policy is not None:
-            plain_s = policy.plain_s(load) if typical else None
-            saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
-            self._meter.count_drafting(
-                drafted, settled.accepted_tokens, speculator.draft_s if typical else 0.0, saved_s
-            )
-            if drafts is not None and settled.accepted is not None:
-                self._meter.count_depths(drafts.reached, settled.accepted)
-                if not evaluation:
-                    speculator.observe(plan, drafts, settled.accepted)
-        if self._on_step is not None:
-            record = EngineStepRecord(
-                at_s=now_s,
-                running=decoding,
-                context_tokens=load.context_tokens,
-                strategy=strategy,
-                drafted=drafted,
-                accepted=settled.accepted_tokens,
-                emitted=emitted,
-                elapsed_s=elapsed_s,
-                draft_s=speculator.draft_s,
-                prefill_tokens=plan.prefill_tokens,
-            )
-            self._on_step(record)
 
     def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
         """Enter what was computed and drawn into the table; end and report requests."""
@@ -415,17 +340,7 @@ class NativeEngine:
         ticket = self._scheduler.ticket_in(slot)
         response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
         self._scheduler.remove(ticket.request.request_id, finished=True)
-        event = _finished(
-            ticket.request,
-            response,
-            reason,
-            ticket.weights_version,
-            ticket.started_s,
-            now_s,
-            _steps(ticket, response),
-            propensity,
-        )
-        self._events.append(event)
+        self._events.append(finished(ticket, response, reason, ticket.weights_version, now_s, propensity))
 
     def _report(self, slot: int) -> None:
         delta = self._table.response(slot, start=int(self._table.reported[slot]))
@@ -444,33 +359,3 @@ def _recorded_layers(drafters: Mapping[str, Drafter], given: tuple[int, ...] | N
             "drafter.layers and the drafters of rollout.speculation must agree"
         )
     return wanted.pop() if wanted else ()
-
-
-def _steps(ticket: Ticket, response: Sampled) -> int:
-    """Engine steps that drew tokens of the request since it was submitted."""
-    drawn = len(ticket.request.prompt_tokens) + len(response.tokens) - ticket.submitted_tokens
-    return drawn - ticket.spared_steps
-
-
-def _finished(
-    request: Request,
-    response: Sampled,
-    reason: FinishReason,
-    version: int,
-    started_s: float,
-    finished_s: float,
-    verifications: int = 0,
-    propensity: float = 1.0,
-) -> Finished:
-    return Finished(
-        Rollout(
-            request_id=request.request_id,
-            sampled=response,
-            finish_reason=reason,
-            weights_version=version,
-            started_s=started_s,
-            finished_s=finished_s,
-            verifications=verifications,
-            propensity=propensity,
-        )
-    )

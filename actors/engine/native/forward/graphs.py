@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.graph_rows import ZERO, padded_rows, reserved_block
-from actors.engine.native.step.types import StepRows
 from models import ops
 from models.ops.static_attention import StaticPages
 from models.transformer import Transformer, final_states

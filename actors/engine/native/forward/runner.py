@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from actors.engine.batch.plan import StepPlan
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.types import Float32Array, Int64Array, StepArrays, StepDrafts, StepRows
 from actors.engine.native.forward import rejection
 from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import CachedContext, KVCache
@@ -19,9 +22,6 @@ from actors.engine.native.forward.fused import FusedForward
 from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
 from actors.engine.native.forward.graphs import GraphCapture, GraphedForward
 from actors.engine.native.forward.packed_weights import pack_weights
-from actors.engine.native.schedule.scheduler import StepPlan
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.step.types import Float32Array, Int64Array, StepArrays, StepDrafts, StepRows
 from models import ops
 from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan, context_buckets

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engine.native.schedule.slots import SlotTable
+from actors.engine.batch.slots import SlotTable
 from drafter.protocol import HiddenRows
 
 Int64Array = NDArray[np.int64]

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.engine.batch.plan import PromptEntry
+from actors.engine.batch.slots import SlotTable
 from actors.engine.native.hidden.budget import Share, request_draw
 from actors.engine.native.hidden.recent import ComputedStep
-from actors.engine.native.schedule.prompts import PromptEntry
-from actors.engine.native.schedule.slots import SlotTable
 from actors.engine.types import Recorded
 from drafter.training.records import SequenceRecord
 

@@ -6,23 +6,8 @@ the last prompt token themselves: its logits give their first draw. The writer g
 copied part of the partial block, which nobody else reads.
 """
 
-from dataclasses import dataclass, field
-
+from actors.engine.batch.plan import PromptEntry, PromptKey
 from actors.engine.native.schedule.blocks import BlockPool
-
-PromptKey = tuple[int, bytes]
-
-
-@dataclass(slots=True, kw_only=True)
-class PromptEntry:
-    """One prompt. `ready` once the writer has computed every token that others reuse."""
-
-    blocks: list[int]  # of tokens 0 .. reusable - 1
-    reusable_tokens: int  # prompt length - 1
-    writer: int  # request id
-    ready: bool = False
-    waiting_slots: list[int] = field(default_factory=list)  # admitted requests that start when it is ready
-    rows: object = None  # what the watcher keeps of its tokens
 
 
 class PromptCache:

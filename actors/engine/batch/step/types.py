@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engine.native.schedule.scheduler import StepPlan
+from actors.engine.batch.plan import StepPlan
 from actors.engine.types import FinishReason
 
 Int64Array = NDArray[np.int64]

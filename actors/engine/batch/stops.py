@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.native.schedule.prompts import PromptEntry
-from actors.engine.native.schedule.scheduler import StepPlan
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.step.types import Settled
+from actors.engine.batch.plan import PromptEntry, StepPlan
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.types import Settled
 from actors.engine.stopping import NOWHERE, End, Found, end_by_rule, kept, rows_of, run, table_of
 from actors.engine.types import FinishReason, Marker, StopRule
 

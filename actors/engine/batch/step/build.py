@@ -1,9 +1,9 @@
 """Which implementation of the array work this installation has. Owns the choice only."""
 
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.step.kernels import NativeSteps
-from actors.engine.native.step.reference import NumpySteps
-from actors.engine.native.step.types import StepArrays
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.kernels import NativeSteps
+from actors.engine.batch.step.reference import NumpySteps
+from actors.engine.batch.step.types import StepArrays
 from models.ops.native import kernels
 
 

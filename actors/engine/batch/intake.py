@@ -1,9 +1,11 @@
-"""What the engine takes in: which requests can never run, and which have ended before they start. Pure functions."""
+"""What an engine takes in and lets go: which requests can never run, which have ended before they start, and what is
+told of those that end. Pure functions."""
 
 from dataclasses import dataclass
 
+from actors.engine.batch.plan import Ticket
 from actors.engine.stopping import End, find_end
-from actors.engine.types import Request
+from actors.engine.types import NOTHING_SAMPLED, Finished, FinishReason, Rejected, Request, Rollout, Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,43 @@ class EngineLimits:
     def sequence_limit(self, request: Request) -> int:
         """Sequence length at which the request ends."""
         return min(len(request.prompt_tokens) + request.sampling.max_new_tokens, self.model_tokens)
+
+
+def take_in(request: Request, limits: EngineLimits, weights_version: int, now_s: float) -> Ticket | Finished | Rejected:
+    """A ticket to run with, or how the request ends at once."""
+    if (reason := reason_to_reject(request, limits)) is not None:
+        return Rejected(request.request_id, reason)
+    prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
+    known = 0 if prefix is None else len(prefix.tokens)
+    ticket = Ticket(
+        request=request,
+        prefix=prefix,
+        reported_tokens=known,
+        limit=limits.sequence_limit(request),
+        submitted_tokens=len(request.prompt_tokens) + known,
+    )
+    if (ended := ended_by_prefix(request, limits)) is None:
+        return ticket
+    response = (prefix or NOTHING_SAMPLED).first(ended.tokens)
+    return finished(ticket, response, ended.reason, weights_version, now_s, ended.propensity)
+
+
+def finished(
+    ticket: Ticket, response: Sampled, reason: FinishReason, weights_version: int, now_s: float, propensity: float = 1.0
+) -> Finished:
+    """What is told of a request that ends now with `response`."""
+    drawn = len(ticket.request.prompt_tokens) + len(response) - ticket.submitted_tokens  # since it was submitted
+    rollout = Rollout(
+        request_id=ticket.request.request_id,
+        sampled=response,
+        finish_reason=reason,
+        weights_version=weights_version,
+        started_s=ticket.started_s or now_s,
+        finished_s=now_s,
+        verifications=max(0, drawn - ticket.spared_steps),
+        propensity=propensity,
+    )
+    return Finished(rollout)
 
 
 def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:

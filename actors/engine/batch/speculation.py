@@ -11,20 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engine.native.hidden.recent import HiddenStore
-from actors.engine.native.schedule.prompts import PromptEntry
-from actors.engine.native.schedule.scheduler import Scheduler, StepPlan
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.step.types import Int64Array, StepArrays, StepDrafts
+from actors.engine.batch.plan import PromptEntry, StepPlan
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.types import DrafterFailed
-from drafter.protocol import BatchView, Drafter, Drafts, KVPlaces, TrainedDrafter
+from drafter.protocol import BatchView, Drafter, Drafts, HiddenSource, KVPlaces, TrainedDrafter
 from models import weights
 from models.manifest import WeightsManifest
 from policies.speculation.budget import DraftBudget
@@ -35,6 +33,16 @@ _log = logging.getLogger(__name__)
 # Rejection sampling draws by the request's noise wherever nothing was drafted: what is drafted must not depend on it.
 _OTHER_NOISE = 0x5DEECE66D
 MAX_FAILURES = 3  # of one drafter; then not even new weights bring it back
+
+
+Reserve = Callable[[Int64Array, Int64Array], Int64Array]  # slots, counts [R]: the counts for which there is KV cache
+
+
+class HiddenStates(HiddenSource, Protocol):
+    """Kept by the engine for drafters that need them."""
+
+    def begin(self, slot: int) -> None: ...
+    def clear(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class Speculator:
         *,
         budget: DraftBudget | None = None,
         rejection: bool = False,
-        hidden: HiddenStore | None = None,
+        hidden: HiddenStates | None = None,
         kv: KVPlaces | None = None,
         on_failure: Callable[[DrafterFailed], None] = lambda failure: None,
     ) -> None:
@@ -213,7 +221,7 @@ class Speculator:
             return PLAIN
         return strategy
 
-    def draft(self, plan: StepPlan, strategy: Strategy, scheduler: Scheduler) -> StepDrafts | None:
+    def draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:
         """Drafts by the strategy, at most what fits the KV cache; None where there is nothing to verify.
 
         Beside prompt chunks there are no trees and no drafts with probabilities.
@@ -222,11 +230,11 @@ class Speculator:
         if strategy.depth == 0 or (plan.prefill_tokens and (strategy.is_tree or self._rejection)):
             return None
         start_s = perf_counter()
-        drafts = self._draft(plan, strategy, scheduler)
+        drafts = self._draft(plan, strategy, reserve)
         self.draft_s = perf_counter() - start_s
         return drafts
 
-    def _draft(self, plan: StepPlan, strategy: Strategy, scheduler: Scheduler) -> StepDrafts | None:
+    def _draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:
         drafter, slots = self._drafters[strategy.drafter], plan.decoding  # in a prompt nothing is speculated on
         batch = self._view(slots, drafter.needs_hidden, strategy)
         if self._budget is not None and not batch.room.any():
@@ -247,7 +255,7 @@ class Speculator:
         if self._budget is not None and (drafts.counts > batch.room).any():
             drafts = drafts.cut(np.minimum(drafts.counts, batch.room))
         if short_of_blocks:
-            drafts = drafts.cut(scheduler.reserve_drafts(slots, drafts.counts))
+            drafts = drafts.cut(reserve(slots, drafts.counts))
         if not drafts.drafted:
             return None
         if plan.prefill_tokens:

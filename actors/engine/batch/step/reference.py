@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.native.schedule.scheduler import StepPlan
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.step.types import (
+from actors.engine.batch.plan import StepPlan
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.types import (
     Float32Array,
     Int64Array,
     Settled,
@@ -16,7 +16,7 @@ from actors.engine.native.step.types import (
     as_drafts,
     as_parents,
 )
-from actors.engine.native.step.verify import accept, accept_tree
+from actors.engine.batch.step.verify import accept, accept_tree
 from actors.engine.types import FinishReason
 
 

@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.native.schedule.prompts import PromptEntry
-from actors.engine.native.schedule.scheduler import Scheduler
-from actors.engine.native.schedule.slots import SlotTable
+from actors.engine.batch.plan import PromptEntry
+from actors.engine.batch.slots import SlotTable
 from actors.engine.types import EngineWindow, PromptUse, StrategyUse
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -17,6 +17,20 @@ TRACE_S = 0.005  # between two points of a window's trace
 MAX_PROMPTS = 256  # in one window
 
 Int64Array = NDArray[np.int64]
+
+
+class Occupancy(Protocol):
+    """What a scheduler tells of itself."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def kv_tokens_used(self) -> int: ...
+    @property
+    def preempted(self) -> int:
+        """So far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,28 +168,28 @@ class WindowMeter:
     def due(self, now_s: float) -> bool:
         return self.engine_steps > 0 and now_s - self._start_s >= WINDOW_S
 
-    def cut(self, now_s: float, scheduler: Scheduler) -> EngineWindow:
+    def cut(self, now_s: float, occupancy: Occupancy) -> EngineWindow:
         _, running, drafter = self._traced
-        current = self._strategy.drafter if scheduler.running else PLAIN.drafter
-        if (scheduler.running, current) != (running, drafter):
-            self._note(now_s, scheduler.running, current)
+        current = self._strategy.drafter if occupancy.running else PLAIN.drafter
+        if (occupancy.running, current) != (running, drafter):
+            self._note(now_s, occupancy.running, current)
         window = EngineWindow(
             start_s=self._start_s,
             end_s=now_s,
             engine_steps=self.engine_steps,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            kv_tokens_used=scheduler.kv_tokens_used,
-            preempted=scheduler.preempted - self._preempted_before,
+            running=occupancy.running,
+            waiting=occupancy.waiting,
+            kv_tokens_used=occupancy.kv_tokens_used,
+            preempted=occupancy.preempted - self._preempted_before,
             strategies=tuple(use.closed(strategy) for strategy, use in self._uses.items()),
             trace=tuple(self._trace),
             evaluation=self.evaluation,
             prompts=self._prompts.cut(),
         )
         self.engine_steps = self._prefill_tokens = self._decode_tokens = 0
-        self._preempted_before = scheduler.preempted
+        self._preempted_before = occupancy.preempted
         self._uses, self._trace = {}, []
         return window
 

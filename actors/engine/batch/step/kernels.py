@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.native.schedule.scheduler import StepPlan
-from actors.engine.native.schedule.slots import SlotTable
-from actors.engine.native.step.types import (
+from actors.engine.batch.plan import StepPlan
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.types import (
     Float32Array,
     Int64Array,
     Settled,

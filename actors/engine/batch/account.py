@@ -1,0 +1,103 @@
+"""Tells the policy, the window and the listener what each engine step brought. Owns what a step's time says about the
+strategy; reads no clock but the one given."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+from actors.engine.batch.plan import StepPlan
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.speculation import Speculator
+from actors.engine.batch.step.types import Settled, StepDrafts
+from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMeter, WindowMeter
+from actors.engine.types import EngineWindow
+from policies.speculation.policy import Load
+from policies.speculation.strategy import Strategy
+
+
+class StepAccount:
+    """Of one engine. `timer`: seconds, from anywhere."""
+
+    def __init__(
+        self,
+        table: SlotTable,
+        speculator: Speculator,
+        prompts: PromptMeter,
+        on_step: Callable[[EngineStepRecord], None] | None,
+        timer: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._table, self._speculator, self._on_step, self._timer = table, speculator, on_step, timer
+        self._meter = WindowMeter(prompts)
+        self._start_s = 0.0
+        self._fresh_weights = False
+
+    def begin(self) -> None:
+        """An engine step begins."""
+        self._start_s = self._timer()
+
+    def new_weights(self) -> None:
+        """Of target or drafter: the next step's time is not the strategy's."""
+        self._fresh_weights = True
+
+    def window(self, now_s: float, occupancy: Occupancy, *, idle: bool) -> EngineWindow | None:
+        """The window at hand, when it is due or nothing is left to do."""
+        meter = self._meter
+        return meter.cut(now_s, occupancy) if meter.due(now_s) or (idle and meter.engine_steps) else None
+
+    def count(
+        self,
+        plan: StepPlan,
+        strategy: Strategy,
+        load: Load,
+        drafts: StepDrafts | None,
+        settled: Settled,
+        occupancy: Occupancy,
+        now_s: float,
+        *,
+        undisturbed: bool,
+    ) -> EngineWindow | None:
+        """A step that began at now_s (clock) and at `begin` (timer). `undisturbed`: nothing but decoding and drafting
+        took its time. Returns the window that it ended: no window has steps of an evaluation beside others."""
+        speculator, meter, policy, decoding = self._speculator, self._meter, self._speculator.policy, load.running
+        drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
+        elapsed_s = self._timer() - self._start_s
+        typical = undisturbed and not (plan.prefill_tokens or self._fresh_weights)
+        self._fresh_weights = False
+        evaluation = bool(self._table.evaluation[plan.slots].any())
+        ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != evaluation else None
+        meter.evaluation = evaluation
+        if policy is not None and decoding:
+            if evaluation:  # Another temperature, other prompts: what the policy believes is about RL steps.
+                policy.skip(strategy, load, elapsed_s)
+            elif typical and speculator.caught_up:
+                policy.caught_up(strategy, load, elapsed_s)
+            elif typical:
+                # An accepted token that ends its response is followed by none of the target's own: `accepted_tokens`
+                # would count it beside the one token that every request gets.
+                policy.record(strategy, load, drafted, emitted - decoding, elapsed_s)
+            else:
+                policy.skip(strategy, load, elapsed_s)
+        timed_s = elapsed_s if typical else 0.0
+        meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)
+        if strategy.depth and policy is not None:
+            plain_s = policy.plain_s(load) if typical else None
+            saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
+            meter.count_drafting(drafted, settled.accepted_tokens, speculator.draft_s if typical else 0.0, saved_s)
+            if drafts is not None and settled.accepted is not None:
+                meter.count_depths(drafts.reached, settled.accepted)
+                if not evaluation:
+                    speculator.observe(plan, drafts, settled.accepted)
+        if self._on_step is not None:
+            record = EngineStepRecord(
+                at_s=now_s,
+                running=decoding,
+                context_tokens=load.context_tokens,
+                strategy=strategy,
+                drafted=drafted,
+                accepted=settled.accepted_tokens,
+                emitted=emitted,
+                elapsed_s=elapsed_s,
+                draft_s=speculator.draft_s,
+                prefill_tokens=plan.prefill_tokens,
+            )
+            self._on_step(record)
+        return ended
