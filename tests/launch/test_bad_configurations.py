@@ -99,8 +99,8 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     (["num_generations=8"], "num_generations", "here it is rollout.rollouts_per_prompt"),
     (["lora.rank=8"], "lora", "lora is not in this version"),
     (["actor_rollout_ref.rollout.n=4"], "actor_rollout_ref", "here it is rollout.rollouts_per_prompt"),
-    (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "actor_rollout_ref", "not in this version"),
-    (["rollout.tensor_model_parallel_size=2"], "rollout.tensor_model_parallel_size", "is not in this version"),
+    (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "actor_rollout_ref", "cluster.gpus_per_worker"),
+    (["rollout.ulysses_sequence_parallel_size=2"], "rollout.ulysses_sequence_parallel_size", "is not in this version"),
     (["data.max_response_length=9"], "data.max_response_length", "here it is rollout.sampling.max_new_tokens"),
     (["trainer.total_epochs=3"], "trainer", "here it is run.steps"),
     # slips

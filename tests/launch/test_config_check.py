@@ -11,6 +11,7 @@ import pytest
 
 from actors.engine.capabilities import BACKENDS, NATIVE
 from actors.engine.options import EngineOptions
+from actors.engine.vllm.versions import UnsupportedVllmError
 from launch.config import ConfigError, check, check_environment, load_config
 from launch.config.schema import by_name, keys, nearest
 from launch.config.show import schema_markdown
@@ -163,6 +164,23 @@ def test_environment(write_config: Write, tmp_path: Path, monkeypatch: pytest.Mo
     assert found["rollout.engine.backend"].message == "vllm is not part of this version: only native is"
     assert found["observe.wandb_project"].remedy == "pip install -e '.[wandb]'"
     assert "looked in" in found["data.train"].message
+
+
+def test_an_engine_that_would_run_here_needs_its_vllm(write_config: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*overrides: str) -> list[str]:
+        loaded = load_config(write_config(), ["rollout.engine.backend=vllm", *overrides])
+        return [issue.message for issue in check_environment(loaded.config) if issue.key == "rollout.engine.backend"]
+
+    def absent() -> None:
+        raise UnsupportedVllmError("vLLM is not installed in this environment: a remedy")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("launch.config.environment.UNAVAILABLE", {})
+    monkeypatch.setattr("launch.config.environment.check_version", absent)
+    assert found() == ["vLLM is not installed in this environment: a remedy"]
+    assert found("cluster.address=10.0.0.1:6379") == [], "the nodes of a cluster say it themselves"
+    monkeypatch.setattr("launch.config.environment.check_version", lambda: None)
+    assert found() == []
 
 
 def test_drafter_weights_must_exist(write_config: Write, tmp_path: Path) -> None:
