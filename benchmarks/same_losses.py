@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,14 @@ def read_metrics(run: Path) -> Metrics:
     return found
 
 
-def first_difference(before: Path, after: Path) -> str | None:
+def first_difference(before: Path, after: Path, new: Sequence[str] = ()) -> str | None:
     """The first thing in which two runs differ that they must not, in words; None if they sampled and learned the same.
-    Raises as `read_metrics`."""
-    return _first_metric(read_metrics(before), read_metrics(after)) or _first_response(before, after)
+    `new`: metrics that the first run's version did not write. Raises as `read_metrics`."""
+    records = read_metrics(after)
+    for record in records.values():
+        for name in new:
+            record.pop(name, None)
+    return _first_metric(read_metrics(before), records) or _first_response(before, after)
 
 
 def _first_metric(before: Metrics, after: Metrics) -> str | None:
@@ -97,10 +102,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Did two runs sample and learn the same, bit for bit?")
     parser.add_argument("before", type=Path, help="run folder")
     parser.add_argument("after", type=Path, help="run folder")
+    parser.add_argument("--new", action="append", default=[], metavar="NAME", help="metric that only `after` may have")
     options = parser.parse_args()
     try:
         before, after = read_metrics(options.before), read_metrics(options.after)
-        difference = first_difference(options.before, options.after)
+        difference = first_difference(options.before, options.after, options.new)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

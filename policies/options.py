@@ -37,7 +37,10 @@ class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
 
     weights: Annotated[
         Literal["none", "token", "sequence"],
-        Field(description="losses times pi_old / pi_sampler, of each token or of its whole response"),
+        Field(
+            description="losses times pi_old / pi_sampler, of each token or of its whole response; default with "
+            "backend vllm: token"
+        ),
     ] = "none"
     truncate: Annotated[
         float | None, Field(gt=0, description="largest weight (TIS); default: 2 without a mask, else null: no limit")

@@ -20,8 +20,12 @@ class Capabilities:
     drafters: Collection[str] = ()  # that it can draft with, as named in rollout.speculation.strategies
     trees: bool = False  # drafts may branch
     hidden_states: bool = False  # it records what drafters are trained on while it decodes
-    batch_invariant: bool = False  # it can keep model.batch_invariant: no token depends on who samples or finishes it
+    # It can keep model.batch_invariant: no token depends on who samples or finishes it, and drafts are verified by the
+    # very draws of plain decoding (rollout.speculation.verification: coupled)
+    batch_invariant: bool = False
     logprobs_t1: bool = False  # log-probs of softmax(logits) come with those of the sampling distribution
+    # It computes with the learner's own network: their log-probs agree up to rounding at most, whatever the dtype
+    learner_network: bool = False
     tensor_parallel: bool = False  # one engine can use several GPUs
     max_temperature: float = math.inf
 
@@ -32,8 +36,9 @@ NATIVE = Capabilities(
     hidden_states=True,
     batch_invariant=True,
     logprobs_t1=True,
+    learner_network=True,
 )
-VLLM = Capabilities(tensor_parallel=True, max_temperature=2.0)
+VLLM = Capabilities(drafters=frozenset({"ngram", "suffix"}), tensor_parallel=True, max_temperature=2.0)
 
 BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by rollout.engine.backend
 UNAVAILABLE: Mapping[str, str] = {"vllm": "vllm is not part of this version: only native is"}  # and why

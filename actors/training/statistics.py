@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from actors.training.parallel import Rank
-from policies.objectives import derived_metrics
+from policies.objectives import LARGEST, derived_metrics
 
 
 class StepStatistics:
@@ -17,6 +17,7 @@ class StepStatistics:
         self._samplers = {name: number for number, name in enumerate(sorted(set(samplers)))}
         self._tokens = 0
         self._sums: dict[str, Tensor] = {}  # the same names in the same order on every rank
+        self._largest: dict[str, Tensor] = {}  # likewise
         self._gap = torch.zeros(
             2, len(self._samplers), dtype=torch.float64, device=device
         )  # tokens and summed gap per worker
@@ -26,6 +27,10 @@ class StepStatistics:
     def add_tokens(self, metrics: Mapping[str, Tensor]) -> None:
         """What is known of the tokens of one training micro-batch: [R] each, the same names every time."""
         for name, values in metrics.items():
+            if name.endswith(LARGEST):
+                top = values.max().double() if values.numel() else torch.zeros_like(self._gap_max)
+                self._largest[name] = torch.maximum(self._largest[name], top) if name in self._largest else top
+                continue
             total = values.sum(dtype=torch.float64)
             self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._tokens += next(iter(metrics.values())).numel()
@@ -49,10 +54,9 @@ class StepStatistics:
         tokens, *sums = rank.sum(torch.stack([counted, *self._sums.values()])).tolist()
         means = {name: value / max(1.0, tokens) for name, value in zip(self._sums, sums, strict=True)}
         gap_tokens, gap = rank.sum(self._gap)
-        metrics = derived_metrics(means) | {
-            "logprob_gap/mean": float(gap.sum() / gap_tokens.sum().clamp(min=1)),
-            "logprob_gap/max": float(rank.max(self._gap_max[None]).item()),
-        }
+        gap_max, *largest = rank.max(torch.stack([self._gap_max, *self._largest.values()])).tolist()
+        metrics = derived_metrics(means) | dict(zip(self._largest, largest, strict=True))
+        metrics |= {"logprob_gap/mean": float(gap.sum() / gap_tokens.sum().clamp(min=1)), "logprob_gap/max": gap_max}
         for worker, count, summed in zip(self._samplers, gap_tokens.tolist(), gap.tolist(), strict=True):
             if count:
                 metrics[f"logprob_gap/worker/{worker}"] = summed / count

@@ -42,7 +42,8 @@ def _objective(c: Config) -> Iterator[Issue]:
             f"{buffer} is more than rollout.sampling.max_new_tokens = {sampling.max_new_tokens}",
             remedy="lower it",
         )
-    if c.objective.sampler_correction.active and (sampling.top_k > 0 or sampling.top_p < 1):
+    restricted = sampling.top_k > 0 or sampling.top_p < 1
+    if c.objective.sampler_correction.active and restricted and _engine(c).logprobs_t1:  # else refused altogether
         yield Issue(
             "objective.sampler_correction",
             "compares log-probs of the whole vocabulary, but rollout.sampling.top_k or top_p leaves tokens out",
@@ -84,8 +85,8 @@ def _rollout(c: Config) -> Iterator[Issue]:
     if e.kv_tokens < longest:
         yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
     if c.model.batch_invariant and not _engine(c).batch_invariant:
-        remedy = "leave it unset"
-        yield Issue("model.batch_invariant", f"the {e.backend} engine has no batch-invariant mode", remedy=remedy)
+        message = f"the {e.backend} engine has no batch-invariant mode: its tokens depend on what it decodes together"
+        yield Issue("model.batch_invariant", message, remedy="leave it unset")
     hottest = _engine(c).max_temperature
     for key, temperature in (("rollout.sampling", r.sampling.temperature), ("eval", c.eval.temperature)):
         if temperature > hottest:
@@ -138,6 +139,9 @@ def _speculation(c: Config) -> Iterator[Issue]:
             remedy=f"for example {key}.strategies=[suffix:8], or {key}.mode=adaptive",
         )
     for name, entry in CATALOGUE.items():
+        if can.drafters and name not in can.drafters and weights_path(name, s) is not None and not strategies:
+            message = f"is set, but the {backend} engine has no drafter {name!r}"
+            yield Issue(f"{key}.{name}.path", message, remedy="unset it")
         unnamed = strategies and not any(strategy.drafter == name for strategy in strategies)
         if unnamed and entry.needs_weights and weights_path(name, s) is not None:
             said = f"is set, but {key}.strategies names no {name}"
@@ -156,7 +160,14 @@ def _speculation(c: Config) -> Iterator[Issue]:
         )
     if thresholds and (thresholds[0] != 1 or list(thresholds) != sorted(set(thresholds))):
         yield Issue(f"{key}.batch_thresholds", f"must ascend from 1, got {list(thresholds)}")
-    if s.verification == "rejection" and c.model.batch_invariant:
+    if s.verification == "coupled" and not can.batch_invariant:
+        yield Issue(
+            f"{key}.verification",
+            f"coupled accepts the very tokens of plain decoding; the {backend} engine draws them without their noise, "
+            "and keeps their distribution only",
+            remedy="leave it out",
+        )
+    elif s.verification == "rejection" and c.model.batch_invariant and can.batch_invariant:
         yield Issue(
             f"{key}.verification",
             "rejection keeps the tokens' distribution, not the tokens, which model.batch_invariant asks for",
@@ -171,7 +182,7 @@ def _drafter(c: Config) -> Iterator[Issue]:
     can, backend = _engine(c), c.rollout.engine.backend
     if "eagle" not in can.drafters:
         message = f"the {backend} engine does not draft with what it trains"
-        yield Issue("drafter.train", message, remedy="set rollout.engine.backend=native")
+        yield Issue("drafter.train", message, remedy="set it to false, or rollout.engine.backend=native")
     elif s.mode == "off":
         yield Issue(
             "rollout.speculation.mode",
@@ -186,7 +197,7 @@ def _drafter(c: Config) -> Iterator[Issue]:
         )
     if d.recording.source == "engine" and can.drafters and not can.hidden_states:
         message = f"engine, but the {backend} engine records no hidden states"
-        yield Issue("drafter.recording.source", message, remedy="set it to learner")
+        yield Issue("drafter.recording.source", message, remedy="leave it out, or set it to learner")
     if c.rollout.workers < 2:
         yield Issue(
             "drafter.train",

@@ -7,7 +7,7 @@ cross-checks need a tree that has types.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from launch.config.check import check_values
+from launch.config.defaults import settled
 from launch.config.document import Document, KeyPath, parse_document
 from launch.config.foreign import elsewhere
 from launch.config.issues import ConfigError, Issue
@@ -32,10 +33,11 @@ class Loaded:
     config: Config
     path: Path
     places: dict[KeyPath, str]  # "file.yaml:12" or "override"; keys that are absent have their default
+    origins: Mapping[str, str]  # dotted key -> the engine's key and value that its default follows from
 
     def source(self, name: str) -> str:
         """Where the value of the dotted key `name` comes from: `file.yaml:12`, `override`, another key, `default`."""
-        place = self.places.get(tuple(name.split(".")))
+        place = self.places.get(tuple(name.split("."))) or self.origins.get(name)
         section, _, key = name.partition(".")
         return place or (section == "objective" and self.config.objective.origin(key)) or "default"
 
@@ -56,15 +58,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     issues = [issue for issue in issues if issue.key not in known]  # e.g. a rejected value is then missing as well
     if config is None or document.issues or issues:
         raise ConfigError([*document.issues, *issues], remedy="all keys: paceline config --schema")
+    config, origins = settled(config)
     faults = [
         Issue(i.key, i.message, document.places.get(tuple(i.key.split(".")), ""), i.remedy)
         for i in check_values(config)
     ]
     if faults:
         raise ConfigError(faults)
-    sized = config.objective.sized(config.rollout.sampling.max_new_tokens)
-    config = config.model_copy(update={"objective": sized})
-    return Loaded(resolve_paths(config, config_dir=path.resolve().parent), path, document.places)
+    return Loaded(resolve_paths(config, config_dir=path.resolve().parent), path, document.places, origins)
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:

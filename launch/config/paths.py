@@ -30,8 +30,8 @@ def resolve_paths(config: Config, *, config_dir: Path, cwd: Path | None = None) 
     for key in INPUT_PATHS:
         value = _value(config, key)
         if value is not None and value != FRESH_WEIGHTS:
-            config = _with(config, key, str(locate(value, cwd, config_dir)))
-    return _with(config, "run.dir", str(cwd / Path(config.run.dir).expanduser()))
+            config = replaced(config, key, str(locate(value, cwd, config_dir)))
+    return replaced(config, "run.dir", str(cwd / Path(config.run.dir).expanduser()))
 
 
 def locate(value: str, cwd: Path, config_dir: Path) -> Path:
@@ -48,9 +48,10 @@ def _value(options: BaseModel, key: str) -> str | None:
     return _value(value, rest) if rest and value is not None else value
 
 
-def _with(options: M, key: str, value: str) -> M:
+def replaced(options: M, key: str, value: object) -> M:
+    """A copy in which the dotted key has that value."""
     name, _, rest = key.partition(".")
-    return options.model_copy(update={name: _with(getattr(options, name), rest, value) if rest else value})
+    return options.model_copy(update={name: replaced(getattr(options, name), rest, value) if rest else value})
 
 
 def tokenizer_dir(config: Config) -> str:

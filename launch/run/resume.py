@@ -29,7 +29,11 @@ HARMLESS = (
     *("learner.ranks", "learner.device", "learner.threads", "learner.micro_batch_tokens", "learner.packing"),
     *("learner.activation_checkpointing", "learner.timeout_s", "reward.workers", "reward.max_failures_per_step"),
 )
-HARMFUL = ("rollout.engine.max_model_tokens", "rollout.speculation.verification")  # below a harmless section
+HARMFUL = (  # below a harmless section
+    "rollout.engine.backend",
+    "rollout.engine.max_model_tokens",
+    "rollout.speculation.verification",
+)
 
 
 class ResumeError(PacelineError):

@@ -12,7 +12,10 @@ class RecordingOptions(BaseModel, frozen=True, extra="forbid"):
 
     source: Annotated[
         Literal["engine", "learner"],
-        Field(description="engine: while decoding; learner: from its forward pass (one version late)"),
+        Field(
+            description="engine: while decoding; learner: from its forward pass (one version late), the default and "
+            "the only one with backend vllm"
+        ),
     ] = "engine"
     max_bytes_per_step: Annotated[
         int, Field(ge=1 << 16, description="per rollout worker (or learner rank) and RL step; the rest is not recorded")

@@ -7,6 +7,14 @@ cut: `LossInputs` holds whole ones, so a loss may look at all tokens of a respon
 from policies.objectives.aggregation import sequence_coefficients
 from policies.objectives.compose import derived_metrics, token_losses
 from policies.objectives.losses import LOSSES
-from policies.objectives.types import LossInputs, TokenLosses
+from policies.objectives.types import LARGEST, LossInputs, TokenLosses
 
-__all__ = ["LOSSES", "LossInputs", "TokenLosses", "derived_metrics", "sequence_coefficients", "token_losses"]
+__all__ = [
+    "LARGEST",
+    "LOSSES",
+    "LossInputs",
+    "TokenLosses",
+    "derived_metrics",
+    "sequence_coefficients",
+    "token_losses",
+]

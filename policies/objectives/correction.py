@@ -17,9 +17,24 @@ from torch import Tensor
 
 from policies.kl import MAX_LOG_RATIO, difference, kl_values
 from policies.objectives.ratios import segment_means, segment_sums, spread
+from policies.objectives.types import LARGEST
 from policies.options import Level, SamplerCorrectionOptions
 
 PREFIX = "sampler_correction"
+GAP = "logprob_gap"  # metrics of the difference itself
+
+
+@torch.no_grad()
+def gap_metrics(old_logprobs: Tensor, sampler_logprobs: Tensor) -> dict[str, Tensor]:
+    """How far the sampler is from the learner, [R] each, whether anything corrects for it or not."""
+    ratio = difference(old_logprobs, sampler_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return {
+        # Tokens are drawn by the sampler: estimators of KL(pi_s || pi_old), whose log ratio is log pi_s - log pi_old.
+        f"{GAP}/k1": difference(sampler_logprobs, old_logprobs),
+        f"{GAP}/k3": kl_values(sampler_logprobs, old_logprobs, "k3"),
+        f"{GAP}/ratio": ratio,
+        f"{GAP}/ratio{LARGEST}": ratio,
+    }
 
 
 @torch.no_grad()
@@ -41,13 +56,7 @@ def sampler_weights(
             masked |= compared > options.high
         metrics[f"{PREFIX}/masked"] = masked
         weights = weights.masked_fill(masked, 0.0)
-    return weights, metrics | {
-        f"{PREFIX}/weight": weights,
-        f"{PREFIX}/weight_squared": weights * weights,
-        # Tokens are drawn by the sampler: estimators of KL(pi_s || pi_old), whose log ratio is log pi_s - log pi_old.
-        f"{PREFIX}/k1": difference(sampler_logprobs, old_logprobs),
-        f"{PREFIX}/k3": kl_values(sampler_logprobs, old_logprobs, "k3"),
-    }
+    return weights, metrics | {f"{PREFIX}/weight": weights, f"{PREFIX}/weight_squared": weights * weights}
 
 
 def _ratios(old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, level: Level) -> Tensor:

@@ -10,15 +10,16 @@ from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
 
-def build_policy(options: SpeculationOptions, drafters: Sequence[str]) -> StrategyPolicy | None:
-    """The policy of an engine that has `drafters`; None: no speculation (mode off, or nothing to draft with).
+def build_policy(options: SpeculationOptions, drafters: Sequence[str], *, trees: bool = True) -> StrategyPolicy | None:
+    """The policy of an engine that has `drafters`; None: no speculation (mode off, or nothing to draft with). One that
+    verifies no `trees` is offered none unless they are named.
 
     Raises ValueError for strategies that name a drafter which is not there, and for mode fixed without exactly one.
     """
     if options.mode == "off":
         return None
     if options.strategies is None:
-        arms = default_arms(drafters)
+        arms = default_arms(drafters, trees=trees)
     else:
         arms = tuple(Strategy.parse(text) for text in options.strategies)
         for arm in arms:

@@ -6,8 +6,9 @@ from policies.speculation.catalogue import by_name
 from policies.speculation.strategy import Strategy
 
 
-def default_arms(drafters: Iterable[str]) -> tuple[Strategy, ...]:
-    """Arms of the drafters at hand: every drafter's first before any drafter's second."""
-    lists = [[Strategy.parse(text) for text in entry.arms] for entry in by_name(drafters).values()]
+def default_arms(drafters: Iterable[str], *, trees: bool = True) -> tuple[Strategy, ...]:
+    """Arms of the drafters at hand: every drafter's first before any drafter's second. Without `trees` only chains."""
+    parsed = ([Strategy.parse(text) for text in entry.arms] for entry in by_name(drafters).values())
+    lists = [[arm for arm in arms if trees or not arm.is_tree] for arms in parsed]
     longest = max((len(arms) for arms in lists), default=0)
     return tuple(arms[i] for i in range(longest) for arms in lists if i < len(arms))

@@ -39,7 +39,10 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "adaptive"
     verification: Annotated[
         Literal["coupled", "rejection"],
-        Field(description="coupled: the very tokens of plain decoding; rejection: their distribution only"),
+        Field(
+            description="coupled: the very tokens of plain decoding; rejection: their distribution only, the default "
+            "and the only one with backend vllm"
+        ),
     ] = "coupled"
     max_running: Annotated[int, Field(ge=1, description="speculate while at most so many requests run")] = 32
     strategies: Annotated[

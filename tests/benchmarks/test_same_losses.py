@@ -84,3 +84,12 @@ def test_responses_are_compared_in_any_order_and_with_their_rewards(
     assert compare(monkeypatch, str(tmp_path / "a"), str(tmp_path / "b")) == 0
     assert compare(monkeypatch, str(tmp_path / "a"), str(tmp_path / "c")) == 1
     assert "samples.jsonl: 2 and 2 records" in capsys.readouterr().out
+
+
+def test_a_metric_that_only_the_second_version_writes_may_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = write(tmp_path / "a", RECORDS), write(tmp_path / "b", [RECORDS[0], RECORDS[1] | {"entropy": 1.0}])
+    assert compare(monkeypatch, *runs) == 1
+    assert compare(monkeypatch, *runs, "--new", "entropy") == 0
+    assert compare(monkeypatch, runs[1], runs[0], "--new", "entropy") == 1  # the first run had it

@@ -5,14 +5,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 
-from actors.engine.capabilities import BACKENDS, NATIVE
+from actors.engine.capabilities import BACKENDS, NATIVE, Capabilities
 from actors.engine.options import EngineOptions
 from actors.engine.vllm.versions import UnsupportedVllmError
-from launch.config import ConfigError, check, check_environment, load_config
+from launch.config import ConfigError, check_environment, load_config
 from launch.config.schema import by_name, keys, nearest
 from launch.config.show import schema_markdown
 
@@ -22,6 +22,7 @@ LLAMA = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 4),
     "num_attention_heads": 2,
 }
+VLLM = "rollout.engine.backend=vllm"
 TRAINED = ("rollout.workers=2", "drafter.train=true")
 
 
@@ -38,7 +39,7 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["learner.mini_batches=200"], "learner.mini_batches"),
         (["rollout.engine.max_model_tokens=100"], "rollout.engine.max_model_tokens"),
         (["rollout.engine.kv_tokens=512"], "rollout.engine.kv_tokens"),
-        (["rollout.engine.backend=vllm", "model.batch_invariant=true"], "model.batch_invariant"),
+        ([VLLM, "model.batch_invariant=true"], "model.batch_invariant"),
         (["reward.terms.0.kind=format"], "reward.terms.0.pattern"),
         (["reward.terms.0={kind: format, pattern: '('}"], "reward.terms.0.pattern"),
         (["reward.terms.0={kind: math, pattern: a}"], "reward.terms.0.pattern"),
@@ -93,9 +94,13 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
             ["rollout.speculation.verification=rejection", "model.batch_invariant=true"],
             "rollout.speculation.verification",
         ),
-        (["rollout.engine.backend=vllm", "rollout.speculation.mode=paper"], "rollout.speculation"),
+        ([VLLM, "rollout.speculation.verification=coupled"], "rollout.speculation.verification"),
+        ([VLLM, "rollout.speculation.strategies=['suffix:8x2/12']"], "rollout.speculation.strategies"),
+        ([VLLM, "rollout.speculation.eagle.path=random"], "rollout.speculation.eagle.path"),
+        ([VLLM, "rollout.sampling.temperature=10"], "rollout.sampling.temperature"),
+        ([VLLM, "rollout.sampling.top_p=0.9"], "rollout.sampling.top_p"),
         (["drafter.train=true"], "drafter.train"),
-        ([*TRAINED, "rollout.engine.backend=vllm"], "drafter.train"),
+        ([*TRAINED, VLLM], "drafter.train"),
         ([*TRAINED, "rollout.speculation.mode=off"], "rollout.speculation.mode"),
         ([*TRAINED, "rollout.speculation.strategies=[suffix:8, plain]"], "rollout.speculation.strategies"),
         ([*TRAINED, "drafter.layers=[0, 1, 2]"], "drafter.layers"),
@@ -140,6 +145,12 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["drafter.layers=[0, 1, 2]"],
         ["rollout.speculation={mode: paper, epsilon: 0.2, seed: 3}"],
         ["rollout.speculation={strategies: ['suffix:8', 'eagle:2'], eagle: {path: random}, exploration: 0.02}"],
+        [VLLM],
+        [VLLM, "rollout.speculation.mode=paper"],
+        [VLLM, "rollout.speculation.strategies=['suffix:8', 'ngram:4', plain]"],
+        [VLLM, "rollout.speculation.verification=rejection", "rollout.sampling.stop_strings=[x]", "eval.temperature=0"],
+        [VLLM, "objective.sampler_correction={weights: none}"],
+        [VLLM, "cluster.layout=disaggregated", "cluster.gpus_per_worker=8"],
     ],
 )
 def test_no_false_alarms(write_config: Write, overrides: list[str]) -> None:
@@ -269,7 +280,13 @@ def test_drafter_training_fits_the_model_and_the_weights_it_goes_on_from(write_c
         ),
         ({"trees": False}, ["rollout.speculation.strategies=['suffix:8x2/12']"], "rollout.speculation.strategies"),
         ({"drafters": frozenset({"ngram"})}, TRAINED, "drafter.train"),
-        ({"hidden_states": False}, TRAINED, "drafter.recording.source"),
+        ({"hidden_states": False}, [*TRAINED, "drafter.recording.source=engine"], "drafter.recording.source"),
+        ({"batch_invariant": False}, ["rollout.speculation.verification=coupled"], "rollout.speculation.verification"),
+        (
+            {"drafters": frozenset({"ngram"})},
+            ["rollout.speculation.eagle.path=random"],
+            "rollout.speculation.eagle.path",
+        ),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_at_its_key(
@@ -277,7 +294,7 @@ def test_what_an_engine_cannot_do_is_refused_at_its_key(
 ) -> None:
     path = write_config()
     load_config(path, overrides)
-    monkeypatch.setattr(check, "BACKENDS", {"native": replace(NATIVE, **lacks)})
+    monkeypatch.setitem(cast(dict[str, Capabilities], BACKENDS), "native", replace(NATIVE, **lacks))
     with pytest.raises(ConfigError) as error:
         load_config(path, overrides)
     assert key in [issue.key for issue in error.value.issues]

@@ -65,8 +65,12 @@ def test_the_correction_is_measured(model_dir: Path) -> None:
     assert metrics["sampler_correction/weight"] == pytest.approx(float(weights.mean()), rel=1e-4)
     share = float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
     assert metrics["sampler_correction/effective_share"] == pytest.approx(share, rel=1e-4)
-    assert metrics["sampler_correction/k1"] == pytest.approx(-float(gaps.mean()), rel=1e-3)
-    assert not any(key.startswith("sampler_correction") for key in step(model_dir, make_sequences()).metrics)
+    assert metrics["logprob_gap/k1"] == pytest.approx(-float(gaps.mean()), rel=1e-3)
+    assert metrics["logprob_gap/ratio"] == pytest.approx(float(weights.mean()), rel=1e-4)
+    assert metrics["logprob_gap/ratio_max"] == pytest.approx(float(weights.max()), rel=1e-4)
+    plain = step(model_dir, make_sequences()).metrics
+    assert not any(key.startswith("sampler_correction") for key in plain)
+    assert {"logprob_gap/k1", "logprob_gap/k3", "logprob_gap/ratio", "logprob_gap/ratio_max"} <= plain.keys()
 
 
 def step(model_dir: Path, sequences: list[TrainSequence], **objective: Any) -> StepResult:

@@ -232,11 +232,33 @@ def test_metrics_of_the_correction_by_hand() -> None:
     prefix = "sampler_correction"
     assert means[f"{prefix}/truncated"] == pytest.approx(1 / 3)
     assert means[f"{prefix}/weight"] == pytest.approx((1.5 + 1.0 + 0.5) / 3)
-    assert means[f"{prefix}/k1"] == pytest.approx(0.0, abs=1e-12)  # mean of log pi_s - log pi_old
-    assert means[f"{prefix}/k3"] == pytest.approx((1 - math.log(2) + math.log(2) - 0.5) / 3)  # mean of w - 1 - log w
+    assert means["logprob_gap/k1"] == pytest.approx(0.0, abs=1e-12)  # mean of log pi_s - log pi_old
+    assert means["logprob_gap/k3"] == pytest.approx((1 - math.log(2) + math.log(2) - 0.5) / 3)  # mean of w - 1 - log w
     derived = derived_metrics(means)
     assert derived[f"{prefix}/effective_share"] == pytest.approx(1.0 / (3.5 / 3))  # (sum w)^2 / (n sum w^2)
     assert f"{prefix}/weight_squared" not in derived
+
+
+@pytest.mark.parametrize("correction", [{}, {"weights": "sequence"}, {"mask": "token"}])
+def test_the_gap_is_measured_whether_it_is_corrected_for_or_not(correction: dict[str, Any]) -> None:
+    """Ratios 2, 1 and 1/2 of tokens, whatever the level of the correction."""
+    _, metrics = corrected(correction, [math.log(2.0), 0.0, math.log(0.5)], [1, 2])
+    assert metrics["logprob_gap/ratio"].tolist() == pytest.approx([2.0, 1.0, 0.5])
+    assert metrics["logprob_gap/ratio_max"].max() == pytest.approx(2.0)
+    assert metrics["logprob_gap/k1"].tolist() == pytest.approx([-math.log(2.0), 0.0, math.log(2.0)])
+    assert metrics["logprob_gap/k3"].tolist() == pytest.approx([1 - math.log(2.0), 0.0, math.log(2.0) - 0.5])
+    assert any(name.startswith("sampler_correction") for name in metrics) == bool(correction)
+
+
+def test_k1_is_the_divergence_from_the_sampler_also_where_it_leaves_tokens_out() -> None:
+    """By enumeration: the sampler draws from the nucleus of the learner's own distribution; k3 misses its loss."""
+    learner = tensor(0.5, 0.3, 0.2).log()
+    sampler = tensor(0.625, 0.375).log()  # top_k=2
+    given = inputs(learner[:2], learner[:2], torch.ones(2), sampler_logprobs=sampler)
+    metrics = token_losses(given, ObjectiveOptions()).metrics
+    divergence = math.log(1 / 0.8)  # sum p_s log(p_s / p)
+    assert float((sampler.exp() * metrics["logprob_gap/k1"]).sum()) == pytest.approx(divergence)
+    assert float((sampler.exp() * metrics["logprob_gap/k3"]).sum()) == pytest.approx(divergence - 0.2)
 
 
 def test_a_sampler_that_agrees_changes_no_bit() -> None:

@@ -192,9 +192,9 @@ def test_verl_measures_the_gap_by_k1_and_k3() -> None:
     """mismatch_kl = mean(log pi_s - log pi_old); mismatch_k3_kl = mean(w - log w - 1)."""
     old, sampler = [-2.0, -1.0], [-1.5, -1.2]
     losses = computed(old, old, [1.0, 1.0], corrected({"weights": "token"}), sampler=sampler)
-    assert losses.metrics["sampler_correction/k1"].tolist() == pytest.approx([0.5, -0.2])
+    assert losses.metrics["logprob_gap/k1"].tolist() == pytest.approx([0.5, -0.2])
     k3 = [math.exp(-0.5) + 0.5 - 1, math.exp(0.2) - 0.2 - 1]
-    assert losses.metrics["sampler_correction/k3"].tolist() == pytest.approx(k3, abs=1e-6)
+    assert losses.metrics["logprob_gap/k3"].tolist() == pytest.approx(k3, abs=1e-6)
 
 
 def test_nemo_importance_sampling_without_a_cap() -> None:
