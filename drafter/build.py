@@ -4,7 +4,7 @@ Imports are lazy: an engine without EAGLE never loads its code.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Protocol
 
@@ -41,7 +41,19 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
     """
     if options.mode == "off":
         return {}
-    wanted = _wanted(options)
+    retrieval = build_retrieval(options, engine.max_running, history_tokens(model, engine))
+    networks = {
+        name: import_module(f"drafter.{name}").build(options, model, engine)
+        for name in wanted_drafters(options)
+        if CATALOGUE[name].is_network
+    }
+    built: dict[str, Drafter] = retrieval | networks
+    return {name: built[name] for name in CATALOGUE if name in built}
+
+
+def build_retrieval(options: SpeculationOptions, slots: int, max_tokens: int) -> dict[str, Drafter]:
+    """Those of them that need no network, for a history of [slots, max_tokens]."""
+    wanted = {name for name in wanted_drafters(options) if not CATALOGUE[name].is_network}
     needs = {name: CATALOGUE[name].native for name in wanted}
     missing = [name for name, native in sorted(needs.items()) if native is not None and not hasattr(kernels, native)]
     if missing:
@@ -50,12 +62,11 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
             "`pip install -e .` builds it",
             ", ".join(missing),
         )
-    return {name: _maker(name)(options, model, engine) for name in CATALOGUE if name in wanted and name not in missing}
-
-
-def _maker(name: str) -> Callable[[SpeculationOptions, Transformer, EngineShape], Drafter]:
-    maker: Callable[[SpeculationOptions, Transformer, EngineShape], Drafter] = import_module(f"drafter.{name}").build
-    return maker
+    return {
+        name: import_module(f"drafter.{name}").build(options, slots, max_tokens)
+        for name in CATALOGUE
+        if name in wanted and name not in missing
+    }
 
 
 def history_tokens(model: Transformer, engine: EngineShape) -> int:
@@ -65,7 +76,10 @@ def history_tokens(model: Transformer, engine: EngineShape) -> int:
     return min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
 
 
-def _wanted(options: SpeculationOptions) -> set[str]:
+def wanted_drafters(options: SpeculationOptions) -> set[str]:
+    """Raises ValueError for a strategy whose drafter is unknown or not configured; naming the key."""
+    if options.mode == "off":
+        return set()
     if options.strategies is None:
         return set(at_hand(options))
     return {_known(name, options) for name in _named(options.strategies)}

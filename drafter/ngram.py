@@ -13,11 +13,9 @@ children per node.
 import numpy as np
 from numpy.typing import NDArray
 
-from drafter.build import EngineShape, history_tokens
 from drafter.native_index import propose
 from drafter.protocol import BatchView, Drafts
 from models.ops.native import kernels
-from models.transformer import Transformer
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.strategy import Strategy
 
@@ -87,6 +85,6 @@ class NgramDrafter:
         pass
 
 
-def build(options: SpeculationOptions, model: Transformer, engine: EngineShape) -> NgramDrafter:
-    """See `drafter.build`."""
-    return NgramDrafter(engine.max_running, history_tokens(model, engine))
+def build(options: SpeculationOptions, slots: int, max_tokens: int) -> NgramDrafter:
+    """See `drafter.build.build_retrieval`."""
+    return NgramDrafter(slots, max_tokens)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Third word of the counter: draws of one key that must not be correlated.
-TOKENS, ACCEPT, RESIDUAL, KEEP = range(4)
+TOKENS, ACCEPT, RESIDUAL, KEEP, SEEDS = range(5)
 
 MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -9,7 +9,6 @@ from typing import Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.capabilities import UNAVAILABLE
 from actors.engine.commands import Command, EngineCommand
 from actors.engine.types import Answer, Event
 from actors.engine.wire import Start
@@ -48,18 +47,16 @@ class RolloutEngine(Protocol):
     def close(self) -> None: ...
 
 
-class UnavailableBackendError(ValueError):
-    """rollout.engine.backend names an engine that this version does not have."""
-
-
 def build_core(start: Start) -> EngineCore:
-    """Raises UnavailableBackendError, and whatever keeps the backend from starting."""
+    """Raises whatever keeps the backend from starting."""
     match start.options.backend:
         case "native":
             from actors.engine.native.core import build
 
             return build(start)
         case "vllm":
-            raise UnavailableBackendError(f"{UNAVAILABLE['vllm']}; set rollout.engine.backend=native")
+            from actors.engine.vllm import core as vllm_core
+
+            return vllm_core.build(start)
         case other:
             assert_never(other)

@@ -1,6 +1,6 @@
 """The `rollout:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -27,7 +27,7 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     """One rollout engine (one process)."""
 
     backend: Annotated[
-        Literal["native", "vllm"], Field(description="rollout engine; vllm is not in this version yet")
+        Literal["native", "vllm"], Field(description="rollout engine: our own, or stock vLLM (docs/vllm.md)")
     ] = "native"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs")] = "auto"
     threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores/workers")] = None
@@ -39,6 +39,13 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     cuda_graphs: Annotated[
         bool, Field(description="on CUDA: decoding and verification as captured graphs (`paceline plan-graphs`)")
     ] = True
+    seeded_requests: Annotated[
+        bool | None,
+        Field(description="vllm: a generator for each request, so that a run repeats; default: true on CPU"),
+    ] = None
+    vllm_arguments: Annotated[
+        dict[str, Any], Field(description="vllm: further arguments of its EngineArgs, e.g. {quantization: fp8}")
+    ] = {}
     progress_every_tokens: Annotated[int, Field(ge=1, description="a prefix is reported every N new tokens")] = 64
 
 

@@ -16,6 +16,7 @@ class EngineLimits:
     model_tokens: int  # prompt and response
     kv_blocks: int
     block_tokens: int
+    logprobs_t1: bool = True  # prefixes come with them
 
     def sequence_limit(self, request: Request) -> int:
         """Sequence length at which the request ends."""
@@ -97,9 +98,10 @@ def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
             )
     prefix = request.prefix
     if prefix is not None:
-        if prefix.logprobs_t1 is None:
+        if limits.logprobs_t1 and prefix.logprobs_t1 is None:
             return "the prefix has no log-probs at temperature 1: it is another backend's"
-        if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.logprobs_t1):
+        columns = [prefix.logprobs] if prefix.logprobs_t1 is None else [prefix.logprobs, prefix.logprobs_t1]
+        if any(len(column) != len(prefix.tokens) for column in columns):
             return "the prefix has different numbers of tokens and log-probs"
         if len(prefix.tokens) and not 0 <= int(prefix.tokens.min()) <= int(prefix.tokens.max()) < limits.vocab_size:
             return f"the prefix has tokens outside the model's vocabulary of {limits.vocab_size}"

@@ -16,10 +16,13 @@ class SlotTable:
     Arrays stay where they are (native kernels hold their addresses), except `stop`, which may grow.
     """
 
-    def __init__(self, slots: int, max_tokens: int, blocks_per_slot: int) -> None:
+    def __init__(self, slots: int, max_tokens: int, blocks_per_slot: int, *, logprobs_t1: bool = True) -> None:
+        """`logprobs_t1` False: the engine has none; the array is there all the same, and means nothing."""
+
         def zeros() -> NDArray[np.int64]:
             return np.zeros(slots, np.int64)
 
+        self._has_t1 = logprobs_t1
         # Position p of the sequence: its token, and (responses only) the log-probs it was drawn with. Zero pages are
         # not backed by memory until they are written, so a long `max_tokens` costs nothing here.
         self.tokens = np.zeros((slots, max_tokens), np.int32)
@@ -54,8 +57,9 @@ class SlotTable:
             length += len(prefix.tokens)
             self.tokens[slot, prompt:length] = prefix.tokens
             self.logprobs[slot, prompt:length] = prefix.logprobs
-            assert prefix.logprobs_t1 is not None, "taken in without them (intake)"
-            self.logprobs_t1[slot, prompt:length] = prefix.logprobs_t1
+            if self._has_t1:
+                assert prefix.logprobs_t1 is not None, "taken in without them (intake)"
+                self.logprobs_t1[slot, prompt:length] = prefix.logprobs_t1
         self.length[slot], self.computed[slot], self.limit[slot] = length, 0, limit
         self.prompt_length[slot], self.reported[slot] = prompt, prompt + reported_tokens
         self.spared_steps[slot] = self.drafted[slot] = self.accepted[slot] = 0
@@ -75,9 +79,8 @@ class SlotTable:
     def response(self, slot: int, start: int | None = None) -> Sampled:
         """Copy of the response tokens and log-probs from sequence position `start` (default: all) on."""
         part = slice(int(self.prompt_length[slot]) if start is None else start, int(self.length[slot]))
-        return Sampled(
-            self.tokens[slot, part].copy(), self.logprobs[slot, part].copy(), self.logprobs_t1[slot, part].copy()
-        )
+        logprobs_t1 = self.logprobs_t1[slot, part].copy() if self._has_t1 else None
+        return Sampled(self.tokens[slot, part].copy(), self.logprobs[slot, part].copy(), logprobs_t1)
 
     def blocks(self, slot: int) -> list[int]:
         return [int(block) for block in self.block_tables[slot, : self.block_counts[slot]]]

@@ -1,0 +1,83 @@
+"""From the start of an engine to vLLM's own arguments. Owns what Paceline fixes in them and what a user may add."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from actors.engine.wire import Start
+
+# Fixed: whoever changes one of these takes away what the engine is built on.
+OURS = frozenset(
+    {
+        "model",
+        "skip_tokenizer_init",
+        "dtype",
+        "seed",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "num_gpu_blocks_override",
+        "logprobs_mode",
+        "scheduler_cls",
+        "async_scheduling",
+        "speculative_config",
+        "tensor_parallel_size",
+        "distributed_executor_backend",
+        "worker_extension_cls",
+        "disable_log_stats",
+        "enable_sleep_mode",
+    }
+)
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is a child already
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share a machine: rollout.engine.threads says how many each has
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # it keeps drafts on its own side: what the scheduler drafts would not reach it
+}
+_CPU_KV_BYTES = 1 << 32  # of which only what num_gpu_blocks_override says is allocated
+
+
+def prepare_environment() -> None:
+    """What vLLM reads while it is imported. What is set already stands."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def engine_arguments(
+    start: Start, *, device: str, max_nodes: int, speculative: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Of vllm's EngineArgs. `max_nodes`: the most tokens that any request drafts in a step.
+
+    Raises ValueError for an entry of rollout.engine.vllm_arguments that Paceline sets itself.
+    """
+    options = start.options
+    taken = sorted(OURS & options.vllm_arguments.keys())
+    if taken:
+        raise ValueError(
+            f"rollout.engine.vllm_arguments: {', '.join(taken)} cannot be set there: Paceline sets it from "
+            "rollout.engine, rollout.speculation or model"
+        )
+    on_cpu = device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": start.model.path,
+        "skip_tokenizer_init": True,
+        "dtype": start.model.dtype,
+        "seed": start.seed & 0x7FFFFFFF,
+        "max_model_len": options.max_model_tokens,
+        "max_num_seqs": options.max_running,
+        "max_num_batched_tokens": options.prefill_chunk_tokens + options.max_running * (1 + max_nodes),
+        "logprobs_mode": "processed_logprobs",
+        "scheduler_cls": "actors.engine.vllm.scheduler.PacelineScheduler",
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "enforce_eager": on_cpu or not options.cuda_graphs,
+        "enable_sleep_mode": not on_cpu,
+        "speculative_config": None if speculative is None else dict(speculative),
+        "tensor_parallel_size": 1,
+        "distributed_executor_backend": "uni",
+    }
+    if on_cpu:
+        arguments |= {"kv_cache_memory_bytes": _CPU_KV_BYTES, "gpu_memory_utilization": 0.05}
+    return arguments | options.vllm_arguments

@@ -1,0 +1,307 @@
+"""The rollout engine over stock vLLM, synchronous and in this process: requests in, events out, a step per `step`.
+
+Owns requests from submit to their last event and what vLLM is told; vLLM owns the model, the KV cache and the draws.
+Slots, drafts, stop rules and telemetry are those of the native engine (`actors.engine.batch`). No token is invariant:
+which requests run together changes the last bits of logits, and speculation changes which noise a token gets.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.batch.account import StepAccount
+from actors.engine.batch.intake import EngineLimits, finished, take_in
+from actors.engine.batch.plan import SlotWatcher, StepPlan, Ticket
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.speculation import Speculator
+from actors.engine.batch.step.build import step_arrays
+from actors.engine.batch.stops import RuleStops
+from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
+from actors.engine.types import (
+    NOTHING_SAMPLED,
+    EngineIdle,
+    Event,
+    FinishReason,
+    Progress,
+    Rejected,
+    Request,
+    Sampled,
+    WeightsLoaded,
+)
+from actors.engine.vllm.queue import AdmissionQueue
+from actors.engine.vllm.readout import ReadStep, read_step
+from drafter.protocol import Drafter
+from models.manifest import WeightsManifest
+from policies.speculation.policy import Load, StrategyPolicy
+from policies.speculation.strategy import PLAIN
+
+Int64Array = NDArray[np.int64]
+_BLOCKS = 1 << 40  # KV blocks are vLLM's: as far as the table knows there are always enough
+
+
+class Backend(Protocol):
+    """vLLM as this engine needs it (`actors.engine.vllm.backend`)."""
+
+    kv_blocks: int
+    block_tokens: int
+    model_tokens: int
+    vocab_size: int
+
+    @property
+    def preempted(self) -> int:
+        """Requests that vLLM took out of the batch for want of KV cache, so far."""
+
+    def attach(self, control: Any) -> None:
+        """`control` (`actors.engine.vllm.scheduler.StepControl`) decides from now on."""
+
+    def submit(self, request: Request, prefix: Sampled | None, limit: int) -> None: ...
+    def abort(self, request_ids: Sequence[int]) -> None: ...
+
+    def step(self) -> None:
+        """One engine step, if anything is to be computed or cleared up."""
+
+    def kv_tokens_used(self) -> int: ...
+    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> set[int]:
+        """Returns the requests that start anew: nothing of them was drawn."""
+
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class VllmEngine:
+    """Continuous batching by vLLM; `weights_version` is the version of what it has loaded.
+
+    `drafters`, `policy`, `on_step`: as of NativeEngine. Drafts are chains.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_running: int,
+        progress_every_tokens: int,
+        weights_version: int = 0,
+        drafters: Mapping[str, Drafter] | None = None,
+        policy: StrategyPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+        on_step: Callable[[EngineStepRecord], None] | None = None,
+    ) -> None:
+        import torch
+
+        self._backend, self._version, self._clock = backend, weights_version, clock
+        self._limits = EngineLimits(
+            backend.vocab_size, backend.model_tokens, backend.kv_blocks, backend.block_tokens, logprobs_t1=False
+        )
+        table = self._table = SlotTable(max_running, backend.model_tokens, 1, logprobs_t1=False)
+        table.block_counts[:] = _BLOCKS
+        self._steps = step_arrays(table, 1)
+        self._events: list[Event] = []
+        self._speculator = Speculator(
+            table,
+            self._steps,
+            backend.vocab_size,
+            torch.device("cpu"),
+            drafters or {},
+            policy,
+            on_failure=self._events.append,
+        )
+        self._speculator.new_target(weights_version)
+        self._stops = RuleStops(table, backend.vocab_size)
+        prompts = PromptMeter(table)
+        watchers: list[SlotWatcher] = [self._stops]
+        if self._speculator.has_drafters:
+            watchers += [self._speculator, prompts]
+        self._queue = AdmissionQueue(table, watchers)
+        self._account = StepAccount(table, self._speculator, prompts, on_step)
+        self._progress_every_tokens = progress_every_tokens
+        self._idle = True
+        # Of the step at hand: vLLM's requests that decode, their slots, and what came of it.
+        self._decoding: list[Any] = []
+        self._slots: Int64Array = np.zeros(0, np.int64)
+        self._load, self._strategy = Load(0, 0, 0), PLAIN
+        self._step: ReadStep | None = None
+        backend.attach(self)
+
+    @property
+    def has_work(self) -> bool:
+        """True while `step` has something to do or to tell."""
+        return bool(len(self._queue)) or bool(self._events) or not self._idle
+
+    # telemetry.Occupancy
+
+    @property
+    def running(self) -> int:
+        return self._queue.running
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.waiting
+
+    @property
+    def kv_tokens_used(self) -> int:
+        return self._backend.kv_tokens_used()
+
+    @property
+    def preempted(self) -> int:
+        return self._backend.preempted
+
+    # Commands.
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.request_id in self._queue:
+                self._events.append(Rejected(request.request_id, "a request with this id is running already"))
+                continue
+            taken = take_in(request, self._limits, self._version, self._clock())
+            if isinstance(taken, Ticket):
+                self._queue.add(taken)
+            else:
+                self._events.append(taken)
+        self._idle = self._idle and not requests
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        """End requests now: each is Finished with reason ABORT and the tokens it has (none, if it never ran)."""
+        now_s = self._clock()
+        known = [request_id for request_id in request_ids if request_id in self._queue]
+        self._backend.abort([request_id for request_id in known if self._queue[request_id].slot >= 0])
+        for request_id in known:
+            ticket = self._queue[request_id]
+            tokens = ticket.prefix or NOTHING_SAMPLED if ticket.slot < 0 else self._table.response(ticket.slot)
+            version = self._version if ticket.weights_version < 0 else ticket.weights_version
+            self._queue.remove(request_id, finished=False)
+            self._events.append(finished(ticket, tokens, FinishReason.ABORT, version, now_s))
+            self._idle = False
+
+    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
+        """Load new weights in place. Running requests go on with them, on the K/V they have; no other request reuses
+        K/V of the old ones. Raises as NativeEngine.update_weights."""
+        start_s = self._clock()
+        for request_id in self._backend.update_weights(manifest, buffer):
+            self._queue[request_id].weights_version = manifest.version
+        self._version = manifest.version
+        self._account.new_weights()
+        self._speculator.new_target(manifest.version)
+        return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
+        self._speculator.remember(prompts, responses)
+
+    def save_drafters(self, directory: str) -> str | None:
+        """Write what the drafters would lose with this process. Returns what failed, if anything; never raises."""
+        return self._speculator.save(directory)
+
+    def load_drafters(self, directory: str) -> None:
+        """Restore what `save_drafters` wrote; what is missing stays as it is."""
+        self._speculator.load(directory)
+
+    def sleep(self) -> None:
+        """Raises ValueError while there are requests."""
+        if len(self._queue):
+            raise ValueError("the engine has requests: wait for them or abort them before sleep")
+        self._backend.sleep()
+
+    def wake(self) -> None:
+        self._backend.wake()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    # A step.
+
+    def step(self) -> list[Event]:
+        """One step of vLLM; returns what happened since the last call."""
+        now_s = self._clock()
+        self._account.begin()
+        for ticket in self._queue.admit(self._version, now_s):
+            self._backend.submit(ticket.request, ticket.prefix, ticket.limit)
+        if len(self._queue):
+            self._backend.step()  # calls before_schedule and sampled
+            step, self._step = self._step, None
+            if step is not None:
+                self._settle(step, now_s)
+        events, self._events = self._events, []
+        now_s = self._clock()
+        idle = not len(self._queue)
+        window = self._account.window(now_s, self, idle=idle)
+        if window is not None:
+            events.append(window)
+        if idle and not self._idle:
+            events.append(EngineIdle(now_s))
+        self._idle = idle
+        return events
+
+    def before_schedule(self, running: list[Any]) -> None:
+        """See StepControl: choose a strategy for those that decode, and draft by it."""
+        decoding = [request for request in running if request.num_computed_tokens >= request.num_tokens - 1]
+        if decoding != self._decoding:  # Else the same array: who counts along knows it by its identity.
+            self._decoding = decoding
+            self._slots = np.array([self._slot_of(request.request_id) for request in decoding], np.int64)
+        plan = _plan(self._slots)
+        self._load = self._speculator.load_of(plan, self._queue.waiting)
+        self._strategy = self._speculator.choose(self._load)
+        drafts = self._speculator.draft(plan, self._strategy, _unlimited)
+        if drafts is not None:
+            chains = zip(decoding, drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
+            for request, tokens, count in chains:
+                request.spec_token_ids = tokens[:count]
+
+    def drafts_to_make(self) -> int:
+        """See StepControl."""
+        return 0
+
+    def sampled(self, scheduled: Any, output: Any) -> set[str]:
+        """See StepControl: enter what was drawn, and hear the stop rules."""
+        step = self._step = read_step(scheduled, output, self._slot_of)
+        table, slots = self._table, step.plan.slots[step.plan.samples]
+        step.logprobs[(table.temperature[slots] == 0.0).repeat(step.rows)] = 0.0  # as SamplingParams has it
+        settled = self._steps.settle(
+            step.plan, step.tokens, step.logprobs, step.logprobs, step.drafts, self._progress_every_tokens
+        )
+        step.settled = self._stops.apply(step.plan, settled)
+        ended = {slot for slot, _ in step.settled.ended}
+        if not ended:
+            return set()
+        names = {name for name, slot in zip(step.sampled, slots.tolist(), strict=True) if slot in ended}
+        if step.settled.emitted is not None:
+            for name, emitted in zip(step.sampled, step.settled.emitted.tolist(), strict=True):
+                if name in names:
+                    del output.sampled_token_ids[output.req_id_to_index[name]][emitted:]
+        return names
+
+    def _settle(self, step: ReadStep, now_s: float) -> None:
+        """After vLLM has entered the step as well: tell what came of it."""
+        settled = step.settled
+        self._speculator.drew(settled.new_tokens)
+        window = self._account.count(
+            step.plan, self._strategy, self._load, step.drafts, settled, self, now_s, undisturbed=True
+        )
+        if window is not None:
+            self._events.append(window)
+        ended_s = self._clock() if settled.ended else 0.0
+        for slot, reason in settled.ended:
+            ticket = self._queue[int(self._table.request_id[slot])]
+            response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
+            self._queue.remove(ticket.request.request_id, finished=True)
+            self._events.append(finished(ticket, response, reason, ticket.weights_version, ended_s, propensity))
+        for slot in settled.due:
+            delta = self._table.response(slot, start=int(self._table.reported[slot]))
+            self._table.reported[slot] = self._table.length[slot]
+            self._events.append(Progress(int(self._table.request_id[slot]), delta))
+
+    def _slot_of(self, name: str) -> int:
+        return self._queue[int(name)].slot
+
+
+def _plan(slots: Int64Array) -> StepPlan:
+    """Each of them decodes."""
+    return StepPlan(slots, np.ones(len(slots), np.int64), np.ones(len(slots), np.bool_))
+
+
+def _unlimited(slots: Int64Array, counts: Int64Array) -> Int64Array:
+    """KV blocks are vLLM's: it preempts where there are too few."""
+    return counts

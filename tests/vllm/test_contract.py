@@ -1,0 +1,72 @@
+"""The vLLM engine keeps what every rollout engine keeps (tests.engine.contract), plain, drafting, and in a child."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.engine.capabilities import VLLM as CAPABILITIES
+from actors.engine.core import RolloutEngine, build_core
+from actors.engine.options import EngineOptions
+from actors.engine.process import spawn_engine
+from actors.engine.wire import Start
+from models import weights
+from models.checkpoint import hf_state_dict, init_model
+from models.options import ModelOptions
+from policies.speculation.options import SpeculationOptions
+from tests.engine.contract import EngineContract, InProcess, Subject, Weights
+from tests.vllm.support import VLLM, tiny_checkpoint
+
+pytestmark = VLLM
+
+OPTIONS = EngineOptions(backend="vllm", max_running=6, kv_tokens=4096, progress_every_tokens=5, threads=1)
+SUBJECTS: dict[str, str] = {"plain": "plain", "drafting": "suffix:4", "in a child": "ngram:3"}
+
+
+def in_process(model_dir: Path, strategy: str) -> RolloutEngine:
+    start = Start(
+        model=ModelOptions(path=str(model_dir)),
+        options=OPTIONS,
+        seed=1,
+        weights_version=0,
+        niceness=0,
+        speculation=speculation(strategy),
+    )
+    return InProcess(build_core(start))
+
+
+def in_a_child(model_dir: Path, strategy: str) -> RolloutEngine:
+    return spawn_engine(
+        ModelOptions(path=str(model_dir)), OPTIONS, speculation=speculation(strategy), start_timeout_s=300.0
+    )
+
+
+def speculation(strategy: str) -> SpeculationOptions:
+    if strategy == "plain":
+        return SpeculationOptions(mode="off")
+    return SpeculationOptions(mode="fixed", strategies=(strategy,))
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    model_dir, model = tiny_checkpoint(tmp_path_factory.mktemp("model"))
+    start: Callable[[Path, str], RolloutEngine] = in_a_child if request.param == "in a child" else in_process
+
+    def target_weights(version: int, seed: int) -> Weights:
+        return weights.pack(hf_state_dict(init_model(model_dir, seed)), version)
+
+    def no_drafter(version: int) -> Weights:
+        return weights.pack({}, version)
+
+    return Subject(
+        CAPABILITIES,
+        lambda strategy: start(model_dir, strategy),
+        target_weights,
+        no_drafter,
+        model.config.max_position_embeddings - 1,
+        SUBJECTS[request.param],
+    )
+
+
+class TestVllm(EngineContract):
+    pass
