@@ -9,27 +9,34 @@ no actors.
 
 embedded       CPU only, one group, PACK. Rollout and learning take turns, so where there are fewer CPUs than are asked
                for, every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
-colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: the worker spans the whole group, each
-               bundle is also the home of a learner rank, and both hold half of the GPU. A worker with several GPUs
-               is pinned to the group's first bundle.
+colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: each bundle is also the home of a learner
+               rank, and both hold just under half of the GPU. A worker with several GPUs lives in the group's first
+               bundle, which is all that Ray shows it; its engine uses every GPU of the group (`GroupEngine`).
 disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, assert_never
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar, assert_never
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+T = TypeVar("T", covariant=True)
 Layout = Literal["embedded", "colocated", "disaggregated"]
 Bundle = Mapping[str, float]
 
-_SHARE = 0.5  # of a GPU: a learner rank and a rollout worker in one bundle
+_SHARE = 0.49  # of a GPU: a learner rank and a rollout worker in one bundle
+_ASKING = 0.01  # of a GPU: a task that says which one a bundle has
 _TAG = 0.001  # amount of a custom resource that marks a node; it never runs out
 
 
@@ -190,12 +197,42 @@ def _floor(cpus: float) -> float:
     return int(cpus * 1000) / 1000
 
 
+class SpawnsOn(Protocol[T]):
+    """Starts an engine that sees these GPUs; None: those that this process sees."""
+
+    def __call__(self, *, gpus: Sequence[int] | None = None) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEngine(Generic[T]):
+    """An engine factory for a rollout worker whose group has several bundles: the engine gets the GPUs of all of them.
+
+    Asks in the worker, at every start: after a lost node the group may be on another one, with other GPUs.
+    """
+
+    spawn: SpawnsOn[T]
+    timeout_s: float  # for the answer; a bundle has it in seconds
+
+    def __call__(self) -> T:
+        """Raises ray.exceptions.GetTimeoutError."""
+        group = get_current_placement_group()
+        if group is None:  # a worker beyond the plan: Ray shows it all that it may use
+            return self.spawn()
+        ask: Any = ray.remote(num_cpus=0, num_gpus=_ASKING, max_retries=0)(ray.get_gpu_ids)
+        asked = [
+            ask.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle)).remote()
+            for bundle in range(group.bundle_count)
+        ]
+        return self.spawn(gpus=[int(gpu) for (gpu,) in ray.get(asked, timeout=self.timeout_s)])
+
+
 class Placement:
     """Reserved resources. Options are for `ray.remote(Class).options(**...)`."""
 
-    def __init__(self, plan: Plan, groups: list[PlacementGroup]) -> None:
+    def __init__(self, plan: Plan, groups: list[PlacementGroup], timeout_s: float) -> None:
         self.plan = plan
         self._groups = groups
+        self._timeout_s = timeout_s
         self._places: dict[str, int] = {}  # of rollout workers in plan.workers
 
     def learner_options(self, rank: int) -> dict[str, Any]:
@@ -207,13 +244,23 @@ class Placement:
         index = self._places.setdefault(name, len(self._places))
         if index < len(self.plan.workers):
             return self._options(self.plan.workers[index])
-        return _takes(self.plan.workers[-1])
+        slot, spans = self.plan.workers[-1], self._bundles_per_engine
+        return _takes(slot if spans == 1 else replace(slot, gpus=float(spans)))  # whole ones: nobody shares them
+
+    def engine_factory(self, spawn: SpawnsOn[T]) -> Callable[[], T]:
+        """What a rollout worker starts its engine with, for an engine on all GPUs of a worker."""
+        return spawn if self._bundles_per_engine == 1 else GroupEngine(spawn, self._timeout_s)
 
     def release(self) -> None:
         """Give everything back; actors that still run in it are killed by Ray."""
         for group in self._groups:
             remove_placement_group(group)
         self._groups.clear()
+
+    @property
+    def _bundles_per_engine(self) -> int:
+        group = self.plan.groups[self.plan.workers[-1].group]
+        return len(group.bundles) if group.strategy == "STRICT_PACK" else 1
 
     def _options(self, slot: Slot) -> dict[str, Any]:
         return _takes(slot) | {"scheduling_strategy": self._strategy(slot.group, slot.bundle)}
@@ -231,7 +278,7 @@ def reserve(plan: Plan, timeout_s: float) -> Placement:
     deadline_s = time.monotonic() + timeout_s
     before = ray.available_resources()  # type: ignore[no-untyped-call]
     groups = [placement_group([dict(b) for b in group.bundles], strategy=group.strategy) for group in plan.groups]
-    placement = Placement(plan, groups)
+    placement = Placement(plan, groups, timeout_s)
     try:
         for group in groups:
             if not group.wait(max(deadline_s - time.monotonic(), 0.0)):

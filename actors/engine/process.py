@@ -1,7 +1,7 @@
 """A rollout engine in a child process: the parent's end. Owns the child's life and nothing of what it is told; never
 imports torch, so that the supervisor that calls it stays small and answers while the child computes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,14 @@ def spawn_engine(
     speculation: SpeculationOptions = NO_SPECULATION,
     recording_bytes: int = 0,
     recorded_layers: tuple[int, ...] | None = None,
+    gpus: Sequence[int] | None = None,
 ) -> RolloutEngine:
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
     child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding.
-    `recording_bytes`, `recorded_layers`: see NativeEngine.
+    `recording_bytes`, `recorded_layers`: see NativeEngine. `gpus`: all that the child sees, by CUDA's numbers on this
+    machine; None: those that this process sees.
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     start = wire.Start(
@@ -53,8 +55,10 @@ def spawn_engine(
         recording_bytes=recording_bytes,
         recorded_layers=recorded_layers,
     )
-    threads = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
-    engine = ProcessEngine(start, name, environment=threads)
+    environment = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    engine = ProcessEngine(start, name, environment=environment)
     engine.wait_until_ready(start_timeout_s)
     return engine
 

@@ -281,13 +281,8 @@ def _layout(c: Config) -> Iterator[Issue]:
             f"holds on CPU only; with cluster.layout={c.cluster.layout} a GPU is used by {' and '.join(on_gpu)}",
             remedy="leave it unset, or set these to cpu",
         )
-    if not embedded and not _engine(c).tensor_parallel and c.cluster.gpus_per_worker > 1:
-        yield Issue(
-            "cluster.gpus_per_worker",
-            f"{c.cluster.gpus_per_worker:g}, but the {c.rollout.engine.backend} engine uses one GPU: the others would "
-            "idle",
-            remedy="set it to 1 and raise rollout.workers",
-        )
+    if c.cluster.gpus_per_worker > 1:
+        yield from _tensor_parallel(c)
     if fault := _address_fault(c.cluster.address):
         yield Issue("cluster.address", fault, remedy="give the GCS address, for example 10.0.0.1:6379, or auto")
     for key in ("rollout_resource", "learner_resource"):
@@ -295,6 +290,22 @@ def _layout(c: Config) -> Iterator[Issue]:
             yield Issue(f"cluster.{key}", "is only used with cluster.layout=disaggregated")
     if c.cluster.layout == "colocated":
         yield from _colocated(c)
+
+
+def _tensor_parallel(c: Config) -> Iterator[Issue]:
+    """One engine on several GPUs."""
+    key, gpus, backend = "cluster.gpus_per_worker", c.cluster.gpus_per_worker, c.rollout.engine.backend
+    if c.cluster.layout == "embedded" or c.rollout.engine.device == "cpu":
+        why = "cluster.layout is embedded" if c.cluster.layout == "embedded" else "rollout.engine.device is cpu"
+        yield Issue(key, f"{gpus:g}, but {why}: engines use no GPU", remedy="leave it out")
+    elif not _engine(c).tensor_parallel:
+        yield Issue(
+            key,
+            f"{gpus:g}, but the {backend} engine uses one GPU: the others would idle",
+            remedy="set it to 1 and raise rollout.workers",
+        )
+    elif gpus != int(gpus):
+        yield Issue(key, f"{gpus:g}, but an engine on several GPUs uses whole ones", remedy="set it to a whole number")
 
 
 def _address_fault(address: str | None) -> str:

@@ -49,6 +49,13 @@ def _model(c: Config) -> Iterator[Issue]:
     except ModelConfigError as error:
         yield Issue("model.path", f"{file}: {error}")
         return
+    heads, gpus = shape.num_heads, int(c.cluster.gpus_per_worker)
+    if gpus > 1 and heads % gpus:
+        yield Issue(
+            "cluster.gpus_per_worker",
+            f"{gpus} GPUs cannot share the {heads} attention heads of {c.model.path} evenly",
+            remedy=f"set it to one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}",
+        )
     limit, asked = shape.max_position_embeddings, c.rollout.engine.max_model_tokens
     if asked is not None and asked > limit:
         yield Issue(

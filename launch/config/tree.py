@@ -59,7 +59,10 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
             "on nodes of their own"
         ),
     ] = "embedded"
-    gpus_per_worker: Annotated[float, Field(ge=0, le=1024, description="GPUs of one rollout worker")] = 1
+    gpus_per_worker: Annotated[
+        float,
+        Field(ge=0, le=1024, description="GPUs of one rollout worker; above 1 its engine uses all of them (vllm)"),
+    ] = 1
     gpus_per_learner: Annotated[float, Field(ge=0, le=1024, description="GPUs of one learner rank")] = 1
     cpus_per_worker: Annotated[float, Field(ge=0, le=4096)] = 1
     cpus_per_learner: Annotated[float, Field(ge=0, le=4096)] = 1

@@ -162,7 +162,7 @@ def open_job(
             drafter.record_from(learner)
         dispatcher = RolloutDispatcher(
             spawner(
-                lambda name: partial(spawn, name=name),
+                lambda name: placement.engine_factory(partial(spawn, name=name)),
                 placement.worker_options,
                 lambda name: drafter.plan(name, engine) if drafter is not None else None,
                 log,

@@ -1,6 +1,7 @@
 """Plans as pure data, and reservations on the real head (whose GPUs are pretended)."""
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_colocated_shares_every_gpu_of_a_node() -> None:
     assert {g.strategy for g in made.groups} == {"STRICT_PACK"}
     assert [(s.group, s.bundle) for s in made.workers] == [(0, 0), (1, 0)]
     assert {(s.group, s.bundle) for s in made.learners} == {(g, b) for g in range(2) for b in range(8)}
-    assert {s.gpus for s in (*made.learners, *made.workers)} == {0.5}
+    assert {s.gpus for s in (*made.learners, *made.workers)} == {0.49}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,13 @@ class Where:
     def gpus(self) -> list[int]:
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
+    def start(self, factory: Callable[[], Any]) -> Any:
+        return factory()
+
+
+def engine_on(*, gpus: Sequence[int] | None = None) -> Sequence[int] | None:
+    return gpus
+
 
 @pytest.mark.ray
 def test_embedded_places_actors_and_gives_all_back() -> None:
@@ -126,9 +134,22 @@ def test_colocated_actors_share_their_gpus() -> None:
         ]
         gpus = [gpu for ids in ray.get([a.gpus.remote() for a in learners], timeout=60) for gpu in ids]
         assert sorted(gpus) == [0, 1, 2, 3]  # one each
-        placement.worker_options("first")
+        first: Any = ray.remote(Where).options(**placement.worker_options("first")).remote()
         worker: Any = ray.remote(Where).options(**placement.worker_options("second")).remote()
         assert ray.get(worker.gpus.remote(), timeout=60) == gpus[2:3]
+        factory = placement.engine_factory(engine_on)
+        of_engines = ray.get([each.start.remote(factory) for each in (first, worker)], timeout=60)
+        assert of_engines == [gpus[:2], gpus[2:]], "the engine uses the GPUs of both bundles"
+        assert placement.worker_options("third")["num_gpus"] == 2, "beyond the plan: as many, unreserved and unshared"
+
+
+@pytest.mark.ray
+def test_a_disaggregated_worker_sees_all_its_gpus() -> None:
+    config = Config(Cluster("disaggregated", gpus_per_worker=3, gpus_per_learner=1), Count(workers=1), Count(ranks=1))
+    with place(config) as placement:
+        worker: Any = ray.remote(Where).options(**placement.worker_options("a")).remote()
+        assert len(ray.get(worker.gpus.remote(), timeout=60)) == 3
+        assert ray.get(worker.start.remote(placement.engine_factory(engine_on)), timeout=60) is None, "what Ray shows"
 
 
 @pytest.mark.ray

@@ -23,6 +23,7 @@ LLAMA = {
     "num_attention_heads": 2,
 }
 VLLM = "rollout.engine.backend=vllm"
+VLLM_ON_GPUS = (VLLM, "cluster.layout=disaggregated")
 TRAINED = ("rollout.workers=2", "drafter.train=true")
 
 
@@ -49,6 +50,9 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["reward.terms.0={kind: math, memory_mb: 64}"], "reward.terms.0.memory_mb"),
         (["rollout.sampling.temperature=0"], "rollout.sampling.temperature"),
         (["cluster.layout=disaggregated", "cluster.gpus_per_worker=8"], "cluster.gpus_per_worker"),
+        (["cluster.gpus_per_worker=2"], "cluster.gpus_per_worker"),
+        ([*VLLM_ON_GPUS, "cluster.gpus_per_worker=1.5"], "cluster.gpus_per_worker"),
+        ([*VLLM_ON_GPUS, "cluster.gpus_per_worker=2", "rollout.engine.device=cpu"], "cluster.gpus_per_worker"),
         (["eval.every=5"], "eval.every"),
         (["data.template=plain", "data.chat_template=x"], "data.chat_template"),
         (["learner.optimizer.betas=[0.9, 1.0]"], "learner.optimizer.betas"),
@@ -128,6 +132,9 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["learner.autocast_bf16=true", "model.dtype=bfloat16"],
         ["eval.every=5", "data.eval=e.jsonl"],
         ["cluster.layout=disaggregated", "cluster.rollout_resource=spot", "learner.device=cuda"],
+        [*VLLM_ON_GPUS, "cluster.gpus_per_worker=8"],
+        ["rollout.engine.backend=vllm", "cluster.layout=colocated", "cluster.gpus_per_worker=2", "learner.ranks=2"],
+        ["cluster.layout=disaggregated", "cluster.gpus_per_worker=0.5"],
         ["model.batch_invariant=true"],  # embedded shows its actors no GPU
         [
             "cluster.layout=colocated",
@@ -192,6 +199,16 @@ def test_an_engine_that_would_run_here_needs_its_vllm(write_config: Write, monke
     assert found("cluster.address=10.0.0.1:6379") == [], "the nodes of a cluster say it themselves"
     monkeypatch.setattr("launch.config.environment.check_version", lambda: None)
     assert found() == []
+
+
+def test_gpus_of_an_engine_divide_the_models_heads(write_config: Write, tmp_path: Path) -> None:
+    def found(*overrides: str) -> list[str]:
+        loaded = load_config(write_config(), [*VLLM_ON_GPUS, f"model.path={tmp_path}", *overrides])
+        return [str(issue) for issue in check_environment(loaded.config) if issue.key == "cluster.gpus_per_worker"]
+
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_attention_heads": 6, "head_dim": 2}))
+    assert found("cluster.gpus_per_worker=3") == []
+    assert "one of 1, 2, 3, 6" in found("cluster.gpus_per_worker=4")[0]
 
 
 def test_drafter_weights_must_exist(write_config: Write, tmp_path: Path) -> None:
