@@ -7,7 +7,7 @@ Imports vLLM only when an engine is made, so that test modules collect where it 
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,32 @@ class Drawn:
     finished: bool = False
 
 
-class RawEngine:
-    """vLLM's EngineCore in this process. Nothing of ours but the scheduler's hook, unless `scheduler` says otherwise.
+class Drafting:
+    """A StepControl that drafts: `propose` gets a running request of vLLM's that decodes and returns tokens."""
 
-    `draft_tokens` 0: without speculation. `arguments` are vLLM's EngineArgs.
+    def __init__(self, propose: Callable[[Any], list[int]]) -> None:
+        self._propose = propose
+
+    def before_schedule(self, running: list[Any]) -> None:
+        for request in running:
+            if request.num_computed_tokens >= request.num_tokens - 1:
+                request.spec_token_ids = self._propose(request)
+
+    def drafts_to_make(self) -> int:
+        return 0
+
+    def sampled(self, scheduled: Any, output: Any) -> set[str]:
+        return set()
+
+
+class RawEngine:
+    """vLLM's EngineCore in this process, as it comes: nothing of ours but scheduler and proposer.
+
+    `draft_tokens` 0: without speculation; else `scheduler.control` drafts (`Drafting`). `arguments` are vLLM's
+    EngineArgs.
     """
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        draft_tokens: int = 0,
-        scheduler: str = "tests.vllm.hooked.HookedScheduler",
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, model: Path, *, draft_tokens: int = 0, **arguments: Any) -> None:
         os.environ.update(ENVIRONMENT)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -87,7 +99,7 @@ class RawEngine:
 
             speculative = {
                 "method": "custom_class",
-                "model": "tests.vllm.hooked.NoProposer",
+                "model": "actors.engine.vllm.proposer.NoProposer",
                 "num_speculative_tokens": draft_tokens,
             }
             engine_args: dict[str, Any] = {
@@ -99,7 +111,7 @@ class RawEngine:
                 "max_num_seqs": 64,
                 "seed": 1,
                 "logprobs_mode": "processed_logprobs",
-                "scheduler_cls": scheduler,
+                "scheduler_cls": "actors.engine.vllm.scheduler.PacelineScheduler",
                 "disable_log_stats": True,
                 "speculative_config": speculative if draft_tokens else None,
             }
@@ -153,3 +165,23 @@ class RawEngine:
 
         self.core.shutdown()
         cleanup_dist_env_and_memory()
+
+
+def expansion_of_the_wheel() -> Any:
+    """vLLM's expand_batch_to_tokens as it was installed, mended in this process or not. After a worker was made."""
+    from vllm.v1.sample import rejection_sampler
+
+    spec = importlib.util.spec_from_file_location("rejection_sampler_of_the_wheel", rejection_sampler.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    again._expand = rejection_sampler._expand  # type: ignore[attr-defined]  # with the worker's kernels
+    return again.expand_batch_to_tokens
+
+
+def wheel_is_wrong() -> bool:
+    """Of the wheels that this has run on; another one may be right as it comes."""
+    import vllm
+
+    return bool(vllm.__version__.startswith("0.32.0"))

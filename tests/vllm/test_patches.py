@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from actors.engine.vllm.patches import expand, expands_rightly, mend_expansion, mend_worker
-from tests.vllm.support import VLLM
-
-# Of the wheels that this has run on; another one may be right as it comes.
-WRONG_WHEELS = ("0.32.0",)
+from tests.vllm.support import VLLM, expansion_of_the_wheel, wheel_is_wrong
 
 
 def test_our_expansion_answers_rightly() -> None:
@@ -81,13 +78,9 @@ class TestInstalled:
         assert rejection_sampler.expand_batch_to_tokens is right
 
     def test_this_wheel_answers_as_we_say_upstream(self, rejection_sampler: Any) -> None:
-        """When this fails on a newer wheel, add it to the table of docs/vllm.md: it needs no mend."""
-        import vllm
-
-        wrong = any(wheel in vllm.__version__ for wheel in WRONG_WHEELS)
-        if rejection_sampler.expand_batch_to_tokens is not expand:  # an engine of this process may have mended it
-            assert expands_rightly(rejection_sampler.expand_batch_to_tokens) != wrong
-            assert mend_expansion() == wrong
+        """When this fails on a newer wheel, say in docs/vllm.md that it needs no mend."""
+        rejection_sampler.expand_batch_to_tokens = expansion_of_the_wheel()
+        assert mend_expansion() == wheel_is_wrong()
 
     def test_a_worker_is_mended_on_its_device(self, rejection_sampler: Any) -> None:
         class Worker:
