@@ -133,6 +133,7 @@ def _cards(summary: RunSummary) -> str:
     speed = f"{summary.tokens_per_s:,.0f}" if summary.tokens_per_s is not None else "-"
     gap = f"{summary.logprob_gap_mean:.1e}" if summary.logprob_gap_mean is not None else "-"
     gap_max = f"largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
+    corrected = f"corrected {summary.correction}" if summary.correction else ""
     per_step = f"{summary.wall_s / summary.steps_done:.2f} s a step" if summary.steps_done else ""
     lost = f"{summary.rollouts_failed} failed, {summary.rollouts_reissued} reissued"
     refilled = "" if summary.groups_refilled is None else f", {summary.groups_refilled} refilled"
@@ -142,7 +143,7 @@ def _cards(summary: RunSummary) -> str:
         _card("Time in RL steps", duration(summary.wall_s), per_step),
         _card("Tokens generated", _big(summary.tokens), f"{summary.groups_dropped} groups dropped{refilled}"),
         _card("Tokens per second", speed, "median step"),
-        _card("Log-prob gap", gap, gap_max or "sampler to learner"),
+        _card("Log-prob gap", gap, ", ".join(filter(None, (gap_max, corrected))) or "sampler to learner"),
         _card("Mishaps", str(summary.rollouts_failed + summary.rollouts_reissued), lost),
     ]
     if summary.speculation is not None:

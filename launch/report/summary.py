@@ -69,6 +69,7 @@ class RunSummary:
     tokens_per_s: float | None  # median over RL steps
     logprob_gap_mean: float | None  # largest over RL steps
     logprob_gap_max: float | None
+    correction: str | None  # for that gap, in words; None: there was none
     groups_dropped: int  # graded, and not trained on
     rollouts_failed: int
     rollouts_reissued: int
@@ -114,6 +115,7 @@ def summarise(run_dir: Path) -> RunSummary:
         tokens_per_s=speeds[len(speeds) // 2] if speeds else None,
         logprob_gap_mean=max(numbers(steps, "logprob_gap/mean"), default=None),
         logprob_gap_max=max(numbers(steps, "logprob_gap/max"), default=None),
+        correction=correction_text(run_options(run_dir, "objective").get("sampler_correction")),
         groups_dropped=_dropped(steps),
         rollouts_failed=round(math.fsum(numbers(steps, "rollouts/failed"))),
         rollouts_reissued=round(math.fsum(numbers(steps, "rollouts/reissued"))),
@@ -227,7 +229,8 @@ def summary_table(summary: RunSummary) -> Table:
         table.add_row("drafter", drafter_text(summary.drafter))
     if summary.logprob_gap_mean is not None:
         largest = f", largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
-        table.add_row("log-prob gap", f"mean {summary.logprob_gap_mean:.1e}{largest}")
+        corrected = f"; corrected for {summary.correction}" if summary.correction else ""
+        table.add_row("log-prob gap", f"mean {summary.logprob_gap_mean:.1e}{largest}{corrected}")
     if summary.rollouts_failed or summary.rollouts_reissued:
         lost = f"{summary.rollouts_failed} rollouts failed, {summary.rollouts_reissued} rollouts re-issued"
         table.add_row("mishaps", lost, style="yellow")
@@ -264,6 +267,19 @@ def drafter_text(d: DrafterSummary) -> str:
     if d.accept_first is None:
         parts.append(f"drafted in {d.drafted_steps} of {d.rl_steps} RL steps")
     return ", ".join(parts) + (f", {d.rolled_back} of {d.published} versions rolled back" if d.rolled_back else "")
+
+
+def correction_text(options: object) -> str | None:
+    """`by token, weights up to 2, masked by token`; None for a correction that does nothing."""
+    if not isinstance(options, dict):
+        return None
+    parts = []
+    if (level := options.get("weights", "none")) != "none":
+        limit = "" if options.get("truncate") is None else f", weights up to {options['truncate']:g}"
+        parts.append(f"by {level}{limit}")
+    if (mask := options.get("mask", "none")) != "none":
+        parts.append(f"masked by {mask}")
+    return ", ".join(parts) or None
 
 
 def refill_text(summary: RunSummary) -> str:

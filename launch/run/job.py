@@ -13,6 +13,7 @@ from typing import Any
 
 from actors.data import PromptOrder, PromptSet
 from actors.data.tokenizers import Tokenizer
+from actors.engine.capabilities import BACKENDS
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import EngineWindow, SamplingParams, StopRule
@@ -120,6 +121,8 @@ def open_job(
     for split, loaded in (("train", prompts), ("eval", inputs.held_out)):
         if loaded is not None:
             observer.event("data", f"data.{split}: {loaded.report.summary()}")
+    if (reason := not_repeatable(config)) is not None:
+        observer.event("not_repeatable", reason)
     log = partial(log_file, run_dir)
     with ExitStack() as stack:
         placement: Placement = stack.enter_context(place(config))
@@ -196,6 +199,19 @@ def open_job(
             speculation=meter,
             drafter=drafter,
         )
+
+
+def not_repeatable(config: Config) -> str | None:
+    """Why two runs of this configuration, or one that is resumed, need not sample the same tokens; None: they do, where
+    model.batch_invariant holds."""
+    backend = config.rollout.engine.backend
+    if BACKENDS[backend].batch_invariant:
+        return None
+    return (
+        f"with the {backend} engine tokens depend on what is decoded together and on who decodes it: a request that "
+        "goes to another worker keeps the tokens that were reported and goes on with other noise, and a resumed run "
+        "samples other tokens than one that was not interrupted; their distribution is the same (docs/vllm.md)"
+    )
 
 
 def engine_options(config: Config) -> EngineOptions:

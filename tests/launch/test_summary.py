@@ -10,7 +10,7 @@ from rich.console import Console
 from actors.engine.types import EngineWindow, StrategyUse
 from actors.spot.types import MicroStep
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
-from launch.report.summary import print_summary, summarise
+from launch.report.summary import correction_text, print_summary, summarise
 from tests.launch.test_observer import make_config
 
 
@@ -367,3 +367,28 @@ def test_drafter_training(tmp_path: Path) -> None:
     expected = "4 micro-steps in 6.0 s of idle workers, top-3 accuracy 0.15 -> 0.45, accept length 2.50 -> 5.50, 1 of 4"
     assert expected in console.file.getvalue()
     assert json.loads((tmp_path / "summary.json").read_text())["drafter"]["micro_steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (None, None),
+        ({"weights": "none", "mask": "none"}, None),
+        ({"weights": "token", "truncate": 2.0, "mask": "none"}, "by token, weights up to 2"),
+        ({"weights": "token", "truncate": None, "mask": "geometric"}, "by token, masked by geometric"),
+        ({"weights": "none", "mask": "sequence"}, "masked by sequence"),
+    ],
+)
+def test_a_correction_is_said_in_words(options: dict[str, object] | None, text: str | None) -> None:
+    assert correction_text(options) == text
+
+
+def test_a_corrected_gap_says_so(tmp_path: Path) -> None:
+    write(tmp_path)
+    console = Console(file=StringIO(), width=200)
+    assert print_summary(tmp_path, console=console).correction is None
+    config = tmp_path / "config.yaml"
+    config.write_text(config.read_text().replace("weights: none", "weights: token"))
+    print_summary(tmp_path, console=console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.count("mean 1.0e-06; corrected for by token") == 1
