@@ -47,10 +47,17 @@ def export_drafter(drafter: str | Path, target: str | Path, out: str | Path, *, 
     model = load_eagle(drafter, config, dtype=_stored_dtype(drafter), device="cpu", batch_invariant=False)
     if method is not None and method != model.kind:
         raise ExportError(f"{drafter} holds a drafter for vLLM's method {model.kind}, not {method}")
+    head = _head(target, config).to(model.fuse.weight.dtype) if model.kind == "eagle3" else None
+    return write_for_vllm(model, out, head)
+
+
+def write_for_vllm(model: Drafting, out: Path, head: Tensor | None = None) -> Exported:
+    """Write `out`. `head` [vocabulary, H] goes with it as EAGLE-3's own; without one vLLM drafts with the target's.
+    Raises ExportError, and FileExistsError as `export_drafter` does."""
     hf_config = vllm_config(model)
-    tensors = dict(vllm_tensors(model))
-    if model.kind == "eagle3":
-        tensors["lm_head.weight"] = _head(target, config).to(model.fuse.weight.dtype)
+    tensors = dict(vllm_tensors(model.kind, model.config, model.state_dict()))
+    if head is not None:
+        tensors["lm_head.weight"] = head
     write_checkpoint(hf_config, tensors, out)
     return Exported(model.kind, hf_config["architectures"][0], len(tensors), out)
 
@@ -79,18 +86,17 @@ def vllm_config(model: Drafting) -> dict[str, Any]:
     }
 
 
-def vllm_tensors(model: Drafting) -> Iterator[tuple[str, Tensor]]:
-    """Names and unfused tensors, without EAGLE-3's head. Views of the parameters."""
-    state: Mapping[str, Tensor] = model.state_dict()
+def vllm_tensors(kind: Kind, config: ModelConfig, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """A drafter's `state_dict` under vLLM's names, unfused, without EAGLE-3's head. Views of the tensors given."""
     yield "fc.weight", state["fuse.weight"]
-    layer = "midlayer." if model.kind == "eagle3" else "layers.0."
-    for piece in _block_layout(model.config):
+    layer = "midlayer." if kind == "eagle3" else "layers.0."
+    for piece in _block_layout(config):
         if piece.parameter in state:  # EAGLE has no input norm, and its block no norms of queries and keys
             yield layer + piece.hf_name, state[piece.parameter][piece.start : piece.stop]
-    if model.kind == "eagle3":
+    if kind == "eagle3":
         yield "midlayer.hidden_norm.weight", state["block.hidden_norm.weight"]
         yield "norm.weight", state["norm.weight"]
-        if model.config.qkv_bias and not model.config.output_bias:  # vLLM's block has both biases, or none
+        if config.qkv_bias and not config.output_bias:  # vLLM's block has both biases, or none
             yield "midlayer.self_attn.o_proj.bias", torch.zeros_like(state["block.o_proj.weight"][:, 0])
 
 

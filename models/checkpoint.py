@@ -116,14 +116,7 @@ def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> Non
     layout = model.layout()
     parameters = _tensors(model)
     expected = {piece.hf_name: parameters[piece.parameter][piece.start : piece.stop].shape for piece in layout}
-    check_names(
-        expected, mapping, also_allowed={"lm_head.weight"} if isinstance(model, Transformer) and model.tied else set()
-    )
-    check_shapes(expected, mapping)
-    if "lm_head.weight" in mapping.keys() - expected.keys() and not torch.equal(
-        mapping["lm_head.weight"], mapping["model.embed_tokens.weight"]
-    ):
-        raise WeightsMismatchError("lm_head.weight is not the embedding, but config.json says tie_word_embeddings")
+    check_tensors(expected, mapping, tied=isinstance(model, Transformer) and model.tied)
     fused: list[Tensor] = []
     for index, piece in enumerate(layout):
         target = parameters[piece.parameter]
@@ -146,6 +139,19 @@ def copy_full(target: Any, full: Tensor) -> None:
     from torch.distributed.tensor import distribute_tensor
 
     target.copy_(distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None))
+
+
+def check_tensors(expected: Mapping[str, torch.Size], given: Mapping[str, Tensor], *, tied: bool) -> None:
+    """WeightsMismatchError unless `given` has the expected names and shapes. `tied`: the head is the embedding, so that
+    lm_head.weight is not expected, and may be there if it is equal to that."""
+    check_names(expected, given, also_allowed={"lm_head.weight"} if tied else set())
+    check_shapes(expected, given)
+    if (
+        tied
+        and "lm_head.weight" in given.keys() - expected.keys()
+        and not torch.equal(given["lm_head.weight"], given["model.embed_tokens.weight"])
+    ):
+        raise WeightsMismatchError("lm_head.weight is not the embedding, but config.json says tie_word_embeddings")
 
 
 def check_names(expected: Mapping[str, Any], given: Mapping[str, Any], *, also_allowed: set[str]) -> None:

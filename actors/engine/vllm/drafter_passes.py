@@ -1,0 +1,68 @@
+"""When a model drafter of vLLM runs, and what of its K/V it can trust. Owns the wrapper around the drafter's `propose`
+in every process that executes the model; decides nothing: the scheduler does, by a number in its output.
+
+A drafter that does not run in a step gets no K/V of that step's tokens. EAGLE's cannot be made up for (the hidden
+states are gone), a quantised copy's can: the target's K/V is what it approximates, lies in the same blocks, and is
+copied.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NOT_AT_ALL = -1  # `num_spec_tokens_to_schedule`: no pass. 0: vLLM's own meaning, one pass that keeps the K/V whole
+
+
+class DrafterPasses:
+    """`propose` of vLLM's drafter, which it replaces on the drafter of `runner`.
+
+    `copies_target`: its layers are the target's, so that their K/V can come from there.
+    """
+
+    def __init__(self, runner: Any, copies_target: bool) -> None:
+        self._runner = runner
+        self._propose = runner.drafter.propose
+        self._layers = _pairs(runner) if copies_target else []
+        self._missed = False  # a step, at some time
+        self._whole: set[str] = set()  # requests of which the drafter has all K/V, once it has missed a step
+
+    def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Tensor:
+        """As vLLM's drafter: int64 [requests, drafts]."""
+        attention = kwargs["common_attn_metadata"]
+        requests = self._runner.input_batch.req_ids
+        if num_speculative_tokens == NOT_AT_ALL:
+            self._missed = True
+            self._whole.difference_update(requests)
+            return torch.empty(attention.batch_size(), 0, dtype=torch.int64, device=self._runner.device)
+        if self._missed and self._layers:
+            self._make_whole(requests, attention)
+        drafts: Tensor = self._propose(num_speculative_tokens, *args, **kwargs)
+        return drafts
+
+    def _make_whole(self, requests: list[str], attention: Any) -> None:
+        """Before the pass, which then writes what it computes of this step's tokens itself."""
+        rows = [row for row, request in enumerate(requests) if request not in self._whole]
+        if not rows:
+            return
+        # Blocks up to the last token; rows of the table are longer.
+        counts = (attention.seq_lens[rows] + self._runner.drafter.block_size - 1) // self._runner.drafter.block_size
+        table = attention.block_table_tensor[rows]
+        blocks = table[torch.arange(table.shape[1], device=table.device) < counts[:, None]].unique().long()
+        for target, drafter in self._layers:
+            drafter[blocks] = target[blocks]
+        self._whole.intersection_update(self._runner.requests)
+        self._whole.update(requests)
+
+
+def _pairs(runner: Any) -> list[tuple[Tensor, Tensor]]:
+    """K/V of each of the target's layers, [blocks, ...], and of the drafter's same layer."""
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    drafter = sorted(runner.drafter._draft_attn_layer_names)
+    pairs = []
+    for name in drafter:
+        target, own = layers[name.removeprefix("draft_model.")].kv_cache, layers[name].kv_cache
+        if target.shape != own.shape or target.dtype != own.dtype:
+            raise ValueError(f"the drafter's K/V of {name} are not laid out as the target's")
+        pairs.append((target, own))
+    return pairs

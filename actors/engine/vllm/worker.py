@@ -1,0 +1,94 @@
+"""What runs in every process that executes the model, called by `EngineCore.collective_rpc`: vLLM's
+`worker_extension_cls`. Owns reading new weights into vLLM's models in place; checks nothing (weights.py did)."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.engine.vllm.drafter_passes import DrafterPasses
+from models.manifest import WeightsManifest
+from models.weights import Buffer, unpack
+
+EXTENSION = "actors.engine.vllm.worker.PacelineWorker"  # EngineArgs.worker_extension_cls
+
+Named = Iterable[tuple[str, Tensor]]
+Converter = Callable[[Named], Named]  # gives tensors the names, and the form, of a drafter in vLLM; crosses processes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where verified weights lie: in this process's memory, or in a file that every rank maps."""
+
+    manifest: WeightsManifest
+    memory: Buffer | str
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Views. Their memory must stay until they have been read."""
+        memory = self.memory
+        if isinstance(memory, str):
+            memory = np.memmap(memory, np.uint8, mode="r", shape=(self.manifest.total_bytes,))
+        return unpack(self.manifest, memory, verify=False)
+
+
+class PacelineWorker:
+    """Methods that vLLM adds to its worker class. Names are ours alone: vLLM refuses one that the worker has."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    def paceline_load_target(self, source: Source) -> None:
+        """Raises RuntimeError if vLLM left a parameter of the model without new values."""
+        with _as_at_start(self.vllm_config, self.vllm_config.model_config):
+            _reload(self.model_runner.get_model(), source.tensors(), self.vllm_config.model_config)
+
+    def paceline_load_drafter(self, source: Source, convert: Converter) -> None:
+        """`convert` gives the tensors vLLM's names. What it leaves out stays: a module shared with the target is the
+        target's."""
+        model_config = self.vllm_config.speculative_config.draft_model_config
+        with _as_at_start(self.vllm_config, model_config):
+            _reload(self.model_runner.get_draft_model(), convert(source.tensors()), model_config)
+
+    def paceline_hold_drafter(self, copies_target: bool) -> None:
+        """Let the scheduler say when the drafter runs; see DrafterPasses."""
+        runner = self.model_runner
+        runner.drafter.propose = DrafterPasses(runner, copies_target).propose
+
+
+@contextmanager
+def _as_at_start(vllm_config: Any, model_config: Any) -> Iterator[None]:
+    """What vLLM has set while it loads a model. Its own reloading leaves the dtype out, by which kernels are packed."""
+    from vllm.config import set_current_vllm_config
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    with set_current_vllm_config(vllm_config), set_default_torch_dtype(model_config.dtype), torch.no_grad():
+        yield
+
+
+def _reload(model: Any, named: Named, model_config: Any) -> None:
+    """Layer by layer, each as it was loaded first: never a copy into parameters, which kernels have packed or freed."""
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    names = {name for name, _ in model.named_parameters()}
+    initialize_layerwise_reload(model)
+    loaded = model.load_weights(named)
+    finalize_layerwise_reload(model, model_config)
+    _pack_tied_heads(model)
+    if loaded is not None and model_config.quantization is None and (left := sorted(names - loaded)):
+        raise RuntimeError(f"vLLM took no new values for {left[0]} (and {len(left) - 1} more) of its model")
+
+
+def _pack_tied_heads(model: Any) -> None:
+    """A head that shares its embedding's parameter loads nothing itself, so that vLLM leaves alone what its kernel
+    packed of the old one (on CPUs: elsewhere there is no such copy)."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    shared = {id(module.weight) for module in embeddings if not isinstance(module, ParallelLMHead)}
+    for head in embeddings:
+        if isinstance(head, ParallelLMHead) and id(head.weight) in shared:
+            head.quant_method.process_weights_after_loading(head)
