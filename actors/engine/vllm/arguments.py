@@ -46,9 +46,10 @@ def prepare_environment() -> None:
 
 
 def engine_arguments(
-    start: Start, *, device: str, max_nodes: int, speculative: Mapping[str, Any] | None
+    start: Start, *, device: str, gpus: int, max_nodes: int, speculative: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Of vllm's EngineArgs. `max_nodes`: the most tokens that any request drafts in a step.
+    """Of vllm's EngineArgs. `gpus`: that this process sees, all of which the engine uses. `max_nodes`: the most tokens
+    that any request drafts in a step.
 
     Raises ValueError for an entry of rollout.engine.vllm_arguments that Paceline sets itself.
     """
@@ -75,8 +76,8 @@ def engine_arguments(
         "enforce_eager": on_cpu or not options.cuda_graphs,
         "enable_sleep_mode": not on_cpu,
         "speculative_config": None if speculative is None else dict(speculative),
-        "tensor_parallel_size": 1,
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": 1 if on_cpu else gpus,
+        "distributed_executor_backend": "uni" if on_cpu or gpus == 1 else "mp",
     }
     if on_cpu:
         arguments |= {"kv_cache_memory_bytes": _CPU_KV_BYTES, "gpu_memory_utilization": 0.05}

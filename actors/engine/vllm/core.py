@@ -102,7 +102,8 @@ def build(start: Start) -> VllmCore:
             "num_speculative_tokens": policy.max_nodes,
         }
     max_nodes = 0 if policy is None else policy.max_nodes
-    arguments = engine_arguments(start, device=device, max_nodes=max_nodes, speculative=speculative)
+    gpus = torch.cuda.device_count()
+    arguments = engine_arguments(start, device=device, gpus=gpus, max_nodes=max_nodes, speculative=speculative)
     backend = VllmBackend(arguments, seeded=seeded)
     drafters = build_retrieval(speculation, options.max_running, backend.model_tokens)
     _log.info("%s %s", installed.distribution, installed.version)

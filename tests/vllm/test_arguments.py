@@ -1,0 +1,42 @@
+"""What vLLM is told at its start. Needs no vLLM."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.options import EngineOptions
+from actors.engine.vllm.arguments import OURS, engine_arguments
+from actors.engine.wire import Start
+from models.options import ModelOptions
+from policies.speculation.options import SpeculationOptions
+
+
+def arguments(root: Path, device: str = "cuda", gpus: int = 1, **options: Any) -> dict[str, Any]:
+    start = Start(
+        model=ModelOptions(path=str(root)),
+        options=EngineOptions(backend="vllm", **options),
+        seed=0,
+        weights_version=0,
+        niceness=0,
+        speculation=SpeculationOptions(mode="off"),
+    )
+    return engine_arguments(start, device=device, gpus=gpus, max_nodes=0, speculative=None)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "parallel", "executor"),
+    [("cuda", 1, 1, "uni"), ("cuda", 4, 4, "mp"), ("cpu", 0, 1, "uni"), ("cpu", 4, 1, "uni")],
+)
+def test_an_engine_is_parallel_over_the_gpus_that_it_sees(
+    tmp_path: Path, device: str, gpus: int, parallel: int, executor: str
+) -> None:
+    told = arguments(tmp_path, device, gpus)
+    assert (told["tensor_parallel_size"], told["distributed_executor_backend"]) == (parallel, executor)
+
+
+def test_what_paceline_sets_cannot_be_set_beside_it(tmp_path: Path) -> None:
+    assert arguments(tmp_path, vllm_arguments={"quantization": "fp8"})["quantization"] == "fp8"
+    for name in OURS:
+        with pytest.raises(ValueError, match=rf"rollout\.engine\.vllm_arguments: {name} cannot be set"):
+            arguments(tmp_path, vllm_arguments={name: 1})
