@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.engine.vllm.patches import expand, expands_rightly, mend_expansion, mend_worker
-from tests.vllm.support import VLLM, expansion_of_the_wheel, wheel_is_wrong
+from tests.vllm.support import VLLM, RawEngine, expansion_of_the_wheel, tiny_checkpoint, wheel_is_wrong
 
 
 def test_our_expansion_answers_rightly() -> None:
@@ -82,12 +83,37 @@ class TestInstalled:
         rejection_sampler.expand_batch_to_tokens = expansion_of_the_wheel()
         assert mend_expansion() == wheel_is_wrong()
 
-    def test_a_worker_is_mended_on_its_device(self, rejection_sampler: Any) -> None:
+    def test_a_worker_is_mended_once_on_its_device(self, rejection_sampler: Any) -> None:
+        class Runner:
+            def _bookkeeping_sync(self) -> None: ...
+
         class Worker:
-            device = torch.device("cpu")
+            device, model_runner = torch.device("cpu"), Runner()
 
         rejection_sampler.expand_batch_to_tokens = lambda x, cu, n, old=0, new=0: x.new_zeros(n)
-        assert mend_worker(Worker())
+        assert len(mend_worker(Worker())) == 2
+        assert mend_worker(Worker()) == []
+
+
+@pytest.mark.slow
+class TestPromptInParts:
+    pytestmark = VLLM
+
+    def test_a_seeded_request_draws_the_same_in_one_part_and_in_three(self, tmp_path: Path) -> None:
+        """Ends the engine without the mend."""
+        directory, _ = tiny_checkpoint(tmp_path)
+        prompt = list(range(50))
+        drawn = []
+        for tokens in (128, 20):
+            engine = RawEngine(directory, max_num_batched_tokens=tokens, max_num_seqs=8, enable_prefix_caching=False)
+            try:
+                engine.core.collective_rpc(mend_worker)
+                engine.add("long", prompt, 8, temperature=1.0, seed=3)
+                engine.add("short", prompt[:3], 8, temperature=1.0, seed=4)
+                drawn.append({name: one.tokens for name, one in engine.run().items()})
+            finally:
+                engine.close()
+        assert drawn[0] == drawn[1]
 
 
 # Drafts of four requests: none, all right, wrong at the second place, wrong at once.

