@@ -34,9 +34,12 @@ class AutoTransformer(nn.Module):
         cls, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "AutoTransformer":
         """From a Hugging Face directory; never downloads, never runs code from the checkpoint."""
-        from transformers import AutoModelForCausalLM  # seconds to import, and the engine never needs it
+        from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import, and the engine never needs it
 
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, attn_implementation=attention_of(config)
+        )
         return cls(model.to(device))
 
     @property
@@ -122,6 +125,15 @@ class AutoTransformer(nn.Module):
         switch = getattr(self.model, f"activation_checkpointing_{verb}", None)
         switch = switch or getattr(self.model, f"gradient_checkpointing_{verb}")
         switch({"use_reentrant": False}) if enabled else switch()
+
+
+def attention_of(config: Any) -> str | None:
+    """transformers' attention for a model of that configuration; None: its own choice.
+
+    Torch's fused attention has no cap of attention scores (Gemma 2): transformers 5.19 chooses it all the same, and
+    leaves the cap out without a word.
+    """
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None else None
 
 
 def _unsupported(model: nn.Module, why: str) -> UnsupportedModelError:

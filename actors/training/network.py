@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.auto import AutoTransformer
+from models.auto import AutoTransformer, attention_of
 from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
 from models.options import ModelOptions
@@ -68,7 +68,7 @@ def _fresh(
     config = AutoConfig.from_pretrained(options.path, local_files_only=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention_of(config))
     return AutoTransformer(model.to(device))
 
 

@@ -10,10 +10,14 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
+    MistralConfig,
     MixtralConfig,
+    Phi3Config,
     PretrainedConfig,
+    Qwen3MoeConfig,
 )
 
 from models.auto import AutoTransformer
@@ -35,17 +39,25 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 OTHERS: dict[str, PretrainedConfig] = {
-    "gemma2": Gemma2Config(**_SIZES, head_dim=8, final_logit_softcapping=3.0),
+    "gemma2": Gemma2Config(
+        **_SIZES, head_dim=8, final_logit_softcapping=3.0, attn_logit_softcapping=0.5, sliding_window=5
+    ),
+    "gemma3": Gemma3TextConfig(**_SIZES, head_dim=8, sliding_window=5),
+    "mistral": MistralConfig(**_SIZES, head_dim=8, sliding_window=5),
+    "phi3": Phi3Config(**_SIZES),
     "gpt2": GPT2Config(vocab_size=101, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1),
     "granite": GraniteConfig(**_SIZES, logits_scaling=2.0),
     "cohere": CohereConfig(**_SIZES, logit_scale=0.5),
     "mixtral": MixtralConfig(**_SIZES, num_local_experts=4),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SIZES, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1
+    ),
 }
 
 
 def other(name: str, directory: Path) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(OTHERS[name]).eval()
+    model = AutoModelForCausalLM.from_config(OTHERS[name], attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -84,7 +96,7 @@ def test_gradients_flow_to_every_weight_and_only_through_real_tokens(tmp_path: P
 def test_saved_as_it_was(name: str, tmp_path: Path) -> None:
     theirs = other(name, tmp_path / "in")
     save_model(load_causal_model(tmp_path / "in"), tmp_path / "out")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
     assert type(again) is type(theirs)
     ids = tokens(20)[None]
     with torch.no_grad():
