@@ -10,9 +10,11 @@ from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
 
-def build_policy(options: SpeculationOptions, drafters: Sequence[str], *, trees: bool = True) -> StrategyPolicy | None:
+def build_policy(
+    options: SpeculationOptions, drafters: Sequence[str], *, trees: bool = True, lag: int = 0
+) -> StrategyPolicy | None:
     """The policy of an engine that has `drafters`; None: no speculation (mode off, or nothing to draft with). One that
-    verifies no `trees` is offered none unless they are named.
+    verifies no `trees` is offered none unless they are named; `lag`: steps from its choice to its use.
 
     Raises ValueError for strategies that name a drafter which is not there, and for mode fixed without exactly one.
     """
@@ -49,4 +51,5 @@ def build_policy(options: SpeculationOptions, drafters: Sequence[str], *, trees:
         max_running=options.max_running,
         exploration=options.exploration,
         window=options.window,
+        lag=lag,
     )

@@ -52,8 +52,10 @@ class AdaptivePolicy:
         max_running: int,
         exploration: float,
         window: int,
+        lag: int = 0,
     ) -> None:
-        self._exploration, self._window = exploration, window
+        """`lag`: an arm is used so many steps after it was chosen. Steps of others' are not recorded as its own."""
+        self._exploration, self._window, self._lag = exploration, window, lag
         self._switch_s: dict[str, dict[int, float]] = {}  # by drafter and bucket: measured, of switching it on
         self._switch = ElasticSwitch(max_running)
         self._cost = PlainCost()
@@ -287,7 +289,7 @@ class AdaptivePolicy:
     def _hold(self, bucket: Bucket, arm: Arm, steps: int, *, exploring: bool, charged: bool = True) -> None:
         self._held, self._arm, self._exploring = bucket, arm, exploring
         self._charged = exploring and charged
-        self._left = steps - 1
+        self._left = steps - 1 + self._lag
 
     def _newcomer(self, bucket: Bucket, best: Arm, running: int) -> Arm | None:
         """With what to look at a drafter that was never tried here, unless elsewhere it has promised too little.

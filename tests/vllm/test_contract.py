@@ -1,38 +1,26 @@
-"""The vLLM engine keeps what every rollout engine keeps (tests.engine.contract), plain, drafting, and in a child."""
+"""The vLLM engine keeps what every rollout engine keeps (tests.engine.contract), plain and drafting. Always in a child:
+vLLM has globals, so that one process holds one engine."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.engine.capabilities import VLLM as CAPABILITIES
-from actors.engine.core import RolloutEngine, build_core
+from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
-from actors.engine.wire import Start
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
 from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
-from tests.engine.contract import EngineContract, InProcess, Subject, Weights
+from tests.engine.contract import EngineContract, Subject, Weights
 from tests.vllm.support import VLLM, tiny_checkpoint
 
 pytestmark = VLLM
 
 OPTIONS = EngineOptions(backend="vllm", max_running=6, kv_tokens=4096, progress_every_tokens=5, threads=1)
-SUBJECTS: dict[str, str] = {"plain": "plain", "drafting": "suffix:4", "in a child": "ngram:3"}
-
-
-def in_process(model_dir: Path, strategy: str) -> RolloutEngine:
-    start = Start(
-        model=ModelOptions(path=str(model_dir)),
-        options=OPTIONS,
-        seed=1,
-        weights_version=0,
-        niceness=0,
-        speculation=speculation(strategy),
-    )
-    return InProcess(build_core(start))
+STRATEGIES = ("plain", "suffix:4")
 
 
 def in_a_child(model_dir: Path, strategy: str) -> RolloutEngine:
@@ -47,24 +35,23 @@ def speculation(strategy: str) -> SpeculationOptions:
     return SpeculationOptions(mode="fixed", strategies=(strategy,))
 
 
-@pytest.fixture(scope="module", params=SUBJECTS)
+@pytest.fixture(scope="module", params=STRATEGIES)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     model_dir, model = tiny_checkpoint(tmp_path_factory.mktemp("model"))
-    start: Callable[[Path, str], RolloutEngine] = in_a_child if request.param == "in a child" else in_process
 
     def target_weights(version: int, seed: int) -> Weights:
         return weights.pack(hf_state_dict(init_model(model_dir, seed)), version)
 
     def no_drafter(version: int) -> Weights:
-        return weights.pack({}, version)
+        return weights.pack({"nobody.weight": torch.zeros(8)}, version)
 
     return Subject(
         CAPABILITIES,
-        lambda strategy: start(model_dir, strategy),
+        lambda strategy: in_a_child(model_dir, strategy),
         target_weights,
         no_drafter,
         model.config.max_position_embeddings - 1,
-        SUBJECTS[request.param],
+        request.param,
     )
 
 

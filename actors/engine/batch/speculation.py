@@ -156,9 +156,13 @@ class Speculator:
         except Exception as error:  # Nobody knows what it holds now.
             self._give_up(name, error)
             return f"drafter {name!r} failed: {error}"
+        self.renewed(name)
+        return ""
+
+    def renewed(self, name: str) -> None:
+        """A drafter has new weights."""
         if self.policy is not None:
             self.policy.renewed(name)
-        return ""
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         self._tell(lambda drafter: drafter.remember(prompts, responses))

@@ -1,9 +1,11 @@
 """From the start of an engine to vLLM's own arguments. Owns what Paceline fixes in them and what a user may add."""
 
 import os
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from actors.engine.vllm.worker import EXTENSION
 from actors.engine.wire import Start
 
 # Fixed: whoever changes one of these takes away what the engine is built on.
@@ -16,7 +18,7 @@ OURS = frozenset(
         "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
-        "num_gpu_blocks_override",
+        "num_gpu_blocks_override",  # of rollout.engine.kv_tokens (backend.py)
         "logprobs_mode",
         "scheduler_cls",
         "async_scheduling",
@@ -35,21 +37,22 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share a machine: rollout.engine.threads says how many each has
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # it keeps drafts on its own side: what the scheduler drafts would not reach it
 }
-_CPU_KV_BYTES = 1 << 32  # of which only what num_gpu_blocks_override says is allocated
+_SEEDS = (1 << 31) - 1
+_CPU_KV_BYTES = 1 << 32  # at most: what is allocated follows from rollout.engine.kv_tokens
 
 
 def prepare_environment() -> None:
     """What vLLM reads while it is imported. What is set already stands."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about what is set here on purpose
 
 
 def engine_arguments(
-    start: Start, *, device: str, gpus: int, max_nodes: int, speculative: Mapping[str, Any] | None
+    start: Start, *, device: str, ranks: int, max_nodes: int, speculative: Mapping[str, Any] | None, seeded: bool
 ) -> dict[str, Any]:
-    """Of vllm's EngineArgs. `gpus`: that this process sees, all of which the engine uses. `max_nodes`: the most tokens
-    that any request drafts in a step.
+    """Of vllm's EngineArgs. `ranks`: processes that execute the model, one to a GPU. `max_nodes`: the most tokens that
+    any request drafts in a step. `seeded`: requests have generators of their own.
 
     Raises ValueError for an entry of rollout.engine.vllm_arguments that Paceline sets itself.
     """
@@ -65,7 +68,8 @@ def engine_arguments(
         "model": start.model.path,
         "skip_tokenizer_init": True,
         "dtype": start.model.dtype,
-        "seed": start.seed & 0x7FFFFFFF,
+        # Requests without generators draw from one that this seeds: two workers must not share its noise.
+        "seed": start.seed & _SEEDS if seeded else secrets.randbits(31),
         "max_model_len": options.max_model_tokens,
         "max_num_seqs": options.max_running,
         "max_num_batched_tokens": options.prefill_chunk_tokens + options.max_running * (1 + max_nodes),
@@ -76,8 +80,9 @@ def engine_arguments(
         "enforce_eager": on_cpu or not options.cuda_graphs,
         "enable_sleep_mode": not on_cpu,
         "speculative_config": None if speculative is None else dict(speculative),
-        "tensor_parallel_size": 1 if on_cpu else gpus,
-        "distributed_executor_backend": "uni" if on_cpu or gpus == 1 else "mp",
+        "tensor_parallel_size": ranks,
+        "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+        "worker_extension_cls": EXTENSION,
     }
     if on_cpu:
         arguments |= {"kv_cache_memory_bytes": _CPU_KV_BYTES, "gpu_memory_utilization": 0.05}

@@ -14,26 +14,39 @@ from vllm.v1.executor import Executor
 from vllm.v1.request import Request as VllmRequest
 
 from actors.engine.types import Request, Sampled
+from actors.engine.vllm.model_drafters import ModelDrafter
+from actors.engine.vllm.patches import mend_worker
 from actors.engine.vllm.scheduler import StepControl
 from actors.engine.vllm.seeds import seed_of
+from actors.engine.vllm.weights import WeightsLoader
+from actors.engine.vllm.worker import PacelineWorker
 from models.manifest import WeightsManifest
 
 _log = logging.getLogger(__name__)
 
 
 class VllmBackend:
-    """`arguments`: of EngineArgs. `seeded`: every request draws from a generator of its own."""
+    """`arguments`: of EngineArgs. `kv_tokens`: of KV cache, for all requests together. `seeded`: every request draws
+    from a generator of its own. `drafter`: the network that vLLM drafts with, by these arguments.
+    """
 
-    def __init__(self, arguments: Mapping[str, Any], *, seeded: bool) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], *, kv_tokens: int, seeded: bool, drafter: ModelDrafter | None = None
+    ) -> None:
         config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        cache = config.cache_config
+        cache.num_gpu_blocks_override = -(-kv_tokens // cache.block_size) + 1  # vLLM keeps one of them for itself
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
+            _log.warning("mended in this vLLM: %s (docs/vllm.md)", mended)
         self._seeded = seeded
-        self._drafts_itself = config.speculative_config is not None and config.speculative_config.method not in (
-            "custom_class",
-            "ngram",
-        )
-        self.kv_blocks = int(config.cache_config.num_gpu_blocks)
-        self.block_tokens = int(config.cache_config.block_size)
+        self._drafter = drafter
+        if drafter is not None:
+            self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=(drafter.copies_target,))
+        follower = drafter.convert if drafter is not None and not drafter.shapes else None
+        self._weights = WeightsLoader(self.core, arguments["model"], follower=follower)
+        self.kv_blocks = int(cache.num_gpu_blocks) - 1
+        self.block_tokens = int(cache.block_size)
         self.model_tokens = int(config.model_config.max_model_len)
         self.vocab_size = int(config.model_config.get_vocab_size())
 
@@ -79,11 +92,17 @@ class VllmBackend:
 
     def step(self) -> None:
         _, executed = self.core.step_fn()
-        if self._drafts_itself:
+        if self._drafter is not None:
             self.core.post_step(executed)
 
-    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> set[int]:
-        raise NotImplementedError
+    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> list[int]:
+        return [int(name) for name in self._weights.load_target(manifest, buffer)]
+
+    def update_drafter(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        drafter = self._drafter
+        if drafter is None or not drafter.shapes:
+            raise ValueError("this engine's drafter takes no weights: it is made of the target's")
+        self._weights.load_drafter(manifest, buffer, drafter.convert, drafter.shapes)
 
     def sleep(self) -> None:
         self.core.sleep(level=1)

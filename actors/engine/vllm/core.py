@@ -2,6 +2,10 @@
 commands do is the engine's. Imports vLLM only when an engine is built."""
 
 import logging
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, assert_never
 
 import numpy as np
@@ -21,14 +25,19 @@ from actors.engine.commands import (
     Wake,
 )
 from actors.engine.shared_rollouts import unpack
-from actors.engine.types import Answer, DrafterLoaded, DraftersSaved, Event, Slept
+from actors.engine.types import Answer, DraftersSaved, Event, Slept
 from actors.engine.vllm.arguments import engine_arguments, prepare_environment
+from actors.engine.vllm.drafter_passes import NOT_AT_ALL
 from actors.engine.vllm.engine import VllmEngine
+from actors.engine.vllm.model_drafters import ModelDrafter, eagle_drafter, self_drafter
+from actors.engine.vllm.proposer import NO_PROPOSER
 from actors.engine.vllm.versions import check_version
+from actors.engine.vllm.worker_drafts import WorkerDrafter
 from actors.engine.wire import Start
 from drafter.build import build_retrieval, wanted_drafters
 from models.device import choose_device
 from policies.speculation.build import build_policy
+from policies.speculation.catalogue import CATALOGUE, weights_path
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +76,7 @@ class VllmCore:
             case LoadDrafters(directory):
                 engine.load_drafters(directory)
             case UpdateDrafter(name, manifest):
-                return DrafterLoaded(name, manifest.version, manifest.checksum, 0.0, f"there is no drafter {name!r}")
+                return engine.update_drafter(name, manifest, _given(memory))
             case _:
                 assert_never(command)
         return None
@@ -83,39 +92,63 @@ def build(start: Start) -> VllmCore:
     """The engine that serves the model at `start.model.path`. Raises UnsupportedVllmError."""
     installed = check_version()
     prepare_environment()
-    from actors.engine.vllm.backend import VllmBackend
-
-    options = start.options
+    options, speculation = start.options, start.speculation
     device = choose_device(options.device, "rollout.engine.device")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    speculation = start.speculation
-    seeded = device == "cpu" if options.seeded_requests is None else options.seeded_requests
-    policy = None
-    speculative: dict[str, Any] | None = None
-    if drafting := sorted(wanted_drafters(speculation)):
-        policy = build_policy(speculation, drafting, trees=False)
-    if policy is not None:
-        speculative = {
-            "method": "custom_class",
-            "model": "actors.engine.vllm.proposer.NoProposer",
-            "num_speculative_tokens": policy.max_nodes,
-        }
+    ranks = torch.cuda.device_count() if device == "cuda" else 1  # this process sees its engine's GPUs alone
+    names = wanted_drafters(speculation)
+    network = _network(names)
+    policy = build_policy(speculation, sorted(names), trees=False, lag=0 if network is None else 1)
     max_nodes = 0 if policy is None else policy.max_nodes
-    gpus = torch.cuda.device_count()
-    arguments = engine_arguments(start, device=device, gpus=gpus, max_nodes=max_nodes, speculative=speculative)
-    backend = VllmBackend(arguments, seeded=seeded)
-    drafters = build_retrieval(speculation, options.max_running, backend.model_tokens)
-    _log.info("%s %s", installed.distribution, installed.version)
+    with ExitStack() as stack:
+        drafter: ModelDrafter | None = None
+        speculative: dict[str, Any] | None = None
+        if network is not None and policy is not None:
+            directory = Path(stack.enter_context(TemporaryDirectory(prefix="paceline-drafter-")))
+            drafter = _model_drafter(network, start, directory)
+            speculative = drafter.speculative_config(max_nodes, ranks)
+        elif policy is not None:
+            speculative = {"method": "custom_class", "model": NO_PROPOSER, "num_speculative_tokens": max_nodes}
+        from actors.engine.vllm.backend import VllmBackend  # imports vLLM
+
+        seeded = device == "cpu" if options.seeded_requests is None else options.seeded_requests
+        arguments = engine_arguments(
+            start, device=device, ranks=ranks, max_nodes=max_nodes, speculative=speculative, seeded=seeded
+        )
+        backend = VllmBackend(arguments, kv_tokens=options.kv_tokens, seeded=seeded, drafter=drafter)
+    _log.info("engine: %s %s on %s", installed.distribution, installed.version, device)
     engine = VllmEngine(
         backend,
         max_running=options.max_running,
         progress_every_tokens=options.progress_every_tokens,
         weights_version=start.weights_version,
-        drafters=drafters,
+        drafters=build_retrieval(speculation, options.max_running, backend.model_tokens),
+        worker=None
+        if drafter is None or network is None
+        else WorkerDrafter(network, NOT_AT_ALL if drafter.copies_target else 0),
         policy=policy,
     )
     return VllmCore(engine)
+
+
+def _network(names: Collection[str]) -> str | None:
+    """The drafter among them that computes passes of its own."""
+    networks = [name for name in CATALOGUE if name in names and CATALOGUE[name].is_network]
+    if len(networks) > 1:
+        raise ValueError(
+            f"rollout.speculation.strategies names {' and '.join(networks)}: vLLM drafts with one network per "
+            "engine, so leave all but one of them out"
+        )
+    return networks[0] if networks else None
+
+
+def _model_drafter(name: str, start: Start, out: Path) -> ModelDrafter:
+    if name == "self":
+        return self_drafter(Path(start.model.path), out / name)
+    path = weights_path(name, start.speculation)
+    assert path is not None, "wanted_drafters has seen to it"
+    return eagle_drafter(path, Path(start.model.path), out / name, dtype=getattr(torch, start.model.dtype))
 
 
 def _given(memory: NDArray[np.uint8] | None) -> NDArray[np.uint8]:

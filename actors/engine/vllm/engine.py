@@ -22,6 +22,7 @@ from actors.engine.batch.stops import RuleStops
 from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
 from actors.engine.types import (
     NOTHING_SAMPLED,
+    DrafterLoaded,
     EngineIdle,
     Event,
     FinishReason,
@@ -33,12 +34,15 @@ from actors.engine.types import (
 )
 from actors.engine.vllm.queue import AdmissionQueue
 from actors.engine.vllm.readout import ReadStep, read_step
+from actors.engine.vllm.worker_drafts import WorkerDrafter
 from drafter.protocol import Drafter
 from models.manifest import WeightsManifest
+from models.weights import WeightsCorruptError
 from policies.speculation.policy import Load, StrategyPolicy
 from policies.speculation.strategy import PLAIN
 
 Int64Array = NDArray[np.int64]
+NO_DRAFTERS: Mapping[str, Drafter] = {}
 _BLOCKS = 1 << 40  # KV blocks are vLLM's: as far as the table knows there are always enough
 
 
@@ -64,8 +68,11 @@ class Backend(Protocol):
         """One engine step, if anything is to be computed or cleared up."""
 
     def kv_tokens_used(self) -> int: ...
-    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> set[int]:
+    def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> Sequence[int]:
         """Returns the requests that start anew: nothing of them was drawn."""
+
+    def update_drafter(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        """Of the network that vLLM drafts with. Raises ValueError or WeightsCorruptError if it cannot take them."""
 
     def sleep(self) -> None: ...
     def wake(self) -> None: ...
@@ -75,7 +82,9 @@ class Backend(Protocol):
 class VllmEngine:
     """Continuous batching by vLLM; `weights_version` is the version of what it has loaded.
 
-    `drafters`, `policy`, `on_step`: as of NativeEngine. Drafts are chains.
+    `drafters`, `policy`, `on_step`: as of NativeEngine. Drafts are chains. `worker`: what vLLM drafts with itself. It
+    drafts at the end of a step for the next, so where there is one every strategy is chosen a step before it is used,
+    and the policy must know (`lag`).
     """
 
     def __init__(
@@ -85,7 +94,8 @@ class VllmEngine:
         max_running: int,
         progress_every_tokens: int,
         weights_version: int = 0,
-        drafters: Mapping[str, Drafter] | None = None,
+        drafters: Mapping[str, Drafter] = NO_DRAFTERS,
+        worker: WorkerDrafter | None = None,
         policy: StrategyPolicy | None = None,
         clock: Callable[[], float] = time.time,
         on_step: Callable[[EngineStepRecord], None] | None = None,
@@ -105,7 +115,7 @@ class VllmEngine:
             self._steps,
             backend.vocab_size,
             torch.device("cpu"),
-            drafters or {},
+            drafters if worker is None else {**drafters, worker.name: worker},
             policy,
             on_failure=self._events.append,
         )
@@ -115,6 +125,7 @@ class VllmEngine:
         watchers: list[SlotWatcher] = [self._stops]
         if self._speculator.has_drafters:
             watchers += [self._speculator, prompts]
+        self._worker = worker
         self._queue = AdmissionQueue(table, watchers)
         self._account = StepAccount(table, self._speculator, prompts, on_step)
         self._progress_every_tokens = progress_every_tokens
@@ -122,7 +133,7 @@ class VllmEngine:
         # Of the step at hand: vLLM's requests that decode, their slots, and what came of it.
         self._decoding: list[Any] = []
         self._slots: Int64Array = np.zeros(0, np.int64)
-        self._load, self._strategy = Load(0, 0, 0), PLAIN
+        self._load, self._strategy, self._next = Load(0, 0, 0), PLAIN, PLAIN
         self._step: ReadStep | None = None
         backend.attach(self)
 
@@ -187,6 +198,22 @@ class VllmEngine:
         self._speculator.new_target(manifest.version)
         return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
 
+    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
+        """Load new weights of a drafter in place. One that cannot take them keeps what it has; the answer says why."""
+        start_s = self._clock()
+        reason = ""
+        if self._worker is None or self._worker.name != name:
+            reason = f"there is no drafter {name!r} with weights in this engine"
+        else:
+            try:
+                self._backend.update_drafter(manifest, buffer)
+            except (ValueError, WeightsCorruptError) as error:
+                reason = str(error)
+            else:
+                self._speculator.renewed(name)
+        self._account.new_weights()
+        return DrafterLoaded(name, manifest.version, manifest.checksum, self._clock() - start_s, reason)
+
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
         self._speculator.remember(prompts, responses)
@@ -243,7 +270,13 @@ class VllmEngine:
             self._slots = np.array([self._slot_of(request.request_id) for request in decoding], np.int64)
         plan = _plan(self._slots)
         self._load = self._speculator.load_of(plan, self._queue.waiting)
-        self._strategy = self._speculator.choose(self._load)
+        self._strategy, self._next = self._next, self._speculator.choose(self._load)
+        if self._worker is None:
+            self._strategy = self._next
+        else:
+            self._worker.made([request.spec_token_ids for request in decoding])
+            for request in running:  # Only what is chosen is verified.
+                request.spec_token_ids = []
         drafts = self._speculator.draft(plan, self._strategy, _unlimited)
         if drafts is not None:
             chains = zip(decoding, drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
@@ -252,7 +285,10 @@ class VllmEngine:
 
     def drafts_to_make(self) -> int:
         """See StepControl."""
-        return 0
+        worker, strategy = self._worker, self._next
+        if worker is None:
+            return 0
+        return strategy.depth if strategy.drafter == worker.name else worker.when_idle
 
     def sampled(self, scheduled: Any, output: Any) -> set[str]:
         """See StepControl: enter what was drawn, and hear the stop rules."""
@@ -278,7 +314,15 @@ class VllmEngine:
         settled = step.settled
         self._speculator.drew(settled.new_tokens)
         window = self._account.count(
-            step.plan, self._strategy, self._load, step.drafts, settled, self, now_s, undisturbed=True
+            step.plan,
+            self._strategy,
+            self._load,
+            step.drafts,
+            settled,
+            self,
+            now_s,
+            # Else this step's time holds drafts of another strategy, or its own were made in another's.
+            undisturbed=self._next is self._strategy,
         )
         if window is not None:
             self._events.append(window)

@@ -3,10 +3,10 @@ allocate for drafts and build its rejection sampler, and proposes nothing. Impor
 
 from typing import Any
 
+NO_PROPOSER = "actors.engine.vllm.proposer.NoProposer"  # speculative_config: {"method": "custom_class", "model": ...}
+
 
 class NoProposer:
-    """speculative_config: {"method": "custom_class", "model": "actors.engine.vllm.proposer.NoProposer", ...}."""
-
     def __init__(self, vllm_config: Any) -> None:
         pass
 
