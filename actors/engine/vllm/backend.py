@@ -56,7 +56,7 @@ class VllmBackend:
         return preemptions
 
     def kv_tokens_used(self) -> int:
-        used: float = self.core.scheduler.get_kv_cache_usage()
+        used: float = self.core.scheduler.kv_cache_manager.usage
         return round(used * self.kv_blocks) * self.block_tokens
 
     def attach(self, control: StepControl | None) -> None:

@@ -100,7 +100,7 @@ def forget_prefixes(scheduler: Any) -> list[str]:
     restarted = [request for request in scheduler.running if request.num_output_tokens == 0]
     for request in reversed(restarted):  # each is put before the others that wait
         scheduler.running.remove(request)
-        scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
+        scheduler._preempt_request(request, time.monotonic())
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
     pool = scheduler.kv_cache_manager.block_pool
     pool.evict_blocks({block.block_id for block in pool.blocks if block.block_hash is not None})
