@@ -166,6 +166,25 @@ class ModelConfig:
         return kept | written
 
 
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What must be known of a model of any architecture before it is loaded; None: its config.json does not say."""
+
+    positions: int | None  # longest sequence, tokens
+    heads: int | None  # of attention
+
+
+def limits_of(config: Mapping[str, Any]) -> ModelLimits:
+    """From a config.json. Raises ModelConfigError for one of our own architectures that is not usable."""
+    try:
+        ours = ModelConfig.from_hf(config)
+    except UnsupportedModelError:
+        text: Mapping[str, Any] = config.get("text_config") or config
+        positions, heads = (text.get(key) for key in ("max_position_embeddings", "num_attention_heads"))
+        return ModelLimits(positions if isinstance(positions, int) else None, heads if isinstance(heads, int) else None)
+    return ModelLimits(ours.max_position_embeddings, ours.num_heads)
+
+
 def _family(config: Mapping[str, Any]) -> Family:
     architectures = config.get("architectures") or []
     if not architectures:

@@ -41,4 +41,3 @@ NATIVE = Capabilities(
 VLLM = Capabilities(drafters=frozenset({"ngram", "suffix"}), tensor_parallel=True, max_temperature=2.0)
 
 BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by rollout.engine.backend
-UNAVAILABLE: Mapping[str, str] = {"vllm": "vllm is not part of this version: only native is"}  # and why

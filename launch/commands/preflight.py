@@ -12,7 +12,7 @@ from actors.rewards.check import check_reward
 from launch.batch import stop_rule
 from launch.config import Config, Issue, check_environment
 from launch.run.inputs import stop_tokens_of, tokenizer_of
-from models.config import ModelConfig
+from models.config import limits_of
 from models.directory import read_config
 
 RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
@@ -66,8 +66,10 @@ def _prompts(config: Config, split: Literal["train", "eval"], tokenizer: Tokeniz
     except DataError as error:
         yield _issue(f"data.{split}", error)
         return
-    shape = ModelConfig.from_hf(read_config(config.model.path))
-    limit = config.rollout.engine.max_model_tokens or shape.max_position_embeddings
+    most = limits_of(read_config(config.model.path)).positions
+    limit = config.rollout.engine.max_model_tokens or most
+    if limit is None:
+        return
     if crowded := [prompt for prompt in prompts if len(prompt.tokens) >= limit]:
         longest = max(len(prompt.tokens) for prompt in crowded)
         yield Issue(
@@ -75,7 +77,7 @@ def _prompts(config: Config, split: Literal["train", "eval"], tokenizer: Tokeniz
             f"{len(crowded)} of the first {len(prompts)} prompts have up to {longest} tokens and leave no room for a "
             f"response: prompt and response together may have {limit}",
             remedy=f"set data.max_prompt_tokens={limit - 1} or less, which drops them"
-            + (", or raise rollout.engine.max_model_tokens" if limit < shape.max_position_embeddings else ""),
+            + (", or raise rollout.engine.max_model_tokens" if most is None or limit < most else ""),
         )
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.engine.capabilities import UNAVAILABLE
+from actors.engine.capabilities import BACKENDS
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from launch.config.issues import Issue
 from launch.config.tree import Config
-from models.config import ARCHITECTURES, ModelConfig, ModelConfigError
+from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of
 from policies.speculation.catalogue import FRESH_WEIGHTS
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
@@ -40,29 +40,50 @@ def check_environment(config: Config, *, engine: bool = True) -> list[Issue]:
 
 
 def _model(c: Config) -> Iterator[Issue]:
-    """The engine runs the architectures of models.config, and no sequence longer than the model's positions."""
+    """The native engine runs the architectures of models.config, vLLM those that it knows itself; no sequence is longer
+    than the model's positions."""
     file = Path(c.model.path) / "config.json"
     if not file.is_file():
         return  # validate_paths says so
     try:
-        shape = ModelConfig.from_hf(_object(file))
+        config = _object(file)
+        if BACKENDS[c.rollout.engine.backend].learner_network:
+            ModelConfig.from_hf(config)
+        limits = limits_of(config)
     except ModelConfigError as error:
-        yield Issue("model.path", f"{file}: {error}")
+        others = "rollout.engine.backend=vllm runs others" if isinstance(error, UnsupportedModelError) else ""
+        yield Issue("model.path", f"{file}: {error}", remedy=others)
         return
-    heads, gpus = shape.num_heads, int(c.cluster.gpus_per_worker)
-    if gpus > 1 and heads % gpus:
+    if c.drafter.train or c.model.implementation == "native":
+        yield from _of_ours(c, config)
+    gpus = int(c.cluster.gpus_per_worker)
+    if gpus > 1 and limits.heads is not None and limits.heads % gpus:
+        fitting = ", ".join(str(n) for n in range(1, limits.heads + 1) if limits.heads % n == 0)
         yield Issue(
             "cluster.gpus_per_worker",
-            f"{gpus} GPUs cannot share the {heads} attention heads of {c.model.path} evenly",
-            remedy=f"set it to one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}",
+            f"{gpus} GPUs cannot share the {limits.heads} attention heads of {c.model.path} evenly",
+            remedy=f"set it to one of {fitting}",
         )
-    limit, asked = shape.max_position_embeddings, c.rollout.engine.max_model_tokens
-    if asked is not None and asked > limit:
+    limit, asked = limits.positions, c.rollout.engine.max_model_tokens
+    if asked is not None and limit is not None and asked > limit:
         yield Issue(
             "rollout.engine.max_model_tokens",
             f"{asked} is more than the model's own limit of {limit} (max_position_embeddings in {file})",
             remedy=f"set it to {limit} at most, or leave it out",
         )
+
+
+def _of_ours(c: Config, config: dict[str, Any]) -> Iterator[Issue]:
+    """What works for the architectures of models.config alone, whatever samples."""
+    try:
+        ModelConfig.from_hf(config)
+    except ModelConfigError as error:
+        if c.model.implementation == "native":
+            yield Issue("model.implementation", f"native: {error}", remedy="leave it out")
+        if c.drafter.train:
+            yield Issue(
+                "drafter.train", f"drafters are trained for our own architectures: {error}", remedy="leave it out"
+            )
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -77,13 +98,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _packages(c: Config) -> Iterator[Issue]:
-    if (reason := UNAVAILABLE.get(c.rollout.engine.backend)) is not None:
-        yield Issue(
-            "rollout.engine.backend",
-            reason,
-            remedy=f"set rollout.engine.backend=native; it runs {', '.join(ARCHITECTURES)}",
-        )
-    elif c.rollout.engine.backend == "vllm" and not _remote(c):
+    if c.rollout.engine.backend == "vllm" and not _remote(c):
         try:
             check_version()
         except UnsupportedVllmError as error:

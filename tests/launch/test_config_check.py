@@ -171,15 +171,14 @@ def test_environment(write_config: Write, tmp_path: Path, monkeypatch: pytest.Mo
     blocked = tmp_path / "file"
     blocked.touch()
     overrides = [
-        "rollout.engine.backend=vllm", "observe.wandb_project=p", "cluster.layout=colocated", "warmup.data=w",
+        "observe.wandb_project=p", "cluster.layout=colocated", "warmup.data=w",
         f"run.dir={blocked}/runs", "model.tokenizer=t", "data.eval=e",
     ]  # fmt: skip
     found = {issue.key: issue for issue in check_environment(load_config(write_config(), overrides).config)}
     assert set(found) == {
-        "rollout.engine.backend", "observe.wandb_project", "cluster.layout", "model.path", "model.tokenizer",
+        "observe.wandb_project", "cluster.layout", "model.path", "model.tokenizer",
         "data.train", "data.eval", "warmup.data", "run.dir",
     }  # fmt: skip
-    assert found["rollout.engine.backend"].message == "vllm is not part of this version: only native is"
     assert found["observe.wandb_project"].remedy == "pip install -e '.[wandb]'"
     assert "looked in" in found["data.train"].message
 
@@ -193,7 +192,6 @@ def test_an_engine_that_would_run_here_needs_its_vllm(write_config: Write, monke
         raise UnsupportedVllmError("vLLM is not installed in this environment: a remedy")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("launch.config.environment.UNAVAILABLE", {})
     monkeypatch.setattr("launch.config.environment.check_version", absent)
     assert found() == ["vLLM is not installed in this environment: a remedy"]
     assert found("cluster.address=10.0.0.1:6379") == [], "the nodes of a cluster say it themselves"
@@ -315,6 +313,32 @@ def test_what_an_engine_cannot_do_is_refused_at_its_key(
     with pytest.raises(ConfigError) as error:
         load_config(path, overrides)
     assert key in [issue.key for issue in error.value.issues]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        ((), ["model.path"]),  # the native engine does not compute it
+        ((VLLM,), []),
+        ((VLLM, "model.implementation=transformers"), []),
+        ((VLLM, "model.implementation=native"), ["model.implementation"]),
+        ((VLLM, "rollout.engine.max_model_tokens=3000"), ["rollout.engine.max_model_tokens"]),
+    ],
+)
+def test_another_architecture_is_vllms_and_transformers(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], keys: list[str]
+) -> None:
+    monkeypatch.setattr("launch.config.environment.check_version", lambda: None)
+    (tmp_path / "model").mkdir()
+    mixtral = {"architectures": ["MixtralForCausalLM"], "max_position_embeddings": 1900, "num_attention_heads": 2}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(mixtral))
+    (tmp_path / "model" / "model.safetensors").touch()
+    (tmp_path / "train.jsonl").touch()
+    loaded = load_config(write_config(), [f"run.dir={tmp_path}/runs", *overrides])
+    assert [issue.key for issue in check_environment(loaded.config)] == keys
+    if not overrides:
+        (issue,) = check_environment(loaded.config)
+        assert "rollout.engine.backend=vllm" in issue.remedy
 
 
 def test_each_backend_has_its_capabilities() -> None:

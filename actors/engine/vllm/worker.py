@@ -74,12 +74,24 @@ def _reload(model: Any, named: Named, model_config: Any) -> None:
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     names = {name for name, _ in model.named_parameters()}
+    _pack_experts_again(model)
     initialize_layerwise_reload(model)
     loaded = model.load_weights(named)
     finalize_layerwise_reload(model, model_config)
     _pack_tied_heads(model)
     if loaded is not None and model_config.quantization is None and (left := sorted(names - loaded)):
         raise RuntimeError(f"vLLM took no new values for {left[0]} (and {len(left) - 1} more) of its model")
+
+
+def _pack_experts_again(model: Any) -> None:
+    """vLLM packs experts for its CPU kernel where it makes the kernel, which it keeps: on an update it would put them
+    unpacked where the kernel reads packed ones. So the kernel is made anew (elsewhere nothing is packed there)."""
+    if next(model.parameters()).device.type != "cpu":
+        return
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _pack_tied_heads(model: Any) -> None:
