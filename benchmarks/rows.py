@@ -13,7 +13,7 @@ from benchmarks.harness import paired
 Record = Mapping[str, Any]
 MS = " ms"
 NEEDS = {
-    "vllm": "vLLM in an interpreter of its own: VLLM_PYTHON=PATH",
+    "vllm": "vLLM in an interpreter of its own: `make install-vllm`, or VLLM_PYTHON=PATH",
     "trl": "TRL in an interpreter of its own: TRL_PYTHON=PATH",
     "arctic": "arctic-inference's extension and ../shared/data: ARCTIC=PATH",
     "demo": "a model of the demo: the row seeds makes one",
@@ -88,6 +88,14 @@ def learner(record: Record) -> Iterator[Figure]:
 def rollout(record: Record) -> Iterator[Figure]:
     for case in record["cases"]:
         for name in ("adaptive", "adaptive, cold", "hostile", "hostile, cold"):
+            found = case["contenders"][name]
+            spread = {"median": found["speedup"], "low": min(found["speedups"]), "high": max(found["speedups"])}
+            yield Figure.of(f"{name}: {case['target']} {case['dtype']}, {case['requests']} requests", spread)
+
+
+def rollout_vllm(record: Record) -> Iterator[Figure]:
+    for case in record.get("cases", ()):
+        for name in ("paceline", "paceline, cold"):
             found = case["contenders"][name]
             spread = {"median": found["speedup"], "low": min(found["speedups"]), "high": max(found["speedups"])}
             yield Figure.of(f"{name}: {case['target']} {case['dtype']}, {case['requests']} requests", spread)
@@ -195,6 +203,13 @@ ROWS: dict[str, Row] = {
         options="--target {demo} --sizes demo 20m --dtypes float32 --batches 1 2 4 32 --threads 1"
         " --fixed --case-seconds 0",
         figures=rollout,
+        limit_s=420,
+        noise=0.15,
+    ),
+    "rollout_vllm": Row(
+        script="rollout_vllm",
+        options="--vllm-python {vllm} --target {demo} --quick",
+        figures=rollout_vllm,
         limit_s=420,
         noise=0.15,
     ),

