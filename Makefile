@@ -52,10 +52,11 @@ demo: $(STAMP)
 	$(BIN)/python -m examples.guess_and_check.make_data --seed 0
 	$(BIN)/python -m launch train $(DEMO)/config.yaml run.seed=$(SEED) run.name=demo-seed$(SEED)
 
+# Nothing is compiled: that takes a minute for the first engine on a machine, and pays in longer runs.
 demo-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m examples.guess_and_check.make_data --seed 0
-	$(VLLM_BIN)/python -m launch train $(DEMO)/config.yaml rollout.engine.backend=vllm run.seed=$(SEED) \
-	  run.name=demo-vllm-seed$(SEED)
+	$(VLLM_BIN)/python -m launch train $(DEMO)/config.yaml rollout.engine.backend=vllm model.batch_invariant=null \
+	  "rollout.engine.vllm_arguments={enforce_eager: true}" run.seed=$(SEED) run.name=demo-vllm-seed$(SEED)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

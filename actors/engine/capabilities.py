@@ -38,6 +38,6 @@ NATIVE = Capabilities(
     logprobs_t1=True,
     learner_network=True,
 )
-VLLM = Capabilities(drafters=frozenset({"ngram", "suffix"}), tensor_parallel=True, max_temperature=2.0)
+VLLM = Capabilities(drafters=frozenset({"ngram", "suffix", "eagle"}), tensor_parallel=True, max_temperature=2.0)
 
 BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by rollout.engine.backend

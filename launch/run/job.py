@@ -155,6 +155,7 @@ def open_job(
             model,
             engine,
             seed=config.run.seed,
+            start_timeout_s=config.cluster.start_timeout_s,
             speculation=speculation,
             recording_bytes=recording.max_bytes_per_step
             if config.drafter.train and recording.source == "engine"

@@ -77,7 +77,7 @@ def engine_arguments(
         "scheduler_cls": "actors.engine.vllm.scheduler.PacelineScheduler",
         "async_scheduling": False,
         "disable_log_stats": True,
-        "enforce_eager": on_cpu or not options.cuda_graphs,
+        "enforce_eager": not (on_cpu or options.cuda_graphs),  # on CPUs compiled, as vLLM does by itself
         "enable_sleep_mode": not on_cpu,
         "speculative_config": None if speculative is None else dict(speculative),
         "tensor_parallel_size": ranks,

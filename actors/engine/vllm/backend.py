@@ -14,10 +14,12 @@ from vllm.v1.executor import Executor
 from vllm.v1.request import Request as VllmRequest
 
 from actors.engine.types import Request, Sampled
+from actors.engine.vllm.lean_steps import lean_worker
 from actors.engine.vllm.model_drafters import ModelDrafter
 from actors.engine.vllm.patches import mend_worker
 from actors.engine.vllm.scheduler import StepControl
 from actors.engine.vllm.seeds import seed_of
+from actors.engine.vllm.self_test import self_test
 from actors.engine.vllm.weights import WeightsLoader
 from actors.engine.vllm.worker import PacelineWorker
 from models.manifest import WeightsManifest
@@ -39,6 +41,8 @@ class VllmBackend:
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
             _log.warning("mended in this vLLM: %s (docs/vllm.md)", mended)
+        self.core.collective_rpc(lean_worker, args=(drafter is not None,))
+        self.refusal = self_test(self.core) if config.speculative_config is not None else ""
         self._seeded = seeded
         self._drafter = drafter
         if drafter is not None:

@@ -27,7 +27,6 @@ from actors.engine.commands import (
 from actors.engine.shared_rollouts import unpack
 from actors.engine.types import Answer, DraftersSaved, Event, Slept
 from actors.engine.vllm.arguments import engine_arguments, prepare_environment
-from actors.engine.vllm.drafter_passes import NOT_AT_ALL
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.model_drafters import ModelDrafter, eagle_drafter, self_drafter
 from actors.engine.vllm.proposer import NO_PROPOSER
@@ -126,7 +125,7 @@ def build(start: Start) -> VllmCore:
         drafters=build_retrieval(speculation, options.max_running, backend.model_tokens),
         worker=None
         if drafter is None or network is None
-        else WorkerDrafter(network, NOT_AT_ALL if drafter.copies_target else 0),
+        else WorkerDrafter(network, copies_target=drafter.copies_target),
         policy=policy,
     )
     return VllmCore(engine)

@@ -22,6 +22,7 @@ from actors.engine.batch.stops import RuleStops
 from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
 from actors.engine.types import (
     NOTHING_SAMPLED,
+    DrafterFailed,
     DrafterLoaded,
     EngineIdle,
     Event,
@@ -53,6 +54,7 @@ class Backend(Protocol):
     block_tokens: int
     model_tokens: int
     vocab_size: int
+    refusal: str  # why nothing may be drafted at temperatures above 0, if so (`actors.engine.vllm.self_test`)
 
     @property
     def preempted(self) -> int:
@@ -126,6 +128,8 @@ class VllmEngine:
         if self._speculator.has_drafters:
             watchers += [self._speculator, prompts]
         self._worker = worker
+        if backend.refusal:
+            self._events += [DrafterFailed(name, backend.refusal, final=True) for name in drafters]
         self._queue = AdmissionQueue(table, watchers)
         self._account = StepAccount(table, self._speculator, prompts, on_step)
         self._progress_every_tokens = progress_every_tokens
@@ -270,6 +274,9 @@ class VllmEngine:
             self._slots = np.array([self._slot_of(request.request_id) for request in decoding], np.int64)
         plan = _plan(self._slots)
         self._load = self._speculator.load_of(plan, self._queue.waiting)
+        if self._backend.refusal and self._table.temperature[self._slots].any():
+            self._strategy = self._next = PLAIN
+            return
         self._strategy, self._next = self._next, self._speculator.choose(self._load)
         if self._worker is None:
             self._strategy = self._next
@@ -285,10 +292,7 @@ class VllmEngine:
 
     def drafts_to_make(self) -> int:
         """See StepControl."""
-        worker, strategy = self._worker, self._next
-        if worker is None:
-            return 0
-        return strategy.depth if strategy.drafter == worker.name else worker.when_idle
+        return 0 if self._worker is None else self._worker.drafts_to_make(self._next)
 
     def sampled(self, scheduled: Any, output: Any) -> set[str]:
         """See StepControl: enter what was drawn, and hear the stop rules."""

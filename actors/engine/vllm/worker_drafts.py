@@ -5,8 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.vllm.drafter_passes import NOT_AT_ALL
 from drafter.protocol import BatchView, Drafts
 from policies.speculation.strategy import Strategy
+
+REST_AFTER_STEPS = 64
 
 
 class WorkerDrafter:
@@ -14,10 +17,23 @@ class WorkerDrafter:
 
     needs_hidden = False
 
-    def __init__(self, name: str, when_idle: int) -> None:
-        """`when_idle`: what vLLM is told to draft while other strategies run (`actors.engine.vllm.drafter_passes`)."""
-        self.name, self.when_idle = name, when_idle
+    def __init__(self, name: str, *, copies_target: bool) -> None:
+        """`copies_target`: its K/V can be had from the target's, so a step that it misses costs it nothing."""
+        self.name, self._copies_target = name, copies_target
+        self._unasked_steps = 0
         self._chains: Sequence[Sequence[int]] = ()
+
+    def drafts_to_make(self, following: Strategy) -> int:
+        """At the end of this step, for each request; `following`: the strategy of the next one.
+
+        0 is a pass that keeps its K/V whole. One that nobody has asked for in a while is not run at all: what it has
+        missed costs it acceptance when it is asked again, a pass in every step costs all others their time.
+        """
+        if following.drafter == self.name:
+            self._unasked_steps = 0
+            return following.depth
+        self._unasked_steps += 1
+        return NOT_AT_ALL if self._copies_target or self._unasked_steps > REST_AFTER_STEPS else 0
 
     def made(self, chains: Sequence[Sequence[int]]) -> None:
         """Before `propose`: for each of the requests that decode, in their order."""
