@@ -1,0 +1,62 @@
+"""Whole runs of the program with vLLM as the rollout engine: what is learned, recorded, warned of and resumed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.config import check_environment, load_config
+from launch.report.summary import summarise
+from tests.train.conftest import SHARP, Runs, runs
+from tests.vllm.families import write_family
+from tests.vllm.support import VLLM
+
+__all__ = ["runs"]  # a fixture
+pytestmark = [*VLLM, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ENGINE = ("rollout.engine.backend=vllm", SHARP)
+NEARLY = 5e-6  # mean gap, float32
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_run_agrees_with_its_engine_and_is_resumed(runs: Runs) -> None:
+    """Adaptive speculation, two optimizer steps a step, evaluations at another temperature."""
+    options = (*ENGINE, "eval.every=2", "eval.temperature=0", "rollout.workers=2")
+    assert check_environment(load_config(runs.config, runs.overrides("vllm", *options)).config) == []
+    steps = runs.run("vllm", *options, "run.steps=2")
+    folder = runs.root / "vllm"
+    for row in steps:
+        assert row["groups/used"] > 0
+        assert row["grad_norm/mean"] > 0
+        assert 0 < row["logprob_gap/mean"] < NEARLY
+        assert row["sampler_correction/weight"] == pytest.approx(1.0, abs=1e-4)
+        assert row["sampler_correction/truncated"] == 0
+        assert 0 <= row["speculation/share"] <= 1
+    assert summarise(folder).correction == "by token, weights up to 2"
+    kinds = [event["kind"] for event in events(folder)]
+    assert kinds.count("not_repeatable") == 1
+    again = runs.run("vllm", *options, "run.steps=3", resume=True)
+    assert [row["step"] for row in again] == [1, 2, 3]
+    assert again[:2] == steps
+    assert again[2]["logprob_gap/mean"] < NEARLY
+    assert len(runs.evaluations("vllm")) == 3  # greedy
+    assert (folder / "model" / "config.json").is_file()
+
+
+def test_another_architecture_learns(runs: Runs) -> None:
+    """A learner of transformers' and vLLM's engine, through the program."""
+    shutil.copytree(runs.root / "model", runs.root / "mistral")
+    (runs.root / "mistral" / "model.safetensors").unlink()
+    write_family("mistral", runs.root / "mistral")
+    options = (*ENGINE, f"model.path={runs.root}/mistral", "run.steps=2")
+    assert check_environment(load_config(runs.config, runs.overrides("mistral", *options)).config) == []
+    for row in runs.run("mistral-run", *options):
+        assert row["logprob_gap/mean"] < NEARLY
+        assert row["groups/used"] > 0
+    exported = json.loads((runs.root / "mistral-run" / "model" / "config.json").read_text())
+    assert exported["architectures"] == ["MistralForCausalLM"]
