@@ -129,7 +129,8 @@ class VllmEngine:
             watchers += [self._speculator, prompts]
         self._worker = worker
         if backend.refusal:
-            self._events += [DrafterFailed(name, backend.refusal, final=True) for name in drafters]
+            names = [*drafters, *(() if worker is None else (worker.name,))]
+            self._events += [DrafterFailed(name, backend.refusal, final=True) for name in names]
         self._queue = AdmissionQueue(table, watchers)
         self._account = StepAccount(table, self._speculator, prompts, on_step)
         self._progress_every_tokens = progress_every_tokens
@@ -274,16 +275,16 @@ class VllmEngine:
             self._slots = np.array([self._slot_of(request.request_id) for request in decoding], np.int64)
         plan = _plan(self._slots)
         self._load = self._speculator.load_of(plan, self._queue.waiting)
+        if self._worker is not None:
+            self._worker.made([request.spec_token_ids for request in decoding])
+            for request in running:  # Only what is chosen is verified.
+                request.spec_token_ids = []
         if self._backend.refusal and self._table.temperature[self._slots].any():
             self._strategy = self._next = PLAIN
             return
         self._strategy, self._next = self._next, self._speculator.choose(self._load)
         if self._worker is None:
             self._strategy = self._next
-        else:
-            self._worker.made([request.spec_token_ids for request in decoding])
-            for request in running:  # Only what is chosen is verified.
-                request.spec_token_ids = []
         drafts = self._speculator.draft(plan, self._strategy, _unlimited)
         if drafts is not None:
             chains = zip(decoding, drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
