@@ -101,6 +101,24 @@ def _rollout(c: Config) -> Iterator[Issue]:
                 remedy=f"set it to {off}",
             )
 
+    yield from _others_settings(c)
+
+
+def _others_settings(c: Config) -> Iterator[Issue]:
+    """Of rollout.engine, what only another backend obeys."""
+    e, key = c.rollout.engine, "rollout.engine"
+    fields = type(e).model_fields
+    if e.backend == "native":
+        for name in ("seeded_requests", "vllm_arguments"):
+            if getattr(e, name) != fields[name].default:
+                yield Issue(f"{key}.{name}", "only backend vllm uses it, this is native", remedy="leave it out")
+    elif e.block_tokens != fields["block_tokens"].default:
+        yield Issue(
+            f"{key}.block_tokens",
+            "vLLM chooses the size of its KV blocks by what its kernels take",
+            remedy=f"leave it out; {key}.vllm_arguments={{block_size: {e.block_tokens}}} insists",
+        )
+
 
 def _speculation(c: Config) -> Iterator[Issue]:
     s, key = c.rollout.speculation, "rollout.speculation"

@@ -4,7 +4,7 @@ Invariants (property-tested):
 - every request is in exactly one of waiting, running (on one worker), finished, failed; nothing is lost;
 - a request finishes or fails once, whatever a worker repeats after a loss; nothing is counted twice;
 - what a lost worker had reported of a response (tokens and log-probs) goes with the re-issued request, under the same
-  noise key, so that the tokens do not depend on who finishes it;
+  noise key, so that with a batch-invariant engine (Capabilities) the tokens do not depend on who finishes it;
 - an event costs what it changes, however many requests are open.
 """
 

@@ -101,6 +101,9 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         ([VLLM, "rollout.speculation.verification=coupled"], "rollout.speculation.verification"),
         ([VLLM, "rollout.speculation.strategies=['suffix:8x2/12']"], "rollout.speculation.strategies"),
         ([VLLM, "rollout.sampling.temperature=10"], "rollout.sampling.temperature"),
+        ([VLLM, "rollout.engine.block_tokens=64"], "rollout.engine.block_tokens"),
+        (["rollout.engine.seeded_requests=true"], "rollout.engine.seeded_requests"),
+        (["rollout.engine.vllm_arguments={quantization: fp8}"], "rollout.engine.vllm_arguments"),
         ([VLLM, "rollout.sampling.top_p=0.9"], "rollout.sampling.top_p"),
         (["drafter.train=true"], "drafter.train"),
         ([*TRAINED, VLLM, "drafter.recording.source=engine"], "drafter.recording.source"),
@@ -158,6 +161,8 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         [VLLM, "rollout.speculation.strategies=['suffix:8', 'ngram:4', plain]"],
         [VLLM, "rollout.speculation.verification=rejection", "rollout.sampling.stop_strings=[x]", "eval.temperature=0"],
         [VLLM, "objective.sampler_correction={weights: none}"],
+        [VLLM, "rollout.engine.vllm_arguments={quantization: fp8}", "rollout.engine.seeded_requests=false"],
+        [VLLM, *TRAINED],
         [VLLM, "cluster.layout=disaggregated", "cluster.gpus_per_worker=8"],
     ],
 )
