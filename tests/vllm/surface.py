@@ -70,17 +70,29 @@ SURFACE: Mapping[str, Mapping[str, Sequence[str] | None]] = {
     "v1/outputs.py": dict.fromkeys(
         (
             "ModelRunnerOutput.req_id_to_index", "ModelRunnerOutput.sampled_token_ids", "ModelRunnerOutput.logprobs",
-            "LogprobsLists.logprobs", "LogprobsLists.cu_num_generated_tokens",
+            "LogprobsLists.logprobs", "LogprobsLists.cu_num_generated_tokens", "LogprobsTensors.logprob_token_ids",
+            "LogprobsTensors.logprobs", "LogprobsTensors.selected_token_ranks",
         )
     ),
     _RUNNER: {
         "GPUModelRunner.get_model": (),
         "GPUModelRunner.get_draft_model": (),
         "GPUModelRunner._bookkeeping_sync": (),
+        "GPUModelRunner.execute_model": ("scheduler_output",),
         **dict.fromkeys(
-            f"GPUModelRunner.{x}" for x in ("input_batch", "requests", "drafter", "discard_request_mask", "vllm_config")
+            f"GPUModelRunner.{x}"
+            for x in (
+                "input_batch", "requests", "drafter", "discard_request_mask", "vllm_config", "speculative_config",
+                "sampler",
+            )
         ),
     },
+    "v1/sample/sampler.py": {"Sampler.gather_logprobs": ("logprobs", "num_logprobs", "token_ids")},
+    "v1/spec_decode/llm_base_proposer.py": {
+        "SpecDecodeBaseProposer.propose": ("num_speculative_tokens", "common_attn_metadata"),
+        "SpecDecodeBaseProposer._draft_attn_layer_names": None,
+    },
+    "v1/attention/backend.py": {"CommonAttentionMetadata.batch_size": ()},
     "v1/spec_decode/custom_class_proposer.py": {"create_custom_proposer": ("vllm_config",)},
     "v1/sample/rejection_sampler.py": {
         "expand_batch_to_tokens": ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
