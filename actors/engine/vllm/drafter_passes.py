@@ -56,7 +56,7 @@ class DrafterPasses:
 
 
 def _pairs(runner: Any) -> list[tuple[Tensor, Tensor]]:
-    """K/V of each of the target's layers, [blocks, ...], and of the drafter's same layer."""
+    """K/V of each of the target's layers, [blocks, ...], and of the drafter's same layer: views."""
     layers = runner.vllm_config.compilation_config.static_forward_context
     drafter = sorted(runner.drafter._draft_attn_layer_names)
     pairs = []
@@ -64,5 +64,7 @@ def _pairs(runner: Any) -> list[tuple[Tensor, Tensor]]:
         target, own = layers[name.removeprefix("draft_model.")].kv_cache, layers[name].kv_cache
         if target.shape != own.shape or target.dtype != own.dtype:
             raise ValueError(f"the drafter's K/V of {name} are not laid out as the target's")
+        if target.shape[0] == 2:  # backends that keep K and V of all blocks apart: [2, blocks, ...]
+            target, own = target.transpose(0, 1), own.transpose(0, 1)
         pairs.append((target, own))
     return pairs

@@ -99,20 +99,26 @@ def self_drafter(target: Path, out: Path) -> ModelDrafter:
 
 
 def mend_int8() -> None:
-    """In this process, before an engine is made: let eight-bit layers take float32 activations on CPUs with AMX.
+    """In this process, before an engine is made: two mends of eight-bit layers in vLLM's build for CPUs (0.32).
 
-    vLLM 0.32 picks its AMX kernel by the type of the weights alone, and that kernel refuses float32; its oneDNN kernel,
-    which it picks on other CPUs, does not. vLLM's default dtype is the model's while layers are packed.
+    It picks its AMX kernel by the type of the weights alone, and that kernel refuses float32 activations: its oneDNN
+    kernel, which takes them, must be picked. (While layers are packed, the default dtype is the model's.) And a oneDNN
+    layer keeps a bare pointer to the scales that it was packed with, which vLLM frees when weights are reloaded.
     """
     try:
         from vllm.model_executor.kernels.linear.scaled_mm import cpu
     except ImportError:  # not a build for CPUs
         return
-    suits = cpu.check_cpu_sgl_kernel
+    suits, create = cpu.check_cpu_sgl_kernel, cpu.ops.create_onednn_scaled_mm
     if suits.__module__ == __name__:
         return
 
     def suits_activations(n: int, k: int, dtype: torch.dtype) -> bool:
         return torch.get_default_dtype() != torch.float32 and bool(suits(n, k, dtype))
 
-    cpu.check_cpu_sgl_kernel = suits_activations
+    def create_holding(weight: Tensor, scales: Tensor, *args: Any) -> Any:
+        handler = create(weight, scales, *args)
+        handler.scales = scales
+        return handler
+
+    cpu.check_cpu_sgl_kernel, cpu.ops.create_onednn_scaled_mm = suits_activations, create_holding

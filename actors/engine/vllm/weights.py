@@ -41,9 +41,10 @@ class WeightsLoader:
         follower: Converter | None = None,
         through_file: bool | None = None,
     ) -> None:
+        self.model = Path(model)
         self._core = core
         self._follower = follower
-        self._shapes, self._tied = _expected(Path(model))
+        self._shapes, self._tied = _expected(self.model)
         several: bool = core.vllm_config.parallel_config.world_size > 1
         self._through_file = several if through_file is None else through_file
 
