@@ -102,6 +102,8 @@ class ModelConfig:
         _reject_what_is_not_computed(config)
         rope_theta, rope_scaling = _rope(config)
         hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+        if heads < 1:
+            raise ModelConfigError(f"num_attention_heads must be at least 1, got {heads}")
         if config.get("head_dim") is None and hidden % heads:
             raise ModelConfigError(
                 f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}; set head_dim"

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from models.checkpoint import read_config
-from models.config import Llama3RopeScaling, ModelConfig, ModelConfigError, UnsupportedModelError
+from models.config import Llama3RopeScaling, ModelConfig, ModelConfigError, UnsupportedModelError, limits_of
 from tests.models.families import CONFIGS
 
 MINIMAL: dict[str, Any] = {
@@ -116,3 +116,27 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelConfigError, match="JSON object"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "limits"),
+    [
+        ({"max_position_embeddings": 99}, (99, 2)),
+        ({"architectures": ["MixtralForCausalLM"], "max_position_embeddings": 99}, (99, 2)),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"max_position_embeddings": 7}},
+            (7, None),
+        ),
+        ({"architectures": ["GPT2LMHeadModel"], "num_attention_heads": None}, (None, None)),
+    ],
+)
+def test_limits_are_known_of_any_architecture_that_says_them(
+    change: dict[str, Any], limits: tuple[int | None, int | None]
+) -> None:
+    found = limits_of(MINIMAL | change)
+    assert (found.positions, found.heads) == limits
+
+
+def test_limits_of_one_of_ours_that_is_not_usable_are_refused() -> None:
+    with pytest.raises(ModelConfigError, match="num_attention_heads"):
+        limits_of(MINIMAL | {"num_attention_heads": 0})

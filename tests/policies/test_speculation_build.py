@@ -128,3 +128,11 @@ def test_default_arms_name_every_drafter_first_once() -> None:
     assert len(set(found)) == len(found)
     assert {arm.drafter for arm in found[:3]} == set(DRAFTERS)
     assert default_arms(("unknown",)) == ()
+    assert default_arms(DRAFTERS, trees=False) == tuple(arm for arm in found if not arm.is_tree) != found
+
+
+def test_an_engine_without_trees_is_offered_chains_only() -> None:
+    policy = build_policy(SpeculationOptions(eagle={"path": "random"}), DRAFTERS, trees=False)
+    assert isinstance(policy, AdaptivePolicy)
+    assert not any(arm.is_tree for running in (1, 8, 32) for arm in policy.arms_at(running))
+    assert set(default_arms(DRAFTERS, trees=False)) <= set(policy.arms_at(1))
