@@ -17,13 +17,12 @@ acceptance and drafting time come from the native engine. A slow model's lengths
 the record says where. A record is of one machine.
 """
 
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import pairwise
 from json import dumps
 from pathlib import Path
@@ -70,7 +69,7 @@ class Options:
     wave_seconds: Annotated[float, "of a plain wave: longer responses are cut"] = 3.0
     cell_seconds: Annotated[float, "no further round beyond it, but two at least"] = 34.0
     threads: int = 2
-    compiled: Annotated[bool, "every vLLM with torch.compile, its default; else with enforce_eager, Paceline's"] = False
+    eager: Annotated[bool, "every vLLM with enforce_eager; else with torch.compile, its default and Paceline's"] = False
     quick: Annotated[bool, "the demo alone at 1 and 8 requests, two rounds: no result"] = False
     logs: Annotated[Path, "folder for what the contenders print"] = Path("/tmp")
     out: Path = RESULTS / "rollout_vllm.json"
@@ -84,11 +83,11 @@ def quickly(options: Options) -> Options:
 
 @dataclass(slots=True)
 class Contender:
-    """A process, and how it is asked. `built_in`: its method, if it is one of vLLM's own drafters."""
+    """A process, and how it is asked. `built_in`: it is one of vLLM's own drafters. `learns`: from its own runs."""
 
     name: str
     peer: Peer
-    built_in: str = ""
+    built_in: bool = False
     asked: dict[str, Any] = field(default_factory=dict)
     learns: bool = False
 
@@ -98,16 +97,15 @@ class Contender:
 
 
 def built_ins(options: Options, copy: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """vLLM's own drafters: speculative configurations by name, "method:length", and why others are missing. `copy`: of
-    a quantised copy of the target, to which a length is added."""
+    """vLLM's own drafters: speculative configurations by method, and why others are missing. `copy`: that of the
+    target's quantised copy, but for its length."""
+    longest = {"num_speculative_tokens": max(options.lengths)}
     lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    found: dict[str, dict[str, Any]] = {}
     missing = {name: "not asked for" for name in BUILT_INS if name not in options.built_ins}
-    for name, method in (("ngram", lookup), ("draft_model", copy)):
-        if name not in missing:
-            found |= {f"{name}:{n}": {**method, "num_speculative_tokens": n} for n in options.lengths}
+    found = {"ngram": lookup | longest, "draft_model": {**copy, **longest}}
+    found = {name: method for name, method in found.items() if name not in missing}
     if "suffix" not in missing and options.arctic is not None:
-        found["suffix:24"] = {"method": "suffix"}  # vLLM's default; how much of it is drafted is the method's matter
+        found["suffix"] = {"method": "suffix"}  # how long drafts are is its own matter
     elif "suffix" not in missing:
         missing["suffix"] = "arctic-inference is not there: --arctic PATH"
     return found, missing
@@ -115,33 +113,39 @@ def built_ins(options: Options, copy: Mapping[str, Any]) -> tuple[dict[str, dict
 
 @contextmanager
 def opened(
-    options: Options, path: Path, size: str, history: Path, drafting: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[dict[str, Contender], Peer]]:
-    """The contenders of one target, each up and waiting, plain first; and the process that times passes. `drafting`: as
-    `built_ins` has it."""
+    options: Options, folder: Path, size: str, drafting: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Contender]]:
+    """The contenders of one target, each up and waiting. `folder`: its model and history. `drafting`: from
+    `built_ins`."""
     python, running = str(options.vllm_python), max(options.requests)
-    shape = {"path": str(path), "dtype": options.dtype, "running": running, "compiled": options.compiled}
+    history = str(folder / "history.npz")
+    shape = {"path": str(folder / "model"), "dtype": options.dtype, "running": running, "compiled": not options.eager}
 
     def start(name: str, kind: str, program: str = python, speculative: Any = None) -> Peer:
-        said = shape | {"kind": kind, "speculative": speculative, "history": str(history), "threads": options.threads}
+        said = shape | {"kind": kind, "speculative": speculative, "history": history, "threads": options.threads}
         words = [program, "-m", "benchmarks.tools.vllm_contenders", dumps(said)]
         arctic = {"PYTHONPATH": str(options.arctic)} if options.arctic is not None and name.startswith("suffix") else {}
         log = options.logs / f"rollout_vllm-{size}-{name}.log"
         return stack.enter_context(closing(Peer(name, words, log, options.threads, **arctic)))
 
     with ExitStack() as stack:
-        found = {"plain": Contender("plain", start("plain", "stock"))}
-        for name, speculative in drafting.items():
-            peer = start(name, "stock", speculative=speculative)
-            found[name] = Contender(name, peer, name.partition(":")[0], learns=name.startswith("suffix"))
-        for name, program in (("paceline", python), ("native", sys.executable)):
-            peer = start(name, name, program)
+        plain = start("plain", "stock")
+        plain.answer()  # What the first of a kind has compiled, the others find.
+        ours = start("paceline", "paceline")
+        ours.answer()
+        found = {"plain": Contender("plain", plain)}
+        for method, speculative in drafting.items():
+            peer = start(method, "stock", speculative=speculative)
+            for length in options.lengths if method != "suffix" else (None,):
+                name = method if length is None else f"{method}:{length}"
+                found[name] = Contender(name, peer, built_in=True, asked={"length": length}, learns=length is None)
+        for name, peer in (("paceline", ours), ("native", start("native", "native", sys.executable))):
             found[name] = Contender(name, peer, learns=True)
             found[f"{name}, cold"] = Contender(f"{name}, cold", peer, asked={"cold": True})
-        passes = start("passes", "passes")
-        for peer in dict.fromkeys([*(contender.peer for contender in found.values()), passes]):
-            peer.answer()
-        yield found, passes
+        for peer in dict.fromkeys(contender.peer for contender in found.values()):
+            if peer not in (plain, ours):
+                peer.answer()
+        yield found
 
 
 class Cell:
@@ -174,7 +178,7 @@ class Cell:
         options, begin_s = self.options, time.monotonic()
         for contender in self.contenders.values():
             for turn in range(options.learning_runs if contender.learns else 1):
-                contender.run(self.case(LEARNING_EPOCH + turn), learn=True)
+                contender.run(self.case(LEARNING_EPOCH + turn))
         off: list[Record] = [self._plain(MEASURED_EPOCH)]
         runs: dict[str, list[Record]] = {name: [] for name in self.contenders if name != "plain"}
         left_out: set[str] = set()
@@ -233,9 +237,10 @@ def fitting(natural: Sequence[int], requests: int, cut: int, step_s: float, seco
 
 def slower(seconds: Mapping[str, float]) -> set[str]:
     """Of "method:length": every length of a method but its fastest."""
-    methods = {name.partition(":")[0] for name in seconds}
-    best = {min((n for n in seconds if n.startswith(f"{m}:")), key=lambda n: seconds[n]) for m in methods}
-    return set(seconds) - best
+    methods: dict[str, list[str]] = {}
+    for name in seconds:
+        methods.setdefault(name.partition(":")[0], []).append(name)
+    return set(seconds) - {min(names, key=lambda name: seconds[name]) for names in methods.values()}
 
 
 def steps_of(run: Mapping[str, Any]) -> list[EngineStepRecord]:
@@ -294,12 +299,11 @@ def fixed_steps(demo: Target, task: Task, history: History, cell: Cell) -> list[
     return steps
 
 
-def pass_cost(passes: Peer, requests: int) -> PassCost:
+def pass_cost(ours: Peer, requests: int) -> PassCost:
     """vLLM's, from as many requests as the powers of two up to `requests`."""
 
-    @cache
     def seconds(number: int) -> dict[int, float]:
-        return {int(rows): found for rows, found in passes.ask({"requests": number})["seconds"].items()}
+        return {int(rows): found for rows, found in ours.ask({"passes": number})["passes"].items()}
 
     return interpolated({1 << i: seconds(1 << i) for i in range(bucket(requests).bit_length())})
 
@@ -330,21 +334,22 @@ def main(given: Options) -> None:
     rows: list[Record] = []
     begin_s = time.monotonic()
     for size in options.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            target = demo if size == "demo" else load_target(demo_path, size, options.dtype)
-            path, known = Path(folder) / "model", Path(folder) / "history.npz"
-            save_model(target.model, path)
-            save_history(history, known)
-            copy = self_drafter(path, Path(folder) / "copy").speculative_config(max(options.lengths))
-            drafting, missing = built_ins(options, copy)
-            with opened(options, path, size, known, drafting) as (contenders, passes):
-                cost = pass_cost(passes, max(options.requests))
-                for requests in options.requests:
-                    cell = Cell(demo, task, requests, contenders, options)
-                    row = {"target": size, "dtype": options.dtype, "parameters": target.parameters, "missing": missing}
-                    rows.append(row | cell.measure(fixed_steps(demo, task, history, cell), cost))
-                    print(f"{(time.monotonic() - begin_s) / 60:4.1f} min  {line(rows[-1])}", flush=True)
-                    save(options, rows)
+        target = demo if size == "demo" else load_target(demo_path, size, options.dtype)
+        folder = ROOT / "runs/rollout_vllm" / f"{size}-{options.dtype}"  # the same every time: vLLM's cache goes by it
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        save_model(target.model, folder / "model")
+        save_history(history, folder / "history.npz")
+        copy = self_drafter(folder / "model", folder / "copy").speculative_config(max(options.lengths))
+        drafting, missing = built_ins(options, copy)
+        with opened(options, folder, size, drafting) as contenders:
+            cost = pass_cost(contenders["paceline"].peer, max(options.requests))
+            for requests in options.requests:
+                cell = Cell(demo, task, requests, contenders, options)
+                row = {"target": size, "dtype": options.dtype, "parameters": target.parameters, "missing": missing}
+                rows.append(row | cell.measure(fixed_steps(demo, task, history, cell), cost))
+                print(f"{(time.monotonic() - begin_s) / 60:4.1f} min  {line(rows[-1])}", flush=True)
+                save(options, rows)
     print(table({"cases": rows}))
 
 
@@ -352,7 +357,7 @@ def save(options: Options, rows: Sequence[Record]) -> None:
     settings = {
         "threads": options.threads,
         "quick": options.quick,
-        "compiled": options.compiled,
+        "compiled": not options.eager,
         "temperature": 1.0,
         "seed": rollouts.SEED,
         "max_tokens": MAX_TOKENS,

@@ -21,7 +21,6 @@ import numpy as np
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.options import EngineOptions
 from actors.engine.types import Finished, Request, SamplingParams
-from actors.engine.vllm.proposer import NO_PROPOSER
 from actors.engine.wire import Start
 from benchmarks.harness import installed_version
 from benchmarks.tools.peers import serve
@@ -37,9 +36,8 @@ from policies.speculation.strategy import PLAIN
 MAX_TOKENS = 256  # prompt, response and drafts: as long as the demo's model is
 PASS_DRAFTS = (0, 1, 2, 4, 8)  # of every request
 PASS_PROMPT, PASS_TOKENS = 48, 160  # of the requests whose passes are timed: about the demo's lengths
-PASS_S, PASS_STEPS = 1.2, 6  # time for one number of requests, and rounds at least
-NOTHING_PROPOSED = {"method": "custom_class", "model": NO_PROPOSER}
-Case = list[list[dict[str, Any]]]  # waves of requests, as `packed` has them
+PASS_S, PASS_ROUNDS = 1.2, (5, 12)  # time for one number of requests; at least and at most
+Case = Sequence[Sequence[Mapping[str, Any]]]  # waves of requests, as `packed` has them
 Answer = dict[str, Any]
 
 
@@ -164,59 +162,56 @@ def stock(
     """Plain vLLM, or with a drafter of its own."""
     core = stock_core(path, dtype, running, compiled, speculative)
 
-    def run(waves: Case, parts: bool = False, learn: bool = False) -> Answer:
-        """learn: as any other run; a drafter of vLLM's that remembers has seen it."""
+    def run(waves: Case, parts: bool = False, length: int | None = None) -> Answer:
+        """length: of the drafts, at most that of the configuration."""
+        if length is not None:
+            core.scheduler.num_spec_tokens = length
         measured = Parts.of_stock(core) if parts else None
         return timed(lambda wave, steps: stock_wave(core, wave, steps), waves, measured)
 
     return versions(), run
 
 
-def passes(path: str, dtype: DType, running: int, compiled: bool) -> tuple[Any, Any]:
-    """Steps of stock vLLM with a forced number of drafts per request, none of them its own: seconds by requests and
-    rows. A step without drafts is plain vLLM's: the runner is told that it does not speculate."""
-    deepest = max(PASS_DRAFTS)
-    core = stock_core(path, dtype, running, compiled, NOTHING_PROPOSED | {"num_speculative_tokens": deepest})
-    runner = core.model_executor.driver_worker.worker.model_runner
-    config = runner.speculative_config
-    schedule = core.scheduler.schedule
-    drafts = [0]
+class Forced:
+    """The `StepControl` of a scheduler that Paceline made: so many drafts for every request, none of them good."""
 
-    def forced(*args: Any, **kwargs: Any) -> Any:
-        for request in core.scheduler.running:
+    def __init__(self) -> None:
+        self.drafts = 0
+
+    def before_schedule(self, running: list[Any]) -> None:
+        for request in running:
             decodes = request.num_computed_tokens >= request.num_tokens - 1
-            request.spec_token_ids = [1] * (drafts[0] if decodes else 0)
-        scheduled = schedule(*args, **kwargs)
-        runner.speculative_config = config if scheduled.scheduled_spec_decode_tokens else None
-        return scheduled
+            request.spec_token_ids = [1] * (self.drafts if decodes else 0)
 
-    core.scheduler.schedule = forced
-    turn = [0]
+    def drafts_to_make(self) -> int:
+        return 0
 
-    def run(requests: int) -> Answer:
-        turn[0] += 1
-        rng = np.random.default_rng(requests)
-        for i in range(requests):
-            add(core, f"{turn[0]}-{i}", rng.integers(0, 30, PASS_PROMPT).tolist(), PASS_TOKENS)
-        drafts[0] = 0
-        core.step_fn()
-        found: dict[int, list[float]] = {each: [] for each in PASS_DRAFTS}
-        begin_s, rounds = perf_counter(), 0
-        while rounds < PASS_STEPS or (perf_counter() - begin_s < PASS_S and rounds < 12):
-            for each in PASS_DRAFTS:
-                drafts[0] = each
-                start_s = perf_counter()
-                core.step_fn()
-                found[each].append(perf_counter() - start_s)
-            rounds += 1
-            if any(of.num_tokens - PASS_PROMPT > PASS_TOKENS - 3 * deepest for of in core.scheduler.running):
-                break
-        core.abort_requests([of.request_id for of in core.scheduler.running])
-        while core.scheduler.has_requests():
+    def sampled(self, scheduled: Any, output: Any) -> set[str]:
+        return set()
+
+
+def pass_seconds(core: Any, requests: int) -> dict[int, float]:
+    """Seconds of vLLM's steps with a forced number of drafts per request, by rows of all: schedule, forward, verify."""
+    forced = core.scheduler.control = Forced()
+    rng = np.random.default_rng(requests)
+    for i in range(requests):
+        add(core, f"{perf_counter()}-{i}", rng.integers(0, 30, PASS_PROMPT).tolist(), PASS_TOKENS)
+    core.step_fn()
+    found: dict[int, list[float]] = {each: [] for each in PASS_DRAFTS}
+    begin_s, rounds = perf_counter(), 0
+    while rounds < PASS_ROUNDS[0] or (rounds < PASS_ROUNDS[1] and perf_counter() - begin_s < PASS_S):
+        for each in PASS_DRAFTS:
+            forced.drafts = each
+            start_s = perf_counter()
             core.step_fn()
-        return {"seconds": {requests * (1 + each): float(np.median(of[1:] or of)) for each, of in found.items()}}
-
-    return versions(), run
+            found[each].append(perf_counter() - start_s)
+        rounds += 1
+        if any(of.num_tokens - PASS_PROMPT > PASS_TOKENS - 3 * max(PASS_DRAFTS) for of in core.scheduler.running):
+            break
+    core.abort_requests([of.request_id for of in core.scheduler.running])
+    while core.scheduler.has_requests():
+        core.step_fn()
+    return {requests * (1 + each): float(np.median(of[1:] or of)) for each, of in found.items()}
 
 
 # Paceline, over vLLM and over its own forward.
@@ -262,7 +257,10 @@ def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int
     backend: Any = build(start)._engine._backend
     speculation = Speculation(history, trees=False)
 
-    def run(waves: Case, parts: bool = False, learn: bool = False, cold: bool = False) -> Answer:
+    def run(waves: Case = (), parts: bool = False, cold: bool = False, passes: int = 0) -> Answer:
+        """passes: none of this, but vLLM's passes over so many requests."""
+        if passes:
+            return {"passes": pass_seconds(backend.core, passes)}
         made, policy = speculation.make(cold, lambda of: build_retrieval(of, options.max_running, backend.model_tokens))
         recorded: list[EngineStepRecord] = []
         engine = VllmEngine(
@@ -290,7 +288,7 @@ def native(path: str, dtype: DType, running: int, threads: int, history: Path) -
     model = load_model(path, dtype=getattr(torch, dtype), batch_invariant=False)
     options, speculation = engine_options(running, threads), Speculation(history, trees=True)
 
-    def run(waves: Case, parts: bool = False, learn: bool = False, cold: bool = False) -> Answer:
+    def run(waves: Case, parts: bool = False, cold: bool = False) -> Answer:
         made, policy = speculation.make(cold, lambda of: build_drafters(of, model, options))
         recorded: list[EngineStepRecord] = []
         engine = NativeEngine(model, options, drafters=made, policy=policy, on_step=recorded.append)
@@ -366,8 +364,6 @@ def contender(
     match kind:
         case "stock":
             return stock(speculative=speculative, compiled=compiled, **model)
-        case "passes":
-            return passes(compiled=compiled, **model)
         case "paceline":
             return paceline(threads=threads, compiled=compiled, history=Path(history), **model)
         case "native":
