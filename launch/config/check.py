@@ -86,7 +86,7 @@ def _rollout(c: Config) -> Iterator[Issue]:
         yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
     if c.model.batch_invariant and not _engine(c).batch_invariant:
         message = f"the {e.backend} engine has no batch-invariant mode: its tokens depend on what it decodes together"
-        yield Issue("model.batch_invariant", message, remedy="leave it unset")
+        yield Issue("model.batch_invariant", message, remedy="leave it out, or set model.batch_invariant=null")
     hottest = _engine(c).max_temperature
     for key, temperature in (("rollout.sampling", r.sampling.temperature), ("eval", c.eval.temperature)):
         if temperature > hottest:
