@@ -16,7 +16,8 @@ from tests.vllm.support import VLLM
 __all__ = ["runs"]  # a fixture
 pytestmark = [*VLLM, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ENGINE = ("rollout.engine.backend=vllm", SHARP)
+BACKEND = ("rollout.engine.backend=vllm", "rollout.engine.vllm_arguments={enforce_eager: true}")  # starts at once
+ENGINE = (*BACKEND, SHARP)
 NEARLY = 5e-6  # mean gap, float32
 
 
