@@ -79,6 +79,7 @@ SURFACE: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         "GPUModelRunner.get_draft_model": (),
         "GPUModelRunner._bookkeeping_sync": (),
         "GPUModelRunner.execute_model": ("scheduler_output",),
+        "GPUModelRunner._sample": ("logits", "spec_decode_metadata"),
         **dict.fromkeys(
             f"GPUModelRunner.{x}"
             for x in (

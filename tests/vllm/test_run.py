@@ -16,8 +16,7 @@ from tests.vllm.support import VLLM
 __all__ = ["runs"]  # a fixture
 pytestmark = [*VLLM, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-BACKEND = ("rollout.engine.backend=vllm", "rollout.engine.vllm_arguments={enforce_eager: true}")  # starts at once
-ENGINE = (*BACKEND, SHARP)
+ENGINE = ("rollout.engine.backend=vllm", SHARP)
 NEARLY = 5e-6  # mean gap, float32
 
 

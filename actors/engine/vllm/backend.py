@@ -41,12 +41,12 @@ class VllmBackend:
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
             _log.warning("mended in this vLLM: %s (docs/vllm.md)", mended)
-        self.core.collective_rpc(lean_worker, args=(drafter is not None,))
-        self.refusal = self_test(self.core) if config.speculative_config is not None else ""
         self._seeded = seeded
         self._drafter = drafter
         if drafter is not None:
             self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=(drafter.copies_target,))
+        self.core.collective_rpc(lean_worker, args=(drafter is not None,))
+        self.refusal = self_test(self.core) if config.speculative_config is not None else ""
         follower = drafter.convert if drafter is not None and not drafter.shapes else None
         self._weights = WeightsLoader(self.core, arguments["model"], follower=follower)
         self.kv_blocks = int(cache.num_gpu_blocks) - 1

@@ -16,8 +16,10 @@ def lean_worker(worker: Any, drafts_itself: bool) -> None:
     """For `EngineCore.collective_rpc`. `drafts_itself`: vLLM's runner drafts, so it speculates in every step."""
     runner = worker.model_runner
     runner.sampler.gather_logprobs = _gather_logprobs
-    if not drafts_itself and getattr(runner, "speculative_config", None) is not None:
-        _speculate_where_drafted(runner)
+    if getattr(runner, "speculative_config", None) is not None:
+        _sample_plainly_where_nothing_was_drafted(runner)
+        if not drafts_itself:
+            _speculate_where_drafted(runner)
 
 
 def _gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
@@ -44,3 +46,16 @@ def _speculate_where_drafted(runner: Any) -> None:
         return execute(scheduler_output, *args, **kwargs)
 
     runner.execute_model = execute_model
+
+
+def _sample_plainly_where_nothing_was_drafted(runner: Any) -> None:
+    """Not through the rejection sampler, which raises there where some request has top-k or top-p."""
+    sample = runner._sample
+
+    @functools.wraps(sample)
+    def sample_plainly(logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
+            spec_decode_metadata = None
+        return sample(logits, spec_decode_metadata, *args, **kwargs)
+
+    runner._sample = sample_plainly
