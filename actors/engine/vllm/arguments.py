@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+
 from actors.engine.vllm.worker import EXTENSION
 from actors.engine.wire import Start
 
@@ -85,5 +87,6 @@ def engine_arguments(
         "worker_extension_cls": EXTENSION,
     }
     if on_cpu:
-        arguments |= {"kv_cache_memory_bytes": _CPU_KV_BYTES, "gpu_memory_utilization": 0.05}
+        at_most = min(_CPU_KV_BYTES, psutil.virtual_memory().available // 2)
+        arguments |= {"kv_cache_memory_bytes": at_most, "gpu_memory_utilization": 0.05}
     return arguments | options.vllm_arguments

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from actors.engine.batch.account import StepAccount
@@ -102,8 +103,6 @@ class VllmEngine:
         clock: Callable[[], float] = time.time,
         on_step: Callable[[EngineStepRecord], None] | None = None,
     ) -> None:
-        import torch
-
         self._backend, self._version, self._clock = backend, weights_version, clock
         self._limits = EngineLimits(
             backend.vocab_size, backend.model_tokens, backend.kv_blocks, backend.block_tokens, logprobs_t1=False
