@@ -10,10 +10,11 @@ import pytest
 from launch.config import check_environment, load_config
 from launch.report.summary import summarise
 from tests.train.conftest import SHARP, Runs, runs
+from tests.train.test_drafter_training import TRAINED, LongRuns, long
 from tests.vllm.families import write_family
 from tests.vllm.support import VLLM
 
-__all__ = ["runs"]  # a fixture
+__all__ = ["long", "runs"]  # fixtures
 pytestmark = [*VLLM, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ENGINE = ("rollout.engine.backend=vllm", SHARP)
@@ -60,3 +61,15 @@ def test_another_architecture_learns(runs: Runs) -> None:
         assert row["groups/used"] > 0
     exported = json.loads((runs.root / "mistral-run" / "model" / "config.json").read_text())
     assert exported["architectures"] == ["MistralForCausalLM"]
+
+
+def test_a_drafter_learns_in_the_tails_and_vllm_drafts_with_it(long: LongRuns) -> None:
+    """From the states of the learner's pass: vLLM records none. Its weights are handed over while the run goes on."""
+    name = "vllm-eagle"
+    rows = long.run(name, lambda: long.has_trained(name), *TRAINED, ENGINE[0])
+    assert not long.says(name, "drafter_failed")
+    assert not long.says(name, "trainer_lost")
+    assert any(record["levels"].get("version", 0) > 0 for record in long.drafter(name))
+    drafted = [use["drafted"] for record in long.speculation(name) for use in record["strategies"].values()]
+    assert sum(drafted) > 0
+    assert all(row["logprob_gap/mean"] < NEARLY for row in rows if "logprob_gap/mean" in row)
