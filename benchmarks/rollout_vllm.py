@@ -1,8 +1,9 @@
 """Paceline on stock vLLM beside vLLM alone and its own drafters: `python -m benchmarks.rollout_vllm [--quick]`.
 
-Same model (the demo's and its function-preserving inflations), same prompts, same response lengths (ends are off; the
-lengths are those of an epoch that is not measured, so that every contender draws past natural ends alike), temperature
-1, log-probs of the sampled token. Contenders are processes of their own (benchmarks/tools/vllm_contenders.py):
+Same model (the demo's and its function-preserving inflations), same prompts, same response lengths, temperature 1,
+log-probs of the sampled token. No noise is shared, so ends are off: a response is as long as the shortest of three that
+are not measured, and what all contenders draw behind a natural end, which is easy to guess, is told (`past_end`).
+Contenders are processes of their own (benchmarks/tools/vllm_contenders.py):
 
 plain        stock vLLM, no speculative configuration, no seeds: what a speed-up is over
 ngram, suffix, draft_model   vLLM's own drafters, each at the fixed length that is fastest in the first round
@@ -46,7 +47,8 @@ from policies.speculation.strategy import Strategy
 PYTHON = ROOT / ".venv-vllm/bin/python"
 BUILT_INS = ("ngram", "suffix", "draft_model")
 PROMPTS = 48  # at most, of the demo's
-LENGTHS_EPOCH, LEARNING_EPOCH, MEASURED_EPOCH = 1, 2, 100  # each with noise of its own; MEASURED_EPOCH + round
+# Each with noise of its own; MEASURED_EPOCH + round.
+LENGTHS_EPOCHS, LEARNING_EPOCH, MEASURED_EPOCH = (10, 11, 12), 20, 100
 FIXED = ("suffix:4", "suffix:8", "suffix:12", "ngram:4", "ngram:8")  # of the bound, beside what the policy tried
 LEAST_LENGTH = 24  # to which responses of a slow model are cut
 QUESTION = "Paceline on stock vLLM beside vLLM alone and its own drafters"
@@ -65,9 +67,10 @@ class Options:
     arctic: Annotated[Path | None, "folder of the package arctic_inference, for the method suffix"] = None
     rounds: Annotated[int, "at most"] = 5
     learning_runs: Annotated[int, "runs in which what learns learns, not counted"] = 3
-    seconds: Annotated[float, "of a plain run, about"] = 1.0
-    wave_seconds: Annotated[float, "of a plain wave: longer responses are cut"] = 3.0
-    cell_seconds: Annotated[float, "no further round beyond it, but two at least"] = 34.0
+    seconds: Annotated[float, "of a plain run, about"] = 0.8
+    wave_seconds: Annotated[float, "of a plain wave: longer responses are cut"] = 2.0
+    cell_seconds: Annotated[float, "no further round beyond it, but two at least"] = 24.0
+    minutes: Annotated[float, "cells that do not begin within it are left out"] = 12.0
     threads: int = 2
     eager: Annotated[bool, "every vLLM with enforce_eager; else with torch.compile, its default and Paceline's"] = False
     quick: Annotated[bool, "the demo alone at 1 and 8 requests, two rounds: no result"] = False
@@ -159,9 +162,13 @@ class Cell:
         plain.run(self._packed(short, LEARNING_EPOCH))
         step_s = plain.run(self._packed(short, LEARNING_EPOCH))["seconds"] / 12
         longest = int(options.wave_seconds / step_s)
-        natural = rollouts.decode(demo, rollouts.waves(task, 64, requests, LENGTHS_EPOCH), record=False).responses
+        natural = [
+            rollouts.decode(demo, rollouts.waves(task, 64, requests, epoch), record=False).responses
+            for epoch in LENGTHS_EPOCHS
+        ]
+        shortest = [min(len(of[i]) for of in natural) for i in sorted(natural[0])]
         self.cut = max(LEAST_LENGTH, min(rollouts.MAX_NEW_TOKENS, longest))
-        self.limits = fitting([len(natural[i]) for i in sorted(natural)], requests, self.cut, step_s, options.seconds)
+        self.limits = fitting(shortest, requests, self.cut, step_s, options.seconds)
 
     def case(self, epoch: int) -> Case:
         return self._packed(self.limits, epoch)
@@ -176,9 +183,10 @@ class Cell:
     def measure(self, fixed: Sequence[EngineStepRecord], cost: PassCost) -> Record:
         """The rounds, as a row of the record."""
         options, begin_s = self.options, time.monotonic()
-        for contender in self.contenders.values():
-            for turn in range(options.learning_runs if contender.learns else 1):
-                contender.run(self.case(LEARNING_EPOCH + turn))
+        for peer in dict.fromkeys(contender.peer for contender in self.contenders.values()):
+            warmed = next(contender for contender in self.contenders.values() if contender.peer is peer)
+            for turn in range(options.learning_runs if warmed.learns else 1):
+                warmed.run(self.case(LEARNING_EPOCH + turn))
         off: list[Record] = [self._plain(MEASURED_EPOCH)]
         runs: dict[str, list[Record]] = {name: [] for name in self.contenders if name != "plain"}
         left_out: set[str] = set()
@@ -211,7 +219,10 @@ class Cell:
             "contenders": found,
             "best_built_in": {"name": best, "speedup": kept[best]},
             "bound_speedup": round(bound, 3),
-            "step_us": {name: self.contenders[name].run(case, parts=True)["parts"] for name in ("plain", "paceline")},
+            "step_us": {
+                **self.contenders["plain"].run(case, parts=True)["parts"],
+                **self.contenders["paceline, cold"].run(case, parts=True)["parts"],  # of both kinds of steps
+            },
         }
         return row | {"targets": verdicts(row)}
 
@@ -280,23 +291,36 @@ def summary(runs: Sequence[Mapping[str, Any]], around_s: Sequence[float]) -> Rec
     }
 
 
-def fixed_steps(demo: Target, task: Task, history: History, cell: Cell) -> list[EngineStepRecord]:
-    """What fixed strategies draft and have accepted over the cell's requests: a matter of the model's function, not of
-    its size or engine. Their steps' times are the native engine's and say nothing: inf."""
+def fixed_steps(cell: Cell, history: History) -> tuple[list[EngineStepRecord], float]:
+    """What fixed strategies draft and have accepted over the cell's requests, a matter of the model's function and not
+    of its size or engine; and the share of tokens behind a natural end. The steps' times are the native engine's and
+    say nothing: inf."""
     from benchmarks.tools.contenders import fixed
 
-    steps = []
-    waves = rollouts.waves(task, len(cell.limits), cell.requests, MEASURED_EPOCH)
+    demo, ends = cell.demo, cell.task.stop_token_ids
+    waves = rollouts.waves(cell.task, len(cell.limits), cell.requests, MEASURED_EPOCH)
     requests = [
         [replace(request, sampling=SamplingParams(limit)) for request, limit in zip(of, limits, strict=True)]
         for of, limits in zip(waves, cell.limits, strict=True)
     ]
+    steps: list[EngineStepRecord] = []
+    responses: list[rollouts.Tokens] = []
     for text in FIXED:
         contender = fixed(demo, text)
         drafters = contender.drafters(rollouts.engine_options(cell.requests))
         run = rollouts.decode(demo, requests, policy=contender.policy(), drafters=drafters, history=history)
         steps += [replace(step, elapsed_s=float("inf")) for step in run.steps if step.draft_s]
-    return steps
+        responses = list(run.responses.values())
+    return steps, past_end(responses, ends)
+
+
+def past_end(responses: Sequence[rollouts.Tokens], ends: Sequence[int]) -> float:
+    """Share of tokens behind the first that ends a response."""
+    behind = 0
+    for tokens in responses:
+        ended = np.flatnonzero(np.isin(tokens, ends))
+        behind += len(tokens) - 1 - int(ended[0]) if len(ended) else 0
+    return behind / sum(map(len, responses))
 
 
 def pass_cost(ours: Peer, requests: int) -> PassCost:
@@ -345,9 +369,13 @@ def main(given: Options) -> None:
         with opened(options, folder, size, drafting) as contenders:
             cost = pass_cost(contenders["paceline"].peer, max(options.requests))
             for requests in options.requests:
+                if time.monotonic() - begin_s > 60 * options.minutes:
+                    print(f"{size} at {requests} requests: no time was left", flush=True)
+                    continue
                 cell = Cell(demo, task, requests, contenders, options)
+                fixed, past = fixed_steps(cell, history)
                 row = {"target": size, "dtype": options.dtype, "parameters": target.parameters, "missing": missing}
-                rows.append(row | cell.measure(fixed_steps(demo, task, history, cell), cost))
+                rows.append(row | {"past_end": round(past, 3)} | cell.measure(fixed, cost))
                 print(f"{(time.monotonic() - begin_s) / 60:4.1f} min  {line(rows[-1])}", flush=True)
                 save(options, rows)
     print(table({"cases": rows}))

@@ -4,7 +4,7 @@ Owns the timers, which are instance attributes in front of methods, and never wh
 its call, so runs with them are not those whose speed is reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -14,12 +14,13 @@ import numpy as np
 class Parts:
     """Own time of named parts: what other parts take inside one is theirs."""
 
-    def __init__(self, step: tuple[Any, str]) -> None:
-        """step: the call that is one step; what no part claims of it is "the rest"."""
+    def __init__(self, step: tuple[Any, str], kind: Callable[[], str]) -> None:
+        """step: the call that is one step; what no part claims of it is "the rest". kind: of the step that ended."""
         self._restore: list[tuple[Any, str, Any]] = []  # None: the method is its class's
         self._inside_s: list[float] = []  # of the open parts, what others took in them
         self._own_s: dict[str, float] = {}  # of the step at hand
-        self._steps: list[dict[str, float]] = []
+        self._steps: dict[str, list[dict[str, float]]] = {}  # by kind
+        self._kind = kind
         self.around("the rest", *step, ends_step=True)
 
     def around(self, part: str, owner: Any, name: str, *, ends_step: bool = False) -> None:
@@ -38,23 +39,21 @@ class Parts:
                 if self._inside_s:
                     self._inside_s[-1] += took_s
                 if ends_step:
-                    self._steps.append(self._own_s)
+                    self._steps.setdefault(self._kind(), []).append(self._own_s)
                     self._own_s = {}
 
         self._restore.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, call)
 
-    def per_step_us(self) -> dict[str, float]:
-        """Medians over steps, by part, and "step": their sum. Takes the timers out."""
+    def per_step_us(self) -> dict[str, dict[str, float]]:
+        """By kind of step: medians by part, and "step", their sum. Takes the timers out."""
         for owner, name, before in reversed(self._restore):
             if before is None:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
         self._restore.clear()
-        names = dict.fromkeys(name for step in self._steps for name in step)
-        found = {name: 1e6 * float(np.median([step.get(name, 0.0) for step in self._steps])) for name in names}
-        return {name: round(us, 1) for name, us in found.items()} | {"step": round(sum(found.values()), 1)}
+        return {kind: _medians_us(steps) for kind, steps in self._steps.items()}
 
     def _vllm(self, core: Any) -> None:
         """vLLM's own parts, alike in both kinds of engine."""
@@ -70,7 +69,7 @@ class Parts:
 
     @classmethod
     def of_stock(cls, core: Any) -> "Parts":
-        parts = cls((core, "step_fn"))
+        parts = cls((core, "step_fn"), lambda: "plain")
         parts._vllm(core)
         parts.around("vLLM: post_step", core, "post_step")
         return parts
@@ -78,11 +77,18 @@ class Parts:
     @classmethod
     def of_paceline(cls, engine: Any, core: Any) -> "Parts":
         """Of a VllmEngine around that core."""
-        parts = cls((engine, "step"))
+        speculator = engine._speculator
+        parts = cls((engine, "step"), lambda: "paceline, drafting" if speculator.draft_s else "paceline")
         parts._vllm(core)
         parts.around("Paceline: before scheduling", engine, "before_schedule")
-        parts.around("Paceline: choose", engine._speculator, "choose")
-        parts.around("Paceline: draft", engine._speculator, "draft")
+        parts.around("Paceline: choose", speculator, "choose")
+        parts.around("Paceline: draft", speculator, "draft")
         parts.around("Paceline: read and settle", engine, "sampled")
         parts.around("Paceline: account and report", engine, "_settle")
         return parts
+
+
+def _medians_us(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for step in steps for name in step)
+    found = {name: 1e6 * float(np.median([step.get(name, 0.0) for step in steps])) for name in names}
+    return {name: round(us, 1) for name, us in found.items()} | {"step": round(sum(found.values()), 1)}

@@ -9,6 +9,7 @@ submitted together and decoded until the last has ended.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -79,6 +80,7 @@ def stock_core(path: str, dtype: DType, running: int, compiled: bool, speculativ
     from actors.engine.vllm.arguments import prepare_environment
 
     prepare_environment()
+    os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it uses one, and others spin beside the engine's
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core import EngineCore

@@ -69,13 +69,14 @@ def _notes(cases: Sequence[Row]) -> list[str]:
         for row in cases
         if row["longest"] < 200
     )
-    return [*notes, *cut]
+    past = [row["past_end"] for row in cases]
+    return [*notes, *cut, f"- behind a natural end: {min(past):.0%} to {max(past):.0%} of the tokens, by case"]
 
 
 def _parts(cases: Sequence[Row]) -> str:
     """Microseconds per step; of every target its fewest and its most requests."""
     chosen = [row for row in cases if row["requests"] in _ends([of for of in cases if of["target"] == row["target"]])]
-    columns = [(row, kind) for row in chosen for kind in ("plain", "paceline")]
+    columns = [(row, kind) for row in chosen for kind in row["step_us"]]
     names = dict.fromkeys(name for row, kind in columns for name in row["step_us"][kind])
     head = ["us per step, median", *(f"{row['target']} {row['requests']} {kind}" for row, kind in columns)]
     lines = [

@@ -26,6 +26,7 @@ def row(requests: int, warm: float, cold: float, built_in: float, bound: float) 
         "dtype": "float32",
         "requests": requests,
         "longest": 64,
+        "past_end": requests / 100,
         "missing": {"suffix": "it is not there"},
         "plain_tokens_per_s": 1000.0,
         "contenders": {name: contender(speed) for name, speed in speeds.items()},
@@ -61,6 +62,7 @@ def test_the_tables_have_every_case_every_target_and_what_is_missing() -> None:
     assert "missing: `suffix`, it is not there" in text
     assert "| Paceline: draft |  | 8 |  | 8 |" in text
     assert text.count("demo at") == 2  # both were cut
+    assert "behind a natural end: 1% to 32% of the tokens" in text
 
 
 def test_waves_fill_the_time_and_are_cut_where_a_model_is_slow() -> None:
@@ -68,6 +70,11 @@ def test_waves_fill_the_time_and_are_cut_where_a_model_is_slow() -> None:
     assert rollout_vllm.fitting(lengths, 2, 200, step_s=0.01, seconds=0.55) == [[10, 20], [30, 40]]
     assert rollout_vllm.fitting(lengths, 2, 200, step_s=0.01, seconds=99.0) == [[10, 20], [30, 40], [50, 60]]
     assert rollout_vllm.fitting(lengths, 4, 25, step_s=1.0, seconds=0.0) == [[10, 20, 25, 25]]
+
+
+def test_what_is_drawn_behind_a_natural_end_is_counted_without_the_end() -> None:
+    responses = [np.array(tokens, np.int32) for tokens in ([5, 9, 6, 9], [5, 6], [9, 5], [5, 9])]
+    assert rollout_vllm.past_end(responses, (9,)) == 0.3
 
 
 def test_a_sweep_keeps_the_fastest_length_of_every_method() -> None:
@@ -149,12 +156,15 @@ class Engine:
 def test_timers_tell_parts_apart_and_leave_the_engine_as_it_was() -> None:
     engine = Engine()
     hook = engine.hook
-    parts = Parts((engine, "step"))
+    kinds = iter(["even", "odd"])
+    parts = Parts((engine, "step"), lambda: next(kinds))
     parts.around("outer", engine, "outer")
     parts.around("inner", engine, "hook")
     engine.step()
     engine.step()
-    found = parts.per_step_us()
+    by_kind = parts.per_step_us()
+    assert set(by_kind) == {"even", "odd"}
+    found = by_kind["odd"]
     assert set(found) == {"the rest", "outer", "inner", "step"}
     assert found["step"] == pytest.approx(sum(us for name, us in found.items() if name != "step"), abs=0.2)
     assert engine.calls == ["outer", "inner"] * 2
