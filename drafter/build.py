@@ -45,7 +45,7 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
     networks = {
         name: import_module(f"drafter.{name}").build(options, model, engine)
         for name in wanted_drafters(options)
-        if CATALOGUE[name].is_network
+        if CATALOGUE[name].is_network and _has_module(name)
     }
     built: dict[str, Drafter] = retrieval | networks
     return {name: built[name] for name in CATALOGUE if name in built}
@@ -87,6 +87,15 @@ def wanted_drafters(options: SpeculationOptions) -> set[str]:
 
 def _named(strategies: Iterable[str]) -> set[str]:
     return {Strategy.parse(text).drafter for text in strategies} - {"none"}
+
+
+def _has_module(name: str) -> bool:
+    if not CATALOGUE[name].own_module:
+        raise ValueError(
+            f"rollout.speculation.strategies names the drafter {name!r}, which the native engine does not have: "
+            "leave it out, or set rollout.engine.backend=vllm"
+        )
+    return True
 
 
 def _known(name: str, options: SpeculationOptions) -> str:

@@ -31,13 +31,13 @@ class Capabilities:
 
 
 NATIVE = Capabilities(
-    drafters=CATALOGUE.keys(),
+    drafters=frozenset(name for name, entry in CATALOGUE.items() if entry.own_module),
     trees=True,
     hidden_states=True,
     batch_invariant=True,
     logprobs_t1=True,
     learner_network=True,
 )
-VLLM = Capabilities(drafters=frozenset({"ngram", "suffix", "eagle"}), tensor_parallel=True, max_temperature=2.0)
+VLLM = Capabilities(drafters=frozenset({"ngram", "suffix", "eagle", "self"}), tensor_parallel=True, max_temperature=2.0)
 
 BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by rollout.engine.backend

@@ -1,6 +1,7 @@
 """The drafters there are: what configuration, plans, policies and reports must know of each. Plain data, no torch.
 
-The one place that lists them. The code of drafter NAME is the module `drafter.NAME`, whose `build` makes one.
+The one place that lists them. The code of drafter NAME is the module `drafter.NAME`, whose `build` makes one, except
+where an engine of another kind makes it itself.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ class DrafterEntry:
     needs_weights: bool = False  # it exists only where rollout.speculation.NAME.path is set
     is_network: bool = False  # it computes passes of its own: graphs are captured for them
     trained: bool = False  # drafter.train trains it
+    own_module: bool = True  # False: only an engine that makes it itself has it, and only where strategies name it
     native: str | None = None  # class of the native extension that it cannot do without
 
 
@@ -33,6 +35,8 @@ CATALOGUE: dict[str, DrafterEntry] = {
             trained=True,
         ),
         DrafterEntry(name="ngram", arms=("ngram:12", "ngram:6", "ngram:3"), native="Ngrams"),
+        # A copy of the target with eight-bit weights. It follows the target without being trained.
+        DrafterEntry(name="self", arms=("self:4", "self:2", "self:8"), is_network=True, own_module=False),
     )
 }
 FRESH_WEIGHTS = "random"  # instead of a directory of weights: rollout.speculation.NAME.path takes it
@@ -54,9 +58,12 @@ def weights_path(name: str, options: SpeculationOptions) -> str | None:
 
 
 def at_hand(options: SpeculationOptions) -> tuple[str, ...]:
-    """What an engine of this configuration can draft with, where the native extension is installed."""
+    """What an engine of this configuration drafts with unless strategies name others, where the native extension is
+    installed."""
     return tuple(
-        name for name, entry in CATALOGUE.items() if not entry.needs_weights or weights_path(name, options) is not None
+        name
+        for name, entry in CATALOGUE.items()
+        if entry.own_module and (not entry.needs_weights or weights_path(name, options) is not None)
     )
 
 

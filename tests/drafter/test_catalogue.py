@@ -1,12 +1,14 @@
 """A drafter is known everywhere once it stands in the catalogue: nothing else has a list of names."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from actors.engine.capabilities import BACKENDS, NATIVE
 from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow, StrategyUse
 from drafter.build import build_drafters
@@ -32,6 +34,8 @@ class Parrot(DrafterBase):
 def parrot(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = DrafterEntry(name="parrot", arms=("parrot:5", "parrot:2"), is_network=True)
     monkeypatch.setitem(CATALOGUE, "parrot", entry)
+    native = replace(NATIVE, drafters={*NATIVE.drafters, "parrot"})  # which is made of the catalogue when imported
+    monkeypatch.setitem(BACKENDS, "native", native)  # type: ignore[arg-type]
     module = ModuleType("drafter.parrot")
     module.build = lambda options, model, engine: Parrot()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "drafter.parrot", module)
@@ -75,3 +79,12 @@ def test_what_it_does_is_observed_under_its_name() -> None:
     meter = SpeculationMeter()
     meter.window("rollout-0", EngineWindow(start_s=0.0, end_s=1.0, engine_steps=1, **none, strategies=(use,)))
     assert meter.take().metrics()["speculation/parrot/acceptance"] == 0.5
+
+
+def test_the_copy_of_the_target_is_vllms_alone_and_only_where_it_is_named(tmp_path: Path) -> None:
+    assert faults("self:4") == ["the native engine has no drafter 'self'"]
+    assert "self" not in at_hand(SpeculationOptions())
+    named = SpeculationOptions(mode="fixed", strategies=("self:4",))
+    with pytest.raises(ValueError, match=r"'self', which the native engine does not have.*backend=vllm"):
+        build_drafters(named, tiny_model(tmp_path), ENGINE)
+    assert "self" in BACKENDS["vllm"].drafters

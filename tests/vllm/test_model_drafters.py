@@ -58,11 +58,9 @@ class Counting:
 
 class Engine:
     def __init__(self, target: Path, drafter: Any, **arguments: Any) -> None:
-        from actors.engine.vllm.model_drafters import mend_int8
         from actors.engine.vllm.weights import WeightsLoader
         from actors.engine.vllm.worker import EXTENSION
 
-        mend_int8()
         self.drafter = drafter
         self.raw = RawEngine(
             target,

@@ -87,7 +87,8 @@ def eagle_drafter(path: str, target: Path, out: Path, *, dtype: torch.dtype, see
 
 
 def self_drafter(target: Path, out: Path) -> ModelDrafter:
-    """Write `out`: the model in `target` with eight-bit weights. New weights of the target make new ones of it.
+    """Write `out`: the model in `target` with eight-bit weights. New weights of the target make new ones of it. For an
+    engine that is made in this process afterwards (`mend_int8`).
 
     Raises UnsupportedModelError for a family whose layers are not known to be quantised in this way.
     """
@@ -95,6 +96,7 @@ def self_drafter(target: Path, out: Path) -> ModelDrafter:
     ModelConfig.from_hf(source)
     with SafetensorsDirectory(target) as tensors:
         write_checkpoint(source | {"quantization_config": dict(W8A8)}, dict(quantised(tensors.items())), out)
+    mend_int8()
     return ModelDrafter(method="draft_model", directory=out, convert=quantised, shapes={}, copies_target=True)
 
 
