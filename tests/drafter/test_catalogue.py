@@ -35,7 +35,7 @@ def parrot(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = DrafterEntry(name="parrot", arms=("parrot:5", "parrot:2"), is_network=True)
     monkeypatch.setitem(CATALOGUE, "parrot", entry)
     native = replace(NATIVE, drafters={*NATIVE.drafters, "parrot"})  # which is made of the catalogue when imported
-    monkeypatch.setitem(BACKENDS, "native", native)  # type: ignore[arg-type]
+    monkeypatch.setitem(BACKENDS, "native", native)
     module = ModuleType("drafter.parrot")
     module.build = lambda options, model, engine: Parrot()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "drafter.parrot", module)
