@@ -26,7 +26,14 @@ from tests.vllm.support import VLLM
 pytestmark = VLLM
 
 TEMPERATURE = 0.8
-OPTIONS = EngineOptions(backend="vllm", max_running=8, kv_tokens=4096, max_model_tokens=200, threads=1)
+OPTIONS = EngineOptions(
+    backend="vllm",
+    max_running=8,
+    kv_tokens=4096,
+    max_model_tokens=200,
+    threads=1,
+    vllm_arguments={"enforce_eager": True},  # compiling six models takes minutes
+)
 DRAFTS = SpeculationOptions(mode="fixed", strategies=("ngram:3",))
 NEARLY = 5e-6  # float32: 4e-7 to 6e-7 was seen; a term that one of the two leaves out gives 1e-4 and more
 

@@ -17,7 +17,11 @@ from tests.vllm.support import VLLM
 __all__ = ["long", "runs"]  # fixtures
 pytestmark = [*VLLM, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ENGINE = ("rollout.engine.backend=vllm", SHARP)
+BACKEND = (
+    "rollout.engine.backend=vllm",
+    "rollout.engine.vllm_arguments={enforce_eager: true}",
+)  # no compiling: minutes
+ENGINE = (*BACKEND, SHARP)
 NEARLY = 5e-6  # mean gap, float32
 
 
@@ -66,7 +70,7 @@ def test_another_architecture_learns(runs: Runs) -> None:
 def test_a_drafter_learns_in_the_tails_and_vllm_drafts_with_it(long: LongRuns) -> None:
     """From the states of the learner's pass: vLLM records none. Its weights are handed over while the run goes on."""
     name = "vllm-eagle"
-    rows = long.run(name, lambda: long.has_trained(name), *TRAINED, ENGINE[0])
+    rows = long.run(name, lambda: long.has_trained(name), *TRAINED, *BACKEND)
     assert not long.says(name, "drafter_failed")
     assert not long.says(name, "trainer_lost")
     assert any(record["levels"].get("version", 0) > 0 for record in long.drafter(name))
