@@ -35,7 +35,7 @@ from actors.engine.types import (
     WeightsLoaded,
 )
 from actors.engine.vllm.queue import AdmissionQueue
-from actors.engine.vllm.readout import ReadStep, read_step
+from actors.engine.vllm.readout import ReadStep, read_decoding, read_step
 from actors.engine.vllm.worker_drafts import WorkerDrafter
 from drafter.protocol import Drafter
 from models.manifest import WeightsManifest
@@ -134,9 +134,10 @@ class VllmEngine:
         self._account = StepAccount(table, self._speculator, prompts, on_step)
         self._progress_every_tokens = progress_every_tokens
         self._idle = True
-        # Of the step at hand: vLLM's requests that decode, their slots, and what came of it.
+        # Of the step at hand: vLLM's requests that decode, the plan of their slots, and what came of it.
         self._decoding: list[Any] = []
-        self._slots: Int64Array = np.zeros(0, np.int64)
+        self._names: list[str] = []
+        self._plan = _plan(np.zeros(0, np.int64))
         self._load, self._strategy, self._next = Load(0, 0, 0), PLAIN, PLAIN
         self._step: ReadStep | None = None
         backend.attach(self)
@@ -270,15 +271,15 @@ class VllmEngine:
         """See StepControl: choose a strategy for those that decode, and draft by it."""
         decoding = [request for request in running if request.num_computed_tokens >= request.num_tokens - 1]
         if decoding != self._decoding:  # Else the same array: who counts along knows it by its identity.
-            self._decoding = decoding
-            self._slots = np.array([self._slot_of(request.request_id) for request in decoding], np.int64)
-        plan = _plan(self._slots)
+            self._decoding, self._names = decoding, [request.request_id for request in decoding]
+            self._plan = _plan(np.array([self._slot_of(name) for name in self._names], np.int64))
+        plan = self._plan
         self._load = self._speculator.load_of(plan, self._queue.waiting)
         if self._worker is not None:
             self._worker.made([request.spec_token_ids for request in decoding])
             for request in running:  # Only what is chosen is verified.
                 request.spec_token_ids = []
-        if self._backend.refusal and self._table.temperature[self._slots].any():
+        if self._backend.refusal and self._table.temperature[plan.slots].any():
             self._strategy = self._next = PLAIN
             return
         self._strategy, self._next = self._next, self._speculator.choose(self._load)
@@ -296,9 +297,16 @@ class VllmEngine:
 
     def sampled(self, scheduled: Any, output: Any) -> set[str]:
         """See StepControl: enter what was drawn, and hear the stop rules."""
-        step = self._step = read_step(scheduled, output, self._slot_of)
-        table, slots = self._table, step.plan.slots[step.plan.samples]
-        step.logprobs[(table.temperature[slots] == 0.0).repeat(step.rows)] = 0.0  # as SamplingParams has it
+        if scheduled.total_num_scheduled_tokens == len(self._names) and self._names == [
+            *scheduled.num_scheduled_tokens
+        ]:
+            step = read_decoding(self._plan, self._names, output)
+        else:
+            step = read_step(scheduled, output, self._slot_of)
+        self._step, table, slots = step, self._table, step.plan.slots[step.plan.samples]
+        greedy = table.temperature[slots] == 0.0
+        if greedy.any():
+            step.logprobs[greedy.repeat(step.rows)] = 0.0  # as SamplingParams has it
         settled = self._steps.settle(
             step.plan, step.tokens, step.logprobs, step.logprobs, step.drafts, self._progress_every_tokens
         )

@@ -30,8 +30,22 @@ class ReadStep:
     settled: Settled = field(default=_NOTHING)
 
 
+def read_decoding(plan: StepPlan, names: list[str], output: Any) -> ReadStep:
+    """Of a step in which the requests of `plan`, vLLM's `names`, decoded one token each, and nothing else was done."""
+    index, drawn = output.req_id_to_index, output.sampled_token_ids
+    places = [index[name] for name in names]
+    return ReadStep(
+        plan=plan,
+        sampled=names,
+        tokens=np.array([drawn[place][0] for place in places], np.int64),
+        logprobs=output.logprobs.logprobs[places, 0],
+        rows=plan.rows,
+        drafts=None,
+    )
+
+
 def read_step(scheduled: Any, output: Any, slot_of: Callable[[str], int]) -> ReadStep:
-    """From vLLM's SchedulerOutput and ModelRunnerOutput."""
+    """Of any step, from vLLM's SchedulerOutput and ModelRunnerOutput."""
     computed: Mapping[str, int] = scheduled.num_scheduled_tokens
     verified: Mapping[str, list[int]] = scheduled.scheduled_spec_decode_tokens
     index: Mapping[str, int] = output.req_id_to_index
