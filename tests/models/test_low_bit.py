@@ -1,0 +1,39 @@
+"""Eight-bit weights are the nearest ones, row by row, and only matrices of layers become them."""
+
+import torch
+
+from models.low_bit import dequantise_rows, quantise_rows, quantised
+
+
+def test_each_weight_is_the_nearest_multiple_of_its_rows_scale() -> None:
+    weight = torch.randn(7, 33, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 7)[:, None]
+    values, scales = quantise_rows(weight)
+    assert (values.dtype, values.shape, scales.dtype, scales.shape) == (torch.int8, (7, 33), torch.float32, (7, 1))
+    torch.testing.assert_close(scales[:, 0], weight.abs().amax(1) / 127)
+    assert (values.abs().amax(1) == 127).all()
+    assert ((dequantise_rows(values, scales) - weight).abs() <= scales * 0.50001).all()
+
+
+def test_a_row_of_zeros_stays_zero() -> None:
+    values, scales = quantise_rows(torch.zeros(2, 5))
+    assert not dequantise_rows(values, scales).any()
+    assert scales.isfinite().all()
+
+
+def test_bfloat16_weights_are_quantised_in_float32() -> None:
+    weight = torch.randn(4, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert all(torch.equal(a, b) for a, b in zip(quantise_rows(weight), quantise_rows(weight.float()), strict=True))
+
+
+def test_embedding_head_norms_and_biases_stay() -> None:
+    named = {
+        "model.embed_tokens.weight": torch.randn(8, 4),
+        "model.layers.0.self_attn.q_proj.weight": torch.randn(4, 4),
+        "model.layers.0.self_attn.q_proj.bias": torch.randn(4),
+        "model.norm.weight": torch.randn(4),
+        "lm_head.weight": torch.randn(8, 4),
+    }
+    found = dict(quantised(named.items()))
+    changed = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.weight_scale"}
+    assert found.keys() == named.keys() | changed
+    assert all(found[name] is named[name] for name in named.keys() - changed)
