@@ -10,16 +10,24 @@ from actors.engine.capabilities import VLLM as CAPABILITIES
 from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
+from drafter.eagle.model import init_eagle
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
 from models.options import ModelOptions
-from policies.speculation.options import SpeculationOptions
+from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.contract import EngineContract, Subject, Weights
 from tests.vllm.support import VLLM, tiny_checkpoint
 
 pytestmark = VLLM
 
-OPTIONS = EngineOptions(backend="vllm", max_running=6, kv_tokens=4096, progress_every_tokens=5, threads=1)
+OPTIONS = EngineOptions(
+    backend="vllm",
+    max_running=6,
+    kv_tokens=4096,
+    progress_every_tokens=5,
+    threads=1,
+    vllm_arguments={"enforce_eager": True},
+)
 STRATEGIES = ("plain", "suffix:4")
 
 
@@ -32,7 +40,8 @@ def in_a_child(model_dir: Path, strategy: str) -> RolloutEngine:
 def speculation(strategy: str) -> SpeculationOptions:
     if strategy == "plain":
         return SpeculationOptions(mode="off")
-    return SpeculationOptions(mode="fixed", strategies=(strategy,))
+    eagle = EagleOptions(path="random") if strategy.startswith("eagle") else EagleOptions()
+    return SpeculationOptions(mode="fixed", strategies=(strategy,), eagle=eagle)
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
@@ -42,14 +51,15 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def target_weights(version: int, seed: int) -> Weights:
         return weights.pack(hf_state_dict(init_model(model_dir, seed)), version)
 
-    def no_drafter(version: int) -> Weights:
-        return weights.pack({"nobody.weight": torch.zeros(8)}, version)
+    def eagle_weights(version: int) -> Weights:
+        eagle = init_eagle(model.config, 3, dtype=torch.float32, device="cpu", batch_invariant=True)
+        return weights.pack(eagle.state_dict(), version)
 
     return Subject(
         CAPABILITIES,
         lambda strategy: in_a_child(model_dir, strategy),
         target_weights,
-        no_drafter,
+        eagle_weights,
         model.config.max_position_embeddings - 1,
         request.param,
     )
