@@ -40,9 +40,8 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
         bool, Field(description="on CUDA: decoding and verification as captured graphs (`paceline plan-graphs`)")
     ] = True
     seeded_requests: Annotated[
-        bool | None,
-        Field(description="vllm: a generator for each request, so that a run repeats; default: true on CPU"),
-    ] = None
+        bool, Field(description="vllm: a generator for each request, at some microseconds per token (docs/vllm.md)")
+    ] = False
     vllm_arguments: Annotated[
         dict[str, Any], Field(description="vllm: further arguments of its EngineArgs, e.g. {quantization: fp8}")
     ] = {}

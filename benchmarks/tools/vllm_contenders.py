@@ -256,7 +256,8 @@ def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int
         niceness=0,
         speculation=SpeculationOptions(),
     )
-    backend: Any = build(start)._engine._backend
+    core: Any = build(start)
+    backend = core._engine._backend
     speculation = Speculation(history, trees=False)
 
     def run(waves: Case = (), parts: bool = False, cold: bool = False, passes: int = 0) -> Answer:

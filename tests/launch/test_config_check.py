@@ -161,7 +161,7 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         [VLLM, "rollout.speculation.strategies=['suffix:8', 'ngram:4', plain]"],
         [VLLM, "rollout.speculation.verification=rejection", "rollout.sampling.stop_strings=[x]", "eval.temperature=0"],
         [VLLM, "objective.sampler_correction={weights: none}"],
-        [VLLM, "rollout.engine.vllm_arguments={quantization: fp8}", "rollout.engine.seeded_requests=false"],
+        [VLLM, "rollout.engine.vllm_arguments={quantization: fp8}", "rollout.engine.seeded_requests=true"],
         [VLLM, *TRAINED],
         [VLLM, "cluster.layout=disaggregated", "cluster.gpus_per_worker=8"],
     ],

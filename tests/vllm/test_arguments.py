@@ -21,7 +21,7 @@ def arguments(root: Path, device: str = "cuda", ranks: int = 1, **options: Any) 
         niceness=0,
         speculation=SpeculationOptions(mode="off"),
     )
-    return engine_arguments(start, device=device, ranks=ranks, max_nodes=0, speculative=None, seeded=True)
+    return engine_arguments(start, device=device, ranks=ranks, max_nodes=0, speculative=None)
 
 
 @pytest.mark.parametrize(("device", "ranks", "executor"), [("cuda", 1, "uni"), ("cuda", 4, "mp"), ("cpu", 1, "uni")])

@@ -250,6 +250,9 @@ class NativeEngine:
     def wake(self) -> None:
         self._runner.wake()
 
+    def close(self) -> None:
+        """Nothing of it outlives the process."""
+
     def step(self) -> list[Event]:
         """One forward of the running batch; returns what happened since the last call."""
         now_s = self._clock()

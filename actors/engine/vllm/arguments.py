@@ -51,10 +51,10 @@ def prepare_environment() -> None:
 
 
 def engine_arguments(
-    start: Start, *, device: str, ranks: int, max_nodes: int, speculative: Mapping[str, Any] | None, seeded: bool
+    start: Start, *, device: str, ranks: int, max_nodes: int, speculative: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Of vllm's EngineArgs. `ranks`: processes that execute the model, one to a GPU. `max_nodes`: the most tokens that
-    any request drafts in a step. `seeded`: requests have generators of their own.
+    any request drafts in a step.
 
     Raises ValueError for an entry of rollout.engine.vllm_arguments that Paceline sets itself.
     """
@@ -71,7 +71,7 @@ def engine_arguments(
         "skip_tokenizer_init": True,
         "dtype": start.model.dtype,
         # Requests without generators draw from one that this seeds: two workers must not share its noise.
-        "seed": start.seed & _SEEDS if seeded else secrets.randbits(31),
+        "seed": start.seed & _SEEDS if options.seeded_requests else secrets.randbits(31),
         "max_model_len": options.max_model_tokens,
         "max_num_seqs": options.max_running,
         "max_num_batched_tokens": options.prefill_chunk_tokens + options.max_running * (1 + max_nodes),

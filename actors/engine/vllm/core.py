@@ -1,31 +1,15 @@
-"""The vLLM engine as an engine process drives it: commands to calls. Owns how it starts and what it answers; what the
-commands do is the engine's. Imports vLLM only when an engine is built."""
+"""How the vLLM engine starts in its process. Imports vLLM only when an engine is built."""
 
 import logging
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, assert_never
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from actors.engine.commands import (
-    Abort,
-    EngineCommand,
-    LoadDrafters,
-    Remember,
-    SaveDrafters,
-    Sleep,
-    Submit,
-    UpdateDrafter,
-    UpdateWeights,
-    Wake,
-)
-from actors.engine.shared_rollouts import unpack
-from actors.engine.types import Answer, DraftersSaved, Event, Slept
+from actors.engine.batch.core import BatchCore
 from actors.engine.vllm.arguments import engine_arguments, prepare_environment
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.model_drafters import ModelDrafter, eagle_drafter, self_drafter
@@ -41,53 +25,7 @@ from policies.speculation.catalogue import CATALOGUE, weights_path
 _log = logging.getLogger(__name__)
 
 
-class VllmCore:
-    """EngineCore over a VllmEngine."""
-
-    def __init__(self, engine: VllmEngine) -> None:
-        self._engine = engine
-
-    @property
-    def has_work(self) -> bool:
-        return self._engine.has_work
-
-    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> Answer | None:
-        engine = self._engine
-        match command:
-            case Submit(requests):
-                engine.submit(requests)
-            case Abort(request_ids):
-                engine.abort(request_ids)
-            case UpdateWeights(manifest):
-                return engine.update_weights(manifest, _given(memory))
-            case Sleep():
-                try:
-                    engine.sleep()
-                except ValueError as error:
-                    return Slept(str(error))
-                return Slept()
-            case Wake():
-                engine.wake()
-            case Remember(own_index):
-                engine.remember(*unpack(_given(memory), own_index))
-            case SaveDrafters(directory):
-                return DraftersSaved(directory, engine.save_drafters(directory))
-            case LoadDrafters(directory):
-                engine.load_drafters(directory)
-            case UpdateDrafter(name, manifest):
-                return engine.update_drafter(name, manifest, _given(memory))
-            case _:
-                assert_never(command)
-        return None
-
-    def step(self) -> list[Event]:
-        return self._engine.step()
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-def build(start: Start) -> VllmCore:
+def build(start: Start) -> BatchCore:
     """The engine that serves the model at `start.model.path`. Raises UnsupportedVllmError."""
     installed = check_version()
     prepare_environment()
@@ -111,11 +49,8 @@ def build(start: Start) -> VllmCore:
             speculative = {"method": "custom_class", "model": NO_PROPOSER, "num_speculative_tokens": max_nodes}
         from actors.engine.vllm.backend import VllmBackend  # imports vLLM
 
-        seeded = device == "cpu" if options.seeded_requests is None else options.seeded_requests
-        arguments = engine_arguments(
-            start, device=device, ranks=ranks, max_nodes=max_nodes, speculative=speculative, seeded=seeded
-        )
-        backend = VllmBackend(arguments, kv_tokens=options.kv_tokens, seeded=seeded, drafter=drafter)
+        arguments = engine_arguments(start, device=device, ranks=ranks, max_nodes=max_nodes, speculative=speculative)
+        backend = VllmBackend(arguments, kv_tokens=options.kv_tokens, seeded=options.seeded_requests, drafter=drafter)
     _log.info("engine: %s %s on %s", installed.distribution, installed.version, device)
     engine = VllmEngine(
         backend,
@@ -128,7 +63,7 @@ def build(start: Start) -> VllmCore:
         else WorkerDrafter(network, copies_target=drafter.copies_target),
         policy=policy,
     )
-    return VllmCore(engine)
+    return BatchCore(engine)
 
 
 def _network(names: Collection[str]) -> str | None:
@@ -148,9 +83,3 @@ def _model_drafter(name: str, start: Start, out: Path) -> ModelDrafter:
     path = weights_path(name, start.speculation)
     assert path is not None, "wanted_drafters has seen to it"
     return eagle_drafter(path, Path(start.model.path), out / name, dtype=getattr(torch, start.model.dtype))
-
-
-def _given(memory: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
-    if memory is None:
-        raise ValueError("the command came without the memory that belongs to it")
-    return memory
