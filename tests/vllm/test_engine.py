@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from actors.data.stop_strings import compile_marker
-from actors.engine.commands import Submit
+from actors.engine.commands import Sleep, Submit, UpdateWeights, Wake
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import DrafterFailed, EngineWindow, Event, FinishReason, Request, Rollout, StopRule
+from models import weights
+from models.checkpoint import hf_state_dict, init_model
 from models.options import ModelOptions
 from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.contract import Talk, finished
@@ -101,7 +103,7 @@ def test_stop_strings_end_responses_at_the_same_token(pair: Pair) -> None:
         assert all(rollout.finish_reason is FinishReason.STOP for rollout in found.values())
 
 
-def test_a_full_cache_preempts_and_loses_nothing(pair: Pair, tmp_path: Path) -> None:
+def test_a_full_cache_preempts_and_loses_nothing(tmp_path: Path) -> None:
     """vLLM takes requests out of the batch and computes them again; what they drew before stays."""
     model_dir, _ = tiny_checkpoint(tmp_path)
     vllm = engine(model_dir, ADAPTIVE, backend="vllm", kv_tokens=512)
@@ -112,6 +114,23 @@ def test_a_full_cache_preempts_and_loses_nothing(pair: Pair, tmp_path: Path) -> 
         events = vllm.idle(6)
         assert sum(event.preempted for event in events if isinstance(event, EngineWindow))
         assert same_tokens(finished(events), native.run(requests))
+    finally:
+        vllm.engine.close()
+        native.engine.close()
+
+
+def test_weights_that_come_while_it_sleeps_are_what_it_wakes_with(tmp_path: Path) -> None:
+    model_dir, _ = tiny_checkpoint(tmp_path)
+    vllm = engine(model_dir, SpeculationOptions(mode="off"), backend="vllm")
+    native = engine(model_dir, SpeculationOptions(mode="off"))
+    try:
+        requests = greedy(make_requests(4, seed=12, max_new_tokens=20))
+        manifest, buffer = weights.pack(hf_state_dict(init_model(model_dir, 5)), 1)
+        for talk in (vllm, native):
+            assert talk.ask(Sleep()).refusal == ""
+            assert talk.ask(UpdateWeights(manifest), buffer).version == 1
+            talk.engine.send(Wake())
+        assert same_tokens(vllm.run(requests), native.run(requests))
     finally:
         vllm.engine.close()
         native.engine.close()

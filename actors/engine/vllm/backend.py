@@ -42,6 +42,7 @@ class VllmBackend:
         for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
             _log.warning("mended in this vLLM: %s (docs/vllm.md)", mended)
         self._seeded = seeded
+        self._asleep: list[str] = []  # vLLM's tags of what sleeps
         self._drafter = drafter
         if drafter is not None:
             self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=(drafter.copies_target,))
@@ -100,19 +101,31 @@ class VllmBackend:
             self.core.post_step(executed)
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> list[int]:
+        self._wake_weights()
         return [int(name) for name in self._weights.load_target(manifest, buffer)]
 
     def update_drafter(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
         drafter = self._drafter
         if drafter is None or not drafter.shapes:
             raise ValueError("this engine's drafter takes no weights: it is made of the target's")
+        self._wake_weights()
         self._weights.load_drafter(manifest, buffer, drafter.convert, drafter.shapes)
 
     def sleep(self) -> None:
+        """Weights move to the host and the K/V is dropped, on GPUs; on CPUs vLLM does nothing."""
         self.core.sleep(level=1)
+        self._asleep = ["weights", "kv_cache"]
 
     def wake(self) -> None:
-        self.core.wake_up()
+        if self._asleep:
+            self.core.wake_up(self._asleep)
+            self._asleep = []
+
+    def _wake_weights(self) -> None:
+        """New ones must not be written to memory that is not there. The K/V sleeps on."""
+        if "weights" in self._asleep:
+            self.core.wake_up(["weights"])
+            self._asleep.remove("weights")
 
     def close(self) -> None:
         self.core.shutdown()
