@@ -1,5 +1,6 @@
 """The array work of steps: by definition, and native and numpy alike; the engine is the same with either."""
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def a_table(rng: np.random.Generator, slots: int) -> SlotTable:
 def a_copy(table: SlotTable) -> SlotTable:
     copy = SlotTable(*table.tokens.shape, table.block_tables.shape[1])
     for name, value in vars(table).items():
-        setattr(copy, name, value.copy())
+        setattr(copy, name, deepcopy(value))
     return copy
 
 

@@ -492,8 +492,8 @@ def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
         assert training.take(1, None).metrics()["drafter/buffer_sequences"] == 0
     assert kinds(tmp_path) == ["started", "coordinator"]  # its end is no loss
     for buffer in plan.buffers.values():
-        with pytest.raises(RayError):
-            ray.get(buffer.stats.remote(), timeout=30.0)
+        with pytest.raises(RayError):  # killed, it may still answer once or twice
+            ray.get([buffer.stats.remote() for _ in range(1000)], timeout=30.0)
     off = settings.model_copy(update={"drafter": settings.drafter.model_copy(update={"train": False})})
     with Observer(run_dir, off) as observer, drafter_training(off, observer, run_dir, model) as training:
         assert training is None

@@ -30,7 +30,7 @@ def test_a_killed_run_on_two_workers_ends_like_an_undisturbed_one_on_one(runs: R
     moment = random.Random(seed)
     extra = (*DAPO, "rollout.workers=2", "checkpoint.every=1")
     process = start(runs, ray_head, "dapo-killed", *extra)
-    wait_for_steps(runs, "dapo-killed", process, moment.randint(1, STEPS - 2))
+    wait_for_steps(runs, "dapo-killed", process, moment.randint(2, STEPS - 2))  # so there is a checkpoint
     time.sleep(moment.uniform(0, 0.5))
     process.send_signal(signal.SIGKILL)
     process.wait(30)
