@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,7 @@ def prepare_environment() -> None:
     """What vLLM reads while it is imported. What is set already stands."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of what vLLM imports
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about what is set here on purpose
 
 
@@ -79,6 +81,7 @@ def engine_arguments(
         "scheduler_cls": "actors.engine.vllm.scheduler.PacelineScheduler",
         "async_scheduling": False,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,  # standard error is what a lost engine's supervisor shows
         "enforce_eager": not (on_cpu or options.cuda_graphs),  # on CPUs compiled, as vLLM does by itself
         "enable_sleep_mode": not on_cpu,
         "speculative_config": None if speculative is None else dict(speculative),
