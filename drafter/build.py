@@ -6,6 +6,7 @@ Imports are lazy: an engine without EAGLE never loads its code.
 import logging
 from collections.abc import Iterable
 from importlib import import_module
+from types import ModuleType
 from typing import Protocol
 
 from drafter.protocol import Drafter
@@ -43,9 +44,9 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
         return {}
     retrieval = build_retrieval(options, engine.max_running, history_tokens(model, engine))
     networks = {
-        name: import_module(f"drafter.{name}").build(options, model, engine)
+        name: _network(name).build(options, model, engine)
         for name in wanted_drafters(options)
-        if CATALOGUE[name].is_network and _has_module(name)
+        if CATALOGUE[name].is_network
     }
     built: dict[str, Drafter] = retrieval | networks
     return {name: built[name] for name in CATALOGUE if name in built}
@@ -89,13 +90,14 @@ def _named(strategies: Iterable[str]) -> set[str]:
     return {Strategy.parse(text).drafter for text in strategies} - {"none"}
 
 
-def _has_module(name: str) -> bool:
+def _network(name: str) -> ModuleType:
+    """The module of a drafter with passes of its own."""
     if not CATALOGUE[name].own_module:
         raise ValueError(
             f"rollout.speculation.strategies names the drafter {name!r}, which the native engine does not have: "
             "leave it out, or set rollout.engine.backend=vllm"
         )
-    return True
+    return import_module(f"drafter.{name}")
 
 
 def _known(name: str, options: SpeculationOptions) -> str:

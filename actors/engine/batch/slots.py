@@ -7,7 +7,7 @@ is a few array operations, and Python runs per request only when one is admitted
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import Request, Sampled, StopRule
+from actors.engine.types import Progress, Request, Sampled, StopRule
 
 
 class SlotTable:
@@ -81,6 +81,12 @@ class SlotTable:
         part = slice(int(self.prompt_length[slot]) if start is None else start, int(self.length[slot]))
         logprobs_t1 = self.logprobs_t1[slot, part].copy() if self._has_t1 else None
         return Sampled(self.tokens[slot, part].copy(), self.logprobs[slot, part].copy(), logprobs_t1)
+
+    def progress(self, slot: int) -> Progress:
+        """What the response gained since it was last reported, which it is now."""
+        delta = self.response(slot, start=int(self.reported[slot]))
+        self.reported[slot] = self.length[slot]
+        return Progress(int(self.request_id[slot]), delta)
 
     def blocks(self, slot: int) -> list[int]:
         return [int(block) for block in self.block_tables[slot, : self.block_counts[slot]]]

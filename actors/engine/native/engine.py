@@ -34,7 +34,6 @@ from actors.engine.types import (
     Event,
     Finished,
     FinishReason,
-    Progress,
     Rejected,
     Request,
     Rollout,
@@ -335,8 +334,7 @@ class NativeEngine:
             now_s = self._clock()
             for slot, reason in settled.ended:
                 self._finish(slot, reason, now_s)
-        for slot in settled.due:
-            self._report(slot)
+        self._events += [self._table.progress(slot) for slot in settled.due]
         return settled
 
     def _finish(self, slot: int, reason: FinishReason, now_s: float) -> None:
@@ -344,11 +342,6 @@ class NativeEngine:
         response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
         self._scheduler.remove(ticket.request.request_id, finished=True)
         self._events.append(finished(ticket, response, reason, ticket.weights_version, now_s, propensity))
-
-    def _report(self, slot: int) -> None:
-        delta = self._table.response(slot, start=int(self._table.reported[slot]))
-        self._table.reported[slot] = self._table.length[slot]
-        self._events.append(Progress(int(self._table.request_id[slot]), delta))
 
 
 def _recorded_layers(drafters: Mapping[str, Drafter], given: tuple[int, ...] | None) -> tuple[int, ...]:

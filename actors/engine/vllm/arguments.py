@@ -35,6 +35,7 @@ OURS = frozenset(
 )
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is a child already
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about what is set here on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share a machine: rollout.engine.threads says how many each has
@@ -49,7 +50,6 @@ def prepare_environment() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning)  # of what vLLM imports
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about what is set here on purpose
 
 
 def engine_arguments(

@@ -28,7 +28,6 @@ from actors.engine.types import (
     EngineIdle,
     Event,
     FinishReason,
-    Progress,
     Rejected,
     Request,
     Sampled,
@@ -344,10 +343,7 @@ class VllmEngine:
             response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
             self._queue.remove(ticket.request.request_id, finished=True)
             self._events.append(finished(ticket, response, reason, ticket.weights_version, ended_s, propensity))
-        for slot in settled.due:
-            delta = self._table.response(slot, start=int(self._table.reported[slot]))
-            self._table.reported[slot] = self._table.length[slot]
-            self._events.append(Progress(int(self._table.request_id[slot]), delta))
+        self._events += [self._table.progress(slot) for slot in settled.due]
 
     def _slot_of(self, name: str) -> int:
         return self._queue[int(name)].slot

@@ -5,7 +5,7 @@ vLLM is given no more requests than it may run together: what waits, waits here,
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from actors.engine.batch.plan import SlotWatcher, Ticket
 from actors.engine.batch.slots import SlotTable
@@ -30,9 +30,6 @@ class AdmissionQueue:
 
     def __getitem__(self, request_id: int) -> Ticket:
         return self._tickets[request_id]
-
-    def __iter__(self) -> Iterator[Ticket]:
-        return iter(self._tickets.values())
 
     @property
     def running(self) -> int:
