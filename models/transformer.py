@@ -209,9 +209,9 @@ class Transformer(nn.Module):
         return torch.cat((*(outputs[layer] for layer in recorded), hidden), dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Output of forward [T, H] -> [T, V], in the dtype of the weights."""
+        """Output of forward [T, H] -> [T, V], in the dtype of the weights; float32 on CUDA (`ops.head`)."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return ops.linear(hidden, head.weight, None, invariant=self.batch_invariant)
+        return ops.head(hidden, head.weight, invariant=self.batch_invariant)
 
     @property
     def tied(self) -> bool:

@@ -1,4 +1,4 @@
-"""The transformer's operations, each in plain torch (`reference`) and most as a native CPU kernel.
+"""The transformer's operations, each in plain torch (`reference`), most as a native CPU kernel and a Triton one.
 
 A row's result never depends on the other rows where an operation says batch-invariant. Callers see one function per
 operation; whether a kernel or torch computes it is decided here, per call, from device, dtype and gradients.
@@ -6,10 +6,10 @@ operation; whether a kernel or torch computes it is decided here, per call, from
 
 from models.ops.attention import packed_attention, paged_attention
 from models.ops.eagle import EaglePasses
-from models.ops.matmul import linear, prepack
+from models.ops.matmul import head, linear, prepack
 from models.ops.sampling import cutoff, sample, sample_topk
 from models.ops.stack import DecoderStack, StackLayer
-from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, split_qkv, swiglu, write_kv
+from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, rope_write, split_qkv, swiglu, write_kv
 
 __all__ = [
     "DecoderStack",
@@ -18,11 +18,13 @@ __all__ = [
     "add_rms_norm",
     "apply_rope",
     "cutoff",
+    "head",
     "linear",
     "packed_attention",
     "paged_attention",
     "prepack",
     "rms_norm",
+    "rope_write",
     "sample",
     "sample_topk",
     "split_qkv",

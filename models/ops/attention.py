@@ -1,7 +1,8 @@
 """Causal attention over packed segments (learner) and over a paged KV cache (engine); bitwise equal to each other.
 
 On CPU both run one native kernel, whose result for a query row depends on that row's keys, values and their order
-only. Elsewhere they are torch's scaled dot-product attention (`reference`), equal to rounding.
+only. On CUDA paged attention is a Triton kernel of which the same holds (`models.ops.triton`). Elsewhere they are
+torch's scaled dot-product attention (`reference`), equal to rounding.
 """
 
 from typing import Any
@@ -12,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from models.ops import reference
 from models.ops.native import as_int32, dense_rows, kernels, takes
+from models.ops.triton import operators
+from models.ops.triton.operators import operators_take
 
 _BF16 = torch.bfloat16
 _LANES = 8
@@ -59,9 +62,25 @@ def paged_attention(
     included); rows then hold a tree of drafted tokens, and W is at least the largest number of rows of a request.
     A row whose ancestors are the rows of a plain continuation gets bitwise the plain result.
 
-    The maximum lengths spare host synchronisations on CUDA. Raises ValueError on inconsistent lengths and IndexError
+    The maximum lengths, upper bounds, spare host synchronisations on CUDA, where rows behind query_offsets[B] are
+    padding (zeros come back) and a request may have none. Raises ValueError on inconsistent lengths and IndexError
     on blocks outside the cache (CPU).
     """
+    if operators_take(q, k_cache, v_cache):
+        attended: Tensor = operators.paged_attention(
+            dense_rows(q),
+            k_cache,
+            v_cache,
+            as_int32(block_tables),
+            as_int32(query_offsets),
+            as_int32(context_lens),
+            None if tree_mask is None else tree_mask.to(torch.uint8),
+            block_tokens,
+            int(query_offsets.diff().max()) if max_query is None else max_query,
+            int(context_lens.max()) if max_context is None else max_context,
+            scale,
+        )
+        return attended
     native = takes(q, k_cache, v_cache) and k_cache.is_contiguous() and v_cache.is_contiguous()
     if not native or q.shape[2] % _LANES:
         return reference.paged_attention(

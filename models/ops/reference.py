@@ -116,6 +116,33 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     v_cache[slots] = v
 
 
+def rope_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    kv_slots: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    kv_heads, head_dim = k_cache.shape[1:]
+    parts = qkv.reshape(qkv.shape[0], -1, head_dim)
+    q, k, v = parts[:, : -2 * kv_heads], parts[:, -2 * kv_heads : -kv_heads], parts[:, -kv_heads:]
+    q = q if q_norm is None else rms_norm(q, q_norm, eps)
+    k = k if k_norm is None else rms_norm(k, k_norm, eps)
+    cos, sin = cos.index_select(0, positions), sin.index_select(0, positions)
+    write_kv(apply_rope(k, cos, sin), v, k_cache, v_cache, kv_slots)
+    return apply_rope(q, cos, sin)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """float32"""
+    return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+
+
 def sample(
     logits: Tensor, cutoff: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,3 +176,18 @@ def sample_topk(
         values = values + gumbel(keys, positions, wide.shape[1]).masked_fill(greedy[:, None], 0.0)
     tokens = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return tokens, (values / scale).log_softmax(-1).gather(1, tokens)
+
+
+def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    vocab = logits.shape[1]
+    ordered = logits.float().sort(dim=-1, descending=True).values
+    rank = torch.arange(vocab, device=logits.device)
+    keep = rank < torch.where(top_k > 0, top_k, vocab)[:, None]
+    scaled = ordered / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    probability = scaled.masked_fill(~keep, -torch.inf).softmax(dim=-1)
+    # Kept while the probability before a token is below p; the most probable one is always kept.
+    # The sum is shifted, not reduced by the token's own probability: 0.5 + 0.3 is 0.8, and 0.9 - 0.1 a little less.
+    before = F.pad(probability.cumsum(dim=-1)[:, :-1], (1, 0))
+    keep &= (before < top_p[:, None]) | (rank == 0) | (top_p[:, None] >= 1)
+    last = keep.sum(dim=-1, keepdim=True) - 1
+    return ordered.gather(1, last)[:, 0]

@@ -4,11 +4,12 @@ A draw depends on the row's logits, cutoff, temperature, key and position only. 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from models.ops import reference
 from models.ops.native import as_float32, as_int64, kernels, takes
+from models.ops.triton import operators
+from models.ops.triton.operators import operators_take
 
 
 def sample(
@@ -21,6 +22,9 @@ def sample(
     Returns tokens [R] int64, log-softmax(logits / T over kept tokens)[token] [R] float32, and log-softmax(logits)
     [token] [R] float32. At T = 0: argmax(logits), and the first log-prob is 0.
     """
+    if operators_take(logits):
+        drawn: tuple[Tensor, Tensor, Tensor] = operators.sample(logits, cutoff, temperature, keys, positions)
+        return drawn
     if not takes(logits):
         return reference.sample(logits, cutoff, temperature, keys, positions)
     rows, vocab = logits.shape
@@ -66,6 +70,11 @@ def sample_topk(
     rows, vocab = logits.shape
     if not 1 <= k <= vocab:
         raise ValueError(f"k={k} of a vocabulary of {vocab}")
+    if operators_take(logits):
+        best: tuple[Tensor, Tensor] = operators.sample_topk(
+            logits, cutoff, temperature, keys, positions, k, scale, noise
+        )
+        return best
     if not takes(logits):
         return reference.sample_topk(logits, cutoff, temperature, keys, positions, k, scale=scale, noise=noise)
     logits, cutoff, temperature, keys, positions = _for_kernels(logits, cutoff, temperature, keys, positions)
@@ -107,15 +116,7 @@ def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) ->
     logits [R, V]; temperature, top_p float32 [R]; top_k int64 [R] (0 is off). Top-k keeps the k largest logits, then
     top-p the smallest set of them whose probability at this temperature reaches p; ties with the last kept are kept.
     """
-    vocab = logits.shape[1]
-    ordered = logits.float().sort(dim=-1, descending=True).values
-    rank = torch.arange(vocab, device=logits.device)
-    keep = rank < torch.where(top_k > 0, top_k, vocab)[:, None]
-    scaled = ordered / torch.where(temperature == 0, 1.0, temperature)[:, None]
-    probability = scaled.masked_fill(~keep, -torch.inf).softmax(dim=-1)
-    # Kept while the probability before a token is below p; the most probable one is always kept.
-    # The sum is shifted, not reduced by the token's own probability: 0.5 + 0.3 is 0.8, and 0.9 - 0.1 a little less.
-    before = F.pad(probability.cumsum(dim=-1)[:, :-1], (1, 0))
-    keep &= (before < top_p[:, None]) | (rank == 0) | (top_p[:, None] >= 1)
-    last = keep.sum(dim=-1, keepdim=True) - 1
-    return ordered.gather(1, last)[:, 0]
+    if operators_take(logits):
+        found: Tensor = operators.cutoff(logits, temperature, top_k, top_p)
+        return found
+    return reference.cutoff(logits, temperature, top_k, top_p)

@@ -11,12 +11,17 @@ from torch.autograd.function import once_differentiable
 
 from models.ops import reference
 from models.ops.native import as_float32, dense_rows, kernels, takes
+from models.ops.triton import operators
+from models.ops.triton.operators import operators_take
 
 _BF16 = torch.bfloat16
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., D] / sqrt(mean(x^2) + eps) * weight [D] -> [..., D], in x's dtype. Differentiable."""
+    if operators_take(x, weight):
+        normed: Tensor = operators.rms_norm(x, weight, eps)
+        return normed
     if not takes(x, weight):
         return reference.rms_norm(x, weight, eps)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -26,6 +31,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual), both [..., D]: bitwise the two separate operations. Differentiable."""
+    if x.shape == residual.shape and operators_take(x, residual, weight):
+        both: tuple[Tensor, Tensor] = operators.add_rms_norm(x, residual, weight, eps)
+        return both
     grad = torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad)
     if grad or not takes(x, residual, weight) or x.shape != residual.shape:
         total = x + residual
@@ -49,6 +57,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """[T, 2I] -> [T, I]: silu(first half) * second half. Differentiable."""
+    if operators_take(gate_up):
+        gated: Tensor = operators.swiglu(gate_up)
+        return gated
     if not takes(gate_up):
         return reference.swiglu(gate_up)
     if torch.is_grad_enabled() and gate_up.requires_grad:
@@ -143,6 +154,37 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         k.shape[1] * k.shape[2],
         k_cache.shape[0],
     )
+
+
+def rope_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    kv_slots: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    """`split_qkv`, then `write_kv`, in one kernel on CUDA: q [T, Hq, D] comes back, keys and values go to the caches.
+
+    qkv [T, (Hq + 2 Hkv) D]; cos, sin float32 [P, D/2], the angles of every position (`models.rope.RopeTable.table`);
+    positions, kv_slots int64 [T]; norm weights [D] or both None; caches [slots, Hkv, D]. No gradient.
+    """
+    norms = () if q_norm is None or k_norm is None else (q_norm, k_norm)
+    if operators_take(qkv, k_cache, v_cache, *norms):
+        rotated: Tensor = operators.rope_write(
+            qkv, cos, sin, positions, kv_slots, q_norm, k_norm, eps, k_cache, v_cache
+        )
+        return rotated
+    kv_heads, head_dim = k_cache.shape[1:]
+    query_heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    cos, sin = cos.index_select(0, positions), sin.index_select(0, positions)
+    q, k, v = split_qkv(qkv, cos, sin, query_heads, kv_heads, q_norm, k_norm, eps)
+    write_kv(k, v, k_cache, v_cache, kv_slots)
+    return q
 
 
 def _width(x: Tensor, weight: Tensor) -> int:

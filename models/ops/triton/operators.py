@@ -1,0 +1,233 @@
+"""Definitions of the operators `paceline::*`: schema, CPU (the oracle), meta (shapes), CUDA (launched at first use).
+
+Owns which tensors they take and how many kernels each launches. Decides nothing about arithmetic: the kernels and the
+oracle do. There is no gradient: callers with one use torch (`models.ops`).
+"""
+
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.ops import reference
+
+_LOG = logging.getLogger(__name__)
+_DTYPES = (torch.float32, torch.bfloat16)
+
+_SCHEMAS = (
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor normed, Tensor total)",
+    "rope_write(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor kv_slots, Tensor? q_norm, Tensor? k_norm,"
+    " float eps, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor",
+    "swiglu(Tensor gate_up) -> Tensor",
+    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor query_offsets,"
+    " Tensor context_lens, Tensor? tree_mask, int block_tokens, int max_query, int max_context, float scale) -> Tensor",
+    "linear(Tensor x, Tensor weight, Tensor? bias, bool float32_out) -> Tensor",
+    "head(Tensor hidden, Tensor weight) -> Tensor",
+    "sample(Tensor logits, Tensor cutoff, Tensor temperature, Tensor keys, Tensor positions)"
+    " -> (Tensor tokens, Tensor logprobs, Tensor logprobs_t1)",
+    "sample_topk(Tensor logits, Tensor cutoff, Tensor temperature, Tensor keys, Tensor positions, int k, float scale,"
+    " bool noise) -> (Tensor tokens, Tensor logprobs)",
+    "cutoff(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p) -> Tensor",
+)
+
+# Kernels that a call launches: what budgets and predictions count.
+LAUNCHES: Mapping[str, int] = {
+    "rms_norm": 1,
+    "add_rms_norm": 1,
+    "rope_write": 1,
+    "swiglu": 1,
+    "paged_attention": 2,
+    "linear": 1,
+    "head": 1,
+    "sample": 2,
+    "sample_topk": 2,
+    "cutoff": 1,
+}
+
+
+def operators_take(x: Tensor, *others: Tensor) -> bool:
+    """Whether the operators serve x and the others: on CUDA with Triton installed, or meta; of one dtype, float32 or
+    bfloat16; no gradient to keep."""
+    if not (x.is_cuda or x.is_meta) or x.dtype not in _DTYPES:
+        return False
+    grad = torch.is_grad_enabled()
+    if grad and x.requires_grad:
+        return False
+    if any(other.dtype is not x.dtype or (grad and other.requires_grad) for other in others):
+        return False
+    return x.is_meta or _installed()
+
+
+@functools.cache
+def _installed() -> bool:
+    if importlib.util.find_spec("triton") is not None:
+        return True
+    _LOG.warning("Triton is not installed, so CUDA takes torch's slower operations: pip install triton")
+    return False
+
+
+def _launched(name: str) -> Callable[..., Any]:
+    """The CUDA implementation: imports the kernels when it is first called."""
+    launch: Callable[..., Any] | None = None
+
+    def call(*arguments: Any) -> Any:
+        nonlocal launch
+        if launch is None:
+            launch = getattr(import_module("models.ops.triton.launch"), name)
+        return launch(*arguments)
+
+    return call
+
+
+def _cpu_paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_offsets: Tensor,
+    context_lens: Tensor,
+    tree_mask: Tensor | None,
+    block_tokens: int,
+    max_query: int,
+    max_context: int,
+    scale: float,
+) -> Tensor:
+    """The oracle over the rows that belong to requests. Bounds are checked, then the lengths themselves are used."""
+    rows = int(query_offsets[-1])
+    out = torch.zeros_like(q)
+    if not rows:
+        return out
+    if int(query_offsets.diff().max()) > max_query or int(context_lens.max()) > max_context:
+        raise ValueError(f"a request has more than max_query={max_query} rows or max_context={max_context} tokens")
+    out[:rows] = reference.paged_attention(
+        q[:rows],
+        k_cache,
+        v_cache,
+        block_tables,
+        query_offsets,
+        context_lens,
+        block_tokens,
+        scale,
+        tree_mask=None if tree_mask is None else tree_mask[:rows],
+    )
+    return out
+
+
+def _cpu_sample_topk(
+    logits: Tensor,
+    cutoff: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    k: int,
+    scale: float,
+    noise: bool,
+) -> tuple[Tensor, Tensor]:
+    tokens, logprobs = reference.sample_topk(logits, cutoff, temperature, keys, positions, k, scale=scale, noise=noise)
+    return tokens.contiguous(), logprobs
+
+
+def _cpu_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return reference.rms_norm(total, weight, eps), total
+
+
+def _cpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, float32_out: bool) -> Tensor:
+    wide = reference.linear(x, weight, bias)
+    return wide if float32_out else wide.to(x.dtype)
+
+
+_ON_CPU: Mapping[str, Callable[..., Any]] = {
+    "rms_norm": reference.rms_norm,
+    "add_rms_norm": _cpu_add_rms_norm,
+    "rope_write": reference.rope_write,
+    "swiglu": reference.swiglu,
+    "paged_attention": _cpu_paged_attention,
+    "linear": _cpu_linear,
+    "head": reference.linear,
+    "sample": reference.sample,
+    "sample_topk": _cpu_sample_topk,
+    "cutoff": reference.cutoff,
+}
+
+
+def _dense(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return x.new_empty(shape or x.shape, dtype=dtype or x.dtype)
+
+
+def _meta_sample(logits: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = logits.shape[0]
+    logprobs = _dense(logits, rows, dtype=torch.float32)
+    return _dense(logits, rows, dtype=torch.int64), logprobs, torch.empty_like(logprobs)
+
+
+def _meta_sample_topk(
+    logits: Tensor,
+    cutoff: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    k: int,
+    scale: float,
+    noise: bool,
+) -> tuple[Tensor, Tensor]:
+    rows = logits.shape[0]
+    return _dense(logits, rows, k, dtype=torch.int64), _dense(logits, rows, k, dtype=torch.float32)
+
+
+def _meta_rope_write(qkv: Tensor, *rest: Any) -> Tensor:
+    kv_heads, head_dim = rest[-1].shape[1:]
+    return _dense(qkv, qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim)
+
+
+def _meta_linear(x: Tensor, weight: Tensor, bias: Tensor | None, float32_out: bool) -> Tensor:
+    return _dense(x, x.shape[0], weight.shape[0], dtype=torch.float32 if float32_out else x.dtype)
+
+
+_ON_META: Mapping[str, Callable[..., Any]] = {
+    "rms_norm": lambda x, weight, eps: _dense(x),
+    "add_rms_norm": lambda x, residual, weight, eps: (_dense(x), _dense(x)),
+    "rope_write": _meta_rope_write,
+    "swiglu": lambda gate_up: _dense(gate_up, gate_up.shape[0], gate_up.shape[1] // 2),
+    "paged_attention": lambda q, *rest: _dense(q),
+    "linear": _meta_linear,
+    "head": lambda hidden, weight: _dense(hidden, hidden.shape[0], weight.shape[0], dtype=torch.float32),
+    "sample": _meta_sample,
+    "sample_topk": _meta_sample_topk,
+    "cutoff": lambda logits, *rest: _dense(logits, logits.shape[0], dtype=torch.float32),
+}
+
+
+def _cuda_head(hidden: Tensor, weight: Tensor) -> Tensor:
+    """By cuBLAS; rounded to bfloat16 first where torch (before 2.11) cannot leave that out."""
+    if hasattr(torch.ops.aten.mm, "dtype"):
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return F.linear(hidden, weight).float()
+
+
+_LIBRARY: Any = torch.library.Library("paceline", "DEF")  # type: ignore[no-untyped-call]
+for _schema in _SCHEMAS:
+    _name = _schema.partition("(")[0]
+    _LIBRARY.define(_schema)
+    _LIBRARY.impl(_name, _ON_CPU[_name], "CPU")
+    _LIBRARY.impl(_name, _ON_META[_name], "Meta")
+    _LIBRARY.impl(_name, _cuda_head if _name == "head" else _launched(_name), "CUDA")
+
+# The overloads themselves: a call through the packet resolves them anew.
+rms_norm = torch.ops.paceline.rms_norm.default
+add_rms_norm = torch.ops.paceline.add_rms_norm.default
+rope_write = torch.ops.paceline.rope_write.default
+swiglu = torch.ops.paceline.swiglu.default
+paged_attention = torch.ops.paceline.paged_attention.default
+linear = torch.ops.paceline.linear.default
+head = torch.ops.paceline.head.default
+sample = torch.ops.paceline.sample.default
+sample_topk = torch.ops.paceline.sample_topk.default
+cutoff = torch.ops.paceline.cutoff.default
