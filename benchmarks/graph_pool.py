@@ -23,11 +23,12 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
-from actors.engine.native.forward.graphs import CudaGraphCapture, GraphCapture, GraphedForward
+from actors.engine.native.forward.graphs import CudaGraphCapture, GraphedForward
 from actors.engine.options import EngineOptions
 from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.contenders import WrongDrafter
 from benchmarks.tools.targets import requests_of
+from drafter.protocol import GraphCapture
 from models.config import ModelConfig
 from models.transformer import Transformer
 from policies.speculation.chooser import AdaptivePolicy

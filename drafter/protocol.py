@@ -3,11 +3,12 @@
 The engine checks everything a drafter returns: a draft can only make a step slower, never change a token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,10 +21,22 @@ Int64Array = NDArray[np.int64]
 class HiddenRows:
     """What the target computed at consecutive positions, packed by request: rows as in `drafter.training.records`.
     Those of request r are rows offsets[r]:offsets[r+1], for positions lengths[r] - 1 - n .. lengths[r] - 2 (n rows; 0
-    if none is kept)."""
+    if none is kept). They are row index[t] of the source: nothing is copied before somebody gathers it, so that the
+    index can travel to a GPU with whatever else a drafter uploads."""
 
-    rows: Tensor  # [T, width], the target's dtype and device
+    sources: tuple[Tensor, ...]  # each [., width], one behind the other; the target's dtype and device
+    index: Int64Array  # [T]
     offsets: Int64Array  # [R + 1]
+
+    def source(self) -> Tensor:
+        """[., width], of which `index` picks rows."""
+        return self.sources[0] if len(self.sources) == 1 else torch.cat(self.sources)
+
+    @property
+    def rows(self) -> Tensor:
+        """[T, width]; on a GPU the host waits for it."""
+        source = self.source()
+        return source.index_select(0, torch.from_numpy(self.index).to(source.device))
 
 
 class HiddenSource(Protocol):
@@ -79,6 +92,7 @@ class Drafts:
     # `verification: rejection` of sampled chains. None: the tokens were chosen, not sampled (one-hot).
     distributions: Tensor | None = field(default=None)
     caught_up: bool = False  # the drafter first had to work through text that it had not followed
+    captured: bool = False  # a graph was captured for them, which takes many times a draft
 
 
 class Drafter(Protocol):
@@ -124,3 +138,27 @@ class TrainedDrafter(Protocol):
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Other weights of the same network, in place, between two engine steps. Raises ValueError, before anything
         changed, if they are not the network's."""
+
+
+Replay = Callable[[], None]
+
+
+class GraphCapture(Protocol):
+    """Captures work on tensors whose addresses stay."""
+
+    def record(self, compute: Callable[[], None]) -> Replay:
+        """What repeats `compute` on the present contents of the tensors it uses. Runs it at least once to warm up."""
+
+    def reset(self) -> None:
+        """Every replay is gone: so may be the memory they shared."""
+
+
+@runtime_checkable
+class GraphedDrafter(Protocol):
+    """A Drafter whose passes are replays of captured graphs, on a device that has them."""
+
+    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+        """Capture, the largest first, what drafts by each strategy for up to so many requests; keep what is captured.
+
+        Called when the engine starts and when its strategies change. Replays share the memory of `graph_capture` with
+        others: what one leaves must lie outside of it. What cannot be captured is drafted without; never raises."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.forward.graphs import CudaGraphCapture, Replay
+from actors.engine.native.forward.graphs import CudaGraphCapture
+from drafter.protocol import Replay
 from models.checkpoint import hf_state_dict, load_hf_state_dict
 from models.noise import gumbel
 from models.packed import PackedContext

@@ -98,7 +98,7 @@ class Speculator:
         self._history.flags.writeable = False
         self._other_noise = _OTHER_NOISE if rejection else 0
         self._requests = _Requests.of(table, np.zeros(0, np.int64), self._other_noise)
-        self.draft_s, self.caught_up = 0.0, False  # of the last step
+        self.draft_s, self.caught_up, self.captured = 0.0, False, False  # of the last step
         self._counted, self._context_tokens = self._requests.slots, 0  # known tokens of the requests in those slots
         self._budget = budget
         self.use(policy)
@@ -230,7 +230,7 @@ class Speculator:
 
         Beside prompt chunks there are no trees and no drafts with probabilities.
         """
-        self.draft_s, self.caught_up = 0.0, False
+        self.draft_s, self.caught_up, self.captured = 0.0, False, False
         if strategy.depth == 0 or (plan.prefill_tokens and (strategy.is_tree or self._rejection)):
             return None
         start_s = perf_counter()
@@ -245,7 +245,7 @@ class Speculator:
             return None
         try:
             answer = drafter.propose(batch, strategy)
-            self.caught_up = answer.caught_up
+            self.caught_up, self.captured = answer.caught_up, answer.captured
             nodes = min(strategy.tokens_to_verify, self._max_nodes)
             cleaned = self._steps.clean(
                 slots, answer.tokens, answer.counts, answer.parents, strategy.depth, nodes, self._vocab_size

@@ -20,7 +20,7 @@ from actors.engine.batch.step.build import step_arrays
 from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.stops import RuleStops
 from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
-from actors.engine.native.forward.graphs import CudaGraphCapture, GraphCapture
+from actors.engine.native.forward.graphs import CudaGraphCapture
 from actors.engine.native.forward.runner import Draws, ModelRunner
 from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
 from actors.engine.native.hidden.recording import SequenceRecorder
@@ -40,7 +40,7 @@ from actors.engine.types import (
     WeightsLoaded,
 )
 from drafter.build import history_tokens
-from drafter.protocol import Drafter, KVPlaces, TrainedDrafter
+from drafter.protocol import Drafter, GraphCapture, KVPlaces, TrainedDrafter
 from models import weights
 from models.checkpoint import load_hf_state_dict
 from models.manifest import WeightsManifest
@@ -264,7 +264,7 @@ class NativeEngine:
             draws = self._runner.run(plan, drafts)
             settled = self._advance(plan, draws, drafts)
             self._speculator.drew(settled.new_tokens)
-            undisturbed = not (plan.copies or draws.captured)
+            undisturbed = not (plan.copies or draws.captured or self._speculator.captured)
             window = self._account.count(
                 plan, strategy, load, drafts, settled, self._scheduler, now_s, undisturbed=undisturbed
             )

@@ -8,7 +8,6 @@ in place, so graphs outlive them; a new KV cache or new step buffers make them u
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,23 +16,13 @@ from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.graph_rows import ZERO, padded_rows, reserved_block
+from drafter.protocol import GraphCapture, Replay
 from models import ops
 from models.ops.static_attention import StaticPages
 from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
 _log = logging.getLogger(__name__)
-Replay = Callable[[], None]
-
-
-class GraphCapture(Protocol):
-    """Captures work on tensors whose addresses stay."""
-
-    def record(self, compute: Callable[[], None]) -> Replay:
-        """What repeats `compute` on the present contents of the tensors it uses. Runs it at least once to warm up."""
-
-    def reset(self) -> None:
-        """Every replay is gone: so may be the memory they shared."""
 
 
 class CudaGraphCapture:

@@ -20,8 +20,9 @@ from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import CachedContext, KVCache
 from actors.engine.native.forward.fused import FusedForward
 from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
-from actors.engine.native.forward.graphs import GraphCapture, GraphedForward
+from actors.engine.native.forward.graphs import GraphedForward
 from actors.engine.native.forward.packed_weights import pack_weights
+from drafter.protocol import GraphCapture
 from models import ops
 from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan, context_buckets

@@ -8,7 +8,6 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -100,10 +99,8 @@ class HiddenStore:
             missing[here] = wanted[here] >= first_positions[here]
         offsets = np.zeros(len(slots) + 1, np.int64)
         if not tensors:
-            return HiddenRows(self._empty, offsets)
+            return HiddenRows((self._empty,), np.zeros(0, np.int64), offsets)
         request = np.concatenate(requests)
         order = np.lexsort((np.concatenate(positions), request))
         offsets[1:] = np.bincount(request, minlength=len(slots)).cumsum()
-        source = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        picked = torch.from_numpy(np.concatenate(rows)[order]).to(source.device)
-        return HiddenRows(source.index_select(0, picked), offsets)
+        return HiddenRows(tuple(tensors), np.concatenate(rows)[order], offsets)
