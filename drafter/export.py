@@ -58,7 +58,7 @@ def write_for_vllm(model: Drafting, out: Path, head: Tensor | None = None) -> Ex
     tensors = dict(vllm_tensors(model.kind, model.config, model.state_dict()))
     if head is not None:
         tensors["lm_head.weight"] = head
-    write_checkpoint(hf_config, tensors, out)
+    write_checkpoint(hf_config, tensors.items(), out)
     return Exported(model.kind, hf_config["architectures"][0], len(tensors), out)
 
 

@@ -106,6 +106,14 @@ class AutoTransformer(nn.Module):
             first.setdefault(id(tensor), name)
         return [Slice(name, f"model.{name}") for name in first.values()]
 
+    @property
+    def converts(self) -> bool:
+        """Whether transformers makes other tensors of those that a checkpoint holds."""
+        names = self.model.state_dict(keep_vars=True)
+        empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in names.items()}
+        stored = self.as_stored(dict(empty))
+        return {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in empty.items()}
+
     def as_stored(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names and shapes of the checkpoint format (transformers 5 fuses some tensors, such as experts, in memory)."""
         from transformers.core_model_loading import revert_weight_conversion

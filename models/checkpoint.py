@@ -2,7 +2,8 @@
 run's state (actors/training), nor the files themselves (models/directory.py)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from models.auto import AutoTransformer
 from models.config import ModelConfig, UnsupportedModelError
 from models.directory import SafetensorsDirectory, WeightsMismatchError, read_config, write_checkpoint
+from models.layout import Slice
 from models.transformer import Transformer
 
 __all__ = [
     "WeightsMismatchError",
+    "hf_shapes",
     "hf_state_dict",
+    "hf_tensors",
     "init_model",
     "load_causal_model",
     "load_hf_state_dict",
@@ -97,13 +101,59 @@ def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, 
 def hf_state_dict(model: CausalModel) -> dict[str, Tensor]:
     """Hugging Face names and unfused tensors, in a fixed order. Views of the live parameters, detached.
 
-    Of a sharded (FSDP2) model: full tensors, gathered; every rank must call it.
+    Of a sharded (FSDP2) model: full tensors, all at once, gathered; every rank must call it.
     """
+    return dict(hf_tensors(model))
+
+
+def hf_tensors(model: CausalModel, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    """As `hf_state_dict`, in `dtype` (default: as they are), one parameter at a time: nothing of the one before is held
+    when the next is gathered, so that a caller who lets go of each needs the memory of the largest.
+
+    Of a sharded model: every rank must go to the end, in step with the others.
+    """
+    parameters = _tensors(model)
+    for names in _groups(model):
+        gathered = _gathered(model, parameters, names, dtype)
+        while gathered:
+            name = next(iter(gathered))
+            yield name, gathered.pop(name)
+
+
+def hf_shapes(model: CausalModel) -> dict[str, torch.Size]:
+    """Names and shapes of `hf_tensors`, in its order. Nothing is gathered or copied."""
+    parameters = _tensors(model)
+    empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in parameters.items()}
+    return {
+        name: tensor.shape for names in _groups(model) for name, tensor in _gathered(model, empty, names, None).items()
+    }
+
+
+def _groups(model: CausalModel) -> Iterator[list[Slice]]:
+    """The layout in parts that can be converted by themselves: slices of one parameter; of one layer where transformers
+    makes one tensor of several, or several of one."""
+    split = isinstance(model, AutoTransformer) and model.converts
+    part_of = _layer_of if split else (lambda piece: piece.parameter)
+    return (list(group) for _, group in groupby(model.layout(), key=part_of))
+
+
+def _layer_of(piece: Slice) -> str:
+    """The name up to its first number, the layer's; the whole name elsewhere."""
+    parts = piece.hf_name.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[: number + 1])
+
+
+def _gathered(
+    model: CausalModel, parameters: Mapping[str, Tensor], pieces: list[Slice], dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     full: dict[str, Tensor] = {}
-    for name, parameter in _tensors(model).items():
-        tensor: Any = parameter.detach()
+    for name in dict.fromkeys(piece.parameter for piece in pieces):
+        tensor: Any = parameters[name].detach()
+        if dtype is not None:
+            tensor = tensor.to(dtype)  # Before it is gathered: the same numbers, and half as many bytes.
         full[name] = tensor.full_tensor() if is_sharded(tensor) else tensor
-    tensors = {piece.hf_name: full[piece.parameter][piece.start : piece.stop] for piece in model.layout()}
+    tensors = {piece.hf_name: full[piece.parameter][piece.start : piece.stop] for piece in pieces}
     return model.as_stored(tensors) if isinstance(model, AutoTransformer) else tensors
 
 
@@ -178,9 +228,7 @@ def save_model(
     source_dir: str | os.PathLike[str] | None = None,
 ) -> None:
     """Write a directory that `transformers.AutoModelForCausalLM.from_pretrained` loads; see write_checkpoint."""
-    write_checkpoint(
-        model.hf_config(), hf_state_dict(model), out_dir, tokenizer_dir=tokenizer_dir, source_dir=source_dir
-    )
+    write_checkpoint(model.hf_config(), hf_tensors(model), out_dir, tokenizer_dir=tokenizer_dir, source_dir=source_dir)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

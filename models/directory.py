@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class SafetensorsDirectory(Mapping[str, Tensor]):
 
 def write_checkpoint(
     config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    tensors: Iterable[tuple[str, Tensor]],
     out_dir: str | os.PathLike[str],
     *,
     tokenizer_dir: str | os.PathLike[str] | None = None,
@@ -107,6 +107,7 @@ def write_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write config.json, safetensors and the tokenizer's files; out_dir appears, or is replaced, only when complete.
+    `tensors` by name, one at a time: each is on the host before the next is asked for.
 
     `tokenizer_dir` and `source_dir` (the model this one came from: generation_config.json) are copied from if given.
     An existing out_dir is replaced if it holds a model; anything else raises FileExistsError. On an error, a full disk
@@ -121,8 +122,7 @@ def write_checkpoint(
     try:
         for source in (source_dir, tokenizer_dir):
             _copy_side_files(source, temporary)
-        _write_weights(tensors, temporary, max_shard_bytes)
-        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+        dtypes = _write_weights(tensors, temporary, max_shard_bytes)
         _write_json(temporary / "config.json", dict(config) | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}))
         for file in temporary.iterdir():
             file.chmod(0o644)  # safetensors writes 0600, and engines may run as another user
@@ -139,26 +139,36 @@ def _copy_side_files(source: str | os.PathLike[str] | None, target: Path) -> Non
             shutil.copyfile(Path(source) / name, target / name)
 
 
-def _write_weights(tensors: Mapping[str, Tensor], directory: Path, max_shard_bytes: int) -> None:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
+def _write_weights(tensors: Iterable[tuple[str, Tensor]], directory: Path, max_shard_bytes: int) -> set[str]:
+    """Their dtypes."""
+    shards: list[list[str]] = []
+    shard: dict[str, Tensor] = {}
+    size, total, dtypes = 0, 0, set[str]()
+
+    def write() -> None:
+        save_file(shard, directory / f"{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(shard))
+        shard.clear()
+
+    for name, tensor in tensors:
         tensor_bytes = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + tensor_bytes > max_shard_bytes:
-            shards.append({})
+        if shard and size + tensor_bytes > max_shard_bytes:
+            write()
             size = 0
-        shards[-1][name] = tensor
-        size += tensor_bytes
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         # clone: safetensors refuses views that share a storage, which the slices of fused parameters do.
-        contiguous = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in shard.items()}
-        save_file(contiguous, directory / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
+        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        dtypes.add(str(tensor.dtype).removeprefix("torch."))
+        size, total = size + tensor_bytes, total + tensor_bytes
+        del tensor  # while the next one is made
+    write()
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):  # only now is it known of how many
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        (directory / f"{number - 1}.safetensors").rename(directory / file)
+        weight_map |= dict.fromkeys(names, file)
     if len(shards) > 1:
-        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         _write_json(directory / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    return dtypes
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 Owns the one table of dtypes that may travel, and the alignment of everything that is laid out in flat memory.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}  # by dtype; models.dtypes has the same names as torch knows them
@@ -24,9 +26,18 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightsManifest:
-    """How to read a flat weight buffer (uint8). `checksum` is zlib.crc32 of the whole buffer."""
+    """How to read a flat weight buffer (uint8). `checksum` is models.checksum.checksum of the whole buffer."""
 
     version: int
     checksum: int
     tensors: tuple[TensorSpec, ...]
     total_bytes: int
+
+
+def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[TensorSpec, ...], int]:
+    """Where tensors (name, dtype, shape) lie in one buffer, one behind the other, and its size in bytes."""
+    specs, offset = [], 0
+    for name, dtype, shape in tensors:
+        specs.append(TensorSpec(name, dtype, shape, offset))
+        offset += aligned(math.prod(shape) * ITEM_BYTES[dtype])
+    return tuple(specs), offset

@@ -1,17 +1,19 @@
 """Weights in one flat buffer: what travels between learner and engines. Owns the byte layout and its checksum; never
 decides when weights move or through what."""
 
+import math
 import warnings
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from models.checksum import checksum
 from models.dtypes import DTYPE_NAMES, DTYPES
-from models.manifest import TensorSpec, WeightsManifest, aligned
+from models.manifest import TensorSpec, WeightsManifest, lay_out
+from models.pieces import HOST, in_pieces, to_host
 
 Buffer = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -20,33 +22,35 @@ class WeightsCorruptError(RuntimeError):
     """A weight buffer is not the one that its manifest describes."""
 
 
-def checksum(buffer: Buffer) -> int:
-    """zlib.crc32 of the whole buffer."""
-    return zlib.crc32(np.ascontiguousarray(buffer).data)
-
-
 def pack(named: Mapping[str, Tensor], version: int, *, out: Buffer | None = None) -> tuple[WeightsManifest, Buffer]:
     """Copy tensors (float32 or bfloat16, any device) into one uint8 buffer, each at a multiple of 64 bytes.
 
     `out`: a writable buffer to reuse; it must have exactly the needed size, else a ValueError says which that is.
     """
-    specs: list[TensorSpec] = []
-    offset = 0
     for name, tensor in named.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise TypeError(f"{name}: weights travel as float32 or bfloat16, not {tensor.dtype}")
-        specs.append(TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), offset))
-        offset += aligned(tensor.numel() * tensor.element_size())
+    described = [(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in named.items()]
+    return pack_each(*lay_out(described), named.items(), version, out=out)
+
+
+def pack_each(
+    specs: Sequence[TensorSpec],
+    total_bytes: int,
+    tensors: Iterable[tuple[str, Tensor]],
+    version: int,
+    *,
+    device: torch.device = HOST,
+    out: Buffer | None = None,
+) -> tuple[WeightsManifest, Buffer]:
+    """As `pack`, of tensors that come one by one in the order of `specs`, each gone before the next is asked for.
+    `device`: where they are; beside them it holds two pieces of the buffer at a time."""
     if out is None:
-        out = np.zeros(offset, dtype=np.uint8)
-    elif out.dtype != np.uint8 or out.shape != (offset,):
-        raise ValueError(f"the weight buffer must be uint8 [{offset}], got {out.dtype} {list(out.shape)}")
-    else:
-        out.fill(0)  # The padding between tensors is part of the checksum.
-    flat = torch.from_numpy(out)
-    for spec, tensor in zip(specs, named.values(), strict=True):
-        _view(flat, spec).copy_(tensor.detach())
-    return WeightsManifest(version, checksum(out), tuple(specs), offset), out
+        out = np.zeros(total_bytes, dtype=np.uint8)
+    elif out.dtype != np.uint8 or out.shape != (total_bytes,):
+        raise ValueError(f"the weight buffer must be uint8 [{total_bytes}], got {out.dtype} {list(out.shape)}")
+    to_host(in_pieces(specs, total_bytes, tensors, device, into=out if device.type == "cpu" else None), out, device)
+    return WeightsManifest(version, checksum(out), tuple(specs), total_bytes), out
 
 
 def unpack(manifest: WeightsManifest, buffer: Buffer, *, verify: bool = True) -> Iterator[tuple[str, Tensor]]:
@@ -62,7 +66,7 @@ def unpack(manifest: WeightsManifest, buffer: Buffer, *, verify: bool = True) ->
         )
     if verify and (found := checksum(buffer)) != manifest.checksum:
         raise WeightsCorruptError(
-            f"weights version {manifest.version}: checksum {found:#010x}, the manifest says {manifest.checksum:#010x}"
+            f"weights version {manifest.version}: checksum {found:#x}, the manifest says {manifest.checksum:#x}"
         )
     with warnings.catch_warnings():  # Buffers from Ray's object store are read-only; so are our views, by contract.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -72,9 +76,7 @@ def unpack(manifest: WeightsManifest, buffer: Buffer, *, verify: bool = True) ->
 
 def _view(flat: Tensor, spec: TensorSpec) -> Tensor:
     dtype = DTYPES[spec.dtype]
-    count = 1
-    for size in spec.shape:
-        count *= size
+    count = math.prod(spec.shape)
     end = spec.offset_bytes + count * dtype.itemsize
     if end > flat.numel():
         raise WeightsCorruptError(f"{spec.name} ends at byte {end} of a buffer of {flat.numel()}")

@@ -9,7 +9,8 @@ the same calls in the same order give bitwise the same losses.
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -30,11 +31,11 @@ from actors.training.persistence import load_tensors, save_tensors
 from actors.training.recording import StepRecording
 from actors.training.statistics import StepStatistics
 from actors.training.types import Demonstration, StepResult, TrainSequence
-from models.checkpoint import hf_state_dict, write_checkpoint
+from models.checkpoint import hf_shapes, hf_tensors, write_checkpoint
 from models.dtypes import DTYPES
-from models.manifest import WeightsManifest
+from models.manifest import TensorSpec, WeightsManifest, lay_out
 from models.options import ModelOptions, batch_invariance
-from models.weights import Buffer, pack
+from models.weights import Buffer, pack_each
 from policies.kl import kl_values
 from policies.objectives import LossInputs, sequence_coefficients, token_losses
 from policies.options import ObjectiveOptions
@@ -225,21 +226,37 @@ class Trainer:
     # Weights out ------------------------------------------------------------------------------------------------
 
     def publish(self, version: int) -> tuple[WeightsManifest, Buffer] | None:
-        """The weights in one buffer, in the dtype of the engine; on rank 0, None elsewhere. All ranks call it."""
-        tensors = hf_state_dict(self.network)
+        """The weights in one buffer, in the dtype of the engine; on rank 0, None elsewhere. All ranks call it. Beside
+        what there is, the device holds one full parameter at a time, and rank 0's two pieces of the buffer."""
         if self.rank.index != 0:
+            self._gather_for_others()
             return None
-        return pack({name: tensor.to(self.publish_dtype) for name, tensor in tensors.items()}, version)
+        return pack_each(*self.published_layout(), self._published_tensors(), version, device=self.rank.device)
+
+    def published_layout(self) -> tuple[tuple[TensorSpec, ...], int]:
+        """How the published weights lie in their buffer, and its size in bytes. Nothing is gathered for it."""
+        dtype = self.model_options.dtype
+        return lay_out((name, dtype, tuple(shape)) for name, shape in hf_shapes(self.network).items())
 
     def export(self, out_dir: str | Path) -> None:
         """Write a Hugging Face model directory with the tokenizer, atomically. All ranks call it, rank 0 writes."""
-        tensors = hf_state_dict(self.network)
         if self.rank.index == 0:
             tokenizer = self.model_options.tokenizer or self.model_options.path
-            named = {name: tensor.to(self.publish_dtype) for name, tensor in tensors.items()}
-            source = self.model_options.path
-            write_checkpoint(self.network.hf_config(), named, out_dir, tokenizer_dir=tokenizer, source_dir=source)
+            source, tensors = self.model_options.path, self._published_tensors()
+            try:
+                write_checkpoint(self.network.hf_config(), tensors, out_dir, tokenizer_dir=tokenizer, source_dir=source)
+            finally:
+                deque(tensors, maxlen=0)  # Others wait in every gather, also if the disk is full.
+        else:
+            self._gather_for_others()
         self.rank.barrier()
+
+    def _published_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """One at a time; all ranks, to the end."""
+        return hf_tensors(self.network, self.publish_dtype)
+
+    def _gather_for_others(self) -> None:
+        deque(self._published_tensors(), maxlen=0)
 
     # Checkpoint -------------------------------------------------------------------------------------------------
 

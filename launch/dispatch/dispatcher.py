@@ -466,8 +466,8 @@ class RolloutDispatcher:
         wanted = self._weights.manifest
         if (loaded.version, loaded.checksum) != (wanted.version, wanted.checksum):
             raise StaleWeightsError(
-                f"{seat.name} holds weights version {loaded.version} with checksum {loaded.checksum:08x}, "
-                f"sent were version {wanted.version} with checksum {wanted.checksum:08x}",
+                f"{seat.name} holds weights version {loaded.version} with checksum {loaded.checksum:#x}, "
+                f"sent were version {wanted.version} with checksum {wanted.checksum:#x}",
                 remedy="a worker that cannot hold the weights it was sent must not sample: see its log",
             )
         if seat.down_since_wall_s is None:

@@ -5,7 +5,6 @@ The driver has references to them; their bytes pass through it here alone, one v
 
 import json
 import logging
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from launch.dispatch import Weights
+from models.checksum import checksum
 from models.manifest import TensorSpec, WeightsManifest
 
 WEIGHTS_DIR = "drafter_weights"  # in a checkpoint; may be missing
@@ -48,6 +48,6 @@ def load_weights(directory: Path) -> list[Weights]:
             payload = np.load(path.with_suffix(".npy"))
         except (OSError, ValueError, TypeError, KeyError):
             continue
-        if zlib.crc32(payload.data) == manifest.checksum:
+        if checksum(payload) == manifest.checksum:
             found.append(Weights(manifest, ray.put(payload)))
     return found

@@ -14,6 +14,7 @@ from typing import Any
 from actors.data import PromptOrder, PromptSet
 from actors.data.tokenizers import Tokenizer
 from actors.engine.capabilities import BACKENDS
+from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import EngineWindow, SamplingParams, StopRule
@@ -30,6 +31,7 @@ from launch.observe import Observer, Span, SpeculationMeter
 from launch.run.collect import Collector
 from launch.run.inputs import Inputs, load_inputs
 from launch.run_folder import log_file
+from models.options import ModelOptions
 from policies.lengths import LengthModel
 
 
@@ -147,20 +149,8 @@ def open_job(
                 log=log,
             )
         )
-        speculation = config.speculation
-        meter = SpeculationMeter() if speculation.mode != "off" else None
-        recording = config.drafter.recording
-        spawn = partial(
-            spawn_engine,
-            model,
-            engine,
-            seed=config.run.seed,
-            start_timeout_s=config.cluster.start_timeout_s,
-            speculation=speculation,
-            recording_bytes=recording.max_bytes_per_step
-            if config.drafter.train and recording.source == "engine"
-            else 0,
-        )
+        meter = SpeculationMeter() if config.speculation.mode != "off" else None
+        spawn = engine_start(config, model)
         drafter = stack.enter_context(drafter_training(config, observer, run_dir, model))
         if drafter is not None:
             drafter.record_from(learner)
@@ -221,6 +211,21 @@ def engine_options(config: Config) -> EngineOptions:
     if engine.threads is not None or config.cluster.layout != "embedded":
         return engine
     return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers)})
+
+
+def engine_start(config: Config, model: ModelOptions) -> "partial[RolloutEngine]":
+    """What makes a worker's engine, but for its name. `model`: with the weights that the run begins with."""
+    recording = config.drafter.recording
+    recorded = config.drafter.train and recording.source == "engine"
+    return partial(
+        spawn_engine,
+        model,
+        engine_options(config),
+        seed=config.run.seed,
+        start_timeout_s=config.cluster.start_timeout_s,
+        speculation=config.speculation,
+        recording_bytes=recording.max_bytes_per_step if recorded else 0,
+    )
 
 
 def _record_span(observer: Observer, actor: str, kind: str, start_s: float, end_s: float) -> None:

@@ -5,7 +5,6 @@
 What an engine cannot do is read from its `Capabilities`, and the test then expects the refusal, or less.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +47,7 @@ from actors.engine.types import (
     Sampled,
     Slept,
 )
+from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.engine.support import make_requests
 
@@ -432,7 +432,7 @@ class EngineContract:
             (loaded,) = [event for event in events if isinstance(event, Answer)]
             assert (loaded.name, loaded.version) == ("eagle", 5)  # type: ignore[attr-defined]
             assert bool(loaded.reason) is not can  # type: ignore[attr-defined]
-            assert loaded.checksum == zlib.crc32(buffer) or not can  # type: ignore[attr-defined]
+            assert loaded.checksum == checksum(buffer) or not can  # type: ignore[attr-defined]
             assert not invariant or same(finished(events), whole)
             assert drafting.ask(UpdateDrafter("nobody", manifest), buffer).reason
             damaged = buffer.copy()

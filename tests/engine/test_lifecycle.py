@@ -24,6 +24,7 @@ from actors.engine.types import (
 )
 from models import weights
 from models.checkpoint import WeightsMismatchError, hf_state_dict
+from models.checksum import checksum
 from tests.engine.support import (
     VOCAB,
     as_prefix,
@@ -177,7 +178,7 @@ def test_new_weights_are_used_and_old_prompts_are_not(tmp_path: Path) -> None:
     core = engine(old)
     assert_same(run(core, requests), want_old)
     loaded = core.update_weights(manifest, buffer)
-    assert (loaded.version, loaded.checksum) == (3, weights.checksum(buffer))
+    assert (loaded.version, loaded.checksum) == (3, checksum(buffer))
     results = run(core, requests)
     assert_same(results, want_new)
     assert {rollout.weights_version for rollout in results.values()} == {3}

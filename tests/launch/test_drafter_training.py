@@ -4,7 +4,6 @@ roll-back and a restart. The actors are Ray's in the last test only; elsewhere t
 
 import contextlib
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +26,7 @@ from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.observe import Observer, Span
 from launch.observe.journal import read
 from launch.run.rl_step import spare_time
+from models.checksum import checksum
 from models.manifest import WeightsManifest
 from models.options import ModelOptions
 from policies.drafter.lineage import micro_steps, returning
@@ -121,7 +121,7 @@ def training(make: Make) -> DrafterTraining:
 def ready(version: int) -> Weights:
     """Without Ray a reference is the bytes."""
     payload: Any = payload_of(version)
-    return Weights(WeightsManifest(version, zlib.crc32(payload.data), (), payload.size), payload)
+    return Weights(WeightsManifest(version, checksum(payload), (), payload.size), payload)
 
 
 @pytest.fixture(autouse=True)

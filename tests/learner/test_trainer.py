@@ -14,7 +14,8 @@ from actors.training.network import LogProbModel, chunk_logprobs
 from actors.training.options import OptimizerOptions
 from actors.training.types import Demonstration, StepResult
 from models.checkpoint import hf_state_dict, init_model
-from models.weights import checksum, unpack
+from models.checksum import checksum
+from models.weights import unpack
 from policies.options import ObjectiveOptions
 from tests.learner.tiny import (
     direct_logprobs,

@@ -70,7 +70,7 @@ def test_shards_in_and_out(tmp_path: Path) -> None:
     for a, b in zip(one.parameters(), sharded.parameters(), strict=True):
         assert torch.equal(a, b)
 
-    write_checkpoint(one.hf_config(), hf_state_dict(one), tmp_path / "ours", max_shard_bytes=40_000)
+    write_checkpoint(one.hf_config(), hf_state_dict(one).items(), tmp_path / "ours", max_shard_bytes=40_000)
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 2
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager")
     for a, b in zip(theirs.parameters(), again.parameters(), strict=True):

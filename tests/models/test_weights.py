@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.checksum import checksum
 from models.manifest import ALIGNMENT_BYTES
-from models.weights import WeightsCorruptError, checksum, pack, unpack
+from models.weights import WeightsCorruptError, pack, unpack
 
 Shapes = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
 

@@ -214,6 +214,6 @@ def test_what_is_no_drafter_of_the_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EagleWeightsError, match="holds no EAGLE drafter"):
         eagle_drafter(str(tmp_path), target, tmp_path / "out", dtype=torch.float32)
     gemma = read_config(target) | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
-    write_checkpoint(gemma, hf_state_dict(model), tmp_path / "gemma")
+    write_checkpoint(gemma, hf_state_dict(model).items(), tmp_path / "gemma")
     with pytest.raises(UnsupportedModelError):
         self_drafter(tmp_path / "gemma", tmp_path / "copy")

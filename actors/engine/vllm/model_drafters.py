@@ -95,7 +95,7 @@ def self_drafter(target: Path, out: Path) -> ModelDrafter:
     source = read_config(target)
     ModelConfig.from_hf(source)
     with SafetensorsDirectory(target) as tensors:
-        write_checkpoint(source | {"quantization_config": dict(W8A8)}, dict(quantised(tensors.items())), out)
+        write_checkpoint(source | {"quantization_config": dict(W8A8)}, quantised(tensors.items()), out)
     mend_int8()
     return ModelDrafter(method="draft_model", directory=out, convert=quantised, shapes={}, copies_target=True)
 
