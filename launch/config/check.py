@@ -10,6 +10,7 @@ from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
 from launch.config.issues import Issue
 from launch.config.tree import Config
+from policies.roofline.devices import DEVICES, device_named
 from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -299,6 +300,11 @@ def _layout(c: Config) -> Iterator[Issue]:
             f"holds on CPU only; with cluster.layout={c.cluster.layout} a GPU is used by {' and '.join(on_gpu)}",
             remedy="leave it unset, or set these to cpu",
         )
+    if c.cluster.gpu is not None:
+        if embedded:
+            yield Issue("cluster.gpu", "is set, but cluster.layout is embedded (CPU only)", remedy="leave it out")
+        elif device_named(c.cluster.gpu) is None:
+            yield Issue("cluster.gpu", f"{c.cluster.gpu!r} is not known", remedy=f"one of {', '.join(DEVICES)}")
     if c.cluster.gpus_per_worker > 1:
         yield from _tensor_parallel(c)
     if fault := _address_fault(c.cluster.address):

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from actors.engine.capabilities import BACKENDS
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from launch.config.issues import Issue
+from launch.config.memory import device_of, misfit
 from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of
 from policies.speculation.catalogue import FRESH_WEIGHTS
@@ -36,7 +37,15 @@ def check_environment(config: Config, *, engine: bool = True) -> list[Issue]:
         *validate_paths(config),
         *(_model(config) if engine else ()),
         *_drafter_files(config),
+        *_memory(config),
     ]
+
+
+def _memory(c: Config) -> Iterator[Issue]:
+    """Where the GPU is known: whether everything fits it at once."""
+    device = device_of(c)
+    if device is not None and (issue := misfit(c, device)) is not None:
+        yield issue
 
 
 def _model(c: Config) -> Iterator[Issue]:

@@ -64,6 +64,13 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
         Field(ge=0, le=1024, description="GPUs of one rollout worker; above 1 its engine uses all of them (vllm)"),
     ] = 1
     gpus_per_learner: Annotated[float, Field(ge=0, le=1024, description="GPUs of one learner rank")] = 1
+    gpu: Annotated[
+        str | None,
+        Field(
+            description="the smallest GPU that workers and ranks get, e.g. H100 or A10G: what cannot fit is refused "
+            "(`paceline plan-step`); default: what this machine or Ray's nodes show"
+        ),
+    ] = None
     cpus_per_worker: Annotated[float, Field(ge=0, le=4096)] = 1
     cpus_per_learner: Annotated[float, Field(ge=0, le=4096)] = 1
     rollout_resource: Annotated[

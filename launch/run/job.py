@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from actors.data import PromptOrder, PromptSet
 from actors.data.tokenizers import Tokenizer
 from actors.engine.capabilities import BACKENDS
@@ -23,6 +25,7 @@ from actors.placement import Placement, place
 from actors.reward_worker import RewardPool
 from launch.batch import sampling_params
 from launch.config import Config
+from launch.config.memory import require_fit
 from launch.config.paths import tokenizer_dir
 from launch.dispatch import RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
@@ -114,7 +117,7 @@ def open_job(
     """Start every actor at once, and end them all when the block is left.
 
     `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
-    `inputs`: default: loaded here.
+    `inputs`: default: loaded here. Raises ConfigError for what fits none of the cluster's GPUs.
     """
     model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
     engine = engine_options(config)
@@ -126,6 +129,8 @@ def open_job(
     if (reason := not_repeatable(config)) is not None:
         observer.event("not_repeatable", reason)
     log = partial(log_file, run_dir)
+    if config.cluster.layout != "embedded":
+        require_fit(config, ray.nodes())  # type: ignore[no-untyped-call]
     with ExitStack() as stack:
         placement: Placement = stack.enter_context(place(config))
         rewards = stack.enter_context(

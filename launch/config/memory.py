@@ -1,0 +1,191 @@
+"""Whether a configuration fits the memory of its GPUs: from the tree and the model's config.json to a plan in bytes.
+
+Owns what of the configuration lies on which GPU; the arithmetic is `policies.roofline.memory`. Imports neither torch
+nor ray and asks no device: a GPU is known by its name (`cluster.gpu`), by this machine's driver, or by who calls.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.config.issues import ConfigError, Issue
+from launch.config.tree import Config
+from models.config import ModelConfig, ModelConfigError
+from models.directory import read_config
+from policies.roofline.devices import Device, device_named
+from policies.roofline.memory import (
+    GIB,
+    EngineShape,
+    LearnerShape,
+    MemoryPlan,
+    TrainerShape,
+    plan_colocated,
+    plan_learner,
+    plan_rollout,
+)
+from policies.roofline.network import Network
+from policies.speculation.build import build_policy
+from policies.speculation.catalogue import at_hand
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def network_of(config: Config) -> Network | None:
+    """The model's shape; None where there is no usable config.json, or one of an architecture that is not ours."""
+    try:
+        model = ModelConfig.from_hf(read_config(config.model.path))
+    except (ModelConfigError, OSError):
+        return None
+    return Network(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        tied=model.tie_word_embeddings,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        item_bytes=4 if config.model.dtype == "float32" else 2,
+    )
+
+
+def device_of(config: Config) -> Device | None:
+    """The GPU that the configuration names, or the largest of this machine's; None: not known."""
+    if config.cluster.gpu is not None:
+        return device_named(config.cluster.gpu)
+    if config.cluster.address is not None or "RAY_ADDRESS" in os.environ:
+        return None  # other machines
+    return largest(driver_names())
+
+
+def largest(names: Iterable[str]) -> Device | None:
+    """The known device with the most memory: what does not fit that fits none."""
+    found = [device for name in names if (device := device_named(name)) is not None]
+    return max(found, key=lambda device: device.memory_bytes, default=None)
+
+
+def driver_names(folder: Path = _DRIVER) -> list[str]:
+    """What NVIDIA's driver calls the GPUs of this machine; empty where there is none."""
+    names = []
+    for file in sorted(folder.glob("*/information")):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "Model":
+                names.append(value.strip())
+    return names
+
+
+def memory_plans(
+    config: Config, net: Network, device_bytes: int, *, engines_sleep: bool, optimizer_away: bool
+) -> tuple[MemoryPlan, ...]:
+    """One plan for each kind of GPU that the layout has; none without GPUs."""
+    engine, learner = engine_shape(config), learner_shape(config)
+    trainer = TrainerShape(micro_step_tokens=config.drafter.micro_step_tokens) if config.drafter.train else None
+    if config.cluster.layout == "colocated" and engine is not None and learner is not None:
+        plan = plan_colocated(
+            net,
+            engine,
+            learner,
+            trainer,
+            device_bytes,
+            engines_sleep=engines_sleep,
+            optimizer_away=optimizer_away,
+        )
+        return (plan,)
+    plans = [] if engine is None else [plan_rollout(net, engine, trainer)]
+    return (*plans, *([] if learner is None else [plan_learner(net, learner, device_bytes)]))
+
+
+def engine_shape(config: Config) -> EngineShape | None:
+    """None: engines run on the CPU."""
+    cluster, engine = config.cluster, config.rollout.engine
+    if cluster.layout == "embedded" or engine.device == "cpu" or not cluster.gpus_per_worker:
+        return None
+    policy = build_policy(config.speculation, at_hand(config.speculation))
+    reached = {n: list(policy.arms_at(n)) if policy else [] for n in range(1, engine.max_running + 1)}
+    verified = [n * (1 + arm.tokens_to_verify) for n, arms in reached.items() for arm in arms]
+    drafts = any(arm.drafter == "eagle" for arms in reached.values() for arm in arms)
+    return EngineShape(
+        max_running=engine.max_running,
+        kv_tokens=engine.kv_tokens,
+        prefill_tokens=engine.prefill_chunk_tokens,
+        most_rows=max([engine.max_running, *verified]),
+        gpus=max(1, int(cluster.gpus_per_worker)),
+        copies=max(1, int(1 / cluster.gpus_per_worker)),
+        graphs=engine.cuda_graphs,
+        drafter=drafts,
+        recording_bytes=config.drafter.recording.max_bytes_per_step if config.drafter.train else 0,
+    )
+
+
+def learner_shape(config: Config) -> LearnerShape | None:
+    """None: the learner runs on the CPU."""
+    cluster, learner = config.cluster, config.learner
+    if cluster.layout == "embedded" or learner.device == "cpu" or not cluster.gpus_per_learner:
+        return None
+    wide = config.model.dtype == "float32"
+    return LearnerShape(
+        ranks=learner.ranks,
+        micro_batch_tokens=learner.micro_batch_tokens,
+        checkpointing=learner.activation_checkpointing,
+        master_bytes=4 if wide or learner.autocast_bf16 else 2,
+        compute_bytes=4 if wide and not learner.autocast_bf16 else 2,
+        reference=config.objective.kl != "none",
+        entropy_gradient=config.objective.entropy_coef > 0,
+    )
+
+
+def phase_fits(config: Config, device_bytes: int, *, engines_sleep: bool, optimizer_away: bool) -> bool:
+    """Whether every phase on every GPU of this memory fits, by the plan. A model whose shape is not known: False, so
+    that whoever asks takes the careful way."""
+    net = network_of(config)
+    if net is None:
+        return False
+    plans = memory_plans(config, net, device_bytes, engines_sleep=engines_sleep, optimizer_away=optimizer_away)
+    return all(plan.fits(device_bytes) for plan in plans)
+
+
+def require_fit(config: Config, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ConfigError where the configuration fits no GPU of these nodes, as Ray lists them."""
+    resources = [name for node in nodes if node.get("Alive") for name in node.get("Resources", ())]
+    prefix = "accelerator_type:"
+    device = device_of(config) or largest(name.removeprefix(prefix) for name in resources if name.startswith(prefix))
+    if device is not None and (issue := misfit(config, device)) is not None:
+        raise ConfigError([issue])
+
+
+def misfit(config: Config, device: Device) -> Issue | None:
+    """The fault of a configuration that cannot fit the device, even with engines asleep and the optimizer away; None:
+    it fits, or nothing is known of the model."""
+    net = network_of(config)
+    if net is None:
+        return None
+    total = device.memory_bytes
+    plans = memory_plans(config, net, total, engines_sleep=True, optimizer_away=True)
+    plan = max(plans, key=lambda plan: plan.worst.total_bytes, default=None)
+    if plan is None or plan.fits(total):
+        return None
+    key, remedy = _lever(config, max(plan.worst.items, key=plan.worst.items.__getitem__))
+    message = f"a {plan.place} {device.name} has {total / GIB:.1f} GiB, and needs for {plan.worst.text()}"
+    return Issue(key, message, remedy=f"{remedy}; `paceline plan-step` shows every phase")
+
+
+def _lever(config: Config, largest: str) -> tuple[str, str]:
+    """The key that the largest item follows, and what to do with it."""
+    learner = config.learner
+    if largest == "KV cache":
+        return "rollout.engine.kv_tokens", "lower it"
+    if largest == "engine weights":
+        return "model.path", "take a smaller model, or rollout.engine.backend=vllm with cluster.gpus_per_worker above 1"
+    if largest in ("activations", "layer computed again", "activations kept", "head", "backward of a layer"):
+        if learner.activation_checkpointing:
+            return "learner.micro_batch_tokens", "lower it"
+        return "learner.micro_batch_tokens", "lower it, or set learner.activation_checkpointing=true"
+    if largest in ("engine step", "graphs"):
+        return "rollout.engine.prefill_chunk_tokens", "lower it, or rollout.engine.max_running"
+    if largest.startswith("trainer") or largest == "target's tables":
+        return "drafter.micro_step_tokens", "lower it, or set drafter.train=false"
+    return "learner.ranks", "raise it: ranks share weights, gradients and the optimizer"

@@ -1,0 +1,124 @@
+"""GPUs as their makers publish them. Owns the table; measures nothing (`benchmarks.gpu` proposes corrected entries).
+
+Peaks are dense bfloat16 with float32 accumulation; links are per direction. `memory_bytes` is what the driver reports,
+less than the name says. From NVIDIA's data sheets of H100 (2.2), H200, A100 (2020), L40S and GeForce RTX 4090 (Ada
+white paper, appendix A), and AWS's of the A10G; streaming multiprocessors from the architecture white papers; memory
+from nvidia-smi listings.
+"""
+
+import re
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU."""
+
+    name: str
+    bandwidth_bytes_s: float  # of its memory
+    bf16_flops_s: float
+    memory_bytes: int
+    multiprocessors: int
+    peer_bytes_s: float  # to another GPU of the node: NVLink where there is one, else PCIe
+    host_bytes_s: float  # PCIe
+    words: tuple[str, ...]  # all of them in what CUDA calls it, in lower case
+
+
+_PCIE4, _PCIE5 = 32e9, 64e9
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device(
+            name="H200",
+            bandwidth_bytes_s=4.8e12,
+            bf16_flops_s=989e12,
+            memory_bytes=143_771 * MIB,
+            multiprocessors=132,
+            peer_bytes_s=450e9,
+            host_bytes_s=_PCIE5,
+            words=("h200",),
+        ),
+        Device(
+            name="H100-PCIE",
+            bandwidth_bytes_s=2.0e12,
+            bf16_flops_s=756e12,
+            memory_bytes=81_559 * MIB,
+            multiprocessors=114,
+            peer_bytes_s=_PCIE5,
+            host_bytes_s=_PCIE5,
+            words=("h100", "pcie"),
+        ),
+        Device(
+            name="H100",
+            bandwidth_bytes_s=3.35e12,
+            bf16_flops_s=989e12,
+            memory_bytes=81_559 * MIB,
+            multiprocessors=132,
+            peer_bytes_s=450e9,
+            host_bytes_s=_PCIE5,
+            words=("h100",),
+        ),
+        Device(
+            name="A100-40GB",
+            bandwidth_bytes_s=1.555e12,
+            bf16_flops_s=312e12,
+            memory_bytes=40_960 * MIB,
+            multiprocessors=108,
+            peer_bytes_s=300e9,
+            host_bytes_s=_PCIE4,
+            words=("a100", "40gb"),
+        ),
+        Device(
+            name="A100",
+            bandwidth_bytes_s=2.039e12,
+            bf16_flops_s=312e12,
+            memory_bytes=81_920 * MIB,
+            multiprocessors=108,
+            peer_bytes_s=300e9,
+            host_bytes_s=_PCIE4,
+            words=("a100",),
+        ),
+        Device(
+            name="L40S",
+            bandwidth_bytes_s=864e9,
+            bf16_flops_s=362e12,
+            memory_bytes=46_068 * MIB,
+            multiprocessors=142,
+            peer_bytes_s=_PCIE4,
+            host_bytes_s=_PCIE4,
+            words=("l40s",),
+        ),
+        Device(
+            name="A10G",
+            bandwidth_bytes_s=600e9,
+            bf16_flops_s=70e12,
+            memory_bytes=23_028 * MIB,
+            multiprocessors=80,
+            peer_bytes_s=_PCIE4,
+            host_bytes_s=_PCIE4,
+            words=("a10g",),
+        ),
+        Device(
+            name="RTX4090",
+            bandwidth_bytes_s=1.008e12,
+            bf16_flops_s=165.2e12,
+            memory_bytes=24_564 * MIB,
+            multiprocessors=128,
+            peer_bytes_s=_PCIE4,
+            host_bytes_s=_PCIE4,
+            words=("4090",),
+        ),
+    )
+}
+
+
+def device_named(text: str) -> Device | None:
+    """The entry for a name of ours, or for what CUDA or Ray call a device ("NVIDIA H100 80GB HBM3"); None: unknown."""
+    for device in DEVICES.values():
+        if text.upper() == device.name:
+            return device
+    parts = set(re.split(r"[^a-z0-9]+", text.lower()))
+    parts |= {f"{part}b" for part in parts if re.fullmatch(r"\d+g", part)}  # Ray's "A100-40G"
+    return next((device for device in DEVICES.values() if parts.issuperset(device.words)), None)

@@ -1,0 +1,187 @@
+"""The kernels of one engine step as a list, by shape: what is read, written and computed, in how many launches.
+
+Owns the list that the CUDA engine is meant to launch (ten per layer and a sampler of two); a test holds the engine's
+real step to it. Never says how long anything takes (`policies.roofline.timing`).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from policies.roofline.network import Network
+from policies.speculation.strategy import Strategy
+
+Part = Literal["weights", "kv", "sampling", "rest"]
+SPLIT_TOKENS = 512  # of the context that one block of attention walks; absolute positions, so batches do not matter
+_INDEX_BYTES = 8
+_LOGIT_BYTES = 4  # float32 on CUDA
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A grid whose every block goes through so many keys one tile after the other, for `rows` rows of queries."""
+
+    blocks: int
+    keys: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One operation of a step; bytes and flops of all its launches together."""
+
+    name: str
+    part: Part
+    read_bytes: int
+    write_bytes: int
+    flops: float = 0.0
+    launches: int = 1
+    product: tuple[int, int, int] | None = None  # (m, n, k) of a matrix product: [m, k] times [k, n]
+    walk: Walk | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+
+def step_kernels(
+    net: Network, batch: int, rows: int, context: int, *, split_tokens: int = SPLIT_TOKENS
+) -> list[Kernel]:
+    """One step of `batch` requests with `rows` rows each, whose contexts are `context` tokens with these rows.
+
+    rows 1 is plain decoding, 1 + tokens to verify a verification; a prompt chunk is a batch of 1 with many rows.
+    """
+    total = batch * rows
+    return [
+        *embed(net, total),
+        *block(net, batch, rows, context, layers=net.num_layers, split_tokens=split_tokens),
+        _normed(net, "add_rms_norm", total, 2, 1),
+        *head(net, total),
+        *sampling(net, total),
+    ]
+
+
+def embed(net: Network, total: int) -> Iterator[Kernel]:
+    """Rows of the embedding."""
+    moved = total * net.hidden_size * net.item_bytes
+    yield Kernel(name="embed", part="rest", read_bytes=moved + total * _INDEX_BYTES, write_bytes=moved)
+
+
+def block(
+    net: Network,
+    batch: int,
+    rows: int,
+    context: int,
+    *,
+    layers: int = 1,
+    inputs: int = 1,
+    first_norm: bool = True,
+    split_tokens: int = SPLIT_TOKENS,
+) -> Iterator[Kernel]:
+    """Decoder layers: ten launches each. inputs: widths of the residual stream that the first matrix takes."""
+    total, item = batch * rows, net.item_bytes
+    hidden, inner = net.hidden_size, net.intermediate_size
+    for layer in range(layers):
+        if first_norm:
+            yield _normed(net, "rms_norm" if layer == 0 else "add_rms_norm", total, *((1, 1) if layer == 0 else (2, 2)))
+        yield product(net, "qkv", total, net.qkv_size, inputs * hidden, bias=net.qkv_bias)
+        tables = total * (net.head_dim * 4 + 2 * _INDEX_BYTES)  # cos and sin, position and slot
+        moved = total * net.qkv_size * item
+        yield Kernel(name="rope_write", part="rest", read_bytes=moved + tables, write_bytes=moved)
+        yield attention(net, batch, rows, context, split_tokens)
+        yield product(net, "o", total, hidden, net.query_size)
+        yield _normed(net, "add_rms_norm", total, 2, 2)
+        yield product(net, "gate_up", total, 2 * inner, hidden)
+        yield Kernel(name="swiglu", part="rest", read_bytes=2 * total * inner * item, write_bytes=total * inner * item)
+        yield product(net, "down", total, hidden, inner)
+
+
+def attention(net: Network, batch: int, rows: int, context: int, split_tokens: int) -> Kernel:
+    """Paged attention and the merge of its splits: two launches. Every key and value is read once per request."""
+    total, item = batch * rows, net.item_bytes
+    splits = max(1, -(-context // split_tokens))
+    partial = total * net.num_heads * splits * (net.head_dim + 2) * 4  # float32 sums, maximum and weight
+    kv = batch * context * 2 * net.kv_size * item
+    query = total * net.query_size * item
+    pages = batch * -(-context // 16) * 4
+    group = net.num_heads // net.num_kv_heads * rows
+    return Kernel(
+        name="paged_attention",
+        part="kv",
+        read_bytes=kv + query + pages + partial,
+        write_bytes=partial + query,
+        flops=4.0 * total * net.query_size * context,
+        launches=2,
+        walk=Walk(batch * net.num_kv_heads * splits * -(-group // 64), min(context, split_tokens), min(group, 64)),
+    )
+
+
+def head(net: Network, total: int) -> Iterator[Kernel]:
+    """Hidden states [total, H] to float32 logits [total, V]."""
+    yield product(net, "head", total, net.vocab_size, net.hidden_size, out_bytes=_LOGIT_BYTES)
+
+
+def sampling(net: Network, total: int) -> Iterator[Kernel]:
+    """Draws and log-probs from logits [total, V]: one pass over them, and the merge of its parts."""
+    read = total * net.vocab_size * _LOGIT_BYTES
+    yield Kernel(name="sample", part="sampling", read_bytes=read, write_bytes=total * 32, launches=2)
+
+
+def draft_kernels(net: Network, batch: int, strategy: Strategy, context: int) -> list[Kernel]:
+    """All passes of an EAGLE drafter for one step; none for a drafter that is no network.
+
+    Each level of depth computes top_k rows per request: fusion, one decoder block, the target's head, the best tokens.
+    The last level's tokens need no pass of their own. A drafter that copies the target takes the target's passes.
+    """
+    if strategy.drafter == "self":
+        total = [step_kernels(net, batch, 1, context) for _ in range(strategy.depth)]
+        return [kernel for level in total for kernel in level]
+    if strategy.drafter != "eagle":
+        return []
+    return [kernel for level in range(strategy.depth) for kernel in _eagle_pass(net, batch, strategy, level, context)]
+
+
+def _eagle_pass(net: Network, batch: int, strategy: Strategy, level: int, context: int) -> Iterator[Kernel]:
+    rows = 1 if level == 0 else strategy.top_k
+    total = batch * rows
+    moved = 2 * total * net.hidden_size * net.item_bytes
+    yield from embed(net, total)
+    yield Kernel(name="concatenate", part="rest", read_bytes=moved, write_bytes=moved)
+    yield product(net, "fuse", total, net.hidden_size, 2 * net.hidden_size)
+    yield from block(net, batch, rows, context, first_norm=False)
+    add = total * net.hidden_size * net.item_bytes
+    yield Kernel(name="add", part="rest", read_bytes=2 * add, write_bytes=add)
+    yield from head(net, total)
+    yield from sampling(net, total)
+    if strategy.is_tree:
+        yield Kernel(name="tree_level", part="rest", read_bytes=total * 64, write_bytes=total * 64)
+
+
+def product(
+    net: Network, name: str, m: int, n: int, k: int, *, bias: bool = False, out_bytes: int | None = None
+) -> Kernel:
+    """[m, k] times a weight [n, k]."""
+    item = net.item_bytes
+    return Kernel(
+        name=name,
+        part="weights",
+        read_bytes=(n * k + m * k + bias * n) * item,
+        write_bytes=m * n * (out_bytes or item),
+        flops=2.0 * m * n * k,
+        product=(m, n, k),
+    )
+
+
+def _normed(net: Network, name: str, total: int, reads: int, writes: int) -> Kernel:
+    row = total * net.hidden_size * net.item_bytes
+    weight = net.hidden_size * net.item_bytes
+    return Kernel(name=name, part="rest", read_bytes=reads * row + weight, write_bytes=writes * row)
+
+
+def floor_bytes(net: Network, batch: int, context: int) -> int:
+    """What any step must read: every weight that it uses, and every key and value, once."""
+    return net.read_parameters * net.item_bytes + batch * context * net.kv_token_bytes
+
+
+def launches(kernels: Iterable[Kernel]) -> int:
+    return sum(kernel.launches for kernel in kernels)

@@ -1,0 +1,267 @@
+"""What lies in a GPU's memory, phase by phase, in bytes. Arithmetic over shapes; knows no configuration, no allocator.
+
+A colocated GPU goes through four phases: engines decode (rollout), an idle worker trains the drafter (spot training),
+the learner computes (learning), weights are handed over tensor by tensor (hand-over). What an actor keeps while another
+works is resident. `engines_sleep`: while the learner works, engines keep their weights and give back the KV cache;
+`optimizer_away`: while engines decode, the optimizer's moments are in host memory.
+
+Exact by shape: weights, shards, gradients, moments, KV cache, saved activations (held to autograd's by a test).
+Estimates, marked so: contexts, NCCL's buffers, one graph, and the slack of a caching allocator.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policies.roofline.network import Network
+
+MIB, GIB = 1 << 20, 1 << 30
+CONTEXT_BYTES = 600 * MIB  # a process's CUDA context, cuBLAS included; an estimate
+NCCL_BYTES = 800 * MIB  # channels of one communicator; an estimate
+GRAPHS_BYTES = 80 * MIB  # nodes and parameters of the graphs of a plan, 1 MiB each; an estimate
+STAGING_BYTES = 2 * 64 * MIB  # of a hand-over, on each side
+SLACK = 0.06  # of what is allocated and freed within a phase: fragments of a caching allocator; an estimate
+LOGITS_SHARE = 64  # a chunk of the learner's head is 1 / so much of the device, in float32 logits
+_LOGITS_COPIES = 2.5  # logits, their log-softmax and gradient, of one chunk at its worst moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShape:
+    """An engine on one GPU."""
+
+    max_running: int
+    kv_tokens: int
+    prefill_tokens: int
+    most_rows: int  # of a step that verifies or decodes
+    gpus: int = 1  # it is spread over so many, evenly
+    copies: int = 1  # engines that share the GPU
+    graphs: bool = True
+    drafter: bool = False
+    recording_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerShape:
+    """A rank of the learner."""
+
+    ranks: int
+    micro_batch_tokens: int
+    checkpointing: bool
+    master_bytes: int  # of a parameter: 4, or 2 where it is trained in bfloat16
+    compute_bytes: int  # of a parameter in forward and backward
+    moments: int = 2  # AdamW; Muon keeps one for matrices
+    reference: bool = False  # a frozen copy for the KL term
+    entropy_gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerShape:
+    """The drafter's trainer on an idle worker."""
+
+    micro_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What lies there at the phase's worst moment, in bytes by name."""
+
+    name: str
+    items: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.items.values())
+
+    def text(self) -> str:
+        """The sum, largest first: `learning 61.2 GiB = activations 30.1 + ...`."""
+        largest = sorted(self.items.items(), key=lambda item: -item[1])
+        parts = " + ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size >= GIB / 20)
+        return f"{self.name} {self.total_bytes / GIB:.1f} GiB = {parts}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The phases of one GPU of a kind."""
+
+    place: str  # which GPUs: "colocated", "rollout" or "learner"
+    phases: tuple[Phase, ...]
+
+    @property
+    def worst(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+    def fits(self, device_bytes: int) -> bool:
+        return self.worst.total_bytes <= device_bytes
+
+
+def saved_bytes(net: Network) -> int:
+    """Of one token and layer, by autograd in bfloat16 with torch's own norms and SwiGLU, which compute in float32."""
+    return 20 * net.hidden_size + 14 * net.intermediate_size + 6 * (net.query_size + net.kv_size)
+
+
+def plan_colocated(
+    net: Network,
+    engine: EngineShape,
+    learner: LearnerShape,
+    trainer: TrainerShape | None,
+    device_bytes: int,
+    *,
+    engines_sleep: bool,
+    optimizer_away: bool,
+) -> MemoryPlan:
+    """A GPU with engines and a learner rank."""
+    kept = _engine_kept(net, engine)
+    asleep = kept if engines_sleep else kept | _engine_awake(net, engine)
+    resting = _learner_resting(net, learner, away=optimizer_away)
+    phases = [
+        Phase("rollout", kept | _engine_awake(net, engine) | _engine_steps(net, engine) | resting),
+        Phase("learning", asleep | _learner_working(net, learner, device_bytes)),
+        Phase("hand-over", asleep | _handing_over(net, learner)),
+    ]
+    if trainer is not None:
+        phases.insert(1, Phase("spot training", kept | resting | _training(net, trainer)))
+    return MemoryPlan("colocated", tuple(phases))
+
+
+def plan_rollout(net: Network, engine: EngineShape, trainer: TrainerShape | None) -> MemoryPlan:
+    """A GPU with engines only."""
+    kept = _engine_kept(net, engine)
+    staging = {"hand-over's pieces": _largest(net) + STAGING_BYTES}
+    phases = [
+        Phase("rollout", kept | _engine_awake(net, engine) | _engine_steps(net, engine)),
+        Phase("hand-over", kept | _engine_awake(net, engine) | staging),
+    ]
+    if trainer is not None:
+        phases.insert(1, Phase("spot training", kept | _training(net, trainer)))
+    return MemoryPlan("rollout", tuple(phases))
+
+
+def plan_learner(net: Network, learner: LearnerShape, device_bytes: int) -> MemoryPlan:
+    """A GPU with a learner rank only."""
+    phases = (
+        Phase("learning", _learner_working(net, learner, device_bytes)),
+        Phase("hand-over", _handing_over(net, learner)),
+    )
+    return MemoryPlan("learner", phases)
+
+
+# The engine.
+
+
+def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
+    """What an engine that sleeps keeps."""
+    weights = net.parameters * net.item_bytes // engine.gpus
+    drafter = net.drafter_parameters * net.item_bytes if engine.drafter else 0
+    kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES}
+    if engine.gpus > 1:
+        kept["engine NCCL"] = NCCL_BYTES
+    return _times(kept, engine.copies)
+
+
+def _engine_awake(net: Network, engine: EngineShape) -> dict[str, int]:
+    """What it has besides, from wake to sleep."""
+    kv_bytes = net.kv_token_bytes + (2 * net.kv_size * net.item_bytes if engine.drafter else 0)
+    outputs = engine.most_rows * (4 * net.vocab_size + net.item_bytes * net.hidden_size)
+    graphs = GRAPHS_BYTES + outputs + engine.most_rows * _row_bytes(net) if engine.graphs else 0
+    return _times({"KV cache": engine.kv_tokens * kv_bytes // engine.gpus, "graphs": graphs}, engine.copies)
+
+
+def _engine_steps(net: Network, engine: EngineShape) -> dict[str, int]:
+    """An eager step: a chunk of prompts beside everything that decodes, and logits of what is drawn."""
+    rows = engine.prefill_tokens + engine.max_running
+    step = rows * _row_bytes(net) // engine.gpus + engine.most_rows * 4 * net.vocab_size
+    sizes = {"engine step": step, "hidden states recorded": engine.recording_bytes}
+    return _times(sizes | {"engine slack": int(SLACK * step)}, engine.copies)
+
+
+def _row_bytes(net: Network) -> int:
+    """Activations of a row at the widest moment of a layer: residual, norm, gate and up, their product."""
+    return net.item_bytes * (3 * net.hidden_size + 3 * net.intermediate_size + net.qkv_size)
+
+
+# The learner.
+
+
+def _shard(net: Network, learner: LearnerShape) -> int:
+    """Parameters of one rank."""
+    return -(-net.parameters // learner.ranks)
+
+
+def _learner_resting(net: Network, learner: LearnerShape, *, away: bool) -> dict[str, int]:
+    shard = _shard(net, learner)
+    kept = {
+        "learner weights": shard * learner.master_bytes,
+        "learner context": CONTEXT_BYTES + (NCCL_BYTES if learner.ranks > 1 else 0),
+    }
+    if learner.reference:
+        kept["reference weights"] = shard * learner.master_bytes
+    if not away:
+        kept["optimizer"] = shard * learner.moments * learner.master_bytes
+    return kept
+
+
+def _learner_working(net: Network, learner: LearnerShape, device_bytes: int) -> dict[str, int]:
+    """Its worst moment: the backward pass, or the update, whose temporaries are as large as the shard."""
+    shard = _shard(net, learner)
+    backward = _backward(net, learner, device_bytes)
+    update = {"update's temporaries": shard * learner.master_bytes}
+    largest = max(backward, update, key=lambda items: sum(items.values()))
+    slack = {"learner slack": int(SLACK * sum(largest.values()))}
+    gradients = {"gradients": shard * learner.master_bytes}
+    return _learner_resting(net, learner, away=False) | gradients | largest | slack
+
+
+def _backward(net: Network, learner: LearnerShape, device_bytes: int) -> dict[str, int]:
+    tokens = learner.micro_batch_tokens
+    wide = learner.compute_bytes // 2  # saved_bytes counts bfloat16
+    layer = tokens * saved_bytes(net) * wide
+    temporaries = tokens * (16 * net.intermediate_size + 8 * net.hidden_size)  # of the backward pass of one SwiGLU
+    if learner.checkpointing:
+        kept = net.num_layers * tokens * net.hidden_size * learner.compute_bytes
+        activations = {"activations kept": kept, "layer computed again": layer + temporaries}
+    else:
+        activations = {"activations": net.num_layers * layer, "backward of a layer": temporaries}
+    chunk = device_bytes // LOGITS_SHARE
+    copies = _LOGITS_COPIES + learner.entropy_gradient
+    head = int(copies * min(chunk, tokens * 4 * net.vocab_size)) + net.embedding_parameters * learner.compute_bytes
+    return activations | {"head": head} | _gathered(net, learner)
+
+
+def _gathered(net: Network, learner: LearnerShape) -> dict[str, int]:
+    """Parameters that exist beside the shards while computing."""
+    if learner.ranks == 1:
+        copies = net.parameters * learner.compute_bytes if learner.compute_bytes != learner.master_bytes else 0
+        return {"weights cast": copies}
+    tables = net.embedding_parameters * (1 if net.tied else 2)
+    # FSDP2: the root stays gathered, one block computes, the next is on its way; gradients are reduced in float32.
+    gathered = (tables + 2 * net.layer_parameters) * learner.compute_bytes
+    return {"weights gathered": gathered, "gradients reduced": 4 * max(tables, 2 * net.layer_parameters)}
+
+
+def _handing_over(net: Network, learner: LearnerShape) -> dict[str, int]:
+    piece = net.largest_parameter * learner.master_bytes + _largest(net)
+    return _learner_resting(net, learner, away=False) | {"hand-over's pieces": piece + STAGING_BYTES}
+
+
+def _largest(net: Network) -> int:
+    return net.largest_parameter * net.item_bytes
+
+
+# The drafter's trainer.
+
+
+def _training(net: Network, trainer: TrainerShape) -> dict[str, int]:
+    """Weights, gradients and two moments in float32; the target's tables; one micro-step."""
+    tables = net.embedding_parameters * (1 if net.tied else 2)
+    tokens = trainer.micro_step_tokens
+    step = tokens * (2 * saved_bytes(net) + 3 * 4 * net.vocab_size)
+    return {
+        "trainer's drafter": 16 * net.drafter_parameters,
+        "target's tables": tables * net.item_bytes,
+        "trainer's step": step,
+        "trainer's context": CONTEXT_BYTES,
+        "trainer slack": int(SLACK * step),
+    }
+
+
+def _times(items: Mapping[str, int], copies: int) -> dict[str, int]:
+    return {name: size * copies for name, size in items.items()}

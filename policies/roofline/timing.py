@@ -1,0 +1,147 @@
+"""From kernels to milliseconds on a device. Owns the constants and what they were fitted to; knows no engine.
+
+    kernel = max(bytes, flops, walk of its blocks, launch floor) + gap;   step = sum of kernels + host
+
+Bytes and flops of a matrix product overlap imperfectly: their joint time is the p-norm of both. Flops come in tiles and
+waves: the best of a few tile shapes and splits of k, as the libraries choose, each wave as long as one tile.
+
+SWEEP is fitted to every other decoding cell and to the draft lengths 3 and 15 of EfficientRollout's A100 sweep of
+Qwen2.5-7B (tests/policies/test_roofline.py holds the errors, and lists those that stay). It describes the engine of
+that sweep; of ours nothing was measured on a GPU yet, so DEFAULT takes its rates and leaves out its cost per request,
+which is Python there and arrays here. `benchmarks.gpu` prints what to correct.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from policies.roofline.devices import Device
+from policies.roofline.kernels import Kernel, Part, Walk, floor_bytes, step_kernels
+from policies.roofline.network import Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What share of its peaks a device reaches, and what everything costs that is neither bytes nor flops."""
+
+    bandwidth_share: float
+    matmul_share: float  # of the peak, by a tile of 128 x 256 while its wave is full
+    overlap: float  # p of the p-norm; infinite: bytes and flops hide each other altogether
+    kernel_s: float = 1.8e-6  # shortest kernel in a graph
+    gap_s: float = 0.7e-6  # between two of them
+    eager_kernel_s: float = 6e-6  # launch without a graph, which the host cannot hide
+    tile_s: float  # 64 keys of a head of 128 against 64 rows of queries, by one block
+    crowding: float  # by how much a further block on a multiprocessor prolongs the walk of those there
+    host_s: float  # of a step: schedule, upload, download, the loop in Python
+    request_s: float = 0.0  # of a step and request
+
+
+# Tile of a matrix product (rows, columns) and the share of matmul_share it reaches: small ones load more than they use.
+_TILES = ((64, 64, 0.59), (64, 128, 0.73), (128, 64, 0.73), (128, 128, 0.92), (128, 256, 1.0), (256, 128, 1.0))
+_SPLITS = (1, 2, 3, 4, 6, 8)
+
+SWEEP = Rates(
+    bandwidth_share=0.94,
+    matmul_share=1.0,
+    overlap=2.7,
+    tile_s=1.59e-6,
+    crowding=0.41,
+    host_s=0.92e-3,
+    request_s=34e-6,
+)
+DEFAULT = replace(SWEEP, request_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One engine step, predicted."""
+
+    ms: float
+    floor_ms: float  # every weight and every key and value once at full bandwidth
+    launches: int
+    by_part_ms: dict[Part, float]
+    host_ms: float
+    launch_ms: float  # what launch floors and gaps add to bytes and flops
+
+    @property
+    def decides(self) -> str:
+        """The largest contribution: weights, kv, sampling, rest, launches or host."""
+        shares: dict[str, float] = dict(self.by_part_ms) | {"launches": self.launch_ms, "host": self.host_ms}
+        return max(shares, key=shares.__getitem__)
+
+
+def kernel_s(kernel: Kernel, device: Device, rates: Rates = DEFAULT, *, eager: bool = False) -> float:
+    """Seconds of all its launches."""
+    least = (rates.eager_kernel_s if eager else rates.kernel_s + rates.gap_s) * kernel.launches
+    return max(least, busy_s(kernel, device, rates) + rates.gap_s * kernel.launches)
+
+
+def busy_s(kernel: Kernel, device: Device, rates: Rates) -> float:
+    """Seconds by bytes, flops and walks alone."""
+    moving = kernel.moved_bytes / (device.bandwidth_bytes_s * rates.bandwidth_share)
+    if kernel.product is not None:
+        computing = product_s(*kernel.product, device, rates)
+        return float((moving**rates.overlap + computing**rates.overlap) ** (1 / rates.overlap))
+    computing = kernel.flops / (device.bf16_flops_s * rates.matmul_share)
+    return max(moving, computing, 0.0 if kernel.walk is None else walk_s(kernel.walk, device, rates))
+
+
+@lru_cache(maxsize=65536)
+def product_s(m: int, n: int, k: int, device: Device, rates: Rates) -> float:
+    """Seconds of the flops of [m, k] times [k, n] alone, by the best tile and split of k."""
+    per_multiprocessor = device.bf16_flops_s * rates.matmul_share / device.multiprocessors
+    best = math.inf
+    for rows, columns, share in _TILES:
+        tiles = -(-m // rows) * -(-n // columns)
+        for split in _SPLITS:
+            waves = -(-tiles * split // device.multiprocessors)
+            seconds = waves * 2.0 * rows * columns * k / split / (per_multiprocessor * share)
+            if split > 1:  # partial sums, float32, through memory
+                seconds += 8.0 * m * n * split / device.bandwidth_bytes_s
+            best = min(best, seconds)
+    return best
+
+
+def walk_s(walk: Walk, device: Device, rates: Rates) -> float:
+    """Seconds until the last block has seen its keys."""
+    waves = -(-walk.blocks // device.multiprocessors)
+    tile_s = rates.tile_s * max(walk.rows, 32) / 64
+    return (1 + rates.crowding * (waves - 1)) * -(-walk.keys // 64) * tile_s
+
+
+def time_of(
+    kernels: Iterable[Kernel],
+    device: Device,
+    rates: Rates = DEFAULT,
+    *,
+    requests: int = 0,
+    floor_s: float = 0.0,
+    eager: bool = False,
+) -> StepTime:
+    """The step that launches these, one after the other."""
+    parts: dict[Part, float] = {"weights": 0.0, "kv": 0.0, "sampling": 0.0, "rest": 0.0}
+    launched, waiting = 0, 0.0
+    for kernel in kernels:
+        whole, busy = kernel_s(kernel, device, rates, eager=eager), busy_s(kernel, device, rates)
+        parts[kernel.part] += min(busy, whole) * 1e3
+        waiting += max(0.0, whole - busy) * 1e3
+        launched += kernel.launches
+    host_ms = (rates.host_s + rates.request_s * requests) * 1e3
+    return StepTime(
+        ms=sum(parts.values()) + waiting + host_ms,
+        floor_ms=floor_s * 1e3,
+        launches=launched,
+        by_part_ms=parts,
+        host_ms=host_ms,
+        launch_ms=waiting,
+    )
+
+
+def step_time(
+    net: Network, device: Device, batch: int, rows: int, context: int, rates: Rates = DEFAULT, *, eager: bool = False
+) -> StepTime:
+    """A step of our engine: see `policies.roofline.kernels.step_kernels`."""
+    kernels = step_kernels(net, batch, rows, context)
+    floor_s = floor_bytes(net, batch, context) / device.bandwidth_bytes_s
+    return time_of(kernels, device, rates, requests=batch, floor_s=floor_s, eager=eager)

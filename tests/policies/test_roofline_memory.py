@@ -1,0 +1,160 @@
+"""Bytes of weights and of what autograd keeps: the plan's sums are those of the network itself, on meta tensors."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.transformer import Transformer
+from policies.roofline.devices import DEVICES, device_named
+from policies.roofline.memory import (
+    GIB,
+    EngineShape,
+    LearnerShape,
+    TrainerShape,
+    plan_colocated,
+    plan_learner,
+    saved_bytes,
+)
+from policies.roofline.network import Network
+from tests.policies.networks import NETWORKS
+
+H100 = DEVICES["H100"]
+SEVEN = NETWORKS["7b"]
+ENGINE = EngineShape(max_running=128, kv_tokens=262_144, prefill_tokens=8192, most_rows=544, drafter=True)
+LEARNER = LearnerShape(ranks=8, micro_batch_tokens=16_384, checkpointing=True, master_bytes=4, compute_bytes=2)
+TRAINER = TrainerShape(micro_step_tokens=2048)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what a flash kernel keeps, but for one number per row and head."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError
+
+
+class _Context:
+    def __init__(self, tokens: int) -> None:
+        self.positions = torch.empty(tokens, dtype=torch.int64, device="meta")
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = _Attention.apply(q, k, v)
+        return out
+
+
+def meta_model(net: Network, layers: int) -> Transformer:
+    config = ModelConfig(
+        family="qwen2",
+        vocab_size=net.vocab_size,
+        hidden_size=net.hidden_size,
+        intermediate_size=net.intermediate_size,
+        num_layers=layers,
+        num_heads=net.num_heads,
+        num_kv_heads=net.num_kv_heads,
+        head_dim=net.head_dim,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=net.tied,
+        qkv_bias=net.qkv_bias,
+    )
+    return Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False)
+
+
+def kept_bytes(net: Network, layers: int, tokens: int, *, checkpointing: bool = False) -> int:
+    """Of tensors that autograd keeps for the backward pass, parameters left out."""
+    model = meta_model(net, layers)
+    model.set_activation_checkpointing(checkpointing)
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in weights:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.empty(tokens, dtype=torch.int64, device="meta"), _Context(tokens))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_parameters_are_those_of_the_network(name: str) -> None:
+    net = NETWORKS[name]
+    model = meta_model(net, 3)
+    assert sum(p.numel() for p in model.parameters()) == replace(net, num_layers=3).parameters
+    assert max(p.numel() for p in model.parameters()) == net.largest_parameter
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_a_layer_keeps_is_what_autograd_keeps(name: str) -> None:
+    net, tokens = NETWORKS[name], 512
+    found = (kept_bytes(net, 2, tokens) - kept_bytes(net, 1, tokens)) / tokens
+    assert saved_bytes(net) == pytest.approx(found, rel=0.01)
+    first, second = (kept_bytes(net, layers, tokens, checkpointing=True) for layers in (1, 2))
+    assert second - first == tokens * 2 * net.hidden_size
+
+
+def test_sleep_and_offload_only_take_away() -> None:
+    """And take away what they name: the KV cache from learning, the moments from rollout."""
+    awake, asleep = (
+        plan_colocated(SEVEN, ENGINE, LEARNER, TRAINER, H100.memory_bytes, engines_sleep=on, optimizer_away=on)
+        for on in (False, True)
+    )
+    phases = {phase.name: phase for phase in asleep.phases}
+    for phase in awake.phases:
+        assert phases[phase.name].total_bytes <= phase.total_bytes
+    kv = 262_144 * SEVEN.kv_token_bytes * 29 // 28  # the drafter's layer as well
+    before = next(phase for phase in awake.phases if phase.name == "learning")
+    assert before.total_bytes - phases["learning"].total_bytes == kv + before.items["graphs"]
+    assert "optimizer" in awake.phases[0].items
+    assert "optimizer" not in asleep.phases[0].items
+
+
+def test_the_colocated_7b_fits_where_a_full_copy_of_the_weights_did_not() -> None:
+    """Defect B1: 28.4 GiB of gathered float32 and 14.2 GiB of bfloat16 on top did not fit; pieces do."""
+    plan = plan_colocated(SEVEN, ENGINE, LEARNER, TRAINER, H100.memory_bytes, engines_sleep=False, optimizer_away=False)
+    handing_over = next(phase for phase in plan.phases if phase.name == "hand-over")
+    copies = SEVEN.parameters * (4 + 2)
+    assert plan.fits(H100.memory_bytes)
+    assert handing_over.total_bytes + copies > H100.memory_bytes
+    assert handing_over.items["hand-over's pieces"] < 4 * GIB
+
+
+def test_checkpointing_and_ranks_shrink_the_learner() -> None:
+    whole = plan_learner(SEVEN, replace(LEARNER, checkpointing=False), H100.memory_bytes)
+    kept = plan_learner(SEVEN, LEARNER, H100.memory_bytes)
+    alone = plan_learner(SEVEN, replace(LEARNER, ranks=1), H100.memory_bytes)
+    assert not whole.fits(H100.memory_bytes)
+    assert kept.fits(H100.memory_bytes)
+    assert not alone.fits(H100.memory_bytes)
+    assert "GiB = activations" in whole.worst.text()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIE"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("A100-40G", "A100-40GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("h100", "H100"),
+        ("Tesla T4", None),
+    ],
+)
+def test_devices_are_found_by_what_cuda_and_ray_call_them(text: str, name: str | None) -> None:
+    found = device_named(text)
+    assert (found.name if found else None) == name
