@@ -53,10 +53,10 @@ class AutoTransformer(nn.Module):
 
     def forward(self, tokens: Tensor, context: PackedContext) -> Tensor:
         """tokens int64 [T] -> hidden states before the head [T, H]."""
-        lengths = context.cu_seqlens.diff().long()
+        lengths, known = context.cu_seqlens.diff().long(), context.segments
         segments = torch.arange(lengths.numel(), device=tokens.device)
-        rows = torch.repeat_interleave(segments, lengths), context.positions
-        shape = lengths.numel(), int(lengths.max())
+        rows = torch.repeat_interleave(segments, lengths, output_size=tokens.numel()), context.positions
+        shape = lengths.numel(), int(lengths.max()) if known is None else known.longest
         padded = tokens.new_zeros(shape).index_put(rows, tokens)
         mask = tokens.new_zeros(shape).index_put(rows, torch.ones_like(tokens))
         output = self.model.base_model(

@@ -210,8 +210,13 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output of forward [T, H] -> [T, V], in the dtype of the weights; float32 on CUDA (`ops.head`)."""
+        return ops.head(hidden, self.head_weight, invariant=self.batch_invariant)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, H], of the language-model head."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return ops.head(hidden, head.weight, invariant=self.batch_invariant)
+        return head.weight
 
     @property
     def tied(self) -> bool:

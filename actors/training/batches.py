@@ -5,26 +5,27 @@ and lays out its own share; so nothing about the plan is communicated, and norma
 batch over micro-batches and ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.training.packing import build_micro_batch, input_tokens, plan_packed, plan_padded
 from actors.training.parallel import Rank
 from actors.training.types import Demonstration, TrainSequence
+from models.packed import PackedContext, packed_arrays
+from models.transfer import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """One micro-batch on the device; [T] all tokens, [R] response tokens."""
+    """One micro-batch on the device, where it came in one copy; [T] all tokens, [R] response tokens."""
 
     tokens: Tensor  # int64 [T]
-    cu_seqlens: Tensor  # int32 [S + 1]
+    context: PackedContext  # of S segments
     rows: Tensor  # int64 [R]
     targets: Tensor  # int64 [R]
     coefficients: Tensor  # float32 [R], of each token's loss in the mini-batch's loss
@@ -32,14 +33,11 @@ class TokenBatch:
     sampler_logprobs: Tensor  # float32 [R], of the sampling distribution; zeros for demonstrations
     sampler_logprobs_t1: Tensor | None  # float32 [R]; zeros for demonstrations; None where the engine gives none
     segments: Tensor  # int64 [S + 1], from 0 to R: whose response each token is of
+    samplers: Tensor  # int64 [R], the number of the rollout worker that drew each token; zeros for demonstrations
+    response_lengths: tuple[int, ...]  # [S]
     indices: tuple[int, ...]  # [S], of each sequence in the mini-batch
     sequences: tuple[TrainSequence | Demonstration, ...]  # [S]; none on a rank without work
     starts: tuple[int, ...]  # [S], of each sequence in `tokens`
-
-    @property
-    def samplers(self) -> list[str]:
-        """[S], the rollout worker that drew each response; none of demonstrations."""
-        return [s.sampler for s in self.sequences if isinstance(s, TrainSequence)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,10 @@ def build_mini_batch(
     *,
     budget_tokens: int,
     packing: bool,
+    samplers: Mapping[str, int] | None = None,
 ) -> MiniBatch:
-    """Plan for all ranks, lay out this rank's micro-batches and move them to its device."""
+    """Plan for all ranks, lay out this rank's micro-batches and move them to its device. `samplers`: the numbers of
+    the rollout workers, by name; None: 0 for all."""
     prompts = [s.prompt_tokens for s in sequences]
     responses = [s.response_tokens for s in sequences]
     lengths = [input_tokens(len(p), len(r)) for p, r in zip(prompts, responses, strict=True)]
@@ -81,26 +81,43 @@ def build_mini_batch(
         flat = build_micro_batch(indices, prompts, responses, padded=not packing)
         chosen = [sequences[i] for i in indices]
         learned = [s for s in chosen if isinstance(s, TrainSequence)]
-        advantages = [np.broadcast_to(s.advantage, len(s.response_tokens)) for s in learned]
         nothing = np.zeros(flat.rows.size)
+        floats = {
+            "coefficients": np.repeat(coefficients[list(indices)], flat.response_lengths),
+            "advantages": _joined([np.broadcast_to(s.advantage, len(s.response_tokens)) for s in learned], nothing),
+            "sampler_logprobs": _joined([s.sampler_logprobs for s in learned], nothing),
+        }
         at_1 = [s.sampler_logprobs_t1 for s in learned if s.sampler_logprobs_t1 is not None]
+        if len(at_1) == len(learned):
+            floats["sampler_logprobs_t1"] = _joined(at_1, nothing)
+        drew = [samplers[s.sampler] if samplers and isinstance(s, TrainSequence) else 0 for s in chosen]
+        integers = {
+            "tokens": flat.tokens,
+            "rows": flat.rows,
+            "targets": flat.targets,
+            "segments": np.cumsum([0, *flat.response_lengths]),
+            "samplers": np.repeat(np.array(drew, np.int64), flat.response_lengths),
+        }
+        lengths = np.diff(flat.cu_seqlens).tolist()
+        there = upload(
+            packed_arrays(lengths)
+            | {name: values.astype(np.int64) for name, values in integers.items()}
+            | {name: values.astype(np.float32) for name, values in floats.items()},
+            rank.device,
+        )
         micro.append(
             TokenBatch(
-                tokens=_tensor(flat.tokens, np.int64, rank.device),
-                cu_seqlens=_tensor(flat.cu_seqlens, np.int32, rank.device),
-                rows=_tensor(flat.rows, np.int64, rank.device),
-                targets=_tensor(flat.targets, np.int64, rank.device),
-                coefficients=_tensor(
-                    np.repeat(coefficients[list(indices)], flat.response_lengths), np.float32, rank.device
-                ),
-                advantages=_tensor(_joined(advantages, nothing), np.float32, rank.device),
-                sampler_logprobs=_tensor(
-                    _joined([s.sampler_logprobs for s in learned], nothing), np.float32, rank.device
-                ),
-                sampler_logprobs_t1=None
-                if len(at_1) < len(learned)
-                else _tensor(_joined(at_1, nothing), np.float32, rank.device),
-                segments=_tensor(np.cumsum([0, *flat.response_lengths]), np.int64, rank.device),
+                tokens=there["tokens"],
+                context=PackedContext.uploaded(lengths, there["cu_seqlens"], there["positions"]),
+                rows=there["rows"],
+                targets=there["targets"],
+                coefficients=there["coefficients"],
+                advantages=there["advantages"],
+                sampler_logprobs=there["sampler_logprobs"],
+                sampler_logprobs_t1=there.get("sampler_logprobs_t1"),
+                segments=there["segments"],
+                samplers=there["samplers"],
+                response_lengths=tuple(flat.response_lengths.tolist()),
                 indices=tuple(indices),
                 sequences=tuple(chosen),
                 starts=tuple(flat.cu_seqlens[: len(chosen)].tolist()),
@@ -142,7 +159,3 @@ def check_sequences(sequences: Sequence[TrainSequence | Demonstration], vocab_si
 
 def _joined(parts: Sequence[NDArray[np.floating]], nothing: NDArray[np.floating]) -> NDArray[np.floating]:
     return np.concatenate(parts) if parts else nothing
-
-
-def _tensor(values: NDArray[np.generic], dtype: type[np.generic], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device, non_blocking=True)

@@ -1,7 +1,8 @@
 """The target model as the learner uses it: tokens in, log-probs of the response tokens out.
 
 Owns which implementation is built, and the log-softmax over the vocabulary, which is computed in chunks of rows so
-that the logits of all tokens never exist together. Knows nothing of losses, optimizers or ranks.
+that the logits of all tokens never exist together (on CUDA: `actors.training.head`). Knows nothing of losses,
+optimizers or ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from actors.training.head import chunk_bytes_on, chunk_rows_of, head_logprobs
 from models.auto import AutoTransformer, attention_of
 from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
 from models.options import ModelOptions
 from models.packed import PackedContext
 from models.transformer import Transformer, final_states
-
-LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 logits that exist at once; with fewer rows nothing is recomputed
 
 
 def build_network(
@@ -93,11 +93,12 @@ class LogProbModel(nn.Module):
     _recorded: tuple[int, ...] = ()
     entropy_gradient = False  # whether the entropies carry gradient: costs a second table of [R, vocabulary]
 
-    def __init__(self, network: CausalModel, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> None:
+    def __init__(self, network: CausalModel, device: torch.device) -> None:
+        """`device`: where it runs, which decides how many rows of logits exist at once."""
         super().__init__()
         self.network = network
         self.vocab_size = vocab_size_of(network)
-        self.chunk_rows = max(1, chunk_bytes // (4 * self.vocab_size))
+        self.chunk_rows = chunk_rows_of(self.vocab_size, chunk_bytes_on(device))
 
     @contextmanager
     def telling(self, tell: Callable[[Tensor], None], layers: tuple[int, ...] = ()) -> Iterator[None]:
@@ -112,14 +113,23 @@ class LogProbModel(nn.Module):
             self._tell, self._recorded = None, ()
 
     def forward(
-        self, tokens: Tensor, cu_seqlens: Tensor, rows: Tensor, targets: Tensor, temperature: float
+        self, tokens: Tensor, context: PackedContext, rows: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs of `targets` [R], predicted by the hidden states at `rows` [R] of `tokens` [T].
+        """Log-probs of `targets` [R], predicted by the hidden states at `rows` [R] of `tokens` [T] in `context`.
 
         Returns float32 [R] each: log-softmax(logits / temperature) (differentiable), log-softmax(logits), and the
         entropy of softmax(logits / temperature) in nats; the last two without gradient (see `entropy_gradient`).
         """
-        hidden = self._states(tokens, PackedContext(cu_seqlens)).index_select(0, rows)
+        hidden = self._states(tokens, context).index_select(0, rows)
+        if hidden.is_cuda and isinstance(self.network, Transformer):
+            return head_logprobs(
+                hidden,
+                self.network.head_weight,
+                targets,
+                temperature,
+                chunk_rows=self.chunk_rows,
+                entropy_gradient=self.entropy_gradient,
+            )
         if rows.numel() <= self.chunk_rows:
             return chunk_logprobs(self.network.logits, hidden, targets, temperature, self.entropy_gradient)
         parts = []

@@ -138,11 +138,13 @@ def lr_factor(step: int, options: OptimizerOptions, total_steps: int) -> float:
     return min(warm, max(0.0, min(1.0, left)))
 
 
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> float:
-    """Scale gradients so that their global 2-norm is at most max_norm. Returns the norm before that."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    total = torch.nn.utils.get_total_norm(grads, 2.0)
-    norm = float((total.full_tensor() if isinstance(total, DTensor) else total).item())
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """The global 2-norm of all gradients, of all ranks, as a scalar on the device."""
+    total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], 2.0)
+    return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+def clip_gradients(parameters: list[nn.Parameter], norm: float, max_norm: float) -> None:
+    """Scale gradients whose global 2-norm is `norm` so that it is at most max_norm."""
     if math.isfinite(norm) and norm > max_norm:
-        torch._foreach_mul_(grads, max_norm / (norm + 1e-6))
-    return norm
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], max_norm / (norm + 1e-6))

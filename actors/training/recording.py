@@ -17,6 +17,7 @@ from actors.training.packing import input_tokens
 from actors.training.parallel import Rank
 from actors.training.types import Demonstration, TrainSequence
 from drafter.training.records import SequenceRecord
+from models.transfer import start_download
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,15 @@ class StepRecording:
         self.seconds += perf_counter() - start_s
 
     def metrics(self, rank: Rank) -> dict[str, float]:
-        """`recording/*`: sequences and bytes of all ranks, seconds of the mean rank. Every rank must call it."""
+        """`recording/*`: sequences and bytes of all ranks, seconds of the mean rank. Every rank must call it at the end
+        of its step: it waits for the device, and so for the records' states."""
         own = [len(self.records), sum(record.bytes for record in self.records), self.seconds / rank.size]
         sums = rank.sum(torch.tensor(own, dtype=torch.float64, device=rank.device)).tolist()
         return dict(zip(("recording/sequences", "recording/bytes", "recording/seconds"), sums, strict=True))
 
     def _record(self, sequence: TrainSequence | Demonstration, states: Tensor) -> SequenceRecord:
-        # A copy: the micro-batch's memory is not to live on for it.
-        host = states.detach().to("cpu", self._dtype, copy=True).contiguous()
+        # A copy: the micro-batch's memory is not to live on for it. `metrics` waits until it is there.
+        host = start_download(states, self._dtype)
         return SequenceRecord(
             tokens=np.concatenate((sequence.prompt_tokens, sequence.response_tokens)).astype(np.int32),
             prompt_length=len(sequence.prompt_tokens),

@@ -10,9 +10,8 @@ import copy
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from actors.training import batches
 from actors.training.errors import NonFiniteError
 from actors.training.network import LogProbModel, build_network, computing_in, hidden_size_of
-from actors.training.optimizer import Optimizers, clip_gradients
+from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, shard
 from actors.training.persistence import load_tensors, save_tensors
@@ -119,14 +118,14 @@ class Trainer:
                 seconds={"logprobs": 0.0, "train": 0.0},
             )
         started_s, start_s = time.time(), time.perf_counter()
+        statistics = StepStatistics(self.rank.device, (s.sampler for s in sequences))
         minis = [
-            self._mini_batch([sequences[i] for i in part])
+            self._mini_batch([sequences[i] for i in part], statistics.samplers)
             for part in batches.split_mini_batches(len(sequences), self.options.mini_batches)
         ]
         if recording is not None:
             own = [s for mini in minis for batch in mini.micro for s in batch.sequences]
             recording.choose(own, hidden_size_of(self.network))
-        statistics = StepStatistics(self.rank.device, (s.sampler for s in sequences))
         # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
         old = [self._old_logprobs(mini, temperature, statistics, recording) for mini in minis[1:]]
         compared = self.objective.needs_reference_in_loss
@@ -140,9 +139,7 @@ class Trainer:
                     taken = recording if number == 0 else None
                     logprobs, logprobs_t1, entropy = self._forward(self.module, batch, temperature, taken)
                     if number == 0:
-                        statistics.add_gap(
-                            *batches.compared_with_sampler(batch, logprobs, logprobs_t1), batch.segments, batch.samplers
-                        )
+                        statistics.add_gap(*batches.compared_with_sampler(batch, logprobs, logprobs_t1), batch)
                     old_logprobs = logprobs.detach() if number == 0 else old[number - 1][m]
                     inputs = LossInputs(
                         logprobs=logprobs,
@@ -206,14 +203,17 @@ class Trainer:
         batches.check_sequences(sequences, self.module.vocab_size)
         if not sequences:
             return {}
-        mini, found = self._mini_batch(sequences), dict[int, NDArray[np.float32]]()
+        mini, values = self._mini_batch(sequences), list[Tensor]()
         reference = self._reference_logprobs(mini, temperature)
         with self._computing(self.module):
             for batch, ref in zip(mini.micro, reference, strict=True):
                 logprobs = self._forward(self.module, batch, temperature)[0]
-                values = kl_values(logprobs, ref, self.objective.kl).cpu().numpy()
-                bounds = batch.segments.tolist()
-                found |= {i: values[a:b] for i, (a, b) in zip(batch.indices, pairwise(bounds), strict=True)}
+                values.append(kl_values(logprobs, ref, self.objective.kl))
+        found = dict[int, NDArray[np.float32]]()
+        on_host = torch.cat(values).cpu().numpy()
+        lengths = [(i, n) for batch in mini.micro for i, n in zip(batch.indices, batch.response_lengths, strict=True)]
+        for (i, length), end in zip(lengths, np.cumsum([n for _, n in lengths]), strict=True):
+            found[i] = on_host[end - length : end]
         return found
 
     @torch.no_grad()
@@ -289,7 +289,10 @@ class Trainer:
 
     # Parts of a step --------------------------------------------------------------------------------------------
 
-    def _mini_batch(self, sequences: Sequence[TrainSequence | Demonstration]) -> batches.MiniBatch:
+    def _mini_batch(
+        self, sequences: Sequence[TrainSequence | Demonstration], samplers: Mapping[str, int] | None = None
+    ) -> batches.MiniBatch:
+        """`samplers`: numbers of the rollout workers; none: nothing is told of them."""
         lengths = [len(s.response_tokens) for s in sequences]
         weights = [s.weight if isinstance(s, TrainSequence) else 1.0 for s in sequences]
         learns = isinstance(sequences[0], TrainSequence)
@@ -301,6 +304,7 @@ class Trainer:
             self.rank,
             budget_tokens=self.options.micro_batch_tokens,
             packing=self.options.packing,
+            samplers=samplers,
         )
 
     def _forward(
@@ -313,7 +317,7 @@ class Trainer:
         if recording is not None:
             with module.telling(lambda states: recording.take(states, batch), recording.layers):
                 return self._forward(module, batch, temperature)
-        outputs: tuple[Tensor, ...] = module(batch.tokens, batch.cu_seqlens, batch.rows, batch.targets, temperature)
+        outputs: tuple[Tensor, ...] = module(batch.tokens, batch.context, batch.rows, batch.targets, temperature)
         return outputs
 
     def _computing(self, module: LogProbModel) -> AbstractContextManager[None]:
@@ -328,14 +332,16 @@ class Trainer:
 
     def _update(self, loss: Tensor) -> tuple[float, float, float]:
         """Clip and apply; (loss over all ranks, gradient norm, learning rate)."""
-        value = float(self.rank.sum(loss[None]).item())
-        norm = clip_gradients(list(self.module.parameters()), self.optimizers.options.max_grad_norm)
+        parameters = list(self.module.parameters())
+        # One wait for both.
+        value, norm = torch.stack((self.rank.sum(loss[None])[0], gradient_norm(parameters).double())).tolist()
         if not (math.isfinite(value) and math.isfinite(norm)):
             self.optimizers.zero_grad()
             raise NonFiniteError(
                 f"optimizer step {self.optimizers.steps_done}: loss {value}, gradient norm {norm}; the weights are "
                 "unchanged. Look at learner.optimizer.lr and at the rewards of this step"
             )
+        clip_gradients(parameters, norm, self.optimizers.options.max_grad_norm)
         lr = self.optimizers.step()
         self.optimizers.zero_grad()
         return value, norm, lr
@@ -348,9 +354,7 @@ class Trainer:
         with self._computing(self.module):
             for batch in mini.micro:
                 logprobs, logprobs_t1, _ = self._forward(self.module, batch, temperature, recording)
-                statistics.add_gap(
-                    *batches.compared_with_sampler(batch, logprobs, logprobs_t1), batch.segments, batch.samplers
-                )
+                statistics.add_gap(*batches.compared_with_sampler(batch, logprobs, logprobs_t1), batch)
                 old.append(logprobs)
         return old
 
@@ -365,7 +369,7 @@ class Trainer:
 
     def _build(self) -> LogProbModel:
         network = build_network(self.model_options, **self._build_args)  # type: ignore[arg-type]
-        module = LogProbModel(network)
+        module = LogProbModel(network, self.rank.device)
         if self._sharded:
             shard(module, network.blocks, self.rank, compute_dtype=self._compute_dtype)
         return module

@@ -234,5 +234,7 @@ def copy_of(model: Drafting, *, dtype: torch.dtype, device: torch.device | str, 
         batch_invariant=batch_invariant,
         qk_norm=model.block.q_norm is not None,
     )
-    new.load_state_dict(model.state_dict())
+    given, pinned = model.state_dict(), torch.device(device).type == "cuda"
+    for name, tensor in new.state_dict().items():
+        tensor.copy_(given[name], non_blocking=pinned)
     return new

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafter.training.cut import EMBEDDING, HEAD, HEAD_TENSORS, NORM
+from models import ops
 from models.config import ModelConfig
 from models.manifest import WeightsManifest
 from models.rope import RopeTable
@@ -75,5 +76,5 @@ class TargetHead:
         return F.embedding(tokens, self.embedding).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """States after the final norm [T, H] -> float32 [T, V]."""
-        return F.linear(hidden.to(self.lm_head.dtype), self.lm_head).float()
+        """States after the final norm [T, H] -> float32 [T, V]; on CUDA never rounded to the head's dtype."""
+        return ops.head(hidden.to(self.lm_head.dtype), self.lm_head, invariant=False).float()

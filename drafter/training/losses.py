@@ -38,17 +38,16 @@ def objective_of(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, va
     loss, weight = torch.zeros((), device=batch.tokens.device), 0.0
     counts: Tensor | None = None
     for index, out in enumerate(run_passes(model, head, batch, variant.passes)):
-        row, there = batch.ahead(index)
         facts = states, batch.labels, wanted, batch.fresh
         if index:  # in the first pass every row is supervised, by its own facts
-            keep = there.nonzero()[:, 0]
-            out, row = out[keep], row[keep]
+            keep = batch.rows_ahead(index)
+            out, row = out[keep], keep + index
             facts = states[row], batch.labels[row], wanted[row], batch.fresh[row]
         args = model, head, variant, out, *facts
-        large = len(row) * head.config.vocab_size > _KEPT_LOGITS and torch.is_grad_enabled()
+        large = len(out) * head.config.vocab_size > _KEPT_LOGITS and torch.is_grad_enabled()
         total, found = checkpoint(_compare, *args, use_reentrant=False) if large else _compare(*args)
         decay = variant.pass_decay**index
-        loss, weight = loss + decay * total, weight + decay * len(row)
+        loss, weight = loss + decay * total, weight + decay * len(out)
         counts = found if counts is None else counts
     assert counts is not None
     return Objective(loss, weight, batch.rows, counts[0], counts[1])
@@ -91,12 +90,12 @@ def _targets(head: TargetHead, batch: PackedBatch, variant: Variant) -> Tensor:
     of them, no target ever said.
     """
     size = head.config.vocab_size
-    fresh = torch.arange(batch.rows, device=batch.at.device) if batch.all_fresh else batch.fresh.nonzero()[:, 0]
+    fresh, all_fresh = batch.fresh_rows, len(batch.fresh_rows) == batch.rows
     wanted = torch.zeros((0, size), device=batch.at.device)
     if len(fresh):
         logits = head.logits(batch.states[batch.at[fresh] + 1][:, -head.config.hidden_size :])
         wanted = logits.log_softmax(-1) if variant.reverse else logits.softmax(-1)
-    if batch.all_fresh:
+    if all_fresh:
         return wanted
     every = torch.zeros((batch.rows, size), device=batch.at.device)
     if not variant.reverse:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from drafter.training.records import SequenceRecord
 from models.dtypes import DTYPES
+from models.ops import Segments
+from models.transfer import upload
 
 MIN_ROWS = 3  # shorter records teach less than they cost
 
@@ -29,9 +31,9 @@ class PackedBatch:
     positions: Tensor  # int64 [T], p
     left: Tensor  # int64 [T], rows behind this one in its segment
     fresh: Tensor  # bool [T], computed by the target's present version
-    lengths: tuple[int, ...]  # rows of each segment
+    fresh_rows: Tensor  # int64, the rows of which that is true
+    segments: Segments  # rows of each
     cu_seqlens: Tensor  # int32 [S + 1]
-    all_fresh: bool
 
     @property
     def rows(self) -> int:
@@ -42,6 +44,13 @@ class PackedBatch:
         """(the row `count` rows behind each in its segment, whether there is one); both [T]."""
         row = torch.arange(self.rows, device=self.left.device)
         return row + self.left.clamp(max=count), self.left >= count
+
+    def rows_ahead(self, count: int) -> Tensor:
+        """int64, the rows that have `count` rows behind them: `ahead`'s mask as indices, known without asking the
+        device."""
+        ends = np.cumsum(self.segments.lengths)
+        rows = [np.arange(end - n, end - count) for end, n in zip(ends, self.segments.lengths, strict=True)]
+        return upload({"rows": np.concatenate(rows)}, self.left.device)["rows"]
 
 
 def usable(record: SequenceRecord) -> bool:
@@ -81,24 +90,21 @@ def pack_records(
     fresh = np.array([record.target_version == version for record in records])
     first = np.array([record.first for record in records])
 
-    def there(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-    return PackedBatch(
-        states=torch.cat([_states(record) for record in records]).to(device),
-        at=there(at),
-        tokens=there(fed.astype(np.int64)),
-        labels=there(labels.astype(np.int64)),
-        positions=there(first[segment] + place),
-        left=there(lengths[segment] - 1 - place),
-        fresh=there(fresh[segment]),
-        lengths=tuple(int(n) for n in lengths),
-        cu_seqlens=there(cu_seqlens.astype(np.int32)),
-        all_fresh=bool(fresh.all()),
+    drawn_now = fresh[segment]
+    there = upload(
+        {
+            "states": [record.states for record in records],
+            "at": at,
+            "tokens": fed.astype(np.int64),
+            "labels": labels.astype(np.int64),
+            "positions": first[segment] + place,
+            "left": lengths[segment] - 1 - place,
+            "fresh": drawn_now,
+            "fresh_rows": np.flatnonzero(drawn_now),
+            "cu_seqlens": cu_seqlens.astype(np.int32),
+        },
+        device,
     )
-
-
-def _states(record: SequenceRecord) -> Tensor:
-    """[n, width], a copy: the record's bytes may be read-only, and belong to others."""
-    flat = torch.frombuffer(bytearray(record.states), dtype=DTYPES[record.dtype])
-    return flat.view(record.rows, record.width)
+    states = there.pop("states")
+    ((_, dtype),) = kinds
+    return PackedBatch(states=states.view(DTYPES[dtype]), segments=Segments(lengths.tolist()), **there)

@@ -37,11 +37,11 @@ class ChainContext:
         self._keys.append(k)
         self._values.append(v)
         scale = q.shape[-1] ** -0.5
-        lengths = self._batch.lengths
+        segments = self._batch.segments
         if len(self._keys) == 1:
-            return ops.packed_attention(q, k, v, self._batch.cu_seqlens, scale, max_seqlen=max(lengths))
+            return ops.packed_attention(q, k, v, self._batch.cu_seqlens, scale, segments=segments)
         own_keys, own_values = torch.stack(self._keys[1:], 1), torch.stack(self._values[1:], 1)  # [T, k - 1, Hkv, D]
-        parts = (x.split(lengths) for x in (q * scale, self._keys[0], self._values[0], own_keys, own_values))
+        parts = (x.split(segments.lengths) for x in (q * scale, self._keys[0], self._values[0], own_keys, own_values))
         return torch.cat([_segment(*tensors) for tensors in zip(*parts, strict=True)])
 
 

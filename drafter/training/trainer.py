@@ -93,12 +93,16 @@ class DrafterTrainer:
             self._sums[-1] = objective.weight
         if reduce is not None:
             reduce(self._sums)
-        return _result(objective, self._update())
+        gradients, weight = self._sums[:-1], self._sums[-1]
+        gradients /= weight
+        numbers = _numbers(objective, weight, torch.linalg.vector_norm(gradients))  # the only wait for the device
+        return _result(objective, numbers, self._update(*numbers[:2]))
 
     @torch.no_grad()
     def evaluate(self, records: Sequence[SequenceRecord]) -> MicroStepResult:
         """What `micro_step` would return, without the update."""
-        return _result(self._objective(records), updated=False)
+        objective = self._objective(records)
+        return _result(objective, [] if objective is None else _numbers(objective), updated=False)
 
     # State.
 
@@ -110,13 +114,13 @@ class DrafterTrainer:
             state |= {f"optimizer.{name}.{key}": value for key, value in self._optimizer.state[parameter].items()}
         return state | {"counters": self._counters}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state_dict` was taken, exactly. Raises ValueError, before anything changed, for another
-        drafter's."""
+    def load_state_dict(self, state: Mapping[str, Tensor], *, non_blocking: bool = False) -> None:
+        """Go on where `state_dict` was taken, exactly. `non_blocking`: from or into pinned memory without waiting for
+        the device, which the caller does. Raises ValueError, before anything changed, for another drafter's."""
         own = self.state_dict()
         _check("checkpoint", own, state)
         for name, tensor in own.items():
-            tensor.copy_(state[name])
+            tensor.copy_(state[name], non_blocking=non_blocking)
         self.steps = int(self._counters[0])
 
     def export(self, dtype: torch.dtype | None = None) -> tuple[WeightsManifest, Buffer]:
@@ -175,17 +179,12 @@ class DrafterTrainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             return objective_of(self.model, self.head, batch, self.variant)
 
-    def _update(self) -> bool:
-        """Apply the summed gradients; the same on every member."""
-        gradients, weight = self._sums[:-1], float(self._sums[-1])
-        if not weight > 0:
-            return False
-        gradients /= weight
-        norm = float(torch.linalg.vector_norm(gradients))
-        if not math.isfinite(norm):
+    def _update(self, weight: float, norm: float) -> bool:
+        """Apply the mean gradients, which have this norm and were summed with this weight; the same on every member."""
+        if not (weight > 0 and math.isfinite(norm)):
             return False
         if norm > self.options.max_grad_norm:
-            gradients *= self.options.max_grad_norm / norm
+            self._sums[:-1] *= self.options.max_grad_norm / norm
         warm = min(1.0, (int(self._counters[1]) + 1) / max(self.options.warmup_steps, 1))
         for group in self._optimizer.param_groups:
             group["lr"] = self.options.learning_rate * warm * self.rate_scale
@@ -204,17 +203,18 @@ class DrafterTrainer:
             }
 
 
-def _result(objective: Objective | None, updated: bool) -> MicroStepResult:
+def _numbers(objective: Objective | None, *more: Tensor) -> list[float]:
+    """`more`, then what a result is made of, on the host: brought there together."""
+    found = [] if objective is None else [objective.loss.detach(), objective.correct, objective.among_top3]
+    numbers: list[float] = torch.stack([x.double() for x in (*more, *found)]).tolist()
+    return numbers
+
+
+def _result(objective: Objective | None, numbers: Sequence[float], updated: bool) -> MicroStepResult:
     if objective is None:
         return MicroStepResult(math.nan, math.nan, math.nan, 0, updated)
-    rows = objective.rows
-    return MicroStepResult(
-        float(objective.loss.detach()) / objective.weight,
-        int(objective.correct) / rows,
-        int(objective.among_top3) / rows,
-        rows,
-        updated,
-    )
+    (loss, correct, among_top3), rows = numbers[-3:], objective.rows
+    return MicroStepResult(loss / objective.weight, int(correct) / rows, int(among_top3) / rows, rows, updated)
 
 
 def _check(what: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

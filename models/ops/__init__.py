@@ -8,12 +8,14 @@ from models.ops.attention import packed_attention, paged_attention
 from models.ops.eagle import EaglePasses
 from models.ops.matmul import head, linear, prepack
 from models.ops.sampling import cutoff, sample, sample_topk
+from models.ops.segments import Segments
 from models.ops.stack import DecoderStack, StackLayer
 from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, rope_write, split_qkv, swiglu, write_kv
 
 __all__ = [
     "DecoderStack",
     "EaglePasses",
+    "Segments",
     "StackLayer",
     "add_rms_norm",
     "apply_rope",

@@ -1,8 +1,9 @@
 """Causal attention over packed segments (learner) and over a paged KV cache (engine); bitwise equal to each other.
 
 On CPU both run one native kernel, whose result for a query row depends on that row's keys, values and their order
-only. On CUDA paged attention is a Triton kernel of which the same holds (`models.ops.triton`). Elsewhere they are
-torch's scaled dot-product attention (`reference`), equal to rounding.
+only. On CUDA paged attention is a Triton kernel of which the same holds (`models.ops.triton`), and packed attention is
+torch's for variable lengths (`varlen`). Elsewhere they are torch's scaled dot-product attention (`reference`), equal to
+rounding.
 """
 
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.ops import reference
+from models.ops import reference, varlen
 from models.ops.native import as_int32, dense_rows, kernels, takes
+from models.ops.segments import Segments
 from models.ops.triton import operators
 from models.ops.triton.operators import operators_take
 
@@ -21,15 +23,19 @@ _LANES = 8
 
 
 def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, *, max_seqlen: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, *, segments: Segments | None = None
 ) -> Tensor:
     """Causal attention inside each segment; differentiable.
 
     q [T, Hq, D], k and v [T, Hkv, D] with Hq a multiple of Hkv; cu_seqlens int32 [S + 1], from 0 to T, non-decreasing.
-    Returns [T, Hq, D]. `max_seqlen` spares a host synchronisation on CUDA. Raises ValueError on inconsistent offsets.
+    Returns [T, Hq, D]. `segments`, the same lengths on the host: without, CUDA waits for them at every call and pads
+    all segments to the longest. Raises ValueError on inconsistent offsets.
     """
+    if q.is_cuda and segments is not None:
+        return varlen.packed_attention(q, k, v, cu_seqlens, segments, scale)
     if not takes(q, k, v) or q.shape[2] % _LANES:
-        return reference.packed_attention(q, k, v, cu_seqlens, scale, max_seqlen=max_seqlen)
+        longest = None if segments is None else segments.longest
+        return reference.packed_attention(q, k, v, cu_seqlens, scale, max_seqlen=longest)
     _check_heads(q, k, v)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         result: Tensor = _PackedAttention.apply(q, k, v, cu_seqlens, scale)  # type: ignore[no-untyped-call]

@@ -68,9 +68,9 @@ def _ratios(old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, le
         case "token":
             pass
         case "sequence":
-            logs = spread(segment_sums(logs, segments), segments)
+            logs = spread(segment_sums(logs, segments), segments, len(logs))
         case "geometric":
-            logs = spread(segment_means(logs, segments), segments)
+            logs = spread(segment_means(logs, segments), segments, len(logs))
         case _:
             assert_never(level)
     return logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

@@ -36,7 +36,7 @@ def sequence_clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
     14. Meant for `seq_mean_token_mean`, which makes a sequence's loss min(s A, clip(s) A).
     """
     ratios = log_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
-    sequence = spread(segment_means(ratios, inputs.segments), inputs.segments).exp()
+    sequence = spread(segment_means(ratios, inputs.segments), inputs.segments, len(ratios)).exp()
     own = difference(inputs.logprobs, inputs.logprobs.detach()).exp()  # 1, with the gradient of log pi
     return _clipped(sequence * own, inputs.advantages, options)
 

@@ -15,7 +15,8 @@ def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
     """[S]: sums of `values` [R] over each sequence; 0 for an empty one. In a fixed order: bitwise reproducible."""
     if values.numel() == 0:
         return values.new_zeros(segments.numel() - 1)
-    sums: Tensor = torch.segment_reduce(values, "sum", lengths=segments.diff(), initial=0.0)
+    # unsafe: it would look at the lengths first, which on CUDA waits for the device
+    sums: Tensor = torch.segment_reduce(values, "sum", lengths=segments.diff(), initial=0.0, unsafe=True)
     return sums
 
 
@@ -24,6 +25,6 @@ def segment_means(values: Tensor, segments: Tensor) -> Tensor:
     return segment_sums(values, segments) / segments.diff().clamp(min=1)
 
 
-def spread(values: Tensor, segments: Tensor) -> Tensor:
-    """[R]: to every token the value of its sequence, of `values` [S]."""
-    return values.repeat_interleave(segments.diff())
+def spread(values: Tensor, segments: Tensor, tokens: int) -> Tensor:
+    """[R] of R = `tokens`: to every token the value of its sequence, of `values` [S]."""
+    return values.repeat_interleave(segments.diff(), output_size=tokens)

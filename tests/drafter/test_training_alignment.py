@@ -68,7 +68,7 @@ def test_every_position_equals_drafting_from_scratch(
         outputs = run_passes(model, head, batch, variant.passes)
         objective = objective_of(model, head, batch, variant)
         used = [record for record in records if record.rows >= MIN_ROWS]
-        assert batch.lengths == tuple(record.rows - 1 for record in used)
+        assert batch.segments.lengths == tuple(record.rows - 1 for record in used)
         at, checked, total, weight = 0, 0, 0.0, 0.0
         for record in used:
             tokens = record.tokens.tolist()
@@ -122,7 +122,7 @@ def test_nothing_leaks_across_sequences(target: Transformer, algorithm: Algorith
     other = records_of(target, [9, 12, 8], firsts=[0, 3, 1], seed=1)
     model, head, variant = drafter_for(target, algorithm), TargetHead.of(target, VERSION), VARIANTS[algorithm]
     batch, changed = packed(records), packed([records[0], other[1], records[2]])
-    inside = slice(batch.lengths[0], batch.lengths[0] + batch.lengths[1])
+    inside = slice(batch.segments.lengths[0], batch.segments.lengths[0] + batch.segments.lengths[1])
     outside = torch.ones(batch.rows, dtype=torch.bool)
     outside[inside] = False
     with torch.no_grad():

@@ -15,6 +15,7 @@ from actors.training.options import OptimizerOptions
 from actors.training.types import Demonstration, StepResult
 from models.checkpoint import hf_state_dict, init_model
 from models.checksum import checksum
+from models.packed import PackedContext
 from models.weights import unpack
 from policies.options import ObjectiveOptions
 from tests.learner.tiny import (
@@ -107,7 +108,7 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
         torch.nn.Module.__init__(module)
         module.network, module.chunk_rows = Fake(), chunk_rows  # type: ignore[assignment]
         rows = torch.arange(23)
-        out = module(rows, torch.tensor([0, 23], dtype=torch.int32), rows, targets, 0.7)
+        out = module(rows, PackedContext.from_lengths([23]), rows, targets, 0.7)
         results.append((*out, *torch.autograd.grad((out[0] * torch.linspace(0, 1, 23)).sum(), (head, hidden))))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

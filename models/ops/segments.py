@@ -1,0 +1,87 @@
+"""Packed segments whose lengths the host knows, and how to pad them without much waste. Owns plans; computes nothing.
+
+Padding all segments to the longest costs several times the work of long-tailed lengths. Groups of similar lengths, each
+padded to its own longest, cost at most `MAX_PADDED_WORK` times the work that there is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.transfer import upload
+
+MAX_PADDED_WORK = 1.3
+LEAST_WIDTH = 64  # rows: a kernel's tile, so shorter segments cost as much
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedGroups:
+    """P places in all groups, group after group, segment after segment, each segment padded to its group's width."""
+
+    rows: Tensor  # int64 [P], the packed row in each place; padding repeats some row of the segment
+    places: Tensor  # int64 [T], where each packed row is
+    shapes: tuple[tuple[int, int], ...]  # (segments, width) of each group
+
+
+class Segments:
+    """Lengths of segments laid end to end; some may be 0."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = tuple(int(length) for length in lengths)
+        self._placed: dict[torch.device, PaddedGroups] = {}
+
+    @cached_property
+    def longest(self) -> int:
+        return max(self.lengths, default=0)
+
+    @cached_property
+    def rows(self) -> int:
+        """T, of all segments."""
+        return sum(self.lengths)
+
+    def groups_on(self, device: torch.device) -> PaddedGroups:
+        """The padded layout, made and uploaded once."""
+        if device not in self._placed:
+            self._placed[device] = _layout(self.lengths, device)
+        return self._placed[device]
+
+
+def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of all segments of at least one row, in few groups, longest first: in each group, squares of lengths
+    padded to the longest add up to at most MAX_PADDED_WORK times the squares themselves, with lengths below LEAST_WIDTH
+    counted as that. O(n log n)."""
+    groups: list[list[int]] = []
+    square, work = 0, 0  # of the group's longest; of all its segments
+    for i in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i]):
+        own = max(lengths[i], LEAST_WIDTH) ** 2
+        if groups and (len(groups[-1]) + 1) * square <= MAX_PADDED_WORK * (work + own):
+            groups[-1].append(i)
+            work += own
+        else:
+            groups.append([i])
+            square = work = own
+    return groups
+
+
+def _layout(lengths: Sequence[int], device: torch.device) -> PaddedGroups:
+    starts = np.cumsum(lengths) - np.asarray(lengths)
+    groups = similar_lengths(lengths)
+    rows: list[np.ndarray] = []
+    places = np.zeros(int(sum(lengths)), np.int64)
+    shapes, at = [], 0
+    for group in groups:
+        width = lengths[group[0]]
+        column = np.arange(width)
+        own = np.asarray([lengths[i] for i in group])[:, None]
+        index = starts[group][:, None] + np.minimum(column, own - 1)  # [segments, width]
+        real = column < own
+        places[index[real]] = at + np.flatnonzero(real)
+        rows.append(index.reshape(-1))
+        shapes.append((len(group), width))
+        at += index.size
+    there = upload({"rows": np.concatenate(rows or [np.zeros(0, np.int64)]), "places": places}, device)
+    return PaddedGroups(there["rows"], there["places"], tuple(shapes))

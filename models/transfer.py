@@ -1,0 +1,60 @@
+"""Host arrays on their way to a device and back: pinned, asynchronous, several in one copy. Owns no memory of its own.
+
+On CUDA a copy from pageable memory waits for the device; one from pinned memory does not, and torch keeps pinned memory
+from being used again until its copies are done.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+_ALIGNMENT_BYTES = 64  # every dtype's views are aligned, and so are vector loads from them
+
+
+def upload(arrays: Mapping[str, Array | Sequence[Array]], device: torch.device | str) -> dict[str, Tensor]:
+    """The arrays as tensors of their dtypes and shapes on `device`, in one copy that nothing waits for. Of a sequence
+    of arrays the tensor is the concatenation, by rows.
+
+    On the CPU they share memory with the arrays where these are contiguous and writable, and no sequence.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        joined = {name: a if isinstance(a, np.ndarray) else np.concatenate(a) for name, a in arrays.items()}
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in joined.items()}
+    parts = {name: [given] if isinstance(given, np.ndarray) else list(given) for name, given in arrays.items()}
+    sizes = {name: sum(array.nbytes for array in of) for name, of in parts.items()}
+    room = sum(-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes.values())
+    host = torch.empty(room, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    memory = host.numpy()
+    starts, at = dict[str, int](), 0
+    for name, of in parts.items():
+        starts[name] = at
+        for array in of:
+            memory[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            at += array.nbytes
+        at = -(-at // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    there = host.to(device, non_blocking=True)
+    return {
+        name: there[starts[name] : starts[name] + sizes[name]]
+        .view(_dtype(of[0]))
+        .view(sum(len(array) for array in of), *of[0].shape[1:])
+        for name, of in parts.items()
+    }
+
+
+def _dtype(array: Array) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+def start_download(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A host copy of the tensor in `dtype`, contiguous. On CUDA it is filled once the work so far of the current stream
+    is done: wait for that before reading it."""
+    if tensor.device.type != "cuda":
+        return tensor.detach().to("cpu", dtype, copy=True).contiguous()
+    host = torch.empty(tensor.shape, dtype=dtype, pin_memory=True)
+    return host.copy_(tensor.detach().to(dtype), non_blocking=True)
