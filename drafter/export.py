@@ -15,8 +15,8 @@ from torch import Tensor
 from drafter.eagle import Drafting, load_eagle
 from drafter.eagle.files import CONFIG_FILE, WEIGHTS_FILE
 from drafter.eagle.model import Kind
-from models.config import ModelConfig
-from models.directory import SafetensorsDirectory, read_config, write_checkpoint
+from models.config import ModelConfig, read_config
+from models.directory import SafetensorsDirectory, write_checkpoint
 from models.layout import Slice, hf_layout
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from models.auto import AutoTransformer
-from models.config import ModelConfig, UnsupportedModelError
-from models.directory import SafetensorsDirectory, WeightsMismatchError, read_config, write_checkpoint
+from models.config import ModelConfig, UnsupportedModelError, read_config
+from models.directory import SafetensorsDirectory, WeightsMismatchError, write_checkpoint
 from models.layout import Slice
 from models.transformer import Transformer
 

@@ -3,8 +3,11 @@
 Owns which architectures and options the native transformer supports; never reads weights, never imports torch.
 """
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 Family = Literal["llama", "qwen2", "qwen3"]
@@ -31,6 +34,22 @@ class UnsupportedModelError(ModelConfigError):
         remedy: str = f"rollouts need one of {', '.join(ARCHITECTURES)} with full attention",
     ) -> None:
         super().__init__(f"{what} is not supported by {limits}: {remedy}")
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """config.json of a model directory (or the file itself); ModelConfigError if there is none or it is not JSON."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelConfigError(f"{file} does not exist: model.path must be a Hugging Face model directory") from None
+    except json.JSONDecodeError as error:
+        raise ModelConfigError(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelConfigError(f"{file} does not hold a JSON object")
+    return config
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.config import ModelConfigError
 from models.durable import sync
 
 MAX_SHARD_BYTES = 5 * 2**30
@@ -37,22 +36,6 @@ _SIDE_FILES = (  # Copied beside the weights when the source directory has them.
 
 class WeightsMismatchError(ValueError):
     """The tensors of a checkpoint are not those of the model; the message names the first that differ."""
-
-
-def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """config.json of a model directory (or the file itself); ModelConfigError if there is none or it is not JSON."""
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelConfigError(f"{file} does not exist: model.path must be a Hugging Face model directory") from None
-    except json.JSONDecodeError as error:
-        raise ModelConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelConfigError(f"{file} does not hold a JSON object")
-    return config
 
 
 class SafetensorsDirectory(Mapping[str, Tensor]):

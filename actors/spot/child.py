@@ -39,9 +39,9 @@ from drafter.training.cut import HEAD_TENSORS
 from drafter.training.fit import PlateauRule
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
-from models.config import ModelConfig
+from models.config import ModelConfig, read_config
 from models.device import choose_device
-from models.directory import SafetensorsDirectory, read_config
+from models.directory import SafetensorsDirectory
 from models.manifest import WeightsManifest
 from models.rope import RopeTable
 

@@ -135,6 +135,35 @@ def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = 
         Console(width=None if sys.stdout.isatty() else 120).print(rendered(graph_report(loaded.config)))
 
 
+@app.command("plan-step")
+def plan_step(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="GPU", help="default: cluster.gpu, else this machine's")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+    debug: Debug = False,
+) -> None:
+    """Predict an engine step's time and every phase's memory on a GPU, without one; refuse what cannot fit."""
+    with failures(debug, into_pipe=True):
+        loaded = _load(config, overrides)
+        from launch.commands.plan_step import rendered, step_report
+        from launch.config import ConfigError
+
+        report = step_report(loaded.config, device)
+        if as_json:
+            import json
+
+            typer.echo(json.dumps(report.as_json(), indent=1))
+        else:
+            from rich.console import Console
+
+            Console(width=None if sys.stdout.isatty() else 120).print(rendered(report))
+        if report.misfit is not None:
+            raise ConfigError([report.misfit])
+
+
 @app.command("export-model")
 def export_model(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from launch.config import Config
 from launch.errors import UsageError
-from models.config import ModelConfig
-from models.directory import read_config
+from models.config import ModelConfig, read_config
 from policies.speculation.build import build_policy
 from policies.speculation.catalogue import at_hand
 from policies.speculation.graph_memory import Footprint, ModelShape, predict

@@ -12,8 +12,7 @@ from actors.rewards.check import check_reward
 from launch.batch import stop_rule
 from launch.config import Config, Issue, check_environment
 from launch.run.inputs import stop_tokens_of, tokenizer_of
-from models.config import limits_of
-from models.directory import read_config
+from models.config import limits_of, read_config
 
 RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
 _KEYED = re.compile(r"(?P<key>(?:data|model|warmup|rollout\.sampling)\.\w+): (?P<message>.*)", re.DOTALL)

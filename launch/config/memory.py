@@ -11,8 +11,7 @@ from typing import Any
 
 from launch.config.issues import ConfigError, Issue
 from launch.config.tree import Config
-from models.config import ModelConfig, ModelConfigError
-from models.directory import read_config
+from models.config import ModelConfig, ModelConfigError, read_config
 from policies.roofline.devices import Device, device_named
 from policies.roofline.memory import (
     GIB,
@@ -168,24 +167,32 @@ def misfit(config: Config, device: Device) -> Issue | None:
     plan = max(plans, key=lambda plan: plan.worst.total_bytes, default=None)
     if plan is None or plan.fits(total):
         return None
-    key, remedy = _lever(config, max(plan.worst.items, key=plan.worst.items.__getitem__))
+    key, remedy = _lever(config, plan.worst.items)
     message = f"a {plan.place} {device.name} has {total / GIB:.1f} GiB, and needs for {plan.worst.text()}"
     return Issue(key, message, remedy=f"{remedy}; `paceline plan-step` shows every phase")
 
 
-def _lever(config: Config, largest: str) -> tuple[str, str]:
-    """The key that the largest item follows, and what to do with it."""
-    learner = config.learner
-    if largest == "KV cache":
-        return "rollout.engine.kv_tokens", "lower it"
-    if largest == "engine weights":
-        return "model.path", "take a smaller model, or rollout.engine.backend=vllm with cluster.gpus_per_worker above 1"
-    if largest in ("activations", "layer computed again", "activations kept", "head", "backward of a layer"):
-        if learner.activation_checkpointing:
-            return "learner.micro_batch_tokens", "lower it"
-        return "learner.micro_batch_tokens", "lower it, or set learner.activation_checkpointing=true"
-    if largest in ("engine step", "graphs"):
-        return "rollout.engine.prefill_chunk_tokens", "lower it, or rollout.engine.max_running"
-    if largest.startswith("trainer") or largest == "target's tables":
-        return "drafter.micro_step_tokens", "lower it, or set drafter.train=false"
-    return "learner.ranks", "raise it: ranks share weights, gradients and the optimizer"
+_LEARNER_STATE = (
+    "learner weights",
+    "gradients",
+    "optimizer",
+    "update's temporaries",
+    "reference weights",
+    "weights cast",
+)
+_LEARNER_STEP = ("activations", "activations kept", "layer computed again", "backward of a layer", "head")
+_TRAINER = ("trainer's drafter", "target's tables", "trainer's step")
+
+
+def _lever(config: Config, items: Mapping[str, int]) -> tuple[str, str]:
+    """The key that most of it follows, and what to do with it."""
+    smaller = "lower it" + ("" if config.learner.activation_checkpointing else ", or checkpoint activations")
+    levers = {
+        ("rollout.engine.kv_tokens", "lower it"): ("KV cache",),
+        ("model.path", "take a smaller model, or set cluster.layout=disaggregated"): ("engine weights",),
+        ("learner.micro_batch_tokens", smaller): _LEARNER_STEP,
+        ("learner.ranks", "raise it: ranks share weights, gradients and the optimizer"): _LEARNER_STATE,
+        ("rollout.engine.prefill_chunk_tokens", "lower it, or rollout.engine.max_running"): ("engine step", "graphs"),
+        ("drafter.micro_step_tokens", "lower it, or set drafter.train=false"): _TRAINER,
+    }
+    return max(levers, key=lambda lever: sum(items.get(name, 0) for name in levers[lever]))

@@ -32,8 +32,8 @@ from launch.config import load_config
 from launch.errors import UsageError
 from launch.interrupt import interrupt_flag
 from models.checkpoint import load_model
+from models.config import read_config
 from models.device import choose_device
-from models.directory import read_config
 from models.transformer import Transformer
 from policies.drafter.options import Algorithm, DrafterOptions
 

@@ -10,7 +10,7 @@ from actors.engine.types import StopRule
 from launch.batch import stop_rule
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
-from models.directory import read_config
+from models.config import read_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import torch
 
 from drafter.eagle.files import EagleWeightsError, load_eagle
 from models.checkpoint import WeightsMismatchError, hf_state_dict
-from models.config import ModelConfig, UnsupportedModelError
-from models.directory import read_config, write_checkpoint
+from models.config import ModelConfig, UnsupportedModelError, read_config
+from models.directory import write_checkpoint
 from models.transformer import Transformer
 from models.weights import pack
 from tests.drafter.test_export_vllm import fitted

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from models.checkpoint import WeightsMismatchError, hf_state_dict
-from models.directory import read_config, write_checkpoint
+from models.config import read_config
+from models.directory import write_checkpoint
 from models.manifest import WeightsManifest
 from models.weights import Buffer, WeightsCorruptError, pack
 from tests.engine.support import VOCAB

@@ -14,8 +14,8 @@ from actors.engine.vllm.worker import Converter, Named
 from drafter.eagle.files import eagle_at
 from drafter.eagle.model import Kind
 from drafter.export import vllm_tensors, write_for_vllm
-from models.config import ModelConfig
-from models.directory import SafetensorsDirectory, read_config, write_checkpoint
+from models.config import ModelConfig, read_config
+from models.directory import SafetensorsDirectory, write_checkpoint
 from models.low_bit import quantised
 
 W8A8: Mapping[str, Any] = {  # config.json's quantization_config for models.low_bit.quantised

@@ -19,7 +19,8 @@ import torch
 
 from actors.engine.vllm.worker import Converter, PacelineWorker, Source
 from models.checkpoint import check_tensors
-from models.directory import SafetensorsDirectory, read_config
+from models.config import read_config
+from models.directory import SafetensorsDirectory
 from models.manifest import WeightsManifest
 from models.weights import Buffer, unpack
 

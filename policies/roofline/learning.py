@@ -1,0 +1,35 @@
+"""Seconds of what surrounds decoding: the learner's step and the hand-over of weights. Estimates, and marked so.
+
+No learner of ours was measured on a GPU; MFU is what FSDP trainers of this size report. Owns these assumptions.
+"""
+
+from policies.roofline.devices import Device
+from policies.roofline.memory import LearnerShape
+from policies.roofline.network import Network
+
+MFU = 0.40  # of the bfloat16 peak, of the flops that learning needs (not of those computed again); an estimate
+NETWORK_BYTES_S = 25e9  # between nodes: 200 Gbit/s, an assumption
+HOST_COPY_BYTES_S = 5e9  # one pass over a buffer in host memory by one thread; an estimate
+_HOST_PASSES = 4  # object store: off the device, checked and stored, read and checked, onto the device
+
+
+def token_flops(net: Network, length: float) -> float:
+    """Forward and backward of one token of a sequence of that length: 6 per weight, and causal attention."""
+    attention = 12.0 * net.num_layers * net.query_size * length / 2
+    return 6.0 * net.read_parameters + attention
+
+
+def learner_tokens_s(net: Network, learner: LearnerShape, device: Device, length: float) -> float:
+    """Of all ranks. Activations that are computed again cost a third of the step's flops more."""
+    again = 4 / 3 if learner.checkpointing else 1.0
+    return learner.ranks * MFU * device.bf16_flops_s / (token_flops(net, length) * again)
+
+
+def hand_over_s(net: Network, learner: LearnerShape, device: Device, *, same_gpu: bool) -> dict[str, float]:
+    """Seconds by way: gathered over the ranks' links, then `direct` (CUDA IPC on the same GPU, else NCCL over the
+    network) or through the object store."""
+    wire_bytes = net.parameters * net.item_bytes
+    gather_s = net.parameters * learner.master_bytes * (learner.ranks - 1) / learner.ranks / device.peer_bytes_s
+    direct_s = 2 * wire_bytes / device.bandwidth_bytes_s if same_gpu else wire_bytes / NETWORK_BYTES_S
+    store_s = _HOST_PASSES * wire_bytes / HOST_COPY_BYTES_S + 2 * wire_bytes / device.host_bytes_s
+    return {"direct": gather_s + direct_s, "object store": gather_s + store_s}
