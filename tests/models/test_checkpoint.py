@@ -19,6 +19,7 @@ from models.checkpoint import (
     save_model,
     write_checkpoint,
 )
+from models.config import read_config
 from models.packed import PackedContext
 from tests.models.families import CONFIGS, FAMILIES, saved, tokens
 
@@ -54,7 +55,7 @@ def test_save_then_load_is_identical(dtype: torch.dtype, tmp_path: Path) -> None
     saved("qwen3", tmp_path / "in")
     first = load_model(tmp_path / "in", dtype=dtype)
     save_model(first, tmp_path / "out")
-    assert directory.read_config(tmp_path / "out")["dtype"] == str(dtype).removeprefix("torch.")
+    assert read_config(tmp_path / "out")["dtype"] == str(dtype).removeprefix("torch.")
     second = load_model(tmp_path / "out", dtype=dtype)
     assert second.config == first.config
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
