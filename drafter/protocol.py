@@ -92,7 +92,6 @@ class Drafts:
     # `verification: rejection` of sampled chains. None: the tokens were chosen, not sampled (one-hot).
     distributions: Tensor | None = field(default=None)
     caught_up: bool = False  # the drafter first had to work through text that it had not followed
-    captured: bool = False  # a graph was captured for them, which takes many times a draft
 
 
 class Drafter(Protocol):
@@ -156,6 +155,8 @@ class GraphCapture(Protocol):
 @runtime_checkable
 class GraphedDrafter(Protocol):
     """A Drafter whose passes are replays of captured graphs, on a device that has them."""
+
+    captured: bool  # a graph was captured in the last `propose`, which takes many times a draft
 
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
         """Capture, the largest first, what drafts by each strategy for up to so many requests; keep what is captured.

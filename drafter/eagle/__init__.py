@@ -1,6 +1,6 @@
 """EAGLE: one decoder layer on the target's hidden states drafts what it will say (TLT 4.1; EAGLE, HASS, EAGLE-3)."""
 
-from drafter.build import EngineShape
+from drafter.build import EngineShape, history_tokens
 from drafter.eagle.drafter import EagleDrafter
 from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
 from drafter.eagle.model import Drafting, Eagle3Model, EagleModel, fused_layers, init_eagle
@@ -24,4 +24,12 @@ __all__ = [
 def build(options: SpeculationOptions, model: Transformer, engine: EngineShape) -> EagleDrafter:
     """See `drafter.build`."""
     blocks, sampled = engine.kv_tokens // engine.block_tokens, options.verification == "rejection"
-    return EagleDrafter(model, options.eagle, engine.max_running, blocks, engine.block_tokens, sampled=sampled)
+    return EagleDrafter(
+        model,
+        options.eagle,
+        engine.max_running,
+        blocks,
+        engine.block_tokens,
+        sampled=sampled,
+        max_tokens=history_tokens(model, engine),
+    )

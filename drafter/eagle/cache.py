@@ -82,10 +82,10 @@ class EagleCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.block_tokens, self._blocks = block_tokens, blocks
+        self.block_tokens, self._blocks, self.slots = block_tokens, blocks, slots
         self._scratch = -(-scratch_tokens // block_tokens) + 1
-        total = (blocks + slots * self._scratch) * block_tokens
-        shape = (total, config.num_kv_heads, config.head_dim)
+        self.reserved_slot = (blocks + slots * self._scratch) * block_tokens  # for rows of padding; nobody reads it
+        shape = (self.reserved_slot + 1, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.start = np.full(slots, IDLE, np.int64)  # IDLE: nothing is valid
@@ -94,6 +94,10 @@ class EagleCache:
     def reset(self, slot: int | None = None) -> None:
         """Forget one slot, or all."""
         self.start[slice(None) if slot is None else slot] = IDLE
+
+    def columns(self, max_tokens: int) -> int:
+        """The widest tables of requests of so many tokens."""
+        return -(-max_tokens // self.block_tokens) + self._scratch
 
     def places(self, kv: KVPlaces, slots: Int64Array, lengths: Int64Array) -> Places:
         """Tables of requests whose `start` is set: the target's blocks up to the last known token's, then scratch."""

@@ -5,7 +5,7 @@ still keeps: one drafter-only pass, never a prefill of the target. Coupled draft
 the very noise of the target's draws, so an accurate drafter is accepted nearly as often as rejection sampling allows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drafter.eagle.cache import IDLE, EagleCache, EagleContext, Places
+from drafter.eagle.device import DeviceDrafts
 from drafter.eagle.files import EagleWeightsError, eagle_at, save_eagle
 from drafter.eagle.fused import fused_passes
 from drafter.eagle.model import Drafting
 from drafter.eagle.tree import Nodes, best_nodes, best_of_level, grown_mask
-from drafter.protocol import BatchView, Drafts
+from drafter.eagle.work import Work
+from drafter.protocol import BatchView, Drafts, GraphCapture
 from models import ops
 from models.transformer import Projection, Transformer
 from policies.speculation.catalogue import FRESH_WEIGHTS
@@ -31,7 +33,7 @@ MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """The requests that can be drafted for, R' of R."""
+    """The requests of some work, for operations that take tensors of the CPU."""
 
     index: Int64Array  # [R'], their places in the batch
     lengths: Int64Array
@@ -43,6 +45,30 @@ class _Batch:
     top_p: Tensor
     truncated: bool
 
+    @classmethod
+    def of(cls, work: Work) -> "_Batch":
+        return cls(
+            index=work.index,
+            lengths=work.lengths,
+            places=work.places,
+            keys=torch.from_numpy(work.keys),
+            noise_positions=work.noise_positions,
+            temperatures=torch.from_numpy(work.temperatures),
+            top_k=torch.from_numpy(work.top_k),
+            top_p=torch.from_numpy(work.top_p),
+            truncated=work.truncated,
+        )
+
+
+# Tokens and, of trees, parents [R', K]; how many of them are worth verifying [R']; the distributions of sampled chains
+# [R', K, V].
+_Found = tuple[Int64Array, Int64Array | None, Int64Array, Tensor | None]
+
+
+def _nothing(work: Work) -> _Found:
+    requests = len(work.index)
+    return np.zeros((requests, 0), np.int64), None, np.zeros(requests, np.int64), None
+
 
 class EagleDrafter:
     """Drafts for `target`, whose embedding and head it uses in place.
@@ -51,6 +77,8 @@ class EagleDrafter:
     final state; none for EAGLE, three for EAGLE-3.
     coupled: drafts follow the target's own noise; without it they follow the drafter's confidence, as in the paper.
     sampled: chains are drawn from the drafter's distribution, which is returned (for rejection sampling).
+    on_device: drafts are computed without the host in between (`DeviceDrafts`); by default on a GPU.
+    max_tokens: of a sequence; default: the target's limit, or the cache's.
     tree_scale: s of the scores softmax((logits/T + G)/s), which rank a tree's nodes and end a chain.
     Raises EagleWeightsError if `options.path` holds no drafter for this target.
     """
@@ -70,6 +98,8 @@ class EagleDrafter:
         coupled: bool = True,
         sampled: bool = False,
         tree_scale: float = 1.0,
+        on_device: bool | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         parameter = target.embed_tokens.weight
         self._target, self._device = target, parameter.device
@@ -85,7 +115,7 @@ class EagleDrafter:
         )
         self.model: Drafting = model.requires_grad_(False)
         self.hidden_layers = self.model.layers
-        self.version = 0
+        self.version, self.captured = 0, False
         self._path_tokens = 1  # that its last step can have brought a request
         self._cache = EagleCache(
             target.config, slots, blocks, block_tokens, MAX_FED_ROWS, parameter.dtype, self._device
@@ -93,6 +123,27 @@ class EagleDrafter:
         self._last_position = target.config.max_position_embeddings - 1
         self._pack()
         self._fused = fused_passes(self.model, target)
+        self._on_device: DeviceDrafts | None = None
+        if self._device.type == "cuda" if on_device is None else on_device:
+            if max_tokens is None:
+                max_tokens = min(target.config.max_position_embeddings, blocks * block_tokens + 1)
+            self._on_device = DeviceDrafts(
+                self.model,
+                target,
+                self._cache,
+                self._cache.columns(max_tokens),
+                MAX_FED_ROWS,
+                noise=coupled,
+                sampled=sampled,
+                scale=self._scale,
+            )
+
+    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+        """See `GraphedDrafter.plan_graphs`."""
+        if self._on_device is not None:
+            self._on_device.plan(
+                [(n, strategy) for n, strategy in drafts if strategy.drafter == self.name], graph_capture
+            )
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Other weights of the same network, in place, between two engine steps; what was cached with the old ones is
@@ -137,37 +188,40 @@ class EagleDrafter:
         tokens, counts = np.zeros(shape, np.int64), np.zeros(shape[0], np.int64)
         parents = np.full(shape, -1, np.int64) if strategy.is_tree else None
         distributions: Tensor | None = None
-        caught_up = False
+        caught_up = self.captured = False
         with torch.inference_mode():
-            started = self._catch_up(batch)
-            if started is not None:
-                ready, hidden, most_rows = started
-                caught_up = most_rows > self._path_tokens  # more than its own last step can have brought
-                room = batch.room[ready.index]
+            work = self._work(batch)
+            if work is not None:
+                # More than its own last step can have brought a request.
+                caught_up = int(work.rows.max()) > self._path_tokens
+                room = batch.room[work.index]
                 depth = min(strategy.depth, int(room.max()))  # no pass for what nobody may draft
-                if depth <= 0:
-                    pass
-                elif parents is not None:
-                    grown, before, known = self._tree(ready, hidden, strategy, depth)
-                    tokens[ready.index, : grown.shape[1]] = grown
-                    parents[ready.index, : before.shape[1]] = before
-                    counts[ready.index] = np.minimum(known, room)
-                else:
-                    depth = min(depth, MAX_FED_ROWS + 1)  # the last token is not fed
-                    drawn, sure, soft = self._chain(ready, hidden, depth)
-                    tokens[ready.index, :depth] = drawn
-                    counts[ready.index] = np.minimum(sure, room)
+                if self._on_device is None:
+                    drawn, before, useful, soft = self._on_host(work, strategy, depth)
                     if soft is not None:
                         distributions = soft.new_zeros((*shape, soft.shape[2]))
-                        distributions[torch.from_numpy(ready.index), :depth] = soft
+                        distributions[torch.from_numpy(work.index), : soft.shape[1]] = soft
+                else:
+                    drawn, before, useful, distributions, self.captured = self._by_device(batch, work, strategy, depth)
+                tokens[work.index, : drawn.shape[1]] = drawn
+                counts[work.index] = np.minimum(useful, room)
+                if parents is not None and before is not None:
+                    parents[work.index, : before.shape[1]] = before
         self._path_tokens = strategy.depth + 1
         return Drafts(tokens, counts, parents, distributions, caught_up)
 
+    def _on_host(self, work: Work, strategy: Strategy, depth: int) -> _Found:
+        hidden, batch = self._caught_up(work), _Batch.of(work)
+        if depth <= 0:
+            return _nothing(work)
+        if strategy.is_tree:
+            return *self._tree(batch, hidden, strategy, depth), None
+        return self._chain(batch, hidden, min(depth, MAX_FED_ROWS + 1))  # the last token is not fed
+
     # Catching up.
 
-    def _catch_up(self, batch: BatchView) -> tuple[_Batch, Tensor, int] | None:
-        """Feed the positions that the target has computed since; the output of each request's last one, [R', H], and
-        the most positions of a request."""
+    def _work(self, batch: BatchView) -> Work | None:
+        """The requests with kept states, and the positions that the target has computed since; None: there are none."""
         cache, slots, lengths = self._cache, batch.slots, batch.lengths
         if batch.hidden is None or batch.kv is None:
             raise RuntimeError("the engine keeps no hidden states: an EAGLE drafter must be there from its start")
@@ -186,38 +240,56 @@ class EagleDrafter:
 
         rows = available[index]  # [R'] >= 1
         owner = np.repeat(np.arange(len(index)), rows)
-        position = np.arange(len(owner)) - (rows.cumsum() - rows)[owner] + first[index][owner]
+        positions = np.arange(len(owner)) - (rows.cumsum() - rows)[owner] + first[index][owner]
         places = cache.places(batch.kv, slots[index], lengths[index])
-        local = position - places.start[owner]
-        tokens = batch.history[slots[index][owner], position + 1].astype(np.int64)
-        context = cache.context(places, position, places.slots(owner, local), rows, places.committed)
-        out = self._forward(tokens, self.model.features(kept.rows), context)
-        last = out if len(owner) == len(index) else out[torch.from_numpy(rows.cumsum() - 1).to(self._device)]
-        return self._batch(batch, index, places), last, int(rows.max())
-
-    def _batch(self, batch: BatchView, index: Int64Array, places: Places) -> _Batch:
-        top_k, top_p = batch.top_k[index], batch.top_p[index]
-        lengths = batch.lengths[index]
-        return _Batch(
+        return Work(
             index=index,
-            lengths=lengths,
+            lengths=lengths[index],
             places=places,
-            keys=self._there(batch.noise_keys[index]),
-            noise_positions=lengths - batch.prompt_lengths[index],
-            temperatures=self._there(batch.temperatures[index]),
-            top_k=self._there(top_k),
-            top_p=self._there(top_p),
-            truncated=bool(((top_k > 0) | (top_p < 1)).any()),
+            rows=rows,
+            kept=kept,
+            tokens=batch.history[slots[index][owner], positions + 1].astype(np.int64),
+            positions=positions,
+            slots=places.slots(owner, positions - places.start[owner]),
+            keys=batch.noise_keys[index],
+            noise_positions=lengths[index] - batch.prompt_lengths[index],
+            temperatures=batch.temperatures[index],
+            top_k=batch.top_k[index],
+            top_p=batch.top_p[index],
         )
+
+    def _caught_up(self, work: Work) -> Tensor:
+        """Feed those positions: the output of each request's last one, [R', H]."""
+        context = self._cache.context(work.places, work.positions, work.slots, work.rows, work.places.committed)
+        out = self._forward(work.tokens, self.model.features(work.kept.rows), context)
+        if len(work.tokens) == len(work.index):
+            return out
+        return out[torch.from_numpy(work.rows.cumsum() - 1).to(self._device)]
 
     # Drafting.
 
-    def _chain(self, batch: _Batch, hidden: Tensor, depth: int) -> tuple[Int64Array, Int64Array, Tensor | None]:
-        """Tokens [R', depth], how many of them are worth verifying [R'], and their distributions [R', depth, V] where
-        they are sampled: then all are verified, as what is left out must not depend on what was drawn."""
+    def _by_device(self, batch: BatchView, work: Work, strategy: Strategy, depth: int) -> tuple[*_Found, bool]:
+        """The same by passes that feed each other, distributions of all requests [R, depth, V], and whether a graph had
+        to be captured. Always in full depth: what a request has no room for is not verified."""
+        drafts = self._on_device
+        assert drafts is not None
+        if depth <= 0:
+            drafts.catch_up(work)
+            return *_nothing(work), False
+        found = drafts.draft(work, strategy, len(batch.slots))
+        if strategy.is_tree:
+            useful = np.isfinite(found.scores).sum(axis=1)
+        elif found.soft is not None:
+            useful = np.full(len(work.index), found.tokens.shape[1])
+        else:
+            useful = self._sure(found.scores)
+        return found.tokens, found.parents, useful, found.soft, found.captured
+
+    def _chain(self, batch: _Batch, hidden: Tensor, depth: int) -> _Found:
+        """Where chains are sampled all tokens are verified, as what is left out must not depend on what was drawn."""
         if self._sampled:
             drawn, soft = self._sampled_chain(batch, hidden, depth)
-            return drawn, np.full(len(batch.index), depth), soft
+            return drawn, None, np.full(len(batch.index), depth), soft
         if self._fused is not None and not batch.truncated:
             tokens, scores = self._fused.chain(
                 hidden,
@@ -234,14 +306,14 @@ class EagleDrafter:
                 scale=self._scale,
                 noise=self._coupled,
             )
-            return tokens.numpy(), self._sure(scores.numpy()), None
+            return tokens.numpy(), None, self._sure(scores.numpy()), None
         levels = []
         for step in range(depth):
             levels.append(self._top(batch, hidden, 1, batch.noise_positions + step))
             if step + 1 < depth:
                 hidden = self._advance(batch, levels[-1][0][:, 0], hidden, step)
         tokens_, scores_ = (np.concatenate(each, axis=1) for each in zip(*levels, strict=True))
-        return tokens_, self._sure(scores_), None
+        return tokens_, None, self._sure(scores_), None
 
     def _sure(self, scores: NDArray[np.float32]) -> Int64Array:
         """Log-probabilities [R', depth] -> leading tokens whose path is likely enough to be the target's own, [R']; at

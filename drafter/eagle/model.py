@@ -32,6 +32,10 @@ class DrafterNetwork(Protocol):
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """Embeddings of tokens t+1 and features of t, both [T, H] -> features of t+1, as drafted, [T, H]."""
 
+    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of `advance` before attention: queries, keys and values before norm and RoPE [T, (Hq + 2 Hkv) D],
+        and the residual stream [T, H] that the block's `finish` adds to."""
+
     def readout(self, features: Tensor) -> Tensor:
         """Output of `advance` [T, H] -> what the target's LM head takes, [T, H]."""
 
@@ -87,6 +91,11 @@ class EagleModel(nn.Module):
         out: Tensor = self.block(fused, rotation, context)
         return out
 
+    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See DrafterNetwork."""
+        fused: Tensor = self.fuse(torch.cat((embedded, features), dim=-1))
+        return self.block.project(fused), fused
+
     def readout(self, features: Tensor) -> Tensor:
         """They are the states."""
         return features
@@ -103,9 +112,13 @@ class Eagle3Block(Block):
 
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """See DrafterNetwork."""
-        inputs = torch.cat((self.input_norm(embedded), self.hidden_norm(features)), dim=-1)  # [T, 2H]
-        q, k, v = self.rotate(self.qkv_proj(inputs), rotation)
+        q, k, v = self.rotate(self.enter(embedded, features)[0], rotation)
         return self.finish(features, context.attend(self.layer, q, k, v))
+
+    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See DrafterNetwork."""
+        inputs = torch.cat((self.input_norm(embedded), self.hidden_norm(features)), dim=-1)  # [T, 2H]
+        return self.qkv_proj(inputs), features
 
 
 class Eagle3Model(nn.Module):
@@ -152,6 +165,12 @@ class Eagle3Model(nn.Module):
         block = self.block
         assert isinstance(block, Eagle3Block)
         return block.advance(embedded, features, rotation, context)
+
+    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See DrafterNetwork."""
+        block = self.block
+        assert isinstance(block, Eagle3Block)
+        return block.enter(embedded, features)
 
     def readout(self, features: Tensor) -> Tensor:
         """See DrafterNetwork."""

@@ -22,7 +22,7 @@ from actors.engine.batch.plan import PromptEntry, StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.types import DrafterFailed
-from drafter.protocol import BatchView, Drafter, Drafts, HiddenSource, KVPlaces, TrainedDrafter
+from drafter.protocol import BatchView, Drafter, Drafts, GraphedDrafter, HiddenSource, KVPlaces, TrainedDrafter
 from models import weights
 from models.manifest import WeightsManifest
 from policies.speculation.budget import DraftBudget
@@ -245,7 +245,8 @@ class Speculator:
             return None
         try:
             answer = drafter.propose(batch, strategy)
-            self.caught_up, self.captured = answer.caught_up, answer.captured
+            self.caught_up = answer.caught_up
+            self.captured = isinstance(drafter, GraphedDrafter) and drafter.captured
             nodes = min(strategy.tokens_to_verify, self._max_nodes)
             cleaned = self._steps.clean(
                 slots, answer.tokens, answer.counts, answer.parents, strategy.depth, nodes, self._vocab_size
