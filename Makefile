@@ -16,7 +16,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 DEMO := examples/guess_and_check
 SEED ?= 0
 
-.PHONY: demo test check bench install demo-vllm test-vllm install-vllm clean
+.PHONY: demo test test-gpu-pretended check bench install demo-vllm test-vllm install-vllm clean
 .DEFAULT_GOAL := demo
 
 install: $(STAMP)
@@ -72,6 +72,11 @@ test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(wildcard $(VLLM_STAMP)),-m "not vllm")
 	@if [ -e $(VLLM_STAMP) ]; then $(MAKE) --no-print-directory test-vllm; else \
 	  echo "vLLM tests not run: no $(VLLM); make test-vllm"; fi
+
+# What a GPU would run, on a pretended CUDA device in the CPU's torch (tests/pretended, docs/gpu.md); minutes.
+test-gpu-pretended: $(STAMP)
+	$(BIN)/python -m pytest -p tests.pretended.plugin -m "gpu or pretended" tests
+	$(BIN)/python -m pytest -p tests.pretended.plugin tests/pretended
 
 # One process: each of these engines takes the machine's cores.
 test-vllm: $(VLLM_STAMP)

@@ -20,13 +20,32 @@ from pathlib import Path
 
 import pytest
 
+import tests.pretended
+
+_PRETENDED = Path(__file__).parent / "pretended"
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_what_needs_the_pretended_device(config, items)
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.fixturenames.insert(0, "ray_head")  # type: ignore[attr-defined]
     if hasattr(config, "workerinput"):
         _longest_files_first(items)
+
+
+def _leave_out_what_needs_the_pretended_device(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """It would change this process for good: `make test-gpu-pretended` and tests/gpu/test_pretended.py load it."""
+    if tests.pretended.active():
+        return
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("pretended") is not None or item.path.is_relative_to(_PRETENDED)
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def _longest_files_first(items: list[pytest.Item]) -> None:
