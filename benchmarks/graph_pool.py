@@ -4,7 +4,8 @@ Owns `results/graph_pool.json`. Speed: median time of decoding and verifying ste
 in one run, over models of Qwen2.5's shapes with random weights (what a step costs does not depend on them). Drafts are
 wrong on purpose: steps are compared, not rollouts. Memory: what the device has less after all target
 graphs of a plan were captured, for the bucketed plan (one pool, one output buffer) and for the naive one (a graph per
-strategy and batch size with outputs of its own), beside what `policies.speculation.graph_memory` predicts.
+strategy and batch size, each with logits and hidden states of its own), beside what
+`policies.speculation.graph_memory` predicts.
 """
 
 import gc
@@ -17,13 +18,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from actors.engine.batch.step.types import StepRows
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.native.forward.context import KVCache
-from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
-from actors.engine.native.forward.graphs import CudaGraphCapture, GraphedForward
+from actors.engine.native.forward.device_steps import DeviceSteps
+from actors.engine.native.forward.graphs import CudaGraphCapture
+from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from actors.engine.options import EngineOptions
 from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.contenders import WrongDrafter
@@ -33,7 +33,7 @@ from models.config import ModelConfig
 from models.transformer import Transformer
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.graph_memory import ModelShape, predict
-from policies.speculation.graph_plan import CapturePlan, GraphShape, batch_buckets, bucketed_plan, naive_plan
+from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed_plan, naive_plan
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -48,17 +48,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 # Four strategies, as in Table 5 of TLT.
 STRATEGIES = tuple(Strategy.parse(text) for text in ("suffix:4", "suffix:8", "suffix:6x2/12", "suffix:8x2/16"))
 BLOCK_TOKENS, PROMPT_TOKENS, NEW_TOKENS, MAX_RUNNING = 16, 64, 96, 32
-
-
-class OnePool(CudaGraphCapture):
-    """Keeps its pool whoever forgets graphs: for graphs of several owners that are all kept."""
-
-    _has_pool = False
-
-    def reset(self) -> None:
-        if not self._has_pool:
-            super().reset()
-            self._has_pool = True
 
 
 def random_model(config: ModelConfig, device: str, dtype: torch.dtype) -> Transformer:
@@ -116,8 +105,9 @@ def speed(model: Transformer, batches: Sequence[int], rounds: int) -> list[dict[
     return rows
 
 
-def memory(model: Transformer, context: int) -> list[dict[str, Any]]:
-    """Device memory of all target graphs at one context length: bucketed, and naive with one pool or many."""
+def memory(model: Transformer, max_tokens: int) -> list[dict[str, Any]]:
+    """Device memory of all target graphs of an engine with contexts up to max_tokens: bucketed, and naive with one
+    pool or many."""
     policy = AdaptivePolicy(STRATEGIES, max_running=MAX_RUNNING, exploration=0.01, window=8)
     bucketed = CapturePlan(bucketed_plan(policy.arms_at, batch_buckets(MAX_RUNNING)).of("target"))
     naive = CapturePlan(naive_plan((PLAIN, *STRATEGIES), range(1, MAX_RUNNING + 1)).of("target"))
@@ -129,61 +119,54 @@ def memory(model: Transformer, context: int) -> list[dict[str, Any]]:
         ("naive", each, True),
         ("naive, own pools", each, False),
     ):
-        found = _captured_bytes(model, plans, context, one_pool)
-        whole = bucketed if name == "bucketed" else naive
-        predicted = predict(whole, shape, one_output=name == "bucketed", contexts=(context,), shared_pool=one_pool)
+        drawing = name == "bucketed"
+        found = _captured_bytes(model, plans, max_tokens, one_pool=one_pool, drawing=drawing)
+        whole = bucketed if drawing else naive
+        predicted = predict(whole, shape, drawing=drawing, shared_pool=one_pool)
         row = {"plan": name, "graphs": len(whole.graphs), "bytes": found, "predicted_bytes": predicted.total_bytes}
         rows.append(row)
         print(row, flush=True)
     return rows
 
 
-def _captured_bytes(model: Transformer, plans: Sequence[CapturePlan], context: int, one_pool: bool) -> int:
-    device = next(model.parameters()).device
+def _captured_bytes(
+    model: Transformer, plans: Sequence[CapturePlan], max_tokens: int, *, one_pool: bool, drawing: bool
+) -> int:
+    """Each plan with buffers of its own; not `drawing`: with logits kept, too."""
+    weight = next(model.parameters())
     blocks = MAX_RUNNING * 2
-    cache = KVCache(model.config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, next(model.parameters()).dtype, str(device))
-    rows = max(graph.total_rows for plan in plans for graph in plan.graphs)
-    names = ("tokens", "positions", "kv_slots", "query_offsets", "context_lens", "sample_rows")
-    tables = MAX_RUNNING * (context // BLOCK_TOKENS)
-    capacity = dict.fromkeys(names, rows + 1) | {"block_tables": tables, "tree_mask": rows * 32}
-    buffers = StepBuffers(capacity, device)
-    shared = OnePool() if one_pool else None
+    cache = KVCache(model.config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, weight.dtype, weight.device)
+    shared = CudaGraphCapture() if one_pool else None
     kept = []
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
-    with torch.inference_mode():
-        for plan in plans:
-            graphs = GraphedForward(model, blocks, plan, (context,), CudaGraphCapture() if shared is None else shared)
-            kept.append(graphs)
-            for graph in plan.graphs:
-                if graphs.run(_step(graph, context), buffers, cache) is None:
-                    raise SystemExit(f"{graph} was not captured: see the log above")
+    for plan in plans:
+        steps = DeviceSteps(
+            model,
+            cache,
+            slots=MAX_RUNNING,
+            blocks=max_tokens // BLOCK_TOKENS,
+            recorded=(),
+            keep_rows=True,
+            rejection=not drawing,
+            trash_slot=blocks * BLOCK_TOKENS,
+            graph_capture=shared or CudaGraphCapture(),
+        )
+        kept.append(steps)
+        largest = max(plan.graphs, key=lambda graph: graph.total_rows)
+        steps.resize(largest.total_rows, max(graph.most_rows for graph in plan.graphs))
+        steps.plan_graphs(plan)
+        if steps.captured != len(plan.graphs):
+            raise SystemExit(f"{len(plan.graphs) - steps.captured} graphs were not captured: see the log above")
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return before - torch.cuda.mem_get_info()[0]
 
 
-def _step(graph: GraphShape, context: int) -> StepRows:
-    """A step that fills the graph: requests of `graph.rows` new tokens in two blocks of their own."""
-    batch, width = graph.batch, graph.rows
-    places = np.tile(np.arange(width), batch)
-    owner = np.arange(batch).repeat(width)
-    arrays: dict[str, Any] = {
-        "tokens": np.zeros(batch * width, np.int64),
-        "positions": places,
-        "kv_slots": owner * 2 * BLOCK_TOKENS + places,
-        "query_offsets": np.arange(batch + 1, dtype=np.int32) * np.int32(width),
-        "context_lens": np.full(batch, width, np.int32),
-        "block_tables": np.arange(2 * batch, dtype=np.int32).reshape(batch, 2),
-    }
-    return StepRows(arrays, width, context, batch * width, False)
-
-
 def _model_shape(model: Transformer) -> ModelShape:
     c = model.config
-    size = next(model.parameters()).element_size()
     return ModelShape(
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
@@ -191,8 +174,7 @@ def _model_shape(model: Transformer) -> ModelShape:
         num_heads=c.num_heads,
         num_kv_heads=c.num_kv_heads,
         head_dim=c.head_dim,
-        dtype_bytes=size,
-        logit_bytes=size,
+        dtype_bytes=next(model.parameters()).element_size(),
     )
 
 
@@ -201,7 +183,7 @@ def main(
     sizes: Annotated[Sequence[str], "of the model", tuple(SHAPES)] = tuple(SHAPES),
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
     rounds: int = 2,
-    context: Annotated[int, "tokens, for the memory part"] = 512,
+    context: Annotated[int, "longest, tokens, for the memory part"] = 512,
     out: Path = RESULTS / "graph_pool.json",
 ) -> None:
     if not torch.cuda.is_available():

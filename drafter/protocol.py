@@ -149,7 +149,7 @@ class GraphCapture(Protocol):
         """What repeats `compute` on the present contents of the tensors it uses. Runs it at least once to warm up."""
 
     def reset(self) -> None:
-        """Every replay is gone: so may be the memory they shared."""
+        """Share memory anew from now on: somebody's replays are gone. Those that others keep stay valid."""
 
 
 @runtime_checkable

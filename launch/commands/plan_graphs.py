@@ -14,10 +14,11 @@ from rich.text import Text
 from launch.config import Config
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
+from models.manifest import ITEM_BYTES
 from policies.speculation.build import build_policy
 from policies.speculation.catalogue import at_hand
 from policies.speculation.graph_memory import Footprint, ModelShape, predict
-from policies.speculation.graph_plan import CapturePlan, Kind, batch_buckets, bucketed_plan, context_buckets, naive_plan
+from policies.speculation.graph_plan import CapturePlan, Kind, batch_buckets, bucketed_plan, naive_plan
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -26,12 +27,11 @@ class GraphReport:
     """Both plans of one engine, and their predicted footprints."""
 
     batches: tuple[int, ...]  # bucket i serves batches[i - 1] + 1 .. batches[i] running requests
-    contexts: tuple[int, ...]  # every shape is captured for each of these context lengths, tokens
     strategies: tuple[Strategy, ...]
     bucketed: CapturePlan
     naive: CapturePlan  # every strategy at every number of requests at which it may run
     bucketed_bytes: Footprint
-    naive_bytes: Footprint  # with graphs of the longest context only
+    naive_bytes: Footprint
 
 
 def graph_report(config: Config) -> GraphReport:
@@ -46,11 +46,7 @@ def graph_report(config: Config) -> GraphReport:
             remedy="set rollout.engine.backend=native",
         )
     model = ModelConfig.from_hf(read_config(config.model.path))
-    # As in NativeEngine: no sequence is longer than the cache and one token more.
-    model_tokens = engine.max_model_tokens or model.max_position_embeddings
-    max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
     batches = batch_buckets(engine.max_running)
-    contexts = context_buckets(max_tokens, engine.block_tokens)
     policy = build_policy(speculation, at_hand(speculation))
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
     strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
@@ -62,7 +58,6 @@ def graph_report(config: Config) -> GraphReport:
             *naive_plan([arm for arm in strategies if arm != PLAIN], speculating).graphs,
         )
     )
-    item_bytes = 4 if config.model.dtype == "float32" else 2
     shape = ModelShape(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
@@ -70,32 +65,31 @@ def graph_report(config: Config) -> GraphReport:
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        dtype_bytes=item_bytes,
-        logit_bytes=item_bytes,
+        dtype_bytes=ITEM_BYTES[config.model.dtype],
     )
     return GraphReport(
         batches=batches,
-        contexts=contexts,
         strategies=strategies,
         bucketed=bucketed,
         naive=naive,
-        bucketed_bytes=predict(bucketed, shape, one_output=True, contexts=contexts),
-        naive_bytes=predict(naive, shape, one_output=False, contexts=contexts[-1:]),
+        bucketed_bytes=predict(bucketed, shape, drawing=True),
+        naive_bytes=predict(naive, shape, drawing=False),
     )
 
 
 def rendered(report: GraphReport) -> RenderableType:
     """The plan by batch bucket, and bucketed beside naive."""
     arms = ", ".join(str(arm) for arm in report.strategies) or "none: plain decoding only"
-    contexts = ", ".join(f"{length:,}" for length in report.contexts)
     shapes = len(report.bucketed.graphs)
     return Group(
         Text(f"strategies: {arms}"),
         _plan_table(report),
-        Text(f"{shapes} shapes, each captured when it first comes up, at context lengths of {contexts} tokens\n"),
+        Text(
+            f"{shapes} shapes, captured when the engine starts; one that draws with top-k or top-p when it comes up\n"
+        ),
         _memory_table(report),
         Text(
-            "naive: every strategy at every number of requests, outputs kept per graph, longest context only\n"
+            "rows: on average (t: trees); naive: every strategy at every number of requests, outputs kept per graph\n"
             "predicted from shapes (docs/engine.md); used on CUDA only, with rollout.engine.cuda_graphs",
             style="dim",
         ),
@@ -119,8 +113,8 @@ def _plan_table(report: GraphReport) -> Table:
 
 
 def _rows(plan: CapturePlan, kind: Kind, batch: int) -> str:
-    found = sorted(graph.rows for graph in plan.of(kind) if graph.batch == batch)
-    return " ".join(str(rows) for rows in found) or "-"
+    found = sorted((graph.rows, graph.tree) for graph in plan.of(kind) if graph.batch == batch)
+    return " ".join(f"{rows}t" if tree else str(rows) for rows, tree in found) or "-"
 
 
 def _memory_table(report: GraphReport) -> Table:

@@ -2,9 +2,10 @@
 
     footprint = sum of retained outputs + workspace of the pool + fixed bytes per graph
 
-*Outputs* (logits, hidden states) are what a replay leaves behind. An engine that keeps a tensor per graph, as those
-that TLT builds on do, pays for each; Paceline's graphs copy into one buffer, so only the largest counts. *Workspace*
-is what a forward needs and gives back: graphs of one pool share it, and the largest decides.
+*Outputs* are what a replay leaves behind. An engine that keeps logits and hidden states per graph, as those that TLT
+builds on do, pays for each; Paceline's graphs draw tokens themselves and copy hidden states into one buffer, so logits
+are workspace and only the largest graph counts. *Workspace* is what a forward needs and gives back: graphs of one pool
+share it, and the largest decides. Attention by a paged kernel needs none to speak of.
 
 Table 5 of TLT (Llama-3-8B, TP=4; 7.81, 30.39, 10.69 GB) follows from the outputs alone, under a set-up that the paper
 does not print: SGLang's capture sizes for speculation up to 32 requests, 48 rows to verify, float32 logits, and four
@@ -12,10 +13,9 @@ strategies that differ in top-k (4, 6, 8, 10; Table 1). tests/policies/test_grap
 set-up was chosen to fit; bytes per row are those of the model. Fixed bytes per graph are an estimate until measured.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policies.speculation.graph_plan import CapturePlan, GraphShape
+from policies.speculation.graph_plan import CapturePlan
 
 GRAPH_FIXED_BYTES = 1 << 20  # nodes, parameters and launch state of one instantiated graph; an estimate
 
@@ -31,27 +31,32 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     dtype_bytes: int = 2
-    logit_bytes: int = 2  # 4: logits are kept in float32
+    logit_bytes: int = 4  # float32
     shards: int = 1
 
     @property
     def output_row_bytes(self) -> int:
         """Logits (gathered over the ranks) and the hidden state of one row."""
-        return self.vocab_size * self.logit_bytes + self.hidden_size * self.dtype_bytes
+        return self.vocab_size * self.logit_bytes + self.kept_row_bytes
+
+    @property
+    def kept_row_bytes(self) -> int:
+        """What is left of a row whose token is drawn in the graph: its hidden state."""
+        return self.hidden_size * self.dtype_bytes
 
     @property
     def workspace_row_bytes(self) -> int:
-        """The widest moment of one row: residual stream, gate and up in float32, logits before they are copied."""
-        stream = 4 * self.hidden_size * self.dtype_bytes
+        """The widest moment of one row in torch's operations: residual stream, gate and up in float32, logits."""
         mlp = self.intermediate_size // self.shards * (2 * self.dtype_bytes + 4 * 4)
-        logits = self.vocab_size // self.shards * self.dtype_bytes
-        return stream + max(mlp, logits)
+        return self._widest(mlp, self.dtype_bytes)
 
-    def attention_bytes(self, batch: int, rows: int, context_tokens: int) -> int:
-        """Attention without a paged kernel: keys and values of every request side by side, and an additive mask."""
-        kv = 2 * self.num_kv_heads // min(self.shards, self.num_kv_heads) * self.head_dim
-        groups = self.num_heads // self.num_kv_heads
-        return batch * context_tokens * self.dtype_bytes * (kv + rows * groups)
+    @property
+    def drawing_row_bytes(self) -> int:
+        """The widest moment of one row in fused kernels that draw too: residual stream, MLP, float32 logits."""
+        return self._widest(3 * self.intermediate_size // self.shards * self.dtype_bytes, self.logit_bytes)
+
+    def _widest(self, mlp: int, logit_bytes: int) -> int:
+        return 4 * self.kept_row_bytes + max(mlp, self.vocab_size // self.shards * logit_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +77,18 @@ def predict(
     plan: CapturePlan,
     model: ModelShape,
     *,
-    one_output: bool,
-    contexts: Iterable[int] = (),
+    drawing: bool,
     shared_pool: bool = True,
     fixed_graph_bytes: int = GRAPH_FIXED_BYTES,
 ) -> Footprint:
-    """The footprint of `plan`. one_output: graphs copy into one output buffer, else each keeps its own.
-
-    contexts: each shape is captured once for each of these context lengths, with attention in torch; empty: once, with
-    a paged attention kernel, which needs no workspace to speak of. Drafter and target share vocabulary and width.
-    """
-    lengths = tuple(contexts)
-    outputs, workspaces = [], []
-    for graph in plan.graphs:
-        for context in lengths or (0,):
-            outputs.append(graph.total_rows * model.output_row_bytes)
-            workspaces.append(_workspace_bytes(graph, model, context))
+    """The footprint of `plan`. drawing: graphs draw tokens and share one buffer for hidden states, as Paceline's; else
+    each keeps logits and hidden states. Drafter and target share vocabulary and width."""
+    rows = [graph.total_rows for graph in plan.graphs]
+    most, total = max(rows, default=0), sum(rows)
+    workspace = model.drawing_row_bytes if drawing else model.workspace_row_bytes
     return Footprint(
-        len(outputs),
-        max(outputs, default=0) if one_output else sum(outputs),
-        max(workspaces, default=0) if shared_pool else sum(workspaces),
-        len(outputs) * fixed_graph_bytes,
+        len(rows),
+        most * model.kept_row_bytes if drawing else total * model.output_row_bytes,
+        (most if shared_pool else total) * workspace,
+        len(rows) * fixed_graph_bytes,
     )
-
-
-def _workspace_bytes(graph: GraphShape, model: ModelShape, context: int) -> int:
-    attention = model.attention_bytes(graph.batch, graph.rows, context)
-    return graph.total_rows * model.workspace_row_bytes + attention

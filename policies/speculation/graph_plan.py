@@ -1,9 +1,9 @@
 """Which CUDA graphs an engine captures, and which one serves a step. Pure; owns no graph and no memory.
 
-A graph is one static shape: a model (target or drafter), a number of requests, rows per request. TLT 5.1, "Memory-
-Efficient CUDAGraph Capture": batch sizes in buckets, larger ones with fewer tokens to verify; target and drafter
-captured apart, since top-k shapes only what the drafter computes and tokens to verify only what the target does; equal
-shapes of different strategies captured once.
+A graph is one static shape: a model (target or drafter), a number of requests, a number of packed rows; context
+lengths are no part of it. TLT 5.1, "Memory-Efficient CUDAGraph Capture": batch sizes in buckets, larger ones with fewer
+tokens to verify; target and drafter captured apart, since top-k shapes only what the drafter computes and tokens to
+verify only what the target does; equal shapes of different strategies captured once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,15 +19,25 @@ ArmsAt = Callable[[int], Iterable[Strategy]]  # running requests -> the strategi
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphShape:
-    """One static shape: `batch` requests of `rows` rows each."""
+    """One static shape: at most `batch` requests with `rows` rows each on average, packed, none of them padded."""
 
     kind: Kind
     batch: int
     rows: int
+    most: int = 0  # rows of one request; 0: `rows`
+    tree: bool = False  # its rows come with a mask
 
     @property
     def total_rows(self) -> int:
         return self.batch * self.rows
+
+    @property
+    def most_rows(self) -> int:
+        return self.most or self.rows
+
+    def holds(self, requests: int, total_rows: int, most: int) -> bool:
+        """Whether a step of `requests` requests, `total_rows` rows, at most `most` of one request, fits."""
+        return self.batch >= requests and self.total_rows >= total_rows and self.most_rows >= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +46,14 @@ class CapturePlan:
     shapes, once for each strategy."""
 
     graphs: tuple[GraphShape, ...]
+    drafts: tuple[tuple[int, Strategy], ...] = ()  # requests and strategy of a network drafter, the most requests first
 
-    def graph_for(self, kind: Kind, batch: int, rows: int) -> GraphShape | None:
-        """The captured graph that holds `batch` requests of at most `rows` rows with the least padding; None: eager."""
-        fitting = (graph for graph in self.graphs if graph.kind == kind and graph.batch >= batch and graph.rows >= rows)
-        return min(fitting, key=lambda graph: (graph.total_rows, graph.batch), default=None)
+    def graph_for(
+        self, kind: Kind, requests: int, total_rows: int, most: int, *, tree: bool = False
+    ) -> GraphShape | None:
+        """The captured graph that holds such a step with the fewest rows that nobody needs; None: eager."""
+        fitting = (g for g in self.of(kind) if g.tree == tree and g.holds(requests, total_rows, most))
+        return min(fitting, key=lambda graph: (graph.total_rows, graph.most_rows, graph.batch), default=None)
 
     def of(self, kind: Kind) -> tuple[GraphShape, ...]:
         return tuple(graph for graph in self.graphs if graph.kind == kind)
@@ -49,7 +62,7 @@ class CapturePlan:
 def batch_buckets(max_running: int) -> tuple[int, ...]:
     """Batch sizes worth a graph: 1, 2, 4, 8, 16, then two per doubling (24, 32, 48, 64 ...), and max_running itself.
 
-    At most half as many requests again are computed as padding; decoding is bound by weights there, not by rows.
+    At most half as many rows again are computed for nobody; decoding is bound by weights there, not by rows.
     """
     sizes = [1, 2, 4, 8, 16]
     while sizes[-1] < max_running:
@@ -57,38 +70,38 @@ def batch_buckets(max_running: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_running), max_running)
 
 
-def context_buckets(max_tokens: int, block_tokens: int, smallest: int = 256) -> tuple[int, ...]:
-    """Context lengths that a graph is captured for: attention without a kernel of its own reads so many tokens of every
-    request, used or not. Doublings from `smallest` up to max_tokens, in whole blocks."""
-    longest = -(-max_tokens // block_tokens) * block_tokens
-    sizes, size = [], -(-smallest // block_tokens) * block_tokens
-    while size < longest:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, longest)
-
-
 def bucketed_plan(arms_at: ArmsAt, batches: Sequence[int], *, plain: bool = True) -> CapturePlan:
     """Plain decoding (unless not asked for) at every bucket, and what the strategies need that may be chosen there.
 
     batches ascend; bucket i serves batches[i - 1] + 1 .. batches[i] requests. `StrategyPolicy.arms_at` is an ArmsAt.
+    Chains are ragged: rows between those of plain decoding and of the strategies are captured too (`_ragged`), and a
+    graph takes any request that some strategy of its bucket may draft.
     """
     shapes: set[GraphShape] = set()
+    drafts: set[tuple[int, Strategy]] = set()
     first = 1
     for batch in batches:
-        if plain:
-            shapes.add(GraphShape("target", batch, 1))
-        for running in range(first, batch + 1):
-            for strategy in arms_at(running):
-                shapes.update(_shapes(strategy, batch))
+        arms = {arm for running in range(first, batch + 1) for arm in arms_at(running)}
+        chains = {target_rows(arm) for arm in arms if not arm.is_tree} | ({1} if plain else set())
+        longest = max(chains, default=0)
+        for rows in _ragged(chains):
+            shapes.add(GraphShape("target", batch, rows, most=longest if 1 < rows < longest else 0))
+        for arm in arms:
+            if arm.is_tree:
+                shapes.add(GraphShape("target", batch, target_rows(arm), tree=True))
+            if (level := drafter_rows(arm)) is not None:
+                shapes.add(GraphShape("drafter", batch, level))
+                drafts.add((batch, arm))
         first = batch + 1
-    return CapturePlan(_largest_first(shapes))
+    ordered = sorted(drafts, key=lambda draft: (-draft[0] * draft[1].top_k, -draft[0], draft[1]))
+    return CapturePlan(_largest_first(shapes), tuple(ordered))
 
 
 def naive_plan(strategies: Iterable[Strategy], batches: Sequence[int]) -> CapturePlan:
     """One capture per strategy and batch size, target and drafter together: what the bucketed plan is compared with."""
-    shapes = [shape for strategy in strategies for batch in batches for shape in _shapes(strategy, batch)]
-    return CapturePlan(_largest_first(shapes))
+    return CapturePlan(
+        _largest_first(shape for arm in strategies for batch in batches for shape in _shapes(arm, batch))
+    )
 
 
 def target_rows(strategy: Strategy) -> int:
@@ -103,10 +116,20 @@ def drafter_rows(strategy: Strategy) -> int | None:
 
 
 def _shapes(strategy: Strategy, batch: int) -> list[GraphShape]:
-    shapes = [GraphShape("target", batch, target_rows(strategy))]
+    shapes = [GraphShape("target", batch, target_rows(strategy), tree=strategy.is_tree)]
     rows = drafter_rows(strategy)
     return shapes if rows is None else [*shapes, GraphShape("drafter", batch, rows)]
 
 
+def _ragged(chains: set[int]) -> list[int]:
+    """`chains`, and doublings where two of them lie a factor of three or more apart: 1, 9 -> 1, 2, 4, 9."""
+    widths: list[int] = []
+    for rows in sorted(chains):
+        while widths and rows >= 3 * widths[-1]:
+            widths.append(2 * widths[-1])
+        widths.append(rows)
+    return widths
+
+
 def _largest_first(shapes: Iterable[GraphShape]) -> tuple[GraphShape, ...]:
-    return tuple(sorted(shapes, key=lambda shape: (shape.kind != "target", -shape.total_rows, -shape.batch)))
+    return tuple(sorted(shapes, key=lambda shape: (shape.kind != "target", -shape.total_rows, -shape.batch, shape)))

@@ -120,7 +120,7 @@ class Counted:
 
     def __init__(self, model: Transformer, drafter: Drafter, strategy: str, **options: Any) -> None:
         self.records: list[EngineStepRecord] = []
-        keywords = {k: options.pop(k) for k in ("verification",) if k in options}
+        keywords = {k: options.pop(k) for k in ("verification", "graph_capture") if k in options}
         self.core = NativeEngine(
             model,
             options_of(**options),

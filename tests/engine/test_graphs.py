@@ -1,11 +1,12 @@
-"""Graphed steps without a GPU: padding, static attention, and an engine whose graphs are recorded by a fake.
+"""Graphed steps without a GPU: where a step's arrays lie, the forward by kernels (their oracles, on CPU), its launches
+and tensors (on meta tensors), and an engine whose graphs are recorded by a fake.
 
 The fake's replay is the recorded computation over the tensors it was recorded with: a graph that would read anything
 else than what stays in place on CUDA gives other tokens here too.
 """
 
+import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,23 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from actors.engine.batch.step.types import StepRows
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.forward import runner as runner_module
-from actors.engine.native.forward.buffers import StepBuffers
+from actors.engine.native.forward import device_steps
 from actors.engine.native.forward.context import KVCache
-from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS, ZERO, padded_rows, reserved_block
-from actors.engine.native.forward.graphs import GraphedForward, _StaticContext
-from models import weights
+from actors.engine.native.forward.decoder import DecoderForward
+from actors.engine.native.forward.device_steps import DeviceSteps
+from actors.engine.native.forward.graphs import StepGraphs
+from actors.engine.native.forward.kv_memory import AllocatedMemory
+from actors.engine.native.forward.layout import RESERVED_BLOCKS, DeviceStep, StepLayout, StepShape
+from models import staging, weights
 from models.checkpoint import hf_state_dict
 from models.config import ModelConfig
-from models.ops import reference
-from models.ops.static_attention import StaticPages
+from models.ops.triton import LAUNCHES
+from models.packed import PackedContext
+from models.staging import Upload
 from models.transformer import Transformer
-from policies.speculation.graph_plan import CapturePlan, GraphShape
+from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import (
@@ -47,6 +52,8 @@ from tests.engine.test_speculation import Oracle
 from tests.engine.test_trees import RandomTrees
 
 SIZE, BLOCKS = 8, 40
+TRASH = BLOCKS * SIZE
+CPU = torch.device("cpu")
 
 
 class FakeGraphCapture:
@@ -72,38 +79,40 @@ class FakeGraphCapture:
         self.resets += 1
 
 
-@pytest.fixture(autouse=True)
-def staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step buffers that stay in place, as on CUDA."""
-    monkeypatch.setattr(runner_module, "StepBuffers", partial(StepBuffers, staged=True))
+# Where a step's arrays lie.
 
 
-# Static attention.
-
-
-def a_batch(counts: list[int], before: list[int], width: int, seed: int, tree: bool) -> dict[str, Any]:
-    """Ragged requests with random trees (or chains) over a random cache."""
+def a_step(counts: list[int], before: list[int], seed: int, *, tree: bool = False, truncated: bool = False) -> StepRows:
+    """Ragged requests with random chains or trees, every row drawn from."""
     rng = np.random.default_rng(seed)
-    requests, contexts = len(counts), np.array(counts) + np.array(before)
-    blocks = [rng.permutation(BLOCKS)[: -(-int(c) // SIZE)] for c in contexts]
-    table = np.zeros((requests, max(len(b) for b in blocks)), np.int32)
+    contexts = np.array(counts) + np.array(before)
+    taken = rng.permutation(BLOCKS)
+    blocks = [[int(taken[i]) for i in range(-(-int(c) // SIZE))] for c in contexts]
+    given = iter(taken)
+    blocks = [[int(next(given)) for _ in own] for own in blocks]
+    table = np.zeros((len(counts), max(len(b) for b in blocks)), np.int32)
     for row, own in zip(table, blocks, strict=True):
         row[: len(own)] = own
-    offsets = np.zeros(requests + 1, np.int32)
+    offsets = np.zeros(len(counts) + 1, np.int32)
     offsets[1:] = np.cumsum(counts)
-    rows = int(offsets[-1])
+    rows, most = int(offsets[-1]), max(counts)
+    places = np.concatenate([b + np.arange(c) for b, c in zip(before, counts, strict=True)])
+    owner = np.arange(len(counts)).repeat(counts)
     arrays: dict[str, Any] = {
         "tokens": rng.integers(0, 50, rows),
-        "positions": np.concatenate([b + np.arange(c) for b, c in zip(before, counts, strict=True)]),
+        "positions": places,
+        "kv_slots": table[owner, places // SIZE].astype(np.int64) * SIZE + places % SIZE,
         "query_offsets": offsets,
         "context_lens": contexts.astype(np.int32),
         "block_tables": table,
+        "noise_keys": rng.integers(1, 2**62, rows),
+        "noise_positions": rng.integers(0, 99, rows),
+        "temperature": rng.random(rows).astype(np.float32),
     }
-    places = arrays["positions"]
-    owner = np.arange(requests).repeat(counts)
-    arrays["kv_slots"] = table[owner, places // SIZE].astype(np.int64) * SIZE + places % SIZE
+    if truncated:
+        arrays |= {"top_k": rng.integers(1, 9, rows), "top_p": rng.random(rows).astype(np.float32)}
     if tree:
-        mask = np.zeros((rows, width), np.uint8)
+        mask = np.zeros((rows, most), np.uint8)
         for r, count in enumerate(counts):
             reached: Any = mask[offsets[r] :]
             reached[0, 0] = 1
@@ -111,157 +120,229 @@ def a_batch(counts: list[int], before: list[int], width: int, seed: int, tree: b
                 reached[i] = reached[rng.integers(0, i)]
                 reached[i, i] = 1
         arrays["tree_mask"] = mask
-    return arrays
+    return StepRows(arrays, most, int(contexts.max()), rows, truncated)
 
 
-def tensors(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-
-
-def pages_of(step: dict[str, torch.Tensor], graph: GraphShape, groups: int) -> StaticPages:
-    return StaticPages.of(
-        step["block_tables"],
-        step["query_offsets"].diff(),
-        step["context_lens"],
-        step.get("tree_mask"),
-        rows=graph.rows,
-        groups=groups,
-        block_tokens=SIZE,
-        zero_slot=reserved_block(BLOCKS, ZERO) * SIZE,
-        dtype=torch.float32,
+def shape_of(step: StepRows, *, requests: int = 0, rows: int = 0, blocks: int = 0, mask: int = 0) -> StepShape:
+    """Of a graph that holds the step with so much to spare."""
+    exact = StepShape.of(step, SIZE)
+    total = exact.rows + rows
+    return StepShape(
+        requests=exact.requests + requests,
+        rows=total,
+        draws=total,
+        blocks=exact.blocks + blocks,
+        most=exact.most,
+        max_context=(exact.blocks + blocks) * SIZE,
+        mask_width=exact.mask_width + mask if exact.mask_width else 0,
+        truncated=exact.truncated,
     )
+
+
+def on_device(step: StepRows, shape: StepShape, upload: Upload | None = None) -> tuple[DeviceStep, int]:
+    """The step's tensors, and how many bytes were copied for them."""
+    layout = StepLayout(shape, TRASH, SIZE)
+    upload = upload or Upload(layout.size_bytes, CPU)
+    used = layout.write(layout.host(upload.hosts[upload.begin()]), step)
+    upload.send(used)
+    return layout.device(upload.device), used
+
+
+requests_st = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30)), min_size=1, max_size=4)
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 40)), min_size=1, max_size=4),
-    st.integers(0, 2),
-    st.integers(0, 2),
-    st.integers(0, 10_000),
-    st.booleans(),
-)
-def test_static_attention_is_the_reference(
-    requests: list[tuple[int, int]], more_requests: int, more_rows: int, seed: int, tree: bool
+@given(requests_st, st.integers(0, 3), st.integers(0, 7), st.integers(0, 5), st.booleans(), st.booleans())
+def test_a_layout_holds_the_step_and_rows_of_nobody(
+    requests: list[tuple[int, int]], more: int, rows: int, blocks: int, tree: bool, truncated: bool
 ) -> None:
-    """Also where every slot outside of the contexts holds NaN."""
-    counts, before = [c for c, _ in requests], [b for _, b in requests]
-    arrays = a_batch(counts, before, max(counts), seed, tree)
-    generator = torch.Generator().manual_seed(seed)
-    cache = [torch.randn((BLOCKS + RESERVED_BLOCKS) * SIZE, 2, 8, generator=generator) for _ in range(2)]
-    used = torch.zeros(len(cache[0]), dtype=torch.bool)
-    for row, context in zip(arrays["block_tables"], arrays["context_lens"], strict=True):
-        used[[int(row[p // SIZE]) * SIZE + p % SIZE for p in range(context)]] = True
-    for tensor in cache:
-        tensor[~used] = torch.nan
-        tensor[reserved_block(BLOCKS, ZERO) * SIZE :] = 0.0
-    rows = sum(counts)
-    q = torch.randn(rows, 4, 8, generator=generator)
-    step = tensors(arrays)
-    expected = reference.paged_attention(
-        q,
-        cache[0],
-        cache[1],
-        step["block_tables"],
-        step["query_offsets"],
-        step["context_lens"],
-        SIZE,
-        0.3,
-        tree_mask=step.get("tree_mask"),
-    )
-    graph = GraphShape("target", len(counts) + more_requests, max(counts) + more_rows)
-    padded = tensors(padded_rows(arrays, graph, 48, SIZE, BLOCKS))
-    real = padded.get("sample_rows", torch.arange(rows))
-    wide = torch.zeros(graph.total_rows, 4, 8)
-    wide[real] = q
-    found = pages_of(padded, graph, groups=2).attend(wide, cache[0], cache[1], 0.3)
-    torch.testing.assert_close(found[real], expected, atol=1e-5, rtol=1e-5)
+    step = a_step([c for c, _ in requests], [b for _, b in requests], 3, tree=tree, truncated=truncated)
+    layout = StepLayout(shape_of(step, requests=more, rows=rows, blocks=blocks, mask=2), TRASH, SIZE)
+    upload = Upload(layout.size_bytes, CPU)
+    for host in upload.hosts:
+        host[:] = 0xAB  # what an earlier, larger step left
+    found, used = on_device(step, layout.shape, upload)
+    arrays, real, count = step.arrays, step.sampled, len(requests)
+    for name, array in arrays.items():
+        tensor = getattr(found, name)
+        part = tensor[tuple(slice(0, size) for size in array.shape)]
+        np.testing.assert_array_equal(part.numpy(), array, err_msg=name)
+    assert (found.query_offsets[count:] == real).all(), "requests without rows"
+    assert (found.context_lens[count:] == 0).all()
+    assert (found.kv_slots[real:] >= TRASH).all()
+    assert (found.kv_slots[real:] < TRASH + SIZE).all()
+    assert not found.temperature[real:].any()
+    assert not found.tokens[real:].any()
+    if truncated:
+        assert found.top_p is not None
+        assert (found.top_p[real:] == 1).all()
+    width = arrays["block_tables"].shape[1]
+    assert used == layout.size_bytes - aligned_tables(layout.shape) + width * layout.shape.requests * 4
+
+
+def aligned_tables(shape: StepShape) -> int:
+    return -(-shape.blocks * shape.requests * 4 // 64) * 64
+
+
+def test_a_step_copies_what_it_uses_and_no_more() -> None:
+    """Where contexts may be long and batches large, a small step is small (C9: it was the whole capacity)."""
+    step = a_step([1], [9], 0)
+    shape = StepShape(requests=1, rows=1, draws=1, blocks=2048, most=1, max_context=2048 * SIZE)
+    _, used = on_device(step, shape)
+    assert used < 64 * 10
+    assert StepLayout(shape, TRASH, SIZE).size_bytes > 8192
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tree", [False, True])
-def test_padding_changes_no_bit_of_a_real_row(tmp_path: Path, family: str, tree: bool) -> None:
-    """The same requests in a graph of their size and in larger ones: more requests, more rows, or both."""
+def test_rows_of_nobody_change_no_bit_of_a_real_row(tmp_path: Path, family: str, tree: bool) -> None:
+    """The same requests alone and in graphs with more requests, more rows, wider tables; K/V outside of the contexts is
+    NaN, and nothing but the trash block is written beside the rows' own slots."""
     model = tiny_model(tmp_path, family)
-    counts, before = [4, 2, 1], [13, 0, 22]
-    arrays = a_batch(counts, before, 4, 3, tree)
+    step = a_step([4, 2, 1], [13, 0, 22], 3, tree=tree)
+    slots = step.arrays["kv_slots"]
+    used = np.zeros((BLOCKS + RESERVED_BLOCKS) * SIZE, np.bool_)
+    for row, context in zip(step.arrays["block_tables"], step.arrays["context_lens"], strict=True):
+        used[[int(row[p // SIZE]) * SIZE + p % SIZE for p in range(context)]] = True
 
-    def hidden(batch: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        graph = GraphShape("target", batch, width)
+    def computed(shape: StepShape) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(9)
         cache = KVCache(model.config, BLOCKS + RESERVED_BLOCKS, SIZE, torch.float32, "cpu")
-        cache.all_keys[:, : BLOCKS * SIZE].normal_(generator=generator)
-        cache.all_values[:, : BLOCKS * SIZE].normal_(generator=generator)
-        step = tensors(padded_rows(arrays, graph, 48, SIZE, BLOCKS))
-        context = _StaticContext(cache, step["positions"], step["kv_slots"], pages_of(step, graph, 2))
+        for tensor in (cache.all_keys, cache.all_values):
+            tensor.normal_(generator=generator)
+            tensor[:, ~torch.from_numpy(used)] = torch.nan
+        before = cache.all_keys.clone()
         with torch.inference_mode():
-            out = model(step["tokens"], context)
-            out, logits = out[step["sample_rows"]], model.logits(out)[step["sample_rows"]]
-        assert not cache.all_keys[:, reserved_block(BLOCKS, ZERO) * SIZE :].any(), "the zero block was written"
-        return out, logits
+            rows, hidden = DecoderForward(model)(on_device(step, shape)[0], cache)
+            logits = model.logits(hidden)[: step.sampled]
+        same = ((cache.all_keys == before) | cache.all_keys.isnan()).all(-1).all(-1).all(0).numpy()
+        assert set(np.flatnonzero(~same)) <= {*slots.tolist(), *range(TRASH, TRASH + SIZE)}
+        return rows[: step.sampled], logits
 
-    expected = hidden(3, 4)
-    for batch, width in ((4, 4), (8, 4), (3, 7), (6, 9)):
-        for found, value in zip(hidden(batch, width), expected, strict=True):
-            if width == 4:
-                assert torch.equal(found, value), (batch, width)
-            else:  # BLAS inside torch's attention may pick another kernel for more rows of a request
-                torch.testing.assert_close(found, value, atol=1e-5, rtol=1e-5)
+    expected = computed(shape_of(step))
+    assert not expected[1].isnan().any()
+    for spare in ({"requests": 1}, {"rows": 5}, {"requests": 4, "rows": 9, "blocks": 3, "mask": 2}):
+        for found, value in zip(computed(shape_of(step, **spare)), expected, strict=True):
+            assert torch.equal(found, value), spare
 
 
-class DeviceOnly(TorchDispatchMode):
-    """Every operation reads and makes tensors of the `meta` device, of shapes that do not depend on values."""
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recorded", [(), (0,), (0, 1, 1)])
+def test_the_forward_by_kernels_is_the_models(tmp_path: Path, family: str, recorded: tuple[int, ...]) -> None:
+    """Against the learner's packed pass: a prompt at once, then rows behind it; recorded layers in their places."""
+    model = tiny_model(tmp_path, family)
+    tokens = torch.randint(0, 50, (21,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(tokens, PackedContext.from_lengths([21]), recorded)
+        cache = KVCache(model.config, BLOCKS + RESERVED_BLOCKS, SIZE, torch.float32, "cpu")
+        found = []
+        for first, count in ((0, 16), (16, 4), (20, 1)):
+            step = a_step([count], [first], 5)
+            table = np.arange(len(step.arrays["block_tables"][0]), dtype=np.int32)[None]
+            places = np.arange(first, first + count)
+            arrays = dict(step.arrays) | {"tokens": tokens.numpy()[places], "kv_slots": places, "block_tables": table}
+            step = StepRows(arrays, count, first + count, count, False)
+            rows, hidden = DecoderForward(model, recorded)(on_device(step, shape_of(step))[0], cache)
+            found.append(rows)
+            assert torch.equal(hidden, rows[:, -model.config.hidden_size :])
+    torch.testing.assert_close(torch.cat(found), expected, atol=1e-4, rtol=1e-4)
+
+
+# What a graph holds, on meta tensors.
+
+
+class OnDevice(TorchDispatchMode):
+    """Every operation reads and makes tensors of the `meta` device, of shapes that do not depend on values. Counts
+    kernels and the elements of the largest new tensor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations = 0
+        self.kernels = self.largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs, out)):
             assert not isinstance(leaf, torch.Tensor) or leaf.is_meta, f"{func} touches the host"
-        self.operations += 1
+        if func.namespace == "paceline":
+            self.kernels += LAUNCHES[func._schema.name.split("::")[1]]
+        elif not _is_view(func):
+            self.kernels += 1
+        if not _is_view(func):
+            sizes = [x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+            self.largest = max(self.largest, *sizes, 0)
         return out
+
+
+def _is_view(func: Any) -> bool:
+    """Launches nothing: a view, or memory."""
+    returns = func._schema.returns
+    views = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+    return views or "empty" in func._schema.name
+
+
+def on_meta(config: ModelConfig, **settings: Any) -> tuple[Transformer, DeviceSteps]:
+    """Steps of a model without values, of 4 requests."""
+    model = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=settings.pop("invariant", False))
+    cache = KVCache(config, BLOCKS + RESERVED_BLOCKS, SIZE, torch.bfloat16, "meta")
+    settings = {"recorded": (), "keep_rows": False, "rejection": False, "graph_capture": None} | settings
+    steps = DeviceSteps(model, cache, slots=4, blocks=6, trash_slot=TRASH, **settings)
+    steps.resize(64, 17)
+    return model, steps
+
+
+def meta_step(shape: StepShape) -> DeviceStep:
+    layout = StepLayout(shape, TRASH, SIZE)
+    return layout.device(torch.empty(layout.size_bytes, dtype=torch.uint8, device="meta"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("width", [1, 5])
-@pytest.mark.parametrize("invariant", [False, True])
-def test_what_is_captured_never_touches_the_host(family: str, width: int, invariant: bool) -> None:
-    """On tensors without values: anything that must wait for the device, or copies between host and device, which a
-    capture forbids, raises."""
-    config, device, graph = ModelConfig.from_hf(hf_config(family)), "meta", GraphShape("target", 4, width)
-    guard = DeviceOnly()
-
-    class Guarded(FakeGraphCapture):
-        def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-            compute()  # the warm-up may do what happens once
-            with guard:
-                compute()
-            return compute
-
-    with torch.inference_mode():
-        model = Transformer(config, dtype=torch.bfloat16, device=device, batch_invariant=invariant)
-        cache = KVCache(config, BLOCKS + RESERVED_BLOCKS, SIZE, torch.bfloat16, device)
-        graphs = GraphedForward(model, BLOCKS, CapturePlan((graph,)), (48,), Guarded())
-        rows = graph.total_rows
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "tokens": ((rows,), torch.int64),
-            "positions": ((rows,), torch.int64),
-            "kv_slots": ((rows,), torch.int64),
-            "query_offsets": ((graph.batch + 1,), torch.int32),
-            "context_lens": ((graph.batch,), torch.int32),
-            "block_tables": ((graph.batch, 48 // SIZE), torch.int32),
-        }
-        if width > 1:
-            shapes["tree_mask"] = ((rows, width), torch.uint8)
-        step = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
-        assert graphs._capture(graph, 48, step, cache) is not None
-    assert guard.operations > 20 * config.num_layers
-    some = torch.empty(3, device=device)
-    with guard:  # which does see such things
+def test_a_graph_never_touches_the_host_and_keeps_its_budget(family: str, width: int) -> None:
+    """At most 12 kernels a layer and 3 a draw (C1: 52 and 187); on tensors without values: anything that must wait for
+    the device, or copies between host and device, which a capture forbids, raises."""
+    counts = []
+    for layers in (2, 4):
+        config = ModelConfig.from_hf(hf_config(family, num_hidden_layers=layers))
+        model, steps = on_meta(config)
+        rows = 4 * width
+        step = meta_step(
+            StepShape(requests=4, rows=rows, draws=rows, blocks=6, most=width, max_context=48, mask_width=width)
+        )
+        logits = torch.empty(rows, config.vocab_size, device="meta")
+        with torch.inference_mode():
+            model.rope.table(step.tokens.device)
+            with OnDevice() as whole:
+                steps._replayed(step)
+            with OnDevice() as draw:
+                steps._draw(logits, step)
+        counts.append(whole.kernels)
+        assert draw.kernels <= 3
+    per_layer = (counts[1] - counts[0]) / 2
+    assert per_layer == 10
+    assert counts[0] == 2 * 10 + 3 + 3, "embedding, first norm, head and the draw"
+    some = torch.empty(3, device="meta")
+    with OnDevice():  # which does see such things
         for synchronising in (some.sum().item, some.nonzero, lambda: some + torch.ones(3)):
             with pytest.raises((RuntimeError, NotImplementedError, AssertionError)):
                 synchronising()
+
+
+def test_a_mixed_step_pads_and_gathers_nothing() -> None:
+    """Prompt rows beside decoding, long contexts (B2: every request was padded to the widest, K/V were copied three
+    times): no tensor is larger than the projections of the rows there are."""
+    config = ModelConfig.from_hf(hf_config("qwen2", max_position_embeddings=8192))
+    model = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False)
+    requests, prompt, blocks = 128, 512, 8192 // SIZE
+    cache = KVCache(config, requests * blocks, SIZE, torch.bfloat16, "meta")
+    rows = requests - 1 + prompt
+    shape = StepShape(
+        requests=requests, rows=rows, draws=requests, blocks=blocks, most=prompt, max_context=8192, picked=True
+    )
+    with torch.inference_mode():
+        model.rope.table(torch.device("meta"))
+        with OnDevice() as counted:
+            DecoderForward(model)(meta_step(shape), cache)
+    assert counted.largest <= rows * max(2 * config.intermediate_size, config.query_size + 2 * config.kv_size)
 
 
 # The engine.
@@ -270,9 +351,13 @@ def test_what_is_captured_never_touches_the_host(family: str, width: int, invari
 def graphed(
     model: Transformer, graph_capture: FakeGraphCapture, strategy: str = "plain", **keywords: Any
 ) -> NativeEngine:
-    options = {k: keywords.pop(k) for k in ("prefill_chunk_tokens", "kv_tokens") if k in keywords}
-    policy = None if strategy == "plain" else FixedPolicy(Strategy.parse(strategy))
+    options = {k: keywords.pop(k) for k in ("prefill_chunk_tokens", "max_running") if k in keywords}
+    policy = None if strategy == "plain" else policy_of(strategy)
     return NativeEngine(model, options_of(**options), policy=policy, graph_capture=graph_capture, **keywords)
+
+
+def policy_of(strategy: str) -> FixedPolicy:
+    return FixedPolicy(Strategy.parse(strategy))
 
 
 def assert_same_tokens(actual: dict[int, Any], expected: dict[int, Any]) -> None:
@@ -294,55 +379,108 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, family: str, sampling: 
     for strategy, drafter in drafters.items():
         graph_capture = FakeGraphCapture()
         core = graphed(model, graph_capture, strategy, drafters=drafter, prefill_chunk_tokens=16)
+        captured = graph_capture.records
+        assert captured == len(bucketed_plan(policy_of(strategy).arms_at, batch_buckets(8)).of("target"))
         assert_same_tokens(run(core, requests), expected)
-        assert graph_capture.replays > graph_capture.records > 0, "graphs were used, and used again"
+        assert graph_capture.replays > 0
+        if not sampling.get("top_k"):
+            assert graph_capture.records == captured, "all captured at the start, none while requests run"
 
 
-def test_rejection_sampling_over_graphs_is_that_of_eager_steps(tmp_path: Path) -> None:
+class StayingMemory(AllocatedMemory):
+    """Keeps its address through sleep, and loses its contents, as the driver's virtual memory does."""
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        super().__init__(size_bytes, device, keep_bytes=size_bytes)
+
+    def sleep(self) -> None:
+        self.tensor.fill_(0xFF)  # NaN in any dtype
+
+
+@pytest.mark.parametrize("memory", [StayingMemory, AllocatedMemory])
+def test_only_a_cache_that_moved_needs_new_graphs(tmp_path: Path, memory: type[AllocatedMemory]) -> None:
+    """B6: every sleep cost all graphs, which were captured again one by one while requests ran."""
     model = tiny_model(tmp_path)
-    requests = make_requests(10, prompts=4, seed=72)
-    oracle = run(engine(model), requests)
-    results = []
-    for graph_capture in (None, FakeGraphCapture()):
-        core = NativeEngine(
-            model,
-            options_of(),
-            drafters={"test": Oracle(oracle, spoil=True)},
-            policy=FixedPolicy(Strategy.parse("test:5")),
-            verification="rejection",
-            graph_capture=graph_capture,
-        )
-        results.append(run(core, requests))
-    assert_same_tokens(results[1], results[0])
+    requests = make_requests(6, seed=73, max_new_tokens=12)
+    expected = run(engine(model), requests)
+    graph_capture = FakeGraphCapture()
+    core = graphed(model, graph_capture, make_memory=memory)
+    assert_same_tokens(run(core, requests), expected)
+    first = graph_capture.records
+    core.sleep()
+    core.sleep()
+    core.wake()
+    woken = graph_capture.records
+    assert woken == (first if memory is StayingMemory else 2 * first), "captured when it wakes, not in a step"
+    assert_same_tokens(run(core, requests), expected)
+    assert graph_capture.records == woken
 
 
-def test_sleep_weights_and_policies(tmp_path: Path) -> None:
-    """A new cache or larger buffers: captured again. New weights in place, a policy with smaller steps: not."""
+def test_new_weights_need_no_new_graphs_and_policies_those_that_they_lack(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     requests = make_requests(6, seed=73, max_new_tokens=12)
     expected = run(engine(model), requests)
     graph_capture = FakeGraphCapture()
     core = graphed(model, graph_capture, drafters={"test": Oracle(expected)})
-    assert_same_tokens(run(core, requests), expected)
     first = graph_capture.records
     core.update_weights(*weights.pack(hf_state_dict(tiny_model(tmp_path, seed=5)), version=1))
     changed = run(engine(model), requests)
     assert_same_tokens(run(core, requests), changed)
     assert graph_capture.records == first
-    core.sleep()
-    core.wake()
+    core.use(FixedPolicy(Strategy.parse("test:5")))  # larger steps: buffers move
+    plan = bucketed_plan(policy_of("test:5").arms_at, batch_buckets(8)).of("target")
+    assert graph_capture.records == first + len(plan)
     assert_same_tokens(run(core, requests), changed)
-    assert graph_capture.records == 2 * first
-    core.use(FixedPolicy(Strategy.parse("test:5")))
-    assert_same_tokens(run(core, requests), changed)
-    known = graph_capture.records
     for policy in (None, FixedPolicy(PLAIN), FixedPolicy(Strategy.parse("test:5"))):
         core.use(policy)
         assert_same_tokens(run(core, requests), changed)
-    # Those that the plain steps of the last runs needed are new, once.
-    assert graph_capture.records <= known + first
-    assert core._runner._graphs is not None
-    assert core._runner._graphs.captured <= graph_capture.records
+    assert graph_capture.records == first + len(plan)
+
+
+def test_captures_end_in_time_and_go_on_when_a_shape_comes_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture_all = StepGraphs.capture_all
+    monkeypatch.setattr(StepGraphs, "capture_all", lambda graphs, upload: capture_all(graphs, upload, limit_s=-1.0))
+    model = tiny_model(tmp_path)
+    requests = make_requests(6, seed=77)
+    expected = run(engine(model), requests)
+    graph_capture = FakeGraphCapture()
+    with caplog.at_level(logging.INFO):
+        core = graphed(model, graph_capture)
+    assert graph_capture.records == 0
+    assert "captured 0 of 4 CUDA graphs" in caplog.text
+    assert_same_tokens(run(core, requests), expected)
+    assert 0 < graph_capture.records <= 4
+    assert graph_capture.replays > graph_capture.records
+
+
+def test_a_step_is_one_upload_and_one_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it uploads is the size of the step, not of the largest one (C9)."""
+    sent: list[int] = []
+    fetched: list[int] = []
+
+    class Counted(staging.Upload):
+        def send(self, used_bytes: int) -> None:
+            sent.append(used_bytes)
+            super().send(used_bytes)
+
+    class CountedBack(staging.Download):
+        def fetch(self, words: torch.Tensor) -> Any:
+            fetched.append(len(words))
+            return super().fetch(words)
+
+    monkeypatch.setattr(device_steps, "Upload", Counted)
+    monkeypatch.setattr(device_steps, "Download", CountedBack)
+    steps: list[Any] = []
+    core = graphed(tiny_model(tmp_path), FakeGraphCapture(), on_step=steps.append, max_running=64)
+    sent.clear()
+    run(core, make_requests(1, seed=78, max_new_tokens=20))
+    assert len(sent) == len(steps)
+    assert len(fetched) == sum(step.emitted > 0 for step in steps)
+    decoding = sent[2:]
+    assert max(decoding) < 1024
+    assert max(fetched) == 4, "token, and two log-probabilities"
 
 
 def test_a_failed_capture_costs_the_graphs_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -384,7 +522,7 @@ def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
 
 
 def test_steps_that_capture_say_nothing_about_a_strategy(tmp_path: Path) -> None:
-    """Capturing takes many times a step: the policy must not take it for the strategy's cost."""
+    """What comes up late is captured then, which takes many times a step: no cost of the strategy."""
 
     class Listening(FixedPolicy):
         recorded = skipped = 0
@@ -395,7 +533,7 @@ def test_steps_that_capture_say_nothing_about_a_strategy(tmp_path: Path) -> None
         def skip(self, *_: Any) -> None:
             self.skipped += 1
 
-    requests = make_requests(6, seed=76, max_new_tokens=20)
+    requests = make_requests(6, seed=76, max_new_tokens=20, top_p=0.9)  # truncated: not captured at the start
     seen = []
     for graph_capture in (None, FakeGraphCapture()):
         policy = Listening(Strategy.parse("test:3"))
@@ -407,8 +545,9 @@ def test_steps_that_capture_say_nothing_about_a_strategy(tmp_path: Path) -> None
             graph_capture=graph_capture,
         )
         core._speculator.draft = lambda *_: None  # type: ignore[method-assign]
+        before = 0 if graph_capture is None else graph_capture.records
         run(core, requests)
-        seen.append((policy.recorded, policy.skipped, 0 if graph_capture is None else graph_capture.records))
+        seen.append((policy.recorded, policy.skipped, 0 if graph_capture is None else graph_capture.records - before))
     (eager, skipped, _), (timed, more, captures) = seen
     assert captures > 0
     assert (timed, more) == (eager - captures, skipped + captures)

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.native.forward.buffers import StepBuffers
 from actors.engine.options import EngineOptions
 from actors.engine.types import (
     EngineIdle,
@@ -279,18 +277,3 @@ def test_the_longest_expected_start_first(tmp_path: Path) -> None:
     core.submit([replace(request(4, 3, i), expected_tokens=length) for i, length in enumerate(lengths)])
     order = [event.rollout.request_id for event in drain(core) if isinstance(event, Finished)]
     assert order == [1, 3, 2, 0]
-
-
-def test_staged_buffers_give_what_was_put_in() -> None:
-    """The path of CUDA, on CPU: one buffer, every array in its own region."""
-    buffers = StepBuffers({"a": 10, "b": 7, "c": 9}, torch.device("cpu"), staged=True)
-    rng = np.random.default_rng(0)
-    for size in (1, 7, 3):
-        arrays: dict[str, Any] = {
-            "a": rng.integers(0, 2**62, size),
-            "b": rng.standard_normal(size).astype(np.float32),
-            "c": rng.integers(0, 9, (size, 1)).astype(np.int32),
-        }
-        for name, tensor in buffers.upload(arrays).items():
-            assert tensor.shape == arrays[name].shape
-            np.testing.assert_array_equal(tensor.numpy(), arrays[name])

@@ -1,11 +1,18 @@
 """Rejection sampling: which drafts stand, what replaces them, and the engine around it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from actors.engine.batch.step.types import StepDrafts, StepRows
+from actors.engine.native.forward.rejected_rows import DraftedRows, reject
 from actors.engine.native.forward.rejection import rejection_draws, target_logprobs, target_probabilities
 from drafter.protocol import BatchView, Drafts
 from models import ops
@@ -21,13 +28,17 @@ from tests.engine.support import (
     run,
     tiny_model,
 )
+from tests.engine.test_graphs import FakeGraphCapture
 from tests.engine.test_speculation import Oracle
 from tests.engine.test_trees import RandomTrees
 
 NO_CUTOFF = -torch.inf
 
 
-def draw(
+Draw = Callable[..., torch.Tensor]
+
+
+def on_host(
     logits: torch.Tensor,
     drafts: torch.Tensor,
     q: torch.Tensor | None,
@@ -50,6 +61,56 @@ def draw(
     )[:, 0]
 
 
+def on_device(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    q: torch.Tensor | None,
+    temperature: float = 1.0,
+    cutoff: float = NO_CUTOFF,
+) -> torch.Tensor:
+    """The same by packed rows, in chunks that do not divide them. Log-probs are the tokens' own."""
+    count = len(drafts)
+    rows = logits.expand(2 * count, -1)
+    keys, positions = (torch.arange(count) * 7919 + 3).repeat_interleave(2), torch.tensor([11, 12]).repeat(count)
+    arrays: dict[str, Any] = {"noise_keys": keys.numpy(), "noise_positions": positions.numpy()}
+    arrays["query_offsets"] = np.arange(count + 1, dtype=np.int32) * 2
+    drafted = DraftedRows.of(
+        StepRows(arrays, 2, 2, 2 * count, False),
+        StepDrafts(counts=np.ones(count, np.int64), tokens=drafts.numpy()[:, None], drafted=count),
+    )
+    cutoffs, temperatures = torch.full((2 * count,), cutoff), torch.full((2 * count,), temperature)
+    step: Any = SimpleNamespace(noise_keys=keys, noise_positions=positions, temperature=temperatures)
+    drawn = ops.sample(rows, cutoffs, temperatures, keys, positions)
+    coupled = drawn[0].clone()
+    distributions = None if q is None else q.float().expand(count, 1, -1)
+    with NoWideDoubles():
+        reject(rows, cutoffs, step, drawn, torch.from_numpy(drafted.packed), distributions, chunk_bytes=7 * 4 * 7 * 999)
+    assert torch.equal(drawn[0][1::2], coupled[1::2]), "rows without a draft"
+    for found, expected in zip(drawn[1:], target_logprobs(rows, cutoffs, temperatures, drawn[0]), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    return drawn[0][::2]
+
+
+class NoWideDoubles(TorchDispatchMode):
+    """Refuses float64 with a vocabulary's width, and indexing by masks, which waits for a device (C9)."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            wide = isinstance(leaf, torch.Tensor) and leaf.ndim == 2 and leaf.shape[1] > 5
+            assert not (wide and leaf.dtype is torch.float64), func
+        for index in tree_leaves(args[1:]) if "index" in func._schema.name else ():
+            assert not (isinstance(index, torch.Tensor) and index.dtype is torch.bool), func
+        assert func not in (torch.ops.aten.nonzero.default, torch.ops.aten._local_scalar_dense.default)
+        return out
+
+
+@pytest.fixture(params=[on_host, on_device], ids=["host", "device"])
+def draw(request: pytest.FixtureRequest) -> Draw:
+    found: Draw = request.param
+    return found
+
+
 def near(counts: torch.Tensor, p: torch.Tensor) -> None:
     """Within five standard deviations of a multinomial, cell by cell."""
     total = counts.sum()
@@ -59,7 +120,7 @@ def near(counts: torch.Tensor, p: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("cutoff", [NO_CUTOFF, 0.0])
-def test_draws_follow_the_target_whatever_the_drafter(temperature: float, cutoff: float) -> None:
+def test_draws_follow_the_target_whatever_the_drafter(draw: Draw, temperature: float, cutoff: float) -> None:
     count, vocab = 20_000, 9
     generator = torch.Generator().manual_seed(1)
     logits, q = torch.randn(vocab, generator=generator), torch.randn(vocab, generator=generator).softmax(0)
@@ -73,14 +134,14 @@ def test_draws_follow_the_target_whatever_the_drafter(temperature: float, cutoff
         near(draws.bincount(minlength=vocab), p)
 
 
-def test_a_drafter_that_equals_the_target_is_always_right() -> None:
+def test_a_drafter_that_equals_the_target_is_always_right(draw: Draw) -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(2))
     q = target_probabilities(logits[None], torch.tensor([NO_CUTOFF]), torch.tensor([1.0]))[0]
     drafts = torch.multinomial(q, 5000, replacement=True, generator=torch.Generator().manual_seed(3))
     assert torch.equal(draw(logits, drafts, q), drafts)
 
 
-def test_greedy_takes_the_best_token_and_nothing_else() -> None:
+def test_greedy_takes_the_best_token_and_nothing_else(draw: Draw) -> None:
     logits = torch.randn(20, generator=torch.Generator().manual_seed(4))
     q = torch.full((20,), 0.05)
     for distribution in (None, q):
@@ -90,7 +151,7 @@ def test_greedy_takes_the_best_token_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("broken", [torch.nan, -0.5, 3.0, 0.0])
-def test_unsound_distributions_count_as_one_hot(broken: float) -> None:
+def test_unsound_distributions_count_as_one_hot(draw: Draw, broken: float) -> None:
     logits, drafts = torch.randn(8, generator=torch.Generator().manual_seed(5)), torch.full((4000,), 3)
     q = torch.full((8,), (1 - broken) / 7 if broken == 0.0 else 0.125)
     q[3] = broken
@@ -134,12 +195,15 @@ class Sampled(DrafterBase):
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 20}, {"top_p": 0.9}, {"temperature": 0.0}], ids=str)
-def test_the_engine_reports_the_targets_log_probs(tmp_path: Path, sampling: dict) -> None:
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+def test_the_engine_reports_the_targets_log_probs(tmp_path: Path, device: bool, sampling: dict) -> None:
     model = tiny_model(tmp_path)
     requests = make_requests(12, prompts=4, seed=51, max_new_tokens=25, **sampling)
-    counted = Counted(model, Sampled(), "test:4", verification="rejection")
+    capture = {"graph_capture": FakeGraphCapture()} if device else {}
+    counted = Counted(model, Sampled(), "test:4", verification="rejection", **capture)
     results = counted.run(requests)
     assert counted.drafted > 0
+    assert not device or capture["graph_capture"].replays
     for request in requests:
         rollout, prompt = results[request.request_id], request.prompt_tokens.tolist()
         assert len(rollout.tokens) == 25

@@ -1,7 +1,6 @@
 """The array work of steps: by definition, and native and numpy alike; the engine is the same with either."""
 
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.reference import NumpySteps
 from actors.engine.batch.step.types import StepArrays, StepDrafts
 from actors.engine.native import engine as engine_module
-from actors.engine.native.forward import runner as runner_module
-from actors.engine.native.forward.buffers import StepBuffers
 from models.ops.native import kernels
 from tests.engine.support import FAMILIES, Counted, assert_same, engine, make_requests, run, tiny_model
 from tests.engine.test_speculation import Oracle
@@ -252,19 +249,6 @@ def test_in_torch_alone_tokens_are_the_same_too(tmp_path: Path, family: str, mon
         for request_id, rollout in expected.items():
             assert results[request_id].tokens.tolist() == rollout.tokens.tolist()
             np.testing.assert_allclose(results[request_id].logprobs, rollout.logprobs, atol=1e-3)
-
-
-def test_staged_buffers_carry_chains_and_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA: every array of a step, the tree mask included, through one buffer."""
-    model = tiny_model(tmp_path)
-    requests = make_requests(14, prompts=5, seed=63, top_k=9)
-    expected = run(engine(model), requests)
-    monkeypatch.setattr(runner_module, "StepBuffers", partial(StepBuffers, staged=True))
-    assert_same(run(engine(model), requests), expected)
-    for strategy in ("test:5x2/9", "test:2x3/6"):
-        counted = Counted(model, RandomTrees(expected, 0.7), strategy, prefill_chunk_tokens=16)
-        assert_same(counted.run(requests), expected)
-        assert counted.accepted > 0
 
 
 @needs_native

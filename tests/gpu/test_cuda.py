@@ -129,7 +129,7 @@ def test_graphs_change_no_token(
     family: str, temperature: float, strategy: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Captured and replayed steps against eager ones: plain decoding, chains and trees; before and after a sleep, and
-    with new weights in place."""
+    with new weights in place. Nothing is captured while requests run."""
     reference, tie = reference_of(tmp_path, family, dtype), TIE[dtype]
     model = on_device(reference, dtype)
     requests = make_requests(20, prompts=6, temperature=temperature)
@@ -146,22 +146,21 @@ def test_graphs_change_no_token(
         policy=None if strategy == "plain" else FixedPolicy(Strategy.parse(strategy)),
         graph_capture=graph_capture,
     )
-    assert_tokens_of(reference, requests, expected, run(core, requests), tie)
-    assert graph_capture.replays > graph_capture.captures > 0
     captured = graph_capture.captures
+    assert captured > 0
+    assert_tokens_of(reference, requests, expected, run(core, requests), tie)
+    assert graph_capture.replays > 0
     core.sleep()
     core.wake()
     assert_tokens_of(reference, requests, expected, run(core, requests), tie)
-    assert graph_capture.captures > captured, "a new cache needs new graphs"
-    captured = graph_capture.captures
+    assert graph_capture.captures == captured, "the cache, small or of virtual memory, lies where it lay"
     with torch.no_grad():
         for changed in (model, reference):
             changed.norm.weight.mul_(0.5)
     anew = run(engine(model, cuda_graphs=False), requests)
     assert_tokens_of(reference, requests, anew, run(core, requests), tie)
     assert temperature == 0 or any(anew[i].tokens.tolist() != expected[i].tokens.tolist() for i in anew)
-    if strategy == "plain":
-        assert graph_capture.captures == captured, "weights are read in place"
+    assert graph_capture.captures == captured, "weights are read in place"
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_name() == "pretended", reason="no real memory")

@@ -56,8 +56,8 @@ def test_the_table_shows_the_plan(config: Path) -> None:
     for served, batch in (("1", 1), ("3-4", 4), ("9-16", 16), ("25-32", 32)):
         _, target, drafter = rows[served]
         for kind, shown in (("target", target), ("drafter", drafter)):
-            planned = sorted(g.rows for g in report.bucketed.graphs if g.kind == kind and g.batch == batch)
-            assert [int(number) for number in shown.split()] == planned
+            planned = sorted((g.rows, g.tree) for g in report.bucketed.graphs if g.kind == kind and g.batch == batch)
+            assert [(int(cell.rstrip("t")), cell.endswith("t")) for cell in shown.split()] == planned
     assert rows["33-40"] == ["40", "1", "-"], "beyond the elastic switch: plain decoding only"
     assert rows["bucketed"][-1].endswith("iB")
     assert rows["naive"][-1].endswith("iB")
@@ -69,7 +69,7 @@ def test_larger_batches_verify_fewer_tokens_and_the_plan_is_smaller(config: Path
         assert all(g.rows <= 1 + cap for g in report.bucketed.of("target") if g.batch == batch)
     assert len(report.bucketed.graphs) < len(report.naive.graphs) / 5
     assert report.bucketed_bytes.total_bytes < report.naive_bytes.total_bytes / 2
-    assert {g.rows for g in report.bucketed.graphs} <= {g.rows for g in report.naive.graphs}
+    assert {g.rows for g in report.bucketed.graphs} <= {g.rows for g in report.naive.graphs} | {2}, "2: ragged chains"
 
 
 def test_without_speculation_only_plain_decoding(config: Path) -> None:
@@ -88,14 +88,7 @@ def test_named_strategies_modes_and_bfloat16(config: Path) -> None:
     paper = graph_report(load_config(config, ["rollout.speculation.mode=paper"]).config)
     assert len(paper.bucketed.graphs) < len(graph_report(load_config(config, []).config).bucketed.graphs)
     halved = graph_report(load_config(config, [named, "model.dtype=bfloat16"]).config)
-    assert 2 * halved.naive_bytes.output_bytes == fixed.naive_bytes.output_bytes
-
-
-def test_contexts_end_at_what_the_engine_can_hold(config: Path) -> None:
-    engine = ["rollout.engine.kv_tokens=1600", "rollout.sampling.max_new_tokens=64", "data.max_prompt_tokens=64"]
-    assert graph_report(load_config(config, engine).config).contexts[-1] == 1616  # one token has no K/V of its own
-    limit = ["rollout.engine.max_model_tokens=512", *engine[1:]]
-    assert graph_report(load_config(config, limit).config).contexts == (256, 512)
+    assert 2 * halved.bucketed_bytes.output_bytes == fixed.bucketed_bytes.output_bytes, "hidden states"
 
 
 def test_a_missing_model_is_named(config: Path) -> None:

@@ -7,7 +7,7 @@ Tokens never depend on any of it (`verify`).
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +22,16 @@ from actors.engine.batch.plan import PromptEntry, StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.types import DrafterFailed
-from drafter.protocol import BatchView, Drafter, Drafts, GraphedDrafter, HiddenSource, KVPlaces, TrainedDrafter
+from drafter.protocol import (
+    BatchView,
+    Drafter,
+    Drafts,
+    GraphCapture,
+    GraphedDrafter,
+    HiddenSource,
+    KVPlaces,
+    TrainedDrafter,
+)
 from models import weights
 from models.manifest import WeightsManifest
 from policies.speculation.budget import DraftBudget
@@ -183,6 +192,16 @@ class Speculator:
 
     def load(self, directory: str) -> None:
         self._tell(lambda drafter: drafter.load(directory))
+
+    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+        """Let drafters that can capture their passes for these numbers of requests and strategies."""
+        for name, drafter in list(self._drafters.items()):
+            if isinstance(drafter, GraphedDrafter):
+                own = [draft for draft in drafts if draft[1].drafter == name]
+                try:
+                    drafter.plan_graphs(own, graph_capture)
+                except Exception as error:
+                    self._give_up(name, error)
 
     def _tell(self, call: Callable[[Drafter], None]) -> None:
         for name, drafter in list(self._drafters.items()):

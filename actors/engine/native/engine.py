@@ -20,8 +20,11 @@ from actors.engine.batch.step.build import step_arrays
 from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.stops import RuleStops
 from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
+from actors.engine.native.forward.context import MakeMemory
+from actors.engine.native.forward.draws import Draws
 from actors.engine.native.forward.graphs import CudaGraphCapture
-from actors.engine.native.forward.runner import Draws, ModelRunner
+from actors.engine.native.forward.kv_memory import kv_memory
+from actors.engine.native.forward.runner import ModelRunner
 from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
 from actors.engine.native.hidden.recording import SequenceRecorder
 from actors.engine.native.schedule.blocks import BlockPool
@@ -60,7 +63,8 @@ class NativeEngine:
     `hidden_tokens`: engine steps whose hidden states are kept for drafters that need them. `recording_bytes`: of hidden
     states of whole sequences, recorded per version of the weights (0: none).
     `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
-    `on_step` hears of every step. `graph_capture` captures graphs; by default CUDA's where `options.cuda_graphs`.
+    `on_step` hears of every step. `graph_capture` captures graphs, those of the plan at once; by default CUDA's where
+    `options.cuda_graphs`. `make_memory` makes what holds the KV cache.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class NativeEngine:
         clock: Callable[[], float] = time.time,
         on_step: Callable[[EngineStepRecord], None] | None = None,
         graph_capture: GraphCapture | None = None,
+        make_memory: MakeMemory = kv_memory,
     ) -> None:
         config = model.config
         model_tokens = options.max_model_tokens or config.max_position_embeddings
@@ -136,6 +141,7 @@ class NativeEngine:
         if graph_capture is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
             graph_capture = CudaGraphCapture()
         self._batches = batch_buckets(options.max_running) if graph_capture is not None else ()
+        self._graph_capture = graph_capture
         self._runner = ModelRunner(
             model,
             self._table,
@@ -147,6 +153,8 @@ class NativeEngine:
             rejection=verification == "rejection",
             graph_capture=graph_capture,
             recorded=recorded,
+            keep_rows=self._hidden is not None or self._recording is not None,
+            make_memory=make_memory,
         )
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
@@ -170,8 +178,11 @@ class NativeEngine:
         self._plan_graphs(policy)
 
     def _plan_graphs(self, policy: StrategyPolicy | None) -> None:
-        if self._batches:
-            self._runner.plan_graphs(bucketed_plan((lambda _: ()) if policy is None else policy.arms_at, self._batches))
+        if self._graph_capture is None:
+            return
+        plan = bucketed_plan((lambda _: ()) if policy is None else policy.arms_at, self._batches)
+        self._runner.plan_graphs(plan)
+        self._speculator.plan_graphs(plan.drafts, self._graph_capture)
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""

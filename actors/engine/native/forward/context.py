@@ -5,6 +5,7 @@ the last rows of its context.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,22 +13,51 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.engine.native.forward.kv_memory import KVMemory, kv_memory
 from models import ops
 from models.config import ModelConfig
 from models.ops.native import kernels
+
+MakeMemory = Callable[[int, torch.device], KVMemory]
 
 
 class KVCache:
     """Keys and values per layer, [slots, Hkv, D], slots = blocks * block_tokens, in the model's dtype.
 
-    `all_keys` and `all_values` are those of all layers, [layers, slots, Hkv, D].
+    `all_keys` and `all_values` are those of all layers, [layers, slots, Hkv, D]. Between `sleep` and `wake` none of
+    them may be touched.
     """
 
-    def __init__(self, config: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtype, device: str) -> None:
-        self.block_tokens = block_tokens
-        shape = (config.num_layers, blocks * block_tokens, config.num_kv_heads, config.head_dim)
-        self.all_keys, self.all_values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
+    def __init__(
+        self,
+        config: ModelConfig,
+        blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        make_memory: MakeMemory = kv_memory,
+    ) -> None:
+        """make_memory: what holds so many bytes on a device."""
+        self.block_tokens, self._dtype = block_tokens, dtype
+        self._shape = (2, config.num_layers, blocks * block_tokens, config.num_kv_heads, config.head_dim)
+        self._memory = make_memory(math.prod(self._shape) * dtype.itemsize, torch.device(device))
+        self._view()
+
+    def _view(self) -> None:
+        self.all_keys, self.all_values = self._memory.tensor.view(self._dtype).view(self._shape).unbind(0)
         self.keys, self.values = list(self.all_keys.unbind(0)), list(self.all_values.unbind(0))
+
+    def sleep(self) -> None:
+        """Give the memory back; what it held is lost."""
+        self.all_keys = self.all_values = torch.empty(0)  # no view may hold the memory
+        self.keys, self.values = [], []
+        self._memory.sleep()
+
+    def wake(self) -> bool:
+        """Have memory again. Whether every address is what it was."""
+        stays = self._memory.wake()
+        self._view()
+        return stays
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy whole blocks, every layer; int64 [N] each. All sources are read before any target is written."""
@@ -36,25 +66,20 @@ class KVCache:
             blocks[:, target] = blocks[:, source]
 
     def move(self, moves: NDArray[np.int64]) -> None:
-        """Copy K/V between slots, every layer: [2, N], (from, to), without a slot that is written before it is read."""
-        caches = (self.all_keys, self.all_values)
-        layers, slots = self.all_keys.shape[:2]
-        if self.all_keys.device.type == "cpu" and hasattr(kernels, "move_rows"):
-            row_bytes = self.all_keys[0, 0].nbytes
-            for cache in caches:
-                kernels.move_rows(cache.data_ptr(), layers, slots, row_bytes, moves, moves.shape[1])  # type: ignore[union-attr]
+        """On CPU: copy K/V between slots, every layer: [2, N], (from, to), no slot written before it is read."""
+        if not hasattr(kernels, "move_rows"):
+            self.move_slots(*torch.from_numpy(moves))
             return
-        source, target = torch.from_numpy(moves).to(self.all_keys.device)
+        layers, slots = self.all_keys.shape[:2]
+        row_bytes = self.all_keys[0, 0].nbytes
+        for cache in (self.all_keys, self.all_values):
+            kernels.move_rows(cache.data_ptr(), layers, slots, row_bytes, moves, moves.shape[1])  # type: ignore[union-attr]
+
+    def move_slots(self, source: Tensor, target: Tensor) -> None:
+        """`move` with int64 [N] tensors of the cache's device."""
         with torch.inference_mode():
-            for cache in caches:
+            for cache in (self.all_keys, self.all_values):
                 cache[:, target] = cache[:, source]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes every page; numpy's are not backed by memory until they are used.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

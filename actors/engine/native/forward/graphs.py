@@ -1,28 +1,26 @@
-"""Steps of few requests as replays of captured graphs: decoder and head without a launch per kernel (CUDA).
+"""Whole steps as replays of captured graphs: forward, head and draws without a launch per kernel (CUDA).
 
-Owns the captured graphs, their common memory pool and their output buffer. A graph is captured when its shape first
-comes up; what no graph of the plan holds runs eagerly, and after a failed capture everything does. Weights are loaded
-in place, so graphs outlive them; a new KV cache or new step buffers make them useless (`forget`).
+Owns the captured graphs: which there are, when they are captured, which one holds a step. The plan's are captured when
+the engine starts, the largest first; what comes up besides (truncated draws, what the time did not suffice for) when it
+first does. What no graph holds runs eagerly, and after a failed capture everything does. Weights are loaded in place,
+so graphs outlive them; a KV cache or buffers that moved make them useless (`forget`).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from actors.engine.batch.step.types import StepRows
-from actors.engine.native.forward.buffers import StepBuffers
-from actors.engine.native.forward.context import KVCache
-from actors.engine.native.forward.graph_rows import ZERO, padded_rows, reserved_block
+from actors.engine.native.forward.layout import Array, DeviceStep, StepLayout, StepShape
 from drafter.protocol import GraphCapture, Replay
-from models import ops
-from models.ops.static_attention import StaticPages
-from models.transformer import Transformer, final_states
+from models.staging import Upload
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
 _log = logging.getLogger(__name__)
+CAPTURE_LIMIT_S = 60.0  # of one round of captures; the rest follow when they come up
 
 
 class CudaGraphCapture:
@@ -55,139 +53,128 @@ class CudaGraphCapture:
         return replay
 
 
-@dataclass(frozen=True, slots=True)
-class GraphedStep:
-    """What a replay computed, in the layout of the step's own rows."""
+@dataclass(slots=True)
+class StepGraph:
+    """A graph, captured or not yet, and where its step's arrays lie."""
 
-    step: dict[str, Tensor]  # the arrays of the draws, on the device
-    rows: Tensor  # [T, W]; nobody writes it again
-    logits: Tensor  # [T, V], valid until the next replay
-    captured: bool  # the graph was captured for this step, which takes many times a step
+    layout: StepLayout
+    hosts: list[dict[str, Array]]  # of each pinned buffer of the upload
+    step: DeviceStep
+    replay: Replay | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class _StaticContext:
-    """`models.transformer.AttentionContext` of a captured graph."""
-
-    cache: KVCache
-    positions: Tensor
-    kv_slots: Tensor
-    pages: StaticPages
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        ops.write_kv(k, v, keys, values, self.kv_slots)
-        return self.pages.attend(q, keys, values, q.shape[-1] ** -0.5)
+    def write(self, upload: Upload, rows: StepRows | None) -> None:
+        """The step's arrays into the device's buffer; None: nobody's rows only."""
+        upload.send(self.layout.write(self.hosts[upload.begin()], rows))
 
 
-class GraphedForward:
-    """Forward and logits of whole steps by graphs of `plan`, each at the context lengths in `contexts` (whole blocks).
-
-    The cache holds `blocks` blocks for requests and RESERVED_BLOCKS more.
-    """
+class StepGraphs:
+    """The graphs of one engine's steps, at most `blocks` blocks of `block_tokens` in a request's table."""
 
     def __init__(
         self,
-        model: Transformer,
-        blocks: int,
-        plan: CapturePlan,
-        contexts: Sequence[int],
+        compute: Callable[[DeviceStep], None],
         graph_capture: GraphCapture,
-        recorded: tuple[int, ...] = (),
+        *,
+        blocks: int,
+        block_tokens: int,
+        trash_slot: int,
+        timer: Callable[[], float] = perf_counter,
     ) -> None:
-        """recorded: layers whose outputs stand before the final state in every row."""
-        self._recorded = recorded
-        self._model, self._blocks, self._contexts = model, blocks, sorted(contexts)
-        self._graph_capture = graph_capture
-        self._captured: dict[tuple[GraphShape, int], Replay] = {}
-        self._works = True
-        self._hidden, self._logits = self._outputs(0)
-        self.replace(plan)
-
-    def replace(self, plan: CapturePlan) -> None:
-        """Another plan. What is captured is kept, unless the new plan has larger steps than any before."""
-        self._plan = plan
-        self._fits: dict[tuple[int, int], GraphShape | None] = {}
-        rows = max((graph.total_rows for graph in plan.of("target")), default=0)
-        if rows > len(self._hidden):
-            self._hidden, self._logits = self._outputs(rows)
-            self.forget()
-
-    def _outputs(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Where graphs leave hidden states and logits: outside of their pool, whose memory they share."""
-        weight, config = self._model.embed_tokens.weight.detach(), self._model.config
-        width = (len(self._recorded) + 1) * config.hidden_size
-        return weight.new_empty(rows, width), weight.new_empty(rows, config.vocab_size)
+        """compute: what a graph does with its step; reads and leaves everything at addresses that stay."""
+        self._compute, self._graph_capture, self._timer = compute, graph_capture, timer
+        self._blocks, self._block_tokens, self._trash_slot = blocks, block_tokens, trash_slot
+        self._graphs: dict[tuple[GraphShape, bool], StepGraph] = {}
+        self._fits: dict[tuple[int, int, int, int], GraphShape | None] = {}
+        self._plan = CapturePlan(())
+        self.works = True
 
     @property
     def captured(self) -> int:
         """Graphs captured so far."""
-        return len(self._captured)
+        return sum(graph.replay is not None for graph in self._graphs.values())
+
+    def replace(self, plan: CapturePlan) -> None:
+        """Another plan; what is captured is kept."""
+        self._plan, self._fits = CapturePlan(plan.of("target")), {}
 
     def forget(self) -> None:
-        """The cache or the step buffers are gone, or move: capture again."""
-        self._captured.clear()
-        self._graph_capture.reset()
+        """Something that the graphs read or write lies elsewhere now, or nowhere."""
+        if self._graphs:
+            self._graphs.clear()
+            self._graph_capture.reset()
 
-    def run(self, rows: StepRows, buffers: StepBuffers, cache: KVCache) -> GraphedStep | None:
-        """The step by a graph; None where none holds it: then nothing has happened."""
-        found = self._fit(rows)
-        if found is None:
+    def find(self, rows: StepRows) -> tuple[GraphShape, bool] | None:
+        """Which graph (shape, truncated) holds the step; None: it runs eagerly."""
+        arrays = rows.arrays
+        if not self.works or not rows.sampled or "sample_rows" in arrays:
             return None
-        graph, context = found
-        arrays = padded_rows(rows.arrays, graph, context, cache.block_tokens, self._blocks)
-        step = buffers.upload(arrays)
-        replay = self._captured.get(found)
-        new = replay is None
-        if replay is None:
-            replay = self._capture(graph, context, step, cache)
-            if replay is None:
-                return None
-        replay()
-        real = step.get("sample_rows")
-        hidden, logits = self._hidden[: graph.total_rows], self._logits[: graph.total_rows]
-        if real is None:
-            return GraphedStep(step, hidden.clone(), logits, new)
-        return GraphedStep(step, hidden.index_select(0, real), logits.index_select(0, real), new)
-
-    def _fit(self, rows: StepRows) -> tuple[GraphShape, int] | None:
-        if not self._works or "sample_rows" in rows.arrays or not rows.sampled:
-            return None
-        key = len(rows.arrays["context_lens"]), rows.most
+        mask = arrays.get("tree_mask")
+        width = 0 if mask is None else mask.shape[1]
+        key = len(arrays["context_lens"]), rows.sampled, max(rows.most, width), width
         if key not in self._fits:
-            self._fits[key] = self._plan.graph_for("target", *key)
-        graph = self._fits[key]
-        context = next((length for length in self._contexts if length >= rows.max_context), None)
-        return None if graph is None or context is None else (graph, context)
+            self._fits[key] = self._plan.graph_for("target", *key[:3], tree=width > 0)
+        shape = self._fits[key]
+        return None if shape is None else (shape, rows.truncated)
 
-    def _capture(self, graph: GraphShape, context: int, step: dict[str, Tensor], cache: KVCache) -> Replay | None:
-        model, config, size = self._model, self._model.config, cache.block_tokens
-        hidden, logits = self._hidden[: graph.total_rows], self._logits[: graph.total_rows]
-
-        def compute() -> None:
-            pages = StaticPages.of(
-                step["block_tables"],
-                step["query_offsets"].diff(),
-                step["context_lens"],
-                step.get("tree_mask"),
-                rows=graph.rows,
-                groups=config.num_heads // config.num_kv_heads,
-                block_tokens=size,
-                zero_slot=reserved_block(self._blocks, ZERO) * size,
-                dtype=hidden.dtype,
+    def take(self, key: tuple[GraphShape, bool], upload: Upload) -> StepGraph:
+        """The graph of that shape, captured or not yet; its arrays lie in `upload`."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            shape, truncated = key
+            layout = StepLayout(
+                StepShape(
+                    requests=shape.batch,
+                    rows=shape.total_rows,
+                    draws=shape.total_rows,
+                    blocks=self._blocks,
+                    most=shape.most_rows,
+                    max_context=self._blocks * self._block_tokens,
+                    mask_width=shape.most_rows if shape.tree else 0,
+                    truncated=truncated,
+                ),
+                self._trash_slot,
+                self._block_tokens,
             )
-            static = _StaticContext(cache, step["positions"], step["kv_slots"], pages)
-            out = model(step["tokens"], static, self._recorded)
-            hidden.copy_(out)
-            logits.copy_(model.logits(final_states(model, out)))
+            hosts = [layout.host(host) for host in upload.hosts]
+            graph = self._graphs[key] = StepGraph(layout, hosts, layout.device(upload.device))
+        return graph
 
+    def capture(self, graph: StepGraph) -> bool:
+        """Capture it on what its arrays hold now. False: it failed, and no graph is used from now on."""
         try:
-            replay = self._graph_capture.record(compute)
+            graph.replay = self._graph_capture.record(lambda: self._compute(graph.step))
         except RuntimeError:  # torch.OutOfMemoryError is one
-            _log.exception("no CUDA graph of %s at context length %d; decoding goes on without graphs", graph, context)
-            self._works = False
+            _log.exception(
+                "no CUDA graph of %s; decoding goes on without graphs, several times slower for few requests",
+                graph.layout.shape,
+            )
+            self.works = False
             self.forget()
-            return None
-        self._captured[graph, context] = replay
-        _log.debug("captured %s at context length %d", graph, context)
-        return replay
+            return False
+        _log.debug("captured %s", graph.layout.shape)
+        return True
+
+    def capture_all(self, upload: Upload, limit_s: float = CAPTURE_LIMIT_S) -> None:
+        """Capture what the plan has and is not captured yet, the largest first, on rows of nobody."""
+        missing = [s for s in self._plan.graphs if (g := self._graphs.get((s, False))) is None or g.replay is None]
+        if not missing or not self.works:
+            return
+        on_device = upload.device.device.type == "cuda"
+        start_s, free_bytes, done = self._timer(), torch.cuda.mem_get_info()[0] if on_device else 0, 0
+        for shape in missing:
+            if self._timer() - start_s > limit_s:
+                break
+            graph = self.take((shape, False), upload)
+            graph.write(upload, None)
+            if not self.capture(graph):
+                return
+            done += 1
+        used_bytes = free_bytes - torch.cuda.mem_get_info()[0] if on_device else 0
+        _log.info(
+            "captured %d of %d CUDA graphs in %.1f s, %.0f MiB of device memory%s",
+            done,
+            len(missing),
+            self._timer() - start_s,
+            used_bytes / 2**20,
+            "" if done == len(missing) else "; the rest when they first come up",
+        )

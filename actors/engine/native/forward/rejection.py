@@ -12,7 +12,7 @@ from models import ops
 from models.noise import random_words
 from models.philox import ACCEPT, RESIDUAL
 
-_SUM_TOLERANCE = 1e-2  # a drafter's probabilities may be bfloat16
+SUM_TOLERANCE = 1e-2  # a drafter's probabilities may be bfloat16
 
 
 def rejection_draws(
@@ -44,7 +44,7 @@ def rejection_draws(
     q = torch.zeros_like(p).scatter_(1, token, 1.0)
     if distributions is not None:
         given = distributions.flatten(0, 1).float()
-        sound = torch.isfinite(given).all(1) & (given >= 0).all(1) & ((given.sum(1) - 1).abs() < _SUM_TOLERANCE)
+        sound = torch.isfinite(given).all(1) & (given >= 0).all(1) & ((given.sum(1) - 1).abs() < SUM_TOLERANCE)
         sound &= given.gather(1, token)[:, 0] > 0
         q = torch.where(sound[:, None], given, q)
     places = _places(positions, columns - 1)

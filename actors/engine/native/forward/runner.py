@@ -1,11 +1,11 @@
-"""One packed forward of the running batch, and the draws it yields. Owns the model, the KV cache and step buffers.
+"""One packed forward of the running batch, and the draws it yields. Owns the model and the KV cache.
 
 Prompt chunks, decoding and verification of drafts are the same thing here: every request brings 1..k rows that follow
-what is in the cache, and draws happen at the rows from its last known token on. Nothing waits for the device except
-the one copy of the draws at the end. It never decides what runs (scheduler) nor what a draw means (engine).
+what is in the cache, and draws happen at the rows from its last known token on. On CPU they run here; on other devices
+`device_steps` runs them. It never decides what runs (scheduler) nor what a draw means (engine).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,32 +14,19 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.slots import SlotTable
-from actors.engine.batch.step.types import Float32Array, Int64Array, StepArrays, StepDrafts, StepRows
+from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts, StepRows
 from actors.engine.native.forward import rejection
-from actors.engine.native.forward.buffers import StepBuffers
-from actors.engine.native.forward.context import CachedContext, KVCache
+from actors.engine.native.forward.context import CachedContext, KVCache, MakeMemory
+from actors.engine.native.forward.device_steps import DeviceSteps
+from actors.engine.native.forward.draws import Draws, nothing_drawn
 from actors.engine.native.forward.fused import FusedForward
-from actors.engine.native.forward.graph_rows import RESERVED_BLOCKS
-from actors.engine.native.forward.graphs import GraphedForward
+from actors.engine.native.forward.kv_memory import kv_memory
+from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from actors.engine.native.forward.packed_weights import pack_weights
 from drafter.protocol import GraphCapture
 from models import ops
 from models.transformer import Transformer, final_states
-from policies.speculation.graph_plan import CapturePlan, context_buckets
-
-_KINDS = np.int64, np.float32, np.float32  # of tokens, logprobs, logprobs_t1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
-    """The target's draw at each of the N rows that are drawn from, in order."""
-
-    tokens: Int64Array  # [N]
-    logprobs: Float32Array  # [N], of the sampling distribution
-    logprobs_t1: Float32Array  # [N], at temperature 1 without truncation
-    rows: torch.Tensor  # [T, W] as in drafter.training.records, of all rows; nobody writes it again
-    offsets: NDArray[np.int32]  # [R + 1], rows of the plan's requests; valid until the next step
-    captured: bool = False  # a graph was captured for this step: its time says nothing
+from policies.speculation.graph_plan import CapturePlan
 
 
 class ModelRunner:
@@ -60,59 +47,67 @@ class ModelRunner:
         rejection: bool = False,
         graph_capture: GraphCapture | None = None,
         recorded: tuple[int, ...] = (),
+        keep_rows: bool = True,
+        make_memory: MakeMemory = kv_memory,
     ) -> None:
-        """recorded: layers whose outputs stand before the final state in `Draws.rows`."""
+        """recorded: layers whose outputs stand before the final state in `Draws.rows`. keep_rows: somebody reads them.
+        make_memory: what holds the KV cache."""
         self._recorded = recorded
         self._steps, self._rejection = steps, rejection
-        self._graphs: GraphedForward | None = None
         parameter = next(model.parameters())
-        self.device, self._dtype = parameter.device, parameter.dtype
-        self.model, self._table = model, table
-        self._blocks, self._block_tokens = blocks, block_tokens
-        self._chunk_tokens = chunk_tokens
-        self._cache: KVCache | None = None
+        device = parameter.device
+        self.model, self._table, self._chunk_tokens = model, table, chunk_tokens
+        self._awake = True
+        # Rows of nobody write behind the blocks of requests.
+        reserved = 0 if device.type == "cpu" and graph_capture is None else RESERVED_BLOCKS
+        self._cache = KVCache(
+            model.config, blocks + reserved, block_tokens, parameter.dtype, device, make_memory=make_memory
+        )
+        self._device_steps: DeviceSteps | None = None
+        if reserved:
+            self._device_steps = DeviceSteps(
+                model,
+                self._cache,
+                slots=len(table.length),
+                blocks=table.block_tables.shape[1],
+                recorded=recorded,
+                keep_rows=keep_rows,
+                rejection=rejection,
+                trash_slot=blocks * block_tokens,
+                graph_capture=graph_capture,
+            )
+        self._arrays: Mapping[str, NDArray[np.generic]] | None = None
+        self._tensors: dict[str, torch.Tensor] = {}
         self.resize(max_nodes)
         pack_weights(model)
         self._fused = FusedForward(model) if FusedForward.supports(model) and not recorded else None
-        if graph_capture is not None:
-            contexts = context_buckets(table.block_tables.shape[1] * block_tokens, block_tokens)
-            self._graphs = GraphedForward(model, blocks, CapturePlan(()), contexts, graph_capture, recorded)
-        self.wake()
 
     def resize(self, max_nodes: int) -> None:
         """Make room for up to `max_nodes` drafted tokens per request and step."""
-        slots, width = self._table.block_tables.shape
+        slots = len(self._table.length)
         max_rows = slots * (1 + max_nodes) + self._chunk_tokens
-        mask_bytes = slots * (1 + max_nodes) ** 2
-        rows = ("tokens", "positions", "kv_slots", "sample_rows", "noise_keys", "noise_positions", "temperature")
-        capacity = dict.fromkeys((*rows, "top_k", "top_p"), max_rows)
-        capacity |= {"query_offsets": slots + 1, "context_lens": slots, "block_tables": slots * width}
-        capacity["tree_mask"] = -(-mask_bytes // 8)
-        self._buffers = StepBuffers(capacity, self.device)
-        self._no_cutoff = torch.full((max_rows,), -torch.inf, device=self.device)
-        self._steps.resize(max_rows, mask_bytes)
-        if self._graphs is not None:
-            self._graphs.forget()
+        self._no_cutoff = torch.full((max_rows,), -torch.inf)
+        self._steps.resize(max_rows, slots * (1 + max_nodes) ** 2)
+        if self._device_steps is not None:
+            self._device_steps.resize(max_rows, 1 + max_nodes)
 
     def plan_graphs(self, plan: CapturePlan) -> None:
-        """Which graphs may be captured from now on. Does nothing without a graph_capture."""
-        if self._graphs is not None:
-            self._graphs.replace(plan)
-
-    def wake(self) -> None:
-        """(Re)allocate the KV cache."""
-        if self._cache is None:
-            config = self.model.config
-            blocks = self._blocks + (0 if self._graphs is None else RESERVED_BLOCKS)
-            self._cache = KVCache(config, blocks, self._block_tokens, self._dtype, str(self.device))
+        """Which graphs there shall be: those that are missing are captured now. Nothing without a graph_capture."""
+        if self._device_steps is not None:
+            self._device_steps.plan_graphs(plan)
 
     def sleep(self) -> None:
         """Release the KV cache's memory; what it held is lost."""
-        self._cache = None
-        if self._graphs is not None:
-            self._graphs.forget()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self._awake:
+            self._awake = False
+            self._cache.sleep()
+
+    def wake(self) -> None:
+        """Have a KV cache again. Graphs are captured again only where it lies elsewhere now."""
+        if not self._awake:
+            self._awake = True
+            if not self._cache.wake() and self._device_steps is not None:
+                self._device_steps.moved()
 
     def weights_changed(self) -> None:
         """The model's parameters were written in place: pack them again for the CPU's matrix kernels."""
@@ -123,30 +118,35 @@ class ModelRunner:
     def run(self, plan: StepPlan, drafts: StepDrafts | None) -> Draws:
         """Compute the plan's rows, and behind them those of drafted tokens, which the caller has put into the token
         table behind the last known one."""
+        if not self._awake:
+            raise RuntimeError("the engine sleeps: wake it before it steps")
+        device_steps = self._device_steps
         with torch.inference_mode():
-            return self._run(plan, drafts)
+            if plan.copies:
+                copies = np.array(plan.copies, np.int64).T
+                if device_steps is None:
+                    self._cache.copy_blocks(*torch.from_numpy(copies))
+                else:
+                    device_steps.copy_blocks(copies)
+            rows = self._steps.rows(plan, drafts)
+            return self._run(rows, drafts) if device_steps is None else device_steps.run(rows, drafts)
 
     def compact(self, moves: Int64Array) -> None:
         """Bring the K/V of accepted tree nodes into place: [2, N], slots (from, to)."""
-        assert self._cache is not None
-        self._cache.move(moves)
+        if self._device_steps is None:
+            self._cache.move(moves)
+        else:
+            self._device_steps.move(moves)
 
-    def _run(self, plan: StepPlan, drafts: StepDrafts | None) -> Draws:
-        cache = self._cache
-        if cache is None:
-            raise RuntimeError("the engine sleeps: wake it before it steps")
-        if plan.copies:
-            copies = torch.tensor(plan.copies, device=self.device)
-            cache.copy_blocks(copies[:, 0], copies[:, 1])
-        rows = self._steps.rows(plan, drafts)
-        graphed = None if self._graphs is None else self._graphs.run(rows, self._buffers, cache)
-        if graphed is not None:
-            offsets: Any = rows.arrays["query_offsets"]
-            drawn = self._draw(graphed.logits, graphed.step, rows, drafts)
-            return self._draws(drawn, graphed.rows, offsets, graphed.captured)
-        step = self._buffers.upload(rows.arrays)
+    # On CPU.
+
+    def _run(self, rows: StepRows, drafts: StepDrafts | None) -> Draws:
+        if rows.arrays is not self._arrays:  # The same arrays may come again, with other values.
+            self._arrays = rows.arrays
+            self._tensors = {name: torch.from_numpy(array) for name, array in rows.arrays.items()}
+        step = self._tensors
         context = CachedContext(
-            cache=cache,
+            cache=self._cache,
             positions=step["positions"],
             kv_slots=step["kv_slots"],
             block_tables=step["block_tables"],
@@ -160,17 +160,15 @@ class ModelRunner:
             computed = self.model(step["tokens"], context, self._recorded)
         else:
             computed = self._fused(step["tokens"], context)
-        hidden = drawn_from = final_states(self.model, computed)
-        offsets = rows.arrays["query_offsets"]
+        hidden = final_states(self.model, computed)
+        offsets: Any = rows.arrays["query_offsets"]
         if not rows.sampled:
-            nothing = np.zeros(0, np.float32)
-            return Draws(
-                tokens=np.zeros(0, np.int64), logprobs=nothing, logprobs_t1=nothing, rows=computed, offsets=offsets
-            )
+            return nothing_drawn(computed, offsets)
         if "sample_rows" in step:
-            drawn_from = hidden[step["sample_rows"]]
-        drawn = self._draw(self.model.logits(drawn_from), step, rows, drafts)
-        return self._draws(drawn, computed, offsets)
+            hidden = hidden[step["sample_rows"]]
+        drawn = self._draw(self.model.logits(hidden), step, rows, drafts)
+        tokens, logprobs, logprobs_t1 = (part.numpy() for part in drawn)
+        return Draws(tokens=tokens, logprobs=logprobs, logprobs_t1=logprobs_t1, rows=computed, offsets=offsets)
 
     def _draw(
         self, logits: torch.Tensor, step: dict[str, torch.Tensor], rows: StepRows, drafts: StepDrafts | None
@@ -190,8 +188,8 @@ class ModelRunner:
         """Draws by rejection sampling in place of coupled ones, for chains; every row is drawn from."""
         widths = drafts.counts + 1
         starts, columns = widths.cumsum() - widths, np.arange(drafts.tokens.shape[1] + 1)
-        filled = torch.from_numpy(columns < widths[:, None]).to(self.device)
-        rows = torch.from_numpy(np.minimum(starts[:, None] + columns, len(logits) - 1)).to(self.device)  # [R, K+1]
+        filled = torch.from_numpy(columns < widths[:, None])
+        rows = torch.from_numpy(np.minimum(starts[:, None] + columns, len(logits) - 1))  # [R, K+1]
         first = rows[:, 0]
         draws = rejection.rejection_draws(
             logits[rows],
@@ -199,26 +197,8 @@ class ModelRunner:
             step["temperature"][first],
             step["noise_keys"][first],
             step["noise_positions"][first],
-            torch.from_numpy(drafts.tokens).to(self.device),
+            torch.from_numpy(drafts.tokens),
             drafts.distributions,
         )
         tokens = draws[filled]
         return tokens, *rejection.target_logprobs(logits, least, step["temperature"], tokens)
-
-    def _draws(
-        self,
-        drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        rows: torch.Tensor,
-        offsets: NDArray[np.int32],
-        captured: bool = False,
-    ) -> Draws:
-        """What was drawn, on the host."""
-        if self.device.type == "cpu":
-            tokens, logprobs, logprobs_t1 = (part.numpy() for part in drawn)
-        else:
-            # One copy for the three: float64 holds every token id and float32 exactly.
-            packed = torch.stack([part.double() for part in drawn]).cpu().numpy()
-            tokens, logprobs, logprobs_t1 = (part.astype(kind) for part, kind in zip(packed, _KINDS, strict=True))
-        return Draws(
-            tokens=tokens, logprobs=logprobs, logprobs_t1=logprobs_t1, rows=rows, offsets=offsets, captured=captured
-        )

@@ -1,0 +1,237 @@
+"""A step on a device: one upload of small arrays, forward, head and draws, one download, one wait. Owns its buffers.
+
+The same computation runs eagerly and inside graphs (`graphs`). Where kernels are missing (no Triton, another model), it
+is torch's operations, eager always. It never decides what runs, nor what a draw means.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.engine.batch.step.types import Int64Array, StepDrafts, StepRows
+from actors.engine.native.forward.context import CachedContext, KVCache
+from actors.engine.native.forward.decoder import DecoderForward
+from actors.engine.native.forward.draws import Draws, nothing_drawn
+from actors.engine.native.forward.graphs import StepGraphs
+from actors.engine.native.forward.layout import DeviceStep, StepLayout, StepShape
+from actors.engine.native.forward.rejected_rows import DraftedRows, reject
+from drafter.protocol import GraphCapture
+from models import ops
+from models.ops.triton import operators_take
+from models.staging import Download, Upload
+from models.transformer import Transformer, final_states
+from policies.speculation.graph_plan import CapturePlan
+
+_log = logging.getLogger(__name__)
+_WORDS = 4  # int32 words of a draw: token (2) and its two log-probabilities
+Forward = Callable[[DeviceStep, KVCache], tuple[Tensor, Tensor]]
+
+
+class DeviceSteps:
+    """Runs steps of at most `slots` requests on the device of `model`. With a `graph_capture` steps that fit a graph
+    of the plan are replayed."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        *,
+        slots: int,
+        blocks: int,
+        recorded: tuple[int, ...],
+        keep_rows: bool,
+        rejection: bool,
+        trash_slot: int,
+        graph_capture: GraphCapture | None,
+    ) -> None:
+        """blocks: columns of a block table. keep_rows: somebody reads `Draws.rows`. trash_slot: the first K/V slot
+        behind those of requests."""
+        self._model, self._cache = model, cache
+        self._slots, self._blocks, self._trash_slot = slots, blocks, trash_slot
+        self._keep_rows, self._rejection = keep_rows, rejection
+        weight = model.embed_tokens.weight.detach()
+        self._device = weight.device
+        self._width = (len(recorded) + 1) * model.config.hidden_size
+        by_kernels = DecoderForward.supports(model) and (weight.is_cpu or operators_take(weight))
+        if not by_kernels:
+            _log.warning(
+                "decoding on %s runs on torch's operations, several times slower than by kernels, and without graphs",
+                self._device,
+            )
+        self._forward: Forward = DecoderForward(model, recorded) if by_kernels else _Reference(model, recorded)
+        self._graphs: StepGraphs | None = None
+        if graph_capture is not None and by_kernels:
+            self._graphs = StepGraphs(
+                self._replayed,
+                graph_capture,
+                blocks=blocks,
+                block_tokens=cache.block_tokens,
+                trash_slot=trash_slot,
+            )
+        self._kept, self._logits = self._outputs(0)
+
+    def resize(self, max_rows: int, mask_width: int) -> None:
+        """Make room for steps of so many rows, with masks so wide."""
+        most = StepShape(
+            requests=self._slots,
+            rows=max_rows,
+            draws=max_rows,
+            blocks=self._blocks,
+            most=max_rows,
+            max_context=1,
+            mask_width=mask_width,
+            truncated=True,
+            picked=True,
+        )
+        if self._graphs is not None:
+            self._graphs.forget()
+        size_bytes = StepLayout(most, self._trash_slot, self._cache.block_tokens).size_bytes
+        self._upload = Upload(size_bytes, self._device)
+        # Copies of blocks before a step, moves of accepted nodes and drafted rows after it.
+        self._moves = Upload(8 * 5 * max(max_rows, 2 * self._slots), self._device, buffers=4)
+        self._results = torch.empty(_WORDS * max_rows, dtype=torch.int32, device=self._device)
+        self._download = Download(_WORDS * max_rows, self._device)
+        self._no_cutoff = torch.full((max_rows,), -torch.inf, device=self._device)
+
+    @property
+    def captured(self) -> int:
+        """Graphs captured so far."""
+        return 0 if self._graphs is None else self._graphs.captured
+
+    def plan_graphs(self, plan: CapturePlan) -> None:
+        """Which graphs there shall be; captures what is missing."""
+        if self._graphs is None:
+            return
+        self._graphs.replace(plan)
+        rows = max((graph.total_rows for graph in plan.of("target")), default=0)
+        if rows > len(self._kept):
+            self._kept, self._logits = self._outputs(rows)
+            self._graphs.forget()
+        self._capture()
+
+    def _capture(self) -> None:
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture_all(self._upload)
+
+    def _outputs(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Where graphs leave kept rows and, for rejection sampling, logits: outside of their pool."""
+        weight, vocab = self._model.embed_tokens.weight.detach(), self._model.config.vocab_size
+        logits = torch.empty(rows if self._rejection else 0, vocab, dtype=torch.float32, device=self._device)
+        return weight.new_empty(rows, self._width if self._keep_rows else 0), logits
+
+    def moved(self) -> None:
+        """The KV cache lies elsewhere: capture again."""
+        if self._graphs is not None:
+            self._graphs.forget()
+            self._capture()
+
+    def copy_blocks(self, copies: Int64Array) -> None:
+        """KV blocks, [2, N] (from, to)."""
+        self._cache.copy_blocks(*self._moves.numbers(copies))
+
+    def move(self, moves: Int64Array) -> None:
+        """K/V slots, [2, N] (from, to)."""
+        self._cache.move_slots(*self._moves.numbers(moves))
+
+    def run(self, rows: StepRows, drafts: StepDrafts | None) -> Draws:
+        """The step's rows, and the draws from them."""
+        offsets: Any = rows.arrays["query_offsets"]
+        rejected = self._rejection and drafts is not None and drafts.parents is None
+        drafted = self._moves.numbers(DraftedRows.of(rows, drafts).packed) if rejected and drafts is not None else None
+        distributions = None if drafts is None else drafts.distributions
+        found = None if self._graphs is None else self._graphs.find(rows)
+        captured = False
+        if found is not None and self._graphs is not None:
+            graph = self._graphs.take(found, self._upload)
+            graph.write(self._upload, rows)
+            captured = graph.replay is None and self._graphs.capture(graph)
+            if graph.replay is not None:
+                graph.replay()
+                total, step = graph.layout.shape.rows, graph.step
+                if drafted is not None:
+                    self._reject(self._logits[:total], step, drafted, distributions)
+                count = len(rows.arrays["tokens"])
+                kept = self._kept[:count].clone() if self._keep_rows else self._kept[:0]
+                return self._fetch(rows.sampled, total, kept, offsets, captured)
+        layout = StepLayout(StepShape.of(rows, self._cache.block_tokens), self._trash_slot, self._cache.block_tokens)
+        self._upload.send(layout.write(layout.host(self._upload.hosts[self._upload.begin()]), rows))
+        step = layout.device(self._upload.device)
+        computed, hidden = self._forward(step, self._cache)
+        if not rows.sampled:
+            return nothing_drawn(computed, offsets)
+        if step.sample_rows is not None:
+            hidden = hidden.index_select(0, step.sample_rows)
+        logits = self._model.logits(hidden)
+        self._draw(logits, step)
+        if drafted is not None:
+            self._reject(logits, step, drafted, distributions)
+        return self._fetch(rows.sampled, rows.sampled, computed, offsets, captured)
+
+    def _replayed(self, step: DeviceStep) -> None:
+        """What a graph does: every row is drawn from."""
+        computed, hidden = self._forward(step, self._cache)
+        logits = self._model.logits(hidden)
+        self._draw(logits, step)
+        rows = len(computed)
+        if self._keep_rows:
+            self._kept[:rows].copy_(computed)
+        if self._rejection:
+            self._logits[:rows].copy_(logits)
+
+    def _cutoff(self, logits: Tensor, step: DeviceStep) -> Tensor:
+        if step.top_k is None or step.top_p is None:
+            return self._no_cutoff[: len(logits)]
+        return ops.cutoff(logits, step.temperature, step.top_k, step.top_p)
+
+    def _draw(self, logits: Tensor, step: DeviceStep) -> None:
+        """Tokens and log-probabilities into the results: three kernels, with a truncated row more."""
+        cutoff = self._cutoff(logits, step)
+        drawn = ops.sample(logits, cutoff, step.temperature, step.noise_keys, step.noise_positions)
+        words = [part.view(torch.int32) for part in drawn]
+        torch.cat(words, out=self._results[: _WORDS * len(logits)])
+
+    def _reject(self, logits: Tensor, step: DeviceStep, drafted: Tensor, distributions: Tensor | None) -> None:
+        """Coupled draws in the results become those of rejection sampling."""
+        count = len(logits)
+        words = self._results[: _WORDS * count]
+        tokens, logprobs = words[: 2 * count].view(torch.int64), words[2 * count :].view(torch.float32)
+        drawn = tokens, logprobs[:count], logprobs[count:]
+        reject(logits, self._cutoff(logits, step), step, drawn, drafted, distributions)
+
+    def _fetch(self, draws: int, total: int, rows: Tensor, offsets: Any, captured: bool) -> Draws:
+        """The first `draws` of `total` results, on the host: the step's one wait."""
+        words = self._download.fetch(self._results[: _WORDS * total])
+        return Draws(
+            tokens=words[: 2 * total].view("int64")[:draws],
+            logprobs=words[2 * total : 3 * total].view("float32")[:draws],
+            logprobs_t1=words[3 * total :].view("float32")[:draws],
+            rows=rows,
+            offsets=offsets,
+            captured=captured,
+        )
+
+
+class _Reference:
+    """The model's own forward, where there are no kernels for it."""
+
+    def __init__(self, model: Transformer, recorded: tuple[int, ...]) -> None:
+        self._model, self._recorded = model, recorded
+
+    def __call__(self, step: DeviceStep, cache: KVCache) -> tuple[Tensor, Tensor]:
+        context = CachedContext(
+            cache=cache,
+            positions=step.positions,
+            kv_slots=step.kv_slots,
+            block_tables=step.block_tables,
+            query_offsets=step.query_offsets,
+            context_lens=step.context_lens,
+            max_query=step.max_query,
+            max_context=step.max_context,
+            tree_mask=step.tree_mask,
+        )
+        computed = self._model(step.tokens, context, self._recorded)
+        return computed, final_states(self._model, computed)

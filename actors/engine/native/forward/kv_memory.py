@@ -1,0 +1,125 @@
+"""The memory of a KV cache through sleep and wake. Owns whether its address stays, and what happens where it cannot.
+
+On CUDA: virtual memory of the driver, so that sleep frees the memory and captured graphs stay valid; where the driver
+refuses, torch's allocator, told once, and after a sleep graphs are captured again (a small cache then stays asleep or
+not). On CPU: zero pages, not backed by memory until they are written.
+"""
+
+import logging
+import weakref
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.engine.native.forward.virtual_memory import Driver, VirtualMemory, VirtualMemoryError
+
+_log = logging.getLogger(__name__)
+SMALL_BYTES = 256 << 20  # less than this is not worth new graphs after a sleep
+
+
+class KVMemory(Protocol):
+    """`size_bytes` of memory. `tensor` is uint8 [size_bytes], valid while awake."""
+
+    @property
+    def tensor(self) -> Tensor: ...
+
+    def sleep(self) -> None:
+        """Give the memory back if that is worth it. Its contents are lost."""
+
+    def wake(self) -> bool:
+        """Have memory again, all zeros where it was given back. Whether it lies where it lay."""
+
+
+class AllocatedMemory:
+    """torch's allocator, or zero pages on CPU."""
+
+    def __init__(self, size_bytes: int, device: torch.device, *, keep_bytes: int = 0) -> None:
+        """keep_bytes: a memory no larger than this stays through sleep."""
+        self._size_bytes, self._device, self._keep = size_bytes, device, size_bytes <= keep_bytes
+        self._tensor: Tensor | None = self._allocate()
+
+    @property
+    def tensor(self) -> Tensor:
+        assert self._tensor is not None, "asleep"
+        return self._tensor
+
+    def sleep(self) -> None:
+        if not self._keep:
+            self._tensor = None
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def wake(self) -> bool:
+        if self._tensor is not None:
+            return True
+        self._tensor = self._allocate()
+        return False
+
+    def _allocate(self) -> Tensor:
+        if self._device.type != "cpu":
+            return torch.zeros(self._size_bytes, dtype=torch.uint8, device=self._device)
+        # torch.zeros writes every page; numpy's are not backed by memory until they are used.
+        return torch.from_numpy(np.zeros(self._size_bytes, np.uint8))
+
+
+class MappedMemory:
+    """The driver's virtual memory: the address stays. Raises VirtualMemoryError where the driver refuses."""
+
+    def __init__(self, size_bytes: int, device: torch.device, driver: Driver) -> None:
+        number = torch.cuda.current_device() if device.index is None else device.index
+        memory = self._memory = VirtualMemory(size_bytes, number, driver)
+        place = _Range(memory.address, size_bytes)
+        try:
+            self.tensor: Tensor = torch.as_tensor(place, device=device)
+            if self.tensor.data_ptr() != memory.address:
+                raise VirtualMemoryError("torch made a copy of the range")
+            self.tensor.zero_()
+        except Exception as error:
+            memory.close()
+            raise VirtualMemoryError(f"torch has no tensor over the driver's memory: {error}") from error
+        weakref.finalize(place, _closed, memory, device).atexit = False  # the process's end frees everything
+
+    def sleep(self) -> None:
+        torch.cuda.synchronize(self.tensor.device)
+        self._memory.unmap()
+
+    def wake(self) -> bool:
+        if not self._memory.mapped:
+            try:
+                self._memory.map()
+            except VirtualMemoryError:
+                torch.cuda.empty_cache()  # torch may hold what the driver lacks
+                self._memory.map()
+            self.tensor.zero_()
+        return True
+
+
+class _Range:
+    """Memory of the device as torch takes it over, without a copy. Torch keeps this object while a tensor lives."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "data": (address, False),
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 3,
+        }
+
+
+def _closed(memory: VirtualMemory, device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+    memory.close()
+
+
+def kv_memory(size_bytes: int, device: torch.device, driver: Driver | None = None) -> KVMemory:
+    """What this device can do best. driver: default the installed one."""
+    if device.type != "cuda":
+        return AllocatedMemory(size_bytes, device)
+    try:
+        return MappedMemory(size_bytes, device, driver or Driver())
+    except VirtualMemoryError as error:
+        _log.warning("the KV cache's address will not survive sleep, so graphs are captured again after it: %s", error)
+        return AllocatedMemory(size_bytes, device, keep_bytes=SMALL_BYTES)

@@ -1,0 +1,156 @@
+"""Where a step's small arrays lie in the device's one step buffer. Owns places and padding; copies and decides nothing.
+
+Arrays follow one another without gaps but for alignment, block tables last and by columns: what a step uses is one
+contiguous range, however wide the tables could be. In a graph's layout every address is a function of the graph alone.
+Rows are packed. Behind the real ones lie rows of nobody: they write their K/V into the trash block, belong to no
+request, so that attention gives them zeros, and draw greedily what nobody reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.engine.batch.step.types import StepRows
+from models.manifest import aligned
+
+RESERVED_BLOCKS = 1  # behind those that the scheduler hands out: where rows of nobody write
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStep:
+    """The T rows of a step, N of which are drawn from, of B requests, as tensors on the device."""
+
+    tokens: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    kv_slots: Tensor  # int64 [T], where each row's K/V go
+    query_offsets: Tensor  # int32 [B + 1]
+    context_lens: Tensor  # int32 [B], this step's rows included
+    block_tables: Tensor  # int32 [B, M], by columns
+    noise_keys: Tensor  # int64 [N]
+    noise_positions: Tensor  # int64 [N]
+    temperature: Tensor  # float32 [N]
+    top_k: Tensor | None  # int64 [N]; with top_p, or both None: nothing is truncated
+    top_p: Tensor | None  # float32 [N]
+    sample_rows: Tensor | None  # int64 [N]; None: N = T
+    tree_mask: Tensor | None  # uint8 [T, W], see ops.paged_attention
+    max_query: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What a layout depends on."""
+
+    requests: int
+    rows: int
+    draws: int
+    blocks: int  # columns of the block tables
+    most: int  # rows of one request
+    max_context: int
+    mask_width: int = 0  # 0: no mask
+    truncated: bool = False
+    picked: bool = False  # sample_rows are given
+
+    @classmethod
+    def of(cls, step: StepRows, block_tokens: int) -> "StepShape":
+        """Of the step alone, as it is: for eager steps."""
+        arrays = step.arrays
+        requests, blocks = arrays["block_tables"].shape
+        mask = arrays.get("tree_mask")
+        return cls(
+            requests=requests,
+            rows=len(arrays["tokens"]),
+            draws=step.sampled,
+            blocks=blocks,
+            most=step.most,
+            max_context=blocks * block_tokens,
+            mask_width=0 if mask is None else mask.shape[1],
+            truncated=step.truncated,
+            picked="sample_rows" in arrays,
+        )
+
+
+class StepLayout:
+    """The places of one shape's arrays, and what padding holds there."""
+
+    def __init__(self, shape: StepShape, trash_slot: int, block_tokens: int) -> None:
+        self.shape = shape
+        rows, draws, requests = shape.rows, shape.draws, shape.requests
+        trash = trash_slot + np.arange(rows) % block_tokens
+        parts: list[tuple[str, type[np.generic], tuple[int, ...], Any]] = [
+            ("tokens", np.int64, (rows,), 0),
+            ("positions", np.int64, (rows,), 0),
+            ("kv_slots", np.int64, (rows,), trash),
+            ("noise_keys", np.int64, (draws,), 0),
+            ("noise_positions", np.int64, (draws,), 0),
+            ("temperature", np.float32, (draws,), 0.0),
+            ("query_offsets", np.int32, (requests + 1,), None),  # the rows there are, again and again
+            ("context_lens", np.int32, (requests,), 0),
+        ]
+        if shape.truncated:
+            parts += [("top_k", np.int64, (draws,), 0), ("top_p", np.float32, (draws,), 1.0)]
+        if shape.picked:
+            parts.append(("sample_rows", np.int64, (draws,), 0))
+        if shape.mask_width:
+            parts.append(("tree_mask", np.uint8, (rows, shape.mask_width), 0))
+        parts.append(("block_tables", np.int32, (shape.blocks, requests), 0))
+        self._parts = {name: (dtype, size, fill) for name, dtype, size, fill in parts}
+        self._offsets: dict[str, int] = {}
+        self.size_bytes = 0
+        for name, dtype, size, _ in parts:
+            self._offsets[name] = self.size_bytes
+            self.size_bytes += aligned(prod(size) * np.dtype(dtype).itemsize)
+
+    def host(self, memory: NDArray[np.uint8]) -> dict[str, Array]:
+        """The arrays as views of a host buffer, for `write`."""
+        views = {}
+        for name, (dtype, size, _) in self._parts.items():
+            start = self._offsets[name]
+            length = prod(size) * np.dtype(dtype).itemsize
+            views[name] = memory[start : start + length].view(dtype).reshape(size)
+        return views
+
+    def device(self, memory: Tensor) -> DeviceStep:
+        """The arrays as views of a device buffer."""
+        views: dict[str, Any] = dict.fromkeys(("top_k", "top_p", "sample_rows", "tree_mask"))
+        for name, (dtype, size, _) in self._parts.items():
+            start = self._offsets[name]
+            length = prod(size) * np.dtype(dtype).itemsize
+            views[name] = memory[start : start + length].view(getattr(torch, dtype.__name__)).view(size)
+        tables = views.pop("block_tables").t()
+        return DeviceStep(**views, block_tables=tables, max_query=self.shape.most, max_context=self.shape.max_context)
+
+    def write(self, views: Mapping[str, Array], step: StepRows | None) -> int:
+        """The step's arrays, or nobody's at all, into `views` of `host`, padded; bytes from the start that count."""
+        arrays: Mapping[str, Array] = {} if step is None else step.arrays
+        for name, view in views.items():
+            if name == "block_tables":
+                continue
+            given = arrays.get(name)
+            count = 0 if given is None else len(given)
+            if given is not None and given.ndim > 1:
+                view[:count, : given.shape[1]] = given
+                continue  # masks of rows of nobody are not read, nor columns behind a request's own rows
+            if given is not None:
+                view[:count] = given
+            if count < len(view):
+                fill = self._parts[name][2]
+                if fill is None:
+                    view[count:] = view[count - 1] if count else 0
+                elif isinstance(fill, np.ndarray):
+                    view[count:] = fill[count:]
+                else:
+                    view[count:] = fill
+        tables, used = arrays.get("block_tables"), self._offsets["block_tables"]
+        if tables is None:
+            return used
+        requests, blocks = len(tables), int(tables.shape[1])
+        views["block_tables"][:blocks, :requests] = tables.T
+        return used + blocks * self.shape.requests * 4

@@ -1,0 +1,99 @@
+"""`rejection` on a device, over packed rows: the same distribution without a wait for the host.
+
+It never makes float64 tensors of the vocabulary's width, and of float32 ones only for so many rows at once. Noise for
+the token that replaces a rejected draft is the request's own under another key, drawn by the sampling kernel.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.engine.batch.step.types import Int64Array, StepDrafts, StepRows
+from actors.engine.native.forward.layout import DeviceStep
+from actors.engine.native.forward.rejection import SUM_TOLERANCE
+from models import ops
+from models.noise import random_words
+from models.philox import ACCEPT
+
+_OTHER_KEY = 0x2545F4914F6CDD1D  # not the noise of coupled draws, nor that of drafters
+_ROW_TENSORS = 7  # of a chunk that live at once
+_LEAST = 1e-37  # a probability whose logarithm is finite, and which no noise lifts to a draw
+CHUNK_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRows:
+    """The D rows of a step whose draw a draft stands for, as int64 [5, D]: row; drafted token; request and column of
+    its probabilities; the bits of a float64 uniform that decides."""
+
+    packed: Int64Array
+
+    @classmethod
+    def of(cls, step: StepRows, drafts: StepDrafts) -> "DraftedRows":
+        """Of chains, where every row is drawn from."""
+        counts = drafts.counts
+        owner = np.arange(len(counts)).repeat(counts)
+        column = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
+        row = step.arrays["query_offsets"][:-1].astype(np.int64)[owner] + column
+        keys, positions = (torch.from_numpy(step.arrays[name][row]) for name in ("noise_keys", "noise_positions"))
+        uniform = (random_words(keys, positions, 1, ACCEPT)[:, 0].double() + 0.5) * 2.0**-32
+        token = drafts.tokens[owner, column]
+        return cls(np.stack((row, token, owner, column, uniform.numpy().view(np.int64))))
+
+
+def reject(
+    logits: Tensor,
+    cutoff: Tensor,
+    step: DeviceStep,
+    drawn: tuple[Tensor, Tensor, Tensor],
+    rows: Tensor,
+    distributions: Tensor | None,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Replace coupled draws by those of rejection sampling, in place.
+
+    logits [N, V] and cutoff float32 [N] of the step's draws; drawn: tokens int64, logprobs and logprobs_t1 float32,
+    [N], as `ops.sample` gave them; rows int64 [5, D] on the device, see DraftedRows; distributions [R, K, V]:
+    probabilities that drafts were drawn with, None for chosen ones. Law: `rejection.rejection_draws`.
+    """
+    width = max(1, chunk_bytes // (logits.shape[1] * 4 * _ROW_TENSORS))
+    for start in range(0, rows.shape[1], width):
+        _reject(logits, cutoff, step, drawn, rows[:, start : start + width], distributions)
+
+
+def _reject(
+    logits: Tensor,
+    cutoff: Tensor,
+    step: DeviceStep,
+    drawn: tuple[Tensor, Tensor, Tensor],
+    part: Tensor,
+    distributions: Tensor | None,
+) -> None:
+    tokens, logprobs, logprobs_t1 = drawn
+    row, uniform = part[0], part[4].view(torch.float64)
+    draft, coupled = part[1][:, None], tokens[row][:, None]
+    wide, temperature = logits.index_select(0, row).float(), step.temperature[row]
+    greedy = temperature == 0
+    p = (wide / torch.where(greedy, 1.0, temperature)[:, None]).masked_fill_(wide < cutoff[row][:, None], -torch.inf)
+    p = p.softmax(1).masked_fill_(greedy[:, None], 0.0).scatter_add_(1, coupled, greedy.float()[:, None])
+    residual, likely = p.scatter(1, draft, 0.0), p.gather(1, draft)[:, 0].double()
+    if distributions is not None:
+        given = distributions[part[2], part[3]].float()
+        sound = torch.isfinite(given).all(1) & (given >= 0).all(1) & ((given.sum(1) - 1).abs() < SUM_TOLERANCE)
+        drafted_with = given.gather(1, draft)[:, 0]
+        sound &= drafted_with > 0
+        rest = (residual - given.masked_fill_(~sound[:, None], 0.0)).clamp_(min=0)
+        # Rounding may leave nothing of p - q where p and q are all but equal.
+        residual = torch.where(rest.sum(1, keepdim=True) > 0, rest, residual)
+        uniform = uniform * torch.where(sound, drafted_with, 1.0).double()
+    nothing, ones = torch.full_like(temperature, -torch.inf), torch.ones_like(temperature)
+    keys, places = step.noise_keys[row] ^ _OTHER_KEY, step.noise_positions[row]
+    other, _, _ = ops.sample(residual.clamp_(min=_LEAST).log_(), nothing, ones, keys, places)
+    token = torch.where(uniform < likely, part[1], other)[:, None]
+    at_1 = wide.gather(1, token) - wide.gather(1, coupled)  # beside the draw whose log-probability is known
+    logprobs_t1.index_copy_(0, row, logprobs_t1[row] + at_1[:, 0])
+    logprobs.index_copy_(0, row, p.gather(1, token)[:, 0].log_().masked_fill_(greedy, 0.0))
+    tokens.index_copy_(0, row, token[:, 0])
