@@ -19,12 +19,10 @@ from torch import Tensor
 from drafter.eagle.cache import EagleCache
 from drafter.eagle.frames import Frame, Frames, Outputs, Size
 from drafter.eagle.model import Drafting
+from drafter.eagle.passes import Passes
 from drafter.eagle.shapes import DraftShape, belonging
-from drafter.eagle.tree_tensors import Level, best_of, children, grown
 from drafter.eagle.work import Work
 from drafter.protocol import GraphCapture, Replay
-from models import ops
-from models.ops.triton import operators
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets
 from policies.speculation.strategy import Strategy
@@ -63,25 +61,26 @@ class DeviceDrafts:
         sampled: bool,
         scale: float,
     ) -> None:
-        self._model, self._target, self._cache = model, target, cache
-        self._noise, self._sampled, self._scale, self._most_fed = noise, sampled, scale, most_fed
-        self._device, config = cache.keys.device, target.config
+        self._model, self._target, self._cache, self._most_fed = model, target, cache, most_fed
+        self._device = cache.keys.device
         self._buckets = batch_buckets(cache.slots)
-        self._last_position = config.max_position_embeddings - 1
-        self._max_context = columns * cache.block_tokens
+        self._last_position = target.config.max_position_embeddings - 1
+        self._passes = Passes(
+            model,
+            target,
+            cache,
+            columns * cache.block_tokens,
+            cache.slots * most_fed,
+            noise=noise,
+            sampled=sampled,
+            scale=scale,
+        )
         self._frames = Frames(self._device, columns)
         self._graph_capture: GraphCapture | None = None
         self._replays: dict[_Key, Replay] = {}
         self._planned: dict[int, int] = {}  # requests: rows that catching up is captured for
-        self._hidden = self._features_of(self._buckets[-1])
-        self._rows = self._features_of(0)
+        self._rows = self._passes.features(0)
         self._outputs, self._spare_outputs = self._outputs_for(set()), self._outputs_for(set())
-        most_draws = self._buckets[-1] * most_fed
-        self._no_cutoff = torch.full((most_draws,), -torch.inf, device=self._device)
-
-    def _features_of(self, rows: int, layers: int = 1) -> Tensor:
-        weight = self._target.embed_tokens.weight
-        return torch.zeros(rows, layers * self._target.config.hidden_size, dtype=weight.dtype, device=self._device)
 
     # Graphs.
 
@@ -98,15 +97,17 @@ class DeviceDrafts:
             self._replays.clear()  # addresses change
             self._planned = planned
             self._frames.plan(sizes)
-            self._rows = self._features_of(max(planned.values()), max(1, len(self._model.layers)))
+            self._rows = self._passes.features(max(planned.values()), max(1, len(self._model.layers)))
             self._outputs = self._outputs_for(shapes)
         for size in sorted(sizes, key=lambda size: (-size.requests, str(size))):
             assert size.shape is not None
             frame = self._frames.of(size)
             self._fill(frame, None, True)
             frame.send(0)
-            self._replayable((Size(size.requests, size.rows, None), True), partial(self._caught_up, frame, self._rows))
-            self._replayable((size, True), partial(self._compute, frame, True, self._outputs))
+            self._replayable(
+                (Size(size.requests, size.rows, None), True), partial(self._passes.catch_up, frame, self._rows)
+            )
+            self._replayable((size, True), partial(self._passes.draft, frame, True, self._outputs))
 
     def _replayable(self, key: _Key, compute: Callable[[], None]) -> bool:
         """Whether a graph had to be captured for `key`; it is there from now on, unless that failed."""
@@ -142,7 +143,7 @@ class DeviceDrafts:
         assert shape is not None
         planned = self._frames.planned(size) is not None
         frame = self._frames.of(size)
-        plain = not (work.truncated or (self._sampled and bool((work.temperatures == 0).any())))
+        plain = not (work.truncated or (self._passes.sampled and bool((work.temperatures == 0).any())))
         captured = False
         if rows > size.rows:
             # More than a usual step's: by itself, and the draft's own inputs follow.
@@ -158,10 +159,10 @@ class DeviceDrafts:
             if not self._spare_outputs.hold(shape):
                 self._spare_outputs = self._outputs_for({shape})
             outputs = self._spare_outputs
-        captured |= self._run((size, plain), planned, partial(self._compute, frame, plain, outputs))
+        captured |= self._run((size, plain), planned, partial(self._passes.draft, frame, plain, outputs))
         tokens, parents, scores = outputs.fetch(shape)
         soft: Tensor | None = None
-        if self._sampled and shape.k == 1:
+        if self._passes.sampled and shape.k == 1:
             soft = outputs.soft(shape).transpose(0, 1)[:present]
             if soft.shape[:2] != (requests, strategy.depth):
                 whole = soft.new_zeros((requests, strategy.depth, soft.shape[2]))
@@ -186,7 +187,7 @@ class DeviceDrafts:
         return Size(requests, max(requests, _power_of_two(rows)), shape)
 
     def _outputs_for(self, shapes: set[DraftShape]) -> Outputs:
-        return Outputs(shapes, self._target.config.vocab_size if self._sampled else 0, self._device)
+        return Outputs(shapes, self._target.config.vocab_size if self._passes.sampled else 0, self._device)
 
     # The host's part.
 
@@ -235,18 +236,18 @@ class DeviceDrafts:
             return
         arrays["keys"][:] = _with(work.keys, 0)[draw]
         arrays["noise_positions"][:] = _with(work.noise_positions, 0)[draw] + own_of.draw_level
-        temperature = work.temperatures if self._noise or self._sampled else np.zeros_like(work.temperatures)
+        temperature = (
+            work.temperatures if self._passes.noise or self._passes.sampled else np.zeros_like(work.temperatures)
+        )
         arrays["temperature"][:] = _with(temperature, 0)[draw]
-        if self._sampled:
+        if self._passes.sampled:
             arrays["divisor"][:] = np.where(arrays["temperature"] == 0, 1, arrays["temperature"])
         if not plain:
             arrays["top_k"][:] = _with(work.top_k, 0)[draw]
             arrays["top_p"][:] = _with(work.top_p, 1)[draw]
 
-    # The device's part: no tensor of it has a size or an address that a request decides.
-
     def _feed(self, frame: Frame, work: Work, *, planned: bool) -> bool:
-        """Catch up: features of each request's last known position into `_hidden`. Whether a graph was captured."""
+        """Catch up; whether a graph was captured."""
         model, source, picked = self._model, work.kept.source(), frame.tensors["picked"]
         hidden = self._target.config.hidden_size
         width = hidden * max(1, len(model.layers))
@@ -254,144 +255,11 @@ class DeviceDrafts:
         if taken.shape[1] < width:
             model.features(source)  # says what is missing
         if not planned:
-            self._caught_up(frame, taken.index_select(0, picked))
+            self._passes.catch_up(frame, taken.index_select(0, picked))
             return False
         torch.index_select(taken, 0, picked, out=self._rows[: len(picked)])
         key = Size(frame.size.requests, frame.size.rows, None), True
-        return self._run(key, True, partial(self._caught_up, frame, self._rows))
-
-    def _caught_up(self, frame: Frame, rows: Tensor) -> None:
-        tensors, size = frame.tensors, frame.size
-        features = self._model.features(rows[: size.rows])
-        out = self._pass(tensors["tokens"], features, tensors, tensors["tables"], size.rows)
-        torch.index_select(out, 0, tensors["last"], out=self._hidden[: size.requests])
-
-    def _pass(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        rows: dict[str, Tensor],
-        tables: Tensor,
-        most: int,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """Rows [T], at most `most` of a request -> features behind them [T, H]; their K/V are written."""
-        model, cache, angles = self._model, self._cache, self._target.rope.table(self._device)
-        block = model.block
-        qkv, residual = model.enter(self._target.embed_tokens(tokens), features)
-        q = operators.rope_write(
-            qkv,
-            angles.cos,
-            angles.sin,
-            rows["positions"],
-            rows["slots"],
-            None if block.q_norm is None else block.q_norm.weight,
-            None if block.k_norm is None else block.k_norm.weight,
-            self._target.config.rms_norm_eps,
-            cache.keys,
-            cache.values,
-        )
-        attended = operators.paged_attention(
-            q,
-            cache.keys,
-            cache.values,
-            tables,
-            rows["offsets"],
-            rows["lens"],
-            mask,
-            cache.block_tokens,
-            most,
-            self._max_context,
-            q.shape[-1] ** -0.5,
-        )
-        return block.finish(residual, attended)
-
-    def _compute(self, frame: Frame, plain: bool, outputs: Outputs) -> None:
-        shape = frame.size.shape
-        assert shape is not None
-        if shape.k > 1:
-            self._tree(frame, shape, plain, outputs)
-        else:
-            self._chain(frame, shape, plain, outputs)
-
-    def _chain(self, frame: Frame, shape: DraftShape, plain: bool, outputs: Outputs) -> None:
-        hidden, tables = self._hidden[: shape.requests], frame.tensors["tables"]
-        drawn: list[Tensor] = []
-        scored: list[Tensor] = []
-        for level in range(shape.levels):
-            rows = frame.draft(level)
-            if level:
-                hidden = self._pass(drawn[-1].view(-1), hidden, rows, tables, 1)
-            logits, cutoff = self._logits(hidden, rows, plain)
-            if self._sampled:
-                tokens, _, _ = ops.sample(logits, cutoff, rows["temperature"], rows["keys"], rows["noise_positions"])
-                _distribution(logits, cutoff, rows, tokens, plain, outputs.soft(shape)[level])
-                drawn.append(tokens[:, None])
-            else:
-                tokens, scores = self._top(logits, cutoff, rows, 1)
-                drawn.append(tokens)
-                scored.append(scores)
-        tokens_out, _, scores_out = outputs.of(shape)
-        torch.cat(drawn, dim=1, out=tokens_out)
-        if scored:
-            torch.cat(scored, dim=1, out=scores_out)
-
-    def _tree(self, frame: Frame, shape: DraftShape, plain: bool, outputs: Outputs) -> None:
-        hidden, tables, k = self._hidden[: shape.requests], frame.tensors["tables"], shape.k
-        rows = frame.draft(0)
-        tokens, scores = self._top(*self._logits(hidden, rows, plain), rows, k)
-        levels = [Level(tokens, torch.full_like(tokens, -1), scores)]
-        fed, out, first = None, hidden[:, None], 0
-        for level in range(1, shape.levels):
-            rows = frame.draft(level)
-            fed = grown(levels[-1], first, k, fed, out)
-            first += levels[-1].tokens.shape[1]
-            out = self._pass(
-                fed.tokens.reshape(-1),
-                fed.hidden.flatten(0, 1),
-                rows,
-                tables,
-                shape.fed(level),
-                fed.mask.flatten(0, 1),
-            ).view(shape.requests, shape.fed(level), -1)
-            newest = out[:, -k:].reshape(shape.requests * k, -1)
-            tokens, scores = self._top(*self._logits(newest, rows, plain), rows, k)
-            levels.append(children(tokens, scores, fed))
-        for place, found in zip(outputs.of(shape), best_of(levels, shape.nodes), strict=True):
-            place.copy_(found)
-
-    def _logits(self, hidden: Tensor, rows: dict[str, Tensor], plain: bool) -> tuple[Tensor, Tensor]:
-        """Logits [n, V] behind those features, and the smallest that may be drawn, [n]."""
-        logits = self._target.logits(self._model.readout(hidden))
-        if plain:
-            return logits, self._no_cutoff[: len(hidden)]
-        return logits, ops.cutoff(logits, rows["temperature"], rows["top_k"], rows["top_p"])
-
-    def _top(self, logits: Tensor, cutoff: Tensor, rows: dict[str, Tensor], k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens of each row and their log-probabilities, [n, k]."""
-        return ops.sample_topk(
-            logits,
-            cutoff,
-            rows["temperature"],
-            rows["keys"],
-            rows["noise_positions"],
-            k,
-            scale=self._scale,
-            noise=self._noise,
-        )
-
-
-def _distribution(
-    logits: Tensor, cutoff: Tensor, rows: dict[str, Tensor], tokens: Tensor, plain: bool, out: Tensor
-) -> None:
-    """What `tokens` [n] were drawn from, float32 [n, V], into `out`; at temperature 0 all of it is on the token."""
-    scaled = logits.float() / rows["divisor"][:, None]
-    if not plain:
-        scaled = scaled.masked_fill(logits < cutoff[:, None], -torch.inf)
-    torch.softmax(scaled, dim=1, out=out)
-    if not plain:
-        greedy = (rows["temperature"] == 0).float()[:, None]
-        out.mul_(1 - greedy).scatter_add_(1, tokens[:, None], greedy)
+        return self._run(key, True, partial(self._passes.catch_up, frame, self._rows))
 
 
 def _power_of_two(rows: int) -> int:

@@ -178,9 +178,20 @@ def _upload(size_bytes: int, device: torch.device) -> Upload:
     return upload
 
 
+def _three(words: Tensor, requests: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """int64, int64 and float32 [requests, nodes] in int32 words."""
+    size, count = (requests, nodes), requests * nodes
+    return (
+        words[: 2 * count].view(torch.int64).view(size),
+        words[2 * count : 4 * count].view(torch.int64).view(size),
+        words[4 * count : 5 * count].view(torch.float32).view(size),
+    )
+
+
 class Outputs:
     """Where drafts of any of `shapes` leave what they found: int64 tokens and parents and float32 scores, which the
-    host reads, and, of chains, float32 distributions over `vocab` tokens (0: none), which stay on the device."""
+    host reads; of chains, float32 distributions over `vocab` tokens (0: none), and of trees all their nodes, which stay
+    on the device."""
 
     def __init__(self, shapes: set[DraftShape], vocab: int, device: torch.device) -> None:
         self._nodes = max((shape.requests * shape.nodes for shape in shapes), default=0)
@@ -188,23 +199,23 @@ class Outputs:
         self._vocab = vocab
         self._words = torch.zeros(5 * self._nodes, dtype=torch.int32, device=device)
         self._soft = torch.zeros(chained * vocab, device=device)
+        grown = max((shape.requests * shape.all_candidates for shape in shapes if shape.k > 1), default=0)
+        self._grown = torch.zeros(5 * grown, dtype=torch.int32, device=device)
         self._download = Download(5 * self._nodes, device)
 
     def hold(self, shape: DraftShape) -> bool:
         """Whether there is room for drafts of that shape."""
         soft = shape.requests * shape.levels * self._vocab if shape.k == 1 else 0
-        return shape.requests * shape.nodes <= self._nodes and soft <= len(self._soft)
+        grown = 5 * shape.requests * shape.all_candidates if shape.k > 1 else 0
+        return shape.requests * shape.nodes <= self._nodes and soft <= len(self._soft) and grown <= len(self._grown)
 
     def of(self, shape: DraftShape) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, parents and scores of that shape, [requests, nodes], on the device."""
-        size = shape.requests, shape.nodes
-        count = shape.requests * shape.nodes
-        words = self._words
-        return (
-            words[: 2 * count].view(torch.int64).view(size),
-            words[2 * count : 4 * count].view(torch.int64).view(size),
-            words[4 * count : 5 * count].view(torch.float32).view(size),
-        )
+        return _three(self._words, shape.requests, shape.nodes)
+
+    def nodes(self, shape: DraftShape) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of all nodes that the tree had, [requests, candidates]."""
+        return _three(self._grown, shape.requests, shape.all_candidates)
 
     def soft(self, shape: DraftShape) -> Tensor:
         """The distributions of that shape, [levels, requests, V]."""

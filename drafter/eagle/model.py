@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from models import ops
 from models.config import ModelConfig
 from models.rope import Rotation
 from models.transformer import AttentionContext, Block, Projection, RMSNorm
@@ -32,12 +33,20 @@ class DrafterNetwork(Protocol):
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """Embeddings of tokens t+1 and features of t, both [T, H] -> features of t+1, as drafted, [T, H]."""
 
-    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def input_norms(self) -> tuple[Tensor, Tensor] | None:
+        """What norms embeddings and features, if anything does, before they are joined to [T, 2H]."""
+
+    def enter(self, joined: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The part of `advance` before attention: queries, keys and values before norm and RoPE [T, (Hq + 2 Hkv) D],
-        and the residual stream [T, H] that the block's `finish` adds to."""
+        and the residual stream [T, H]."""
 
     def readout(self, features: Tensor) -> Tensor:
         """Output of `advance` [T, H] -> what the target's LM head takes, [T, H]."""
+
+    def leave(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The end of `advance` and `readout`: the MLP's output and the residual stream, both [T, H] -> features, and
+        what the head takes."""
 
 
 class EagleBlock(Block):
@@ -91,14 +100,24 @@ class EagleModel(nn.Module):
         out: Tensor = self.block(fused, rotation, context)
         return out
 
-    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def input_norms(self) -> None:
         """See DrafterNetwork."""
-        fused: Tensor = self.fuse(torch.cat((embedded, features), dim=-1))
+        return None
+
+    def enter(self, joined: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See DrafterNetwork."""
+        fused: Tensor = self.fuse(joined)
         return self.block.project(fused), fused
 
     def readout(self, features: Tensor) -> Tensor:
         """They are the states."""
         return features
+
+    def leave(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See DrafterNetwork."""
+        features = residual + out
+        return features, features
 
 
 class Eagle3Block(Block):
@@ -112,13 +131,9 @@ class Eagle3Block(Block):
 
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """See DrafterNetwork."""
-        q, k, v = self.rotate(self.enter(embedded, features)[0], rotation)
-        return self.finish(features, context.attend(self.layer, q, k, v))
-
-    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """See DrafterNetwork."""
         inputs = torch.cat((self.input_norm(embedded), self.hidden_norm(features)), dim=-1)  # [T, 2H]
-        return self.qkv_proj(inputs), features
+        q, k, v = self.rotate(self.qkv_proj(inputs), rotation)
+        return self.finish(features, context.attend(self.layer, q, k, v))
 
 
 class Eagle3Model(nn.Module):
@@ -166,16 +181,26 @@ class Eagle3Model(nn.Module):
         assert isinstance(block, Eagle3Block)
         return block.advance(embedded, features, rotation, context)
 
-    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def input_norms(self) -> tuple[Tensor, Tensor]:
         """See DrafterNetwork."""
         block = self.block
         assert isinstance(block, Eagle3Block)
-        return block.enter(embedded, features)
+        return block.input_norm.weight, block.hidden_norm.weight
+
+    def enter(self, joined: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See DrafterNetwork."""
+        return self.block.qkv_proj(joined), features
 
     def readout(self, features: Tensor) -> Tensor:
         """See DrafterNetwork."""
         normed: Tensor = self.norm(features)
         return normed
+
+    def leave(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See DrafterNetwork."""
+        states, features = ops.add_rms_norm(out, residual, self.norm.weight, self.norm.eps)
+        return features, states
 
 
 Drafting = EagleModel | Eagle3Model

@@ -3,7 +3,7 @@
 Pure numpy; owns no memory. One shape is one captured graph: every array of it has a size that no request changes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -32,8 +32,16 @@ class DraftShape:
             levels = min(strategy.depth, most_fed + 1)  # the last token is not fed
             return cls(requests, levels, 1, levels)
         k = min(strategy.top_k, vocab)
-        levels = min(strategy.depth, most_fed // k + 1)
-        return cls(requests, levels, k, min(strategy.tokens_to_verify, k + (levels - 1) * k * k))
+        tree = cls(requests, min(strategy.depth, most_fed // k + 1), k, 0)
+        return replace(tree, nodes=min(strategy.tokens_to_verify, tree.all_candidates))
+
+    def candidates(self, level: int) -> int:
+        """Nodes of a tree that a level brings, per request."""
+        return self.k if level == 0 else self.k * self.k
+
+    @property
+    def all_candidates(self) -> int:
+        return sum(self.candidates(level) for level in range(self.levels))
 
     def fed(self, level: int) -> int:
         """Rows per request of the pass before the draws of `level` >= 1. A tree feeds all of its rows again."""

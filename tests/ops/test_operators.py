@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models import ops
 from models.ops import reference
-from models.ops.triton import LAUNCHES, operators, operators_take
+from models.ops.triton import LAUNCHES, draft_operators, operators, operators_take
 
 T, HQ, HKV, D, V, SLOTS = 5, 4, 2, 8, 61, 64
 
@@ -27,6 +27,10 @@ def arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     caches = random(SLOTS, HKV, D), random(SLOTS, HKV, D)
     angles = torch.randn(T, D // 2, generator=generator)
     tables = torch.arange(4, dtype=torch.int32).view(2, 2)
+    four = torch.arange(4)
+    level = torch.arange(8).view(4, 2), -torch.ones(4, 2), four.view(2, 2), -torch.ones(2, 2)
+    nodes = torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6)
+    eyes = torch.eye(2, dtype=torch.uint8).expand(2, 2, 2)
     lengths = torch.tensor([0, 1, 4], dtype=torch.int32), torch.tensor([7, 5], dtype=torch.int32)
     return {
         "rms_norm": (random(T, 16), random(16), 1e-6),
@@ -39,18 +43,21 @@ def arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "sample": (random(T, V), *per_row),
         "sample_topk": (random(T, V), *per_row, 3, 1.0, True),
         "cutoff": (random(T, V), torch.ones(T), torch.zeros(T, dtype=torch.int64), torch.full((T,), 0.9)),
+        "draft_inputs": (rows, random(V, 16), random(T, 16), random(16), random(16), 1e-6),
+        "tree_feed": (*level, 2, 2, random(2, 2, 16), four.view(2, 2), random(2, 2, 16), eyes, *nodes),
+        "tree_best": (*level, 2, *nodes, *(x[:, :3].clone() for x in nodes)),
     }
 
 
 def tensors(result: Any) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)
+    return (result,) if isinstance(result, Tensor) else tuple(result or ())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_shapes_on_meta_tensors_are_those_of_the_oracle(name: str, dtype: torch.dtype) -> None:
     given = arguments(dtype)[name]
-    operator = getattr(operators, name)
+    operator = getattr(operators, name, None) or getattr(draft_operators, name)
     on_meta = [x.to("meta") if isinstance(x, Tensor) else x for x in given]
     for found, expected in zip(tensors(operator(*on_meta)), tensors(operator(*given)), strict=True):
         assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())

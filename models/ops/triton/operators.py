@@ -49,6 +49,9 @@ LAUNCHES: Mapping[str, int] = {
     "sample": 2,
     "sample_topk": 2,
     "cutoff": 1,
+    "draft_inputs": 1,
+    "tree_feed": 1,
+    "tree_best": 1,
 }
 
 
