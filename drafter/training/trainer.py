@@ -90,7 +90,7 @@ class DrafterTrainer:
         objective = self._objective(records)
         if objective is not None:
             objective.loss.backward()  # type: ignore[no-untyped-call]
-            self._sums[-1] = objective.weight
+            self._sums[-1].fill_(objective.weight)  # assigned, it would be a copy that waits
         if reduce is not None:
             reduce(self._sums)
         gradients, weight = self._sums[:-1], self._sums[-1]
