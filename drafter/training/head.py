@@ -45,15 +45,9 @@ class TargetHead:
 
     @classmethod
     def unpacked(
-        cls,
-        config: ModelConfig,
-        manifest: WeightsManifest,
-        buffer: Buffer,
-        device: torch.device | str = "cpu",
-        *,
-        pin: bool = False,
+        cls, config: ModelConfig, manifest: WeightsManifest, buffer: Buffer, device: torch.device | str = "cpu"
     ) -> "TargetHead":
-        """Out of a whole target's weights, or of those that `cut_head` left; copied, `pin`: into pinned host memory.
+        """Out of a whole target's weights, or of those that `cut_head` left; copied.
 
         Raises ValueError if a tensor is missing or has another shape than `config` says."""
         found = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}
@@ -66,11 +60,7 @@ class TargetHead:
                 raise ValueError(
                     f"target weights version {manifest.version}: {name} {has}, the model has {list(shape)}"
                 )
-        place = "cpu" if pin else device
-        kept = {
-            name: torch.empty(shapes[name], dtype=found[name].dtype, device=place, pin_memory=pin).copy_(found[name])
-            for name in shapes
-        }
+        kept = {name: found[name].to(device, copy=True) for name in shapes}
         head = kept.get(HEAD, kept[EMBEDDING])
         return cls(
             config=config,
