@@ -24,9 +24,9 @@ from tests.engine.test_trees import RandomTrees
 DEVICE = "cuda"
 # float32 is without TF32, torch's default for matrix products. The models are sharp: logits up to 9, weights of 0.4.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1.0}  # of logits and log-probs, the worst
-MEAN = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+MEAN = {torch.float32: 1e-3, torch.bfloat16: 0.06}
 GRADIENT = {torch.float32: 1e-3, torch.bfloat16: 0.2}  # relative
-TIE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of the best two draws: their order may change
+TIE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of the best two draws, of the same kernels in another batch
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -77,7 +77,7 @@ def test_the_engine_draws_from_the_models_distribution(
     requests = make_requests(24, prompts=6, temperature=temperature)
     finished = run(engine(on_device(reference, dtype), prefill_chunk_tokens=16), requests)
     assert finished.keys() == {request.request_id for request in requests}
-    far = []
+    far, lost = [], []
     for request in requests:
         rollout, prompt = finished[request.request_id], request.prompt_tokens.tolist()
         drawn = torch.from_numpy(rollout.tokens).long()
@@ -88,8 +88,10 @@ def test_the_engine_draws_from_the_models_distribution(
         noise = gumbel(torch.full((len(drawn),), request.noise_key), torch.arange(len(drawn)), logits.shape[1])
         scores = logits + (noise if temperature else 0.0)
         behind = scores.max(-1).values - scores.gather(1, drawn[:, None])[:, 0]
-        assert behind.max() < TIE[dtype]
+        assert behind.max() < tolerance
+        lost.append(behind)
     assert torch.cat(far).mean() < MEAN[dtype]
+    assert torch.cat(lost).mean() < MEAN[dtype] / 10
 
 
 class Counting(CudaGraphCapture):
