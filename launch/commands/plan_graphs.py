@@ -18,7 +18,7 @@ from models.manifest import ITEM_BYTES
 from policies.speculation.build import build_policy
 from policies.speculation.catalogue import at_hand
 from policies.speculation.graph_memory import Footprint, ModelShape, predict
-from policies.speculation.graph_plan import CapturePlan, Kind, batch_buckets, bucketed_plan, naive_plan
+from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed_plan, naive_plan
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -80,12 +80,12 @@ def graph_report(config: Config) -> GraphReport:
 def rendered(report: GraphReport) -> RenderableType:
     """The plan by batch bucket, and bucketed beside naive."""
     arms = ", ".join(str(arm) for arm in report.strategies) or "none: plain decoding only"
-    shapes = len(report.bucketed.graphs)
     return Group(
         Text(f"strategies: {arms}"),
         _plan_table(report),
         Text(
-            f"{shapes} shapes, captured when the engine starts; one that draws with top-k or top-p when it comes up\n"
+            f"{report.bucketed.captures} graphs, captured when the engine starts, a drafter's with one for each number "
+            "of requests to catch up; what draws with top-k or top-p when it comes up\n"
         ),
         _memory_table(report),
         Text(
@@ -101,20 +101,19 @@ def _plan_table(report: GraphReport) -> Table:
     table.add_column("requests", justify="right")
     table.add_column("graph of", justify="right")
     table.add_column("target: rows per request")
-    table.add_column("drafter: rows per request")
+    table.add_column("drafter")
     first = 1
     for batch in report.batches:
         served = str(batch) if first == batch else f"{first}-{batch}"
-        table.add_row(
-            served, str(batch), _rows(report.bucketed, "target", batch), _rows(report.bucketed, "drafter", batch)
-        )
+        drafts = " ".join(str(arm) for at, arm in reversed(report.bucketed.drafts) if at == batch) or "-"
+        table.add_row(served, str(batch), _rows(report.bucketed, batch), drafts)
         first = batch + 1
     return table
 
 
-def _rows(plan: CapturePlan, kind: Kind, batch: int) -> str:
-    found = sorted((graph.rows, graph.tree) for graph in plan.of(kind) if graph.batch == batch)
-    return " ".join(f"{rows}t" if tree else str(rows) for rows, tree in found) or "-"
+def _rows(plan: CapturePlan, batch: int) -> str:
+    found = sorted((graph.rows, graph.tree) for graph in plan.of("target") if graph.batch == batch)
+    return " ".join(f"{rows}t" if tree else str(rows) for rows, tree in found)
 
 
 def _memory_table(report: GraphReport) -> Table:

@@ -86,9 +86,10 @@ def predict(
     rows = [graph.total_rows for graph in plan.graphs]
     most, total = max(rows, default=0), sum(rows)
     workspace = model.drawing_row_bytes if drawing else model.workspace_row_bytes
+    graphs = plan.captures if drawing else len(rows)
     return Footprint(
-        len(rows),
+        graphs,
         most * model.kept_row_bytes if drawing else total * model.output_row_bytes,
         (most if shared_pool else total) * workspace,
-        len(rows) * fixed_graph_bytes,
+        graphs * fixed_graph_bytes,
     )

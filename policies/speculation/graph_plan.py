@@ -55,6 +55,11 @@ class CapturePlan:
         fitting = (g for g in self.of(kind) if g.tree == tree and g.holds(requests, total_rows, most))
         return min(fitting, key=lambda graph: (graph.total_rows, graph.most_rows, graph.batch), default=None)
 
+    @property
+    def captures(self) -> int:
+        """Graphs that our engine captures: of the drafter whole drafts, and one to catch up for each bucket."""
+        return len(self.of("target")) + len(self.drafts) + len({batch for batch, _ in self.drafts})
+
     def of(self, kind: Kind) -> tuple[GraphShape, ...]:
         return tuple(graph for graph in self.graphs if graph.kind == kind)
 

@@ -495,6 +495,23 @@ def test_a_failed_capture_costs_the_graphs_and_nothing_else(tmp_path: Path, capl
     assert "decoding goes on without graphs" in caplog.text
 
 
+def test_without_kernels_the_models_own_forward_runs_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A CUDA machine without Triton, or a changed model: slower and without graphs, the same tokens."""
+    monkeypatch.setattr(DecoderForward, "supports", staticmethod(lambda model: False))
+    model = tiny_model(tmp_path)
+    requests = make_requests(10, prompts=4, seed=79)
+    expected = run(engine(model), requests)
+    graph_capture = FakeGraphCapture()
+    core = graphed(
+        model, graph_capture, "test:4x3/12", drafters={"test": RandomTrees(expected, 0.7)}, prefill_chunk_tokens=16
+    )
+    assert_same_tokens(run(core, requests), expected)
+    assert graph_capture.records == 0
+    assert caplog.text.count("torch's operations") == 1
+
+
 def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
     """A drafter that reads hidden states sees those of eager steps: no replay writes into what an earlier one gave."""
     from drafter.eagle import EagleDrafter

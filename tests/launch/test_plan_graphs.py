@@ -55,9 +55,13 @@ def test_the_table_shows_the_plan(config: Path) -> None:
     report = graph_report(load_config(config, ["rollout.speculation.eagle.path=random"]).config)
     for served, batch in (("1", 1), ("3-4", 4), ("9-16", 16), ("25-32", 32)):
         _, target, drafter = rows[served]
-        for kind, shown in (("target", target), ("drafter", drafter)):
-            planned = sorted((g.rows, g.tree) for g in report.bucketed.graphs if g.kind == kind and g.batch == batch)
-            assert [(int(cell.rstrip("t")), cell.endswith("t")) for cell in shown.split()] == planned
+        planned = sorted((g.rows, g.tree) for g in report.bucketed.of("target") if g.batch == batch)
+        assert [(int(cell.rstrip("t")), cell.endswith("t")) for cell in target.split()] == planned
+        assert {*drafter.split()} == {str(arm) for at, arm in report.bucketed.drafts if at == batch}
+    buckets = {batch for batch, _ in report.bucketed.drafts}
+    assert report.bucketed_bytes.graphs == (
+        len(report.bucketed.of("target")) + len(report.bucketed.drafts) + len(buckets)
+    )
     assert rows["33-40"] == ["40", "1", "-"], "beyond the elastic switch: plain decoding only"
     assert rows["bucketed"][-1].endswith("iB")
     assert rows["naive"][-1].endswith("iB")
