@@ -141,9 +141,7 @@ class EagleDrafter:
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
         """See `GraphedDrafter.plan_graphs`."""
         if self._on_device is not None:
-            self._on_device.plan(
-                [(n, strategy) for n, strategy in drafts if strategy.drafter == self.name], graph_capture
-            )
+            self._on_device.plan(drafts, graph_capture)
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Other weights of the same network, in place, between two engine steps; what was cached with the old ones is

@@ -70,7 +70,7 @@ def sample_topk(
     rows, vocab = logits.shape
     if not 1 <= k <= vocab:
         raise ValueError(f"k={k} of a vocabulary of {vocab}")
-    if operators_take(logits):
+    if k <= operators.MAX_TOPK and operators_take(logits):
         best: tuple[Tensor, Tensor] = operators.sample_topk(
             logits, cutoff, temperature, keys, positions, k, scale, noise
         )

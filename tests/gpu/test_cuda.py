@@ -23,9 +23,10 @@ from tests.engine.test_trees import RandomTrees
 
 DEVICE = "cuda"
 # float32 is without TF32, torch's default for matrix products. The models are sharp: logits up to 9, weights of 0.4.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.75}  # of logits and log-probs
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1.0}  # of logits and log-probs, the worst
+MEAN = {torch.float32: 1e-3, torch.bfloat16: 0.06}
 GRADIENT = {torch.float32: 1e-3, torch.bfloat16: 0.2}  # relative
-TIE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of the best two draws: their order may change
+TIE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of the best two draws, of the same kernels in another batch
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -55,6 +56,7 @@ def test_packed_logits_and_gradients(family: str, dtype: torch.dtype, tmp_path: 
     expected = reference.logits(reference(tokens, PackedContext.from_lengths(lengths)))
     found = model.logits(model(tokens.to(DEVICE), PackedContext.from_lengths(lengths, DEVICE)))
     torch.testing.assert_close(found.float().cpu(), expected, atol=tolerance, rtol=tolerance)
+    assert (found.float().cpu() - expected).abs().mean() < MEAN[dtype]
     expected.logsumexp(-1).sum().backward()
     found.logsumexp(-1).sum().backward()
     for (name, one), two in zip(reference.named_parameters(), model.parameters(), strict=True):
@@ -75,16 +77,21 @@ def test_the_engine_draws_from_the_models_distribution(
     requests = make_requests(24, prompts=6, temperature=temperature)
     finished = run(engine(on_device(reference, dtype), prefill_chunk_tokens=16), requests)
     assert finished.keys() == {request.request_id for request in requests}
+    far, lost = [], []
     for request in requests:
         rollout, prompt = finished[request.request_id], request.prompt_tokens.tolist()
         drawn = torch.from_numpy(rollout.tokens).long()
         logits = logits_of(reference, prompt + drawn.tolist())[len(prompt) - 1 : -1]
         at_1 = logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
         torch.testing.assert_close(torch.from_numpy(rollout.logprobs_t1), at_1, atol=tolerance, rtol=0)
+        far.append((torch.from_numpy(rollout.logprobs_t1) - at_1).abs())
         noise = gumbel(torch.full((len(drawn),), request.noise_key), torch.arange(len(drawn)), logits.shape[1])
         scores = logits + (noise if temperature else 0.0)
         behind = scores.max(-1).values - scores.gather(1, drawn[:, None])[:, 0]
-        assert behind.max() < TIE[dtype]
+        assert behind.max() < tolerance
+        lost.append(behind)
+    assert torch.cat(far).mean() < MEAN[dtype]
+    assert torch.cat(lost).mean() < MEAN[dtype] / 10
 
 
 class Counting(CudaGraphCapture):

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import tests.pretended
+
+pytestmark = pytest.mark.skipif(tests.pretended.active(), reason="this process has the pretended device")
 ROOT = Path(__file__).parents[2]
 
 

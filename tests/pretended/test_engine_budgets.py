@@ -34,7 +34,6 @@ def steps(tmp_path: Path, kind: str, graphs: bool, layers: int = 2) -> list[Seen
     return steps_of(model, drafter=RandomTrees(expected, 0.7), strategy="test:4x3/12", cuda_graphs=graphs)
 
 
-@pytest.mark.xfail(reason="33 to 35 kernels with graphs, 32 without; waits for helper engine", strict=True)
 @KINDS
 @GRAPHS
 def test_a_layer_is_at_most_twelve_kernels(kind: str, graphs: bool, tmp_path: Path) -> None:
@@ -59,7 +58,6 @@ def test_a_draw_is_at_most_three_kernels(truncated: bool) -> None:
     assert 0 < seen.kernels.total() <= KERNELS_PER_DRAW, seen.kernels
 
 
-@pytest.mark.xfail(reason="the draws come back pageable, moves of accepted nodes wait; helper engine", strict=True)
 @KINDS
 @GRAPHS
 def test_a_step_waits_once_and_copies_nothing_from_pageable_memory(kind: str, graphs: bool, tmp_path: Path) -> None:
@@ -68,7 +66,6 @@ def test_a_step_waits_once_and_copies_nothing_from_pageable_memory(kind: str, gr
         assert not seen.pageable, seen.pageable
 
 
-@pytest.mark.xfail(reason="9 to 13 launches: draws are outside of the graph; helper engine", strict=True)
 @KINDS
 def test_a_step_with_graphs_is_few_calls_of_the_host(kind: str, tmp_path: Path) -> None:
     for seen in steps(tmp_path, kind, True):
@@ -76,7 +73,6 @@ def test_a_step_with_graphs_is_few_calls_of_the_host(kind: str, tmp_path: Path) 
         assert seen.launches.total() <= 1 + OTHER_KERNELS + (4 if kind == "tree" else 0), seen.launches
 
 
-@pytest.mark.xfail(reason="the draws come back pageable; helper engine", strict=True)
 @pytest.mark.parametrize("rows", [16, 64])
 def test_prompts_beside_decoding_wait_once_too(rows: int, tmp_path: Path) -> None:
     model = target(tmp_path, FAMILY)

@@ -7,13 +7,15 @@ legal and wrong: a length that the host knew when it captured.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.forward.context import KVCache
+from actors.engine.native.forward.decoder import DecoderForward
+from actors.engine.native.forward.layout import DeviceStep
 from models.checkpoint import hf_state_dict, load_hf_state_dict
 from models.transformer import Transformer
 from tests.engine.support import engine, make_requests, options_of, run, tiny_model
@@ -21,29 +23,29 @@ from tests.gpu.test_cuda import Counting
 from tests.pretended.device import IllegalInCaptureError, MixedDevicesError
 from tests.pretended.tensor import to_host
 
-Fault = Callable[[Tensor, Any], tuple[Tensor, Any]]  # tokens and context of a forward, as they are and as they become
+Fault = Callable[[DeviceStep], DeviceStep]  # what a forward is given, as it is and as it becomes
 
 
-def reads_a_value(tokens: Tensor, context: Any) -> tuple[Tensor, Any]:
-    int(context.positions.max())
-    return tokens, context
+def reads_a_value(step: DeviceStep) -> DeviceStep:
+    int(step.positions.max())
+    return step
 
 
-def adds_a_host_tensor(tokens: Tensor, context: Any) -> tuple[Tensor, Any]:
-    return tokens + torch.zeros(1, dtype=torch.int64), context
+def adds_a_host_tensor(step: DeviceStep) -> DeviceStep:
+    return replace(step, tokens=step.tokens + torch.zeros(1, dtype=torch.int64))
 
 
-def copies_from_pageable_memory(tokens: Tensor, context: Any) -> tuple[Tensor, Any]:
-    return tokens + torch.zeros(1, dtype=torch.int64).to(tokens.device), context
+def copies_from_pageable_memory(step: DeviceStep) -> DeviceStep:
+    return replace(step, tokens=step.tokens + torch.zeros(1, dtype=torch.int64).to(step.tokens.device))
 
 
-def bakes_in_a_length(tokens: Tensor, context: Any) -> tuple[Tensor, Any]:
-    known = int(to_host(context.positions).max())  # without asking the device: the host had it
-    return tokens, replace(context, positions=torch.full_like(context.positions, known))
+def bakes_in_a_length(step: DeviceStep) -> DeviceStep:
+    known = int(to_host(step.positions).max())  # without asking the device: the host had it
+    return replace(step, positions=torch.full_like(step.positions, known))
 
 
-def none(tokens: Tensor, context: Any) -> tuple[Tensor, Any]:
-    return tokens, context
+def none(step: DeviceStep) -> DeviceStep:
+    return step
 
 
 class Witness(Counting):
@@ -68,14 +70,12 @@ def run_with(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     load_hf_state_dict(model, hf_state_dict(reference))
     requests = make_requests(3, max_new_tokens=8)
     expected = run(engine(model, cuda_graphs=False), requests)
-    sound = Transformer.forward
+    sound = DecoderForward.__call__
 
-    def forward(self: Transformer, tokens: Tensor, context: Any, *rest: Any) -> Tensor:
-        if torch.cuda.is_current_stream_capturing():
-            tokens, context = fault(tokens, context)
-        return sound(self, tokens, context, *rest)
+    def forward(self: DecoderForward, step: DeviceStep, cache: KVCache) -> tuple[Tensor, Tensor]:
+        return sound(self, fault(step) if torch.cuda.is_current_stream_capturing() else step, cache)
 
-    monkeypatch.setattr(Transformer, "forward", forward)
+    monkeypatch.setattr(DecoderForward, "__call__", forward)
     witness = Witness()
     found = run(NativeEngine(model, options_of(), graph_capture=witness), requests)
     return witness, all(found[i].tokens.tolist() == expected[i].tokens.tolist() for i in expected)

@@ -18,6 +18,7 @@ from torch import Tensor
 from models.ops import reference
 
 _LOG = logging.getLogger(__name__)
+MAX_TOPK = 64  # of sample_topk; more goes to torch
 _DTYPES = (torch.float32, torch.bfloat16)
 
 _SCHEMAS = (
@@ -77,13 +78,14 @@ def _installed() -> bool:
 
 
 def _launched(name: str) -> Callable[..., Any]:
-    """The CUDA implementation: imports the kernels when it is first called."""
+    """The CUDA implementation: imports the kernels when it is first called. Without Triton the oracle computes, slowly,
+    and a capture fails."""
     launch: Callable[..., Any] | None = None
 
     def call(*arguments: Any) -> Any:
         nonlocal launch
         if launch is None:
-            launch = getattr(import_module("models.ops.triton.launch"), name)
+            launch = getattr(import_module("models.ops.triton.launch"), name) if _installed() else _ON_CPU[name]
         return launch(*arguments)
 
     return call

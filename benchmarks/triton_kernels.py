@@ -1,0 +1,160 @@
+"""What the Triton kernels become on a GPU, without one: `python -m benchmarks.triton_kernels`.
+
+Owns `results/triton_kernels.json`. Compiles every launch of the engine at the shapes of Qwen2.5 0.5B, 1.5B and 7B, from
+the launchers' own plans over meta tensors, for sm_80 and sm_90, and reads the machine code: registers, bytes of
+spills, shared memory, 128-bit loads, tensor core instructions. It times nothing and runs nothing; the committed record
+changes when a kernel, its shapes or the compiler does. Not to be run with TRITON_INTERPRET.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from benchmarks.harness import RESULTS, command, write
+from models.ops.triton import launch as launches
+from models.ops.triton.launch import Launch
+
+# hidden, intermediate, query heads, KV heads, head_dim, vocabulary
+SHAPES = {
+    "0.5b": (896, 4864, 14, 2, 64, 151_936),
+    "1.5b": (1536, 8960, 12, 2, 128, 151_936),
+    "7b": (3584, 18_944, 28, 4, 128, 152_064),
+}
+ARCHITECTURES = (80, 90)
+ROWS, REQUESTS, BLOCK_TOKENS, SLOTS, POSITIONS, CONTEXT = 64, 8, 16, 4096, 32_768, 32_768
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+}
+_TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Launch]]:
+    """Every launch of an engine step and of drafting, by name."""
+    hidden, intermediate, hq, hkv, head_dim, vocab = SHAPES[size]
+
+    def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=kind, device="meta")
+
+    def numbers(*shape: int) -> Tensor:
+        return empty(*shape, kind=torch.int32)
+
+    x, weight, rows = empty(ROWS, hidden), empty(hidden), empty(ROWS, kind=torch.int64)
+    wide = empty(ROWS, kind=torch.float32)
+    yield from zip(("rms_norm",), launches.plan_rms_norm(x, None, weight, 1e-6, x, None), strict=True)
+    yield from zip(("add_rms_norm",), launches.plan_rms_norm(x, x, weight, 1e-6, x, x), strict=True)
+    plan: list[Launch]
+    cache = empty(SLOTS, hkv, head_dim)
+    q, angles = empty(ROWS, hq, head_dim), empty(POSITIONS, head_dim // 2, kind=torch.float32)
+    qkv, norm = empty(ROWS, (hq + 2 * hkv) * head_dim), empty(head_dim)
+    for name, norms in (("rope_write", (None, None)), ("rope_write, head norms", (norm, norm))):
+        plan = launches.plan_rope_write(qkv, angles, angles, rows, rows, norms[0], norms[1], 1e-6, cache, cache, q)
+        yield from zip((name,), plan, strict=True)
+    plan = launches.plan_swiglu(empty(ROWS, 2 * intermediate), empty(ROWS, intermediate))
+    yield from zip(("swiglu",), plan, strict=True)
+    tables, offsets, lengths = numbers(REQUESTS, CONTEXT // BLOCK_TOKENS), numbers(REQUESTS + 1), numbers(REQUESTS)
+    masks = {"": None, ", tree": empty(ROWS, 17, kind=torch.uint8)}
+    for kind, mask in masks.items():
+        for name, context in ((f"whole context{kind}", launches.SPLIT_TOKENS), (f"split{kind}", CONTEXT)):
+            plan = launches.plan_paged_attention(
+                q, cache, cache, tables, offsets, lengths, mask, BLOCK_TOKENS, 8, context, 0.1, q
+            )
+            yield from zip((f"attention, {name}", f"attention, merge{kind}"), plan, strict=False)
+    for name, columns, depth in (
+        ("qkv", (hq + 2 * hkv) * head_dim, hidden),
+        ("o", hidden, hq * head_dim),
+        ("gate_up", 2 * intermediate, hidden),
+        ("down", hidden, intermediate),
+    ):
+        of = empty(ROWS, depth), empty(columns, depth), empty(columns) if name == "qkv" else None
+        yield from zip((f"linear, {name}",), launches.plan_linear(*of, empty(ROWS, columns)), strict=True)
+    logits = empty(ROWS, vocab, kind=torch.float32)
+    yield from zip(("linear, head",), launches.plan_linear(x, empty(vocab, hidden), None, logits), strict=True)
+    drawn = logits, wide, wide, rows, rows
+    yield from zip(("sample, chunks", "sample, rows"), launches.plan_sample(*drawn, (rows, wide, wide)), strict=True)
+    for k in (1, 4):
+        best = empty(ROWS, k, kind=torch.int64), empty(ROWS, k, kind=torch.float32)
+        plan = launches.plan_sample_topk(*drawn, 1.0, True, best)
+        yield from zip((f"top {k}, chunks", f"top {k}, rows"), plan, strict=True)
+    yield from zip(("cutoff",), launches.plan_cutoff(logits, wide, rows, wide, wide), strict=True)
+
+
+def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
+    """The launch as the launcher would have it compiled: aligned tensors, no integer specialised.
+
+    Raises ValueError for an integer argument that Triton would specialise: steps would compile variants.
+    """
+    kernel = launch.kernel
+    names = [name for name in kernel.arg_names if name not in launch.constants]
+    signature: dict[str, str] = dict.fromkeys(launch.constants, "constexpr")
+    aligned = {}
+    for name, value in zip(names, launch.arguments, strict=True):
+        index = kernel.arg_names.index(name)
+        if isinstance(value, Tensor):
+            signature[name] = _TYPES[value.dtype]
+            aligned[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            if not kernel.params[index].do_not_specialize:
+                raise ValueError(f"{kernel.__name__}: {name} is an integer that Triton would specialise")
+            signature[name] = "i32"
+        else:
+            signature[name] = "fp32"
+    source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, launch.constants, aligned)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
+    options |= {} if launch.registers is None else {"maxnreg": launch.registers}
+    found = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(found.asm["cubin"])
+        cubin.flush()
+        usage, code = (_dumped(what, cubin.name) for what in ("--dump-resource-usage", "--dump-sass"))
+    registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))  # type: ignore[index]
+    return {
+        "warps": launch.warps,
+        "registers": registers,
+        "stack_bytes": stack,
+        "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
+        "shared_bytes": found.metadata.shared,
+        "loads_128_bit": len(re.findall(r"\b(?:LDG|LDGSTS)\.\S*128", code)),
+        "loads": len(re.findall(r"\b(?:LDG|LDGSTS)\.", code)),
+        "tensor_core": len(re.findall(r"\b(?:HMMA|HGMMA)\.", code)),
+    }
+
+
+def _dumped(what: str, path: str) -> str:
+    return subprocess.run([_TOOL, what, path], capture_output=True, text=True, check=True).stdout
+
+
+def table(sizes: Sequence[str], architectures: Sequence[int]) -> list[dict[str, Any]]:
+    found = []
+    for size in sizes:
+        for name, launch in plans(size):
+            for architecture in architectures:
+                row = {"kernel": name, "model": size, "architecture": f"sm_{architecture}"}
+                found.append(row | compiled(launch, architecture))
+                print(*found[-1].values(), sep="\t", flush=True)
+    return found
+
+
+def main(
+    sizes: Annotated[Sequence[str], "models", tuple(SHAPES)] = tuple(SHAPES),
+    architectures: Annotated[Sequence[int], "compute capabilities, 90 for sm_90"] = ARCHITECTURES,
+    out: Annotated[Path, "the record"] = RESULTS / "triton_kernels.json",
+) -> None:
+    rows = table(sizes, architectures)
+    write(out, "the Triton kernels as machine code", {"rows": rows}, settings={"triton": triton.__version__})
+
+
+if __name__ == "__main__":
+    command(main, timed=False)

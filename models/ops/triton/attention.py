@@ -1,0 +1,297 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""Paged attention over packed ragged rows: splits of the context and their merge, in one kernel or in two.
+
+A row's result is a function of its query, its context and its row of the tree mask. Splits lie at absolute positions,
+blocks of keys at absolute places of a split, partial sums are merged in the order of positions, and every row is
+summed by the same instructions wherever in a tile it lies. Where tiles are many, a program goes through all splits of
+its rows and merges as it goes; where they are few, a program of `attend` takes one split and `merge_splits` follows:
+the same bits, as both are made of the same functions and are compiled without fused
+multiply-adds that were not asked for. Never reads a slot that no query of the request may see, nor a table entry
+behind its context.
+"""
+
+import triton
+import triton.language as tl
+
+_PER_CALL = ["rows", "requests", "table_stride", "table_step", "mask_width", "one_tile"]
+_NOTHING = tl.constexpr(-1e30)  # the peak of a row that has seen no key: finite, so that differences are no NaN
+_MASK_BITS = tl.constexpr(64)
+
+
+@triton.jit
+def _tile(query_offsets, requests, tile, one_tile, TILE_ROWS: tl.constexpr):
+    """(request, its first row in this tile): tiles of request b begin at query_offsets[b] // TILE_ROWS + b."""
+    low = tl.minimum(tile, requests - 1)
+    inside = (tile - low) * TILE_ROWS
+    if one_tile == 0:
+        low, high = requests * 0, requests
+        while high - low > 1:
+            middle = (low + high) // 2
+            begins = tl.load(query_offsets + middle) // TILE_ROWS + middle
+            low, high = tl.where(begins <= tile, middle, low), tl.where(begins <= tile, high, middle)
+        inside = (tile - tl.load(query_offsets + low) // TILE_ROWS - low) * TILE_ROWS
+    return low, inside
+
+
+@triton.jit
+def _merged(peak, total, sums, other_peak, other_total, other_sums):
+    """Two partial softmaxes of the same rows, the earlier first; one that saw nothing leaves the other as it is."""
+    new = tl.maximum(peak, other_peak)
+    mine, theirs = tl.exp2(peak - new), tl.exp2(other_peak - new)
+    saw = other_total > 0
+    total = tl.where(saw, total * mine + other_total * theirs, total)
+    sums = tl.where(saw[:, None], sums * mine[:, None] + other_sums * theirs[:, None], sums)
+    return tl.where(saw, new, peak), total, sums
+
+
+@triton.jit
+def _mask_bits(tree_mask, mask_width, count, live, TREE: tl.constexpr):
+    """Bit j: whether the row sees query row j of its request. For masks of at most 64 columns."""
+    bit = tl.arange(0, _MASK_BITS)
+    inside = live[:, None] & (bit < tl.minimum(count, mask_width))[None, :]
+    allowed = tl.load(tree_mask[:, None] + bit[None, :], mask=inside, other=0)
+    return tl.sum((allowed != 0).to(tl.int64) << bit.to(tl.int64)[None, :], 1)
+
+
+@triton.jit
+def _split(
+    query,
+    k_cache,
+    v_cache,
+    block_table,
+    table_step,
+    mask_rows,
+    bits,
+    mask_width,
+    split,
+    stop,
+    start,
+    count,
+    row,
+    live,
+    head,
+    scale_log2,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TREE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Partial softmax of a tile's rows over positions [split, min(split + SPLIT, stop)): peaks, totals, sums."""
+    key = tl.arange(0, KEYS)
+    column = tl.arange(0, WIDTH)
+    wide = column < D
+    peak = tl.full([TILE], _NOTHING, tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    sums = tl.zeros([TILE, WIDTH], tl.float32)
+    for block in range(split, tl.minimum(split + SPLIT, stop), KEYS):
+        position = block + key
+        known = position < stop
+        page = tl.load(block_table + (position // BLOCK_TOKENS) * table_step, mask=known, other=0)
+        slot = page.to(tl.int64) * BLOCK_TOKENS + position % BLOCK_TOKENS
+        source = slot[:, None] * (HKV * D) + head * D + column[None, :]
+        keys = tl.load(k_cache + source, mask=known[:, None] & wide[None, :], other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+        if TREE == 0:
+            sees = position[None, :] <= (start + row)[:, None]
+        else:
+            among = position - start
+            if TREE == 1:
+                allowed = (bits[:, None] >> tl.minimum(tl.maximum(among, 0), 63)[None, :].to(tl.int64)) & 1
+            else:
+                inside = live[:, None] & ((among >= 0) & (among < tl.minimum(count, mask_width)))[None, :]
+                allowed = tl.load(mask_rows[:, None] + among[None, :], mask=inside, other=0)
+            sees = (among < 0)[None, :] | (allowed != 0)
+        scores = tl.where(sees & known[None, :], scores, float("-inf"))
+        new = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        old = tl.exp2(peak - new)
+        total = total * old + tl.sum(weights, 1)
+        values = tl.load(v_cache + source, mask=known[:, None] & wide[None, :], other=0.0)
+        sums = tl.dot(weights.to(values.dtype), values, sums * old[:, None], input_precision=PRECISION)
+        peak = new
+    return peak, total, sums
+
+
+@triton.jit(do_not_specialize=_PER_CALL)
+def attend(
+    q,  # [rows, HQ, D]
+    k_cache,  # [slots, HKV, D]
+    v_cache,
+    block_tables,  # int32 [requests, blocks], of any strides
+    query_offsets,  # int32 [requests + 1]
+    context_lens,  # int32 [requests]
+    tree_mask,  # uint8 [rows, mask_width]
+    out,  # [rows, HQ, D]; of splits: float32 sums [splits, HKV, rows * GROUP, WIDTH]
+    stats,  # float32 peaks and totals [2, splits, HKV, rows * GROUP], of splits
+    rows,
+    requests,
+    table_stride,
+    table_step,
+    mask_width,
+    one_tile,
+    scale_log2,
+    HQ: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TREE: tl.constexpr,  # 0: causal; 1: a mask of at most 64 columns; 2: a wider one
+    ONE_SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (tile, KV head, split): partial results of one split (ONE_SPLIT), or the whole context's result."""
+    tile, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    GROUP: tl.constexpr = HQ // HKV
+    TILE_ROWS: tl.constexpr = TILE // GROUP
+    place = tl.arange(0, TILE)
+    column = tl.arange(0, WIDTH)
+    wide = column < D
+    if not ONE_SPLIT:  # noqa: SIM102 - a constant first: the branch is not compiled otherwise
+        if tile >= _tiles(query_offsets, requests, one_tile, TILE_ROWS):
+            _clear(out, query_offsets, rows, requests, tile, one_tile, head, HQ, HKV, D, TILE, WIDTH)
+            return
+    request, inside = _tile(query_offsets, requests, tile, one_tile, TILE_ROWS)
+    first = tl.load(query_offsets + request)
+    count = tl.load(query_offsets + request + 1) - first
+    if inside >= count:
+        return
+    context = tl.load(context_lens + request)
+    start = context - count
+    stop = context if TREE else start + tl.minimum(inside + TILE_ROWS, count)
+    begin = lane * SPLIT
+    if begin >= stop:
+        return
+    row = inside + place // GROUP
+    live = (place < TILE_ROWS * GROUP) & (row < count)
+    at = (first + row).to(tl.int64) * HQ + head * GROUP + place % GROUP
+    query = tl.load(q + at[:, None] * D + column[None, :], mask=live[:, None] & wide[None, :], other=0.0)
+    mask_rows = tree_mask + (first + row).to(tl.int64) * mask_width
+    bits = _mask_bits(mask_rows, mask_width, count, live, TREE) if TREE == 1 else 0
+    block_table = block_tables + request.to(tl.int64) * table_stride
+    if ONE_SPLIT:
+        stop = tl.minimum(stop, begin + SPLIT)
+        peak, total, sums = _split(
+            query, k_cache, v_cache, block_table, table_step, mask_rows, bits, mask_width, begin, stop, start, count,
+            row, live, head, scale_log2, HKV, D, BLOCK_TOKENS, SPLIT, TILE, KEYS, WIDTH, TREE, PRECISION,
+        )  # fmt: skip
+        one_head = rows.to(tl.int64) * GROUP
+        to = (lane * HKV + head) * one_head + (first + inside).to(tl.int64) * GROUP
+        tl.store(out + to * WIDTH + place[:, None] * WIDTH + column[None, :], sums, mask=live[:, None])
+        tl.store(stats + to + place, peak, mask=live)
+        tl.store(stats + to + tl.num_programs(2) * HKV * one_head + place, total, mask=live)
+    else:
+        peak = tl.full([TILE], _NOTHING, tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+        sums = tl.zeros([TILE, WIDTH], tl.float32)
+        for split in range(begin, stop, SPLIT):
+            split_peak, split_total, split_sums = _split(
+                query, k_cache, v_cache, block_table, table_step, mask_rows, bits, mask_width, split, stop, start,
+                count, row, live, head, scale_log2, HKV, D, BLOCK_TOKENS, SPLIT, TILE, KEYS, WIDTH, TREE, PRECISION,
+            )  # fmt: skip
+            peak, total, sums = _merged(peak, total, sums, split_peak, split_total, split_sums)
+        result = sums / tl.where(live, total, 1.0)[:, None]
+        tl.store(
+            out + at[:, None] * D + column[None, :], result.to(out.dtype.element_ty), mask=live[:, None] & wide[None, :]
+        )
+
+
+@triton.jit
+def _tiles(query_offsets, requests, one_tile, TILE_ROWS: tl.constexpr):
+    """Tiles of all requests; those behind them clear padding rows."""
+    return requests if one_tile else tl.load(query_offsets + requests) // TILE_ROWS + requests
+
+
+@triton.jit
+def _clear(
+    out,
+    query_offsets,
+    rows,
+    requests,
+    tile,
+    one_tile,
+    head,
+    HQ: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Zeros for a tile of rows behind those of the requests, heads [head * HQ // HEADS, ...) of them."""
+    GROUP: tl.constexpr = HQ // HEADS
+    TILE_ROWS: tl.constexpr = TILE // GROUP
+    place = tl.arange(0, TILE)
+    column = tl.arange(0, WIDTH)
+    tiles = _tiles(query_offsets, requests, one_tile, TILE_ROWS)
+    row = tl.load(query_offsets + requests) + (tile - tiles) * TILE_ROWS + place // GROUP
+    live = (place < TILE_ROWS * GROUP) & (row < rows)
+    at = row.to(tl.int64) * HQ + head * GROUP + place % GROUP
+    nothing = tl.zeros([TILE, WIDTH], out.dtype.element_ty)
+    tl.store(out + at[:, None] * D + column[None, :], nothing, mask=live[:, None] & (column < D)[None, :])
+
+
+@triton.jit(do_not_specialize=[*_PER_CALL, "splits"])
+def merge_splits(
+    sums,  # float32 [splits, HKV, rows * GROUP, WIDTH]
+    stats,  # float32 [2, splits, HKV, rows * GROUP]
+    query_offsets,
+    context_lens,
+    out,  # [rows, HQ, D]
+    rows,
+    requests,
+    one_tile,
+    splits,
+    HQ: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TREE: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Program (tile, KV head, head of its group)."""
+    tile, head, member = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    GROUP: tl.constexpr = HQ // HKV
+    TILE_ROWS: tl.constexpr = TILE // GROUP
+    PLACES: tl.constexpr = triton.next_power_of_2(TILE_ROWS)
+    if tile >= _tiles(query_offsets, requests, one_tile, TILE_ROWS):
+        if member == 0:
+            _clear(out, query_offsets, rows, requests, tile, one_tile, head, HQ, HKV, D, TILE, WIDTH)
+        return
+    request, inside = _tile(query_offsets, requests, tile, one_tile, TILE_ROWS)
+    first = tl.load(query_offsets + request)
+    count = tl.load(query_offsets + request + 1) - first
+    if inside >= count:
+        return
+    place = tl.arange(0, PLACES)
+    column = tl.arange(0, WIDTH)
+    live = (place < TILE_ROWS) & (inside + place < count)
+    context = tl.load(context_lens + request)
+    stop = context if TREE else context - count + tl.minimum(inside + TILE_ROWS, count)
+    one_head = rows.to(tl.int64) * GROUP
+    source = head * one_head + (first + inside).to(tl.int64) * GROUP + member
+    peak = tl.full([PLACES], _NOTHING, tl.float32)
+    total = tl.zeros([PLACES], tl.float32)
+    all_sums = tl.zeros([PLACES, WIDTH], tl.float32)
+    for _ in tl.range(0, tl.cdiv(stop, SPLIT), num_stages=AHEAD):
+        at = source + place * GROUP
+        split_peak = tl.load(stats + at, mask=live, other=_NOTHING)
+        split_total = tl.load(stats + splits * HKV * one_head + at, mask=live, other=0.0)
+        split_sums = tl.load(sums + at[:, None] * WIDTH + column[None, :], mask=live[:, None], other=0.0)
+        peak, total, all_sums = _merged(peak, total, all_sums, split_peak, split_total, split_sums)
+        source += HKV * one_head
+    result = all_sums / tl.where(live, total, 1.0)[:, None]
+    at = (first + inside + place).to(tl.int64) * HQ + head * GROUP + member
+    tl.store(
+        out + at[:, None] * D + column[None, :],
+        result.to(out.dtype.element_ty),
+        mask=live[:, None] & (column < D)[None, :],
+    )
