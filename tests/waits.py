@@ -1,5 +1,6 @@
 """Refuses, on any device, operations for whose result a GPU would have to be waited for."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,9 +29,16 @@ class WaitError(AssertionError):
 class NoWaits(TorchDispatchMode):
     """Inside it such an operation raises WaitError."""
 
+    def __init__(self, hosts: Iterable[Tensor] = ()) -> None:
+        """`hosts`: tensors that are on the host whatever the device is, such as AdamW's counts of steps."""
+        super().__init__()
+        self._hosts = {tensor.data_ptr() for tensor in hosts}
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
+        if packet is _ATEN._local_scalar_dense and args[0].data_ptr() in self._hosts:
+            return func(*args, **kwargs)
         masks = packet in _INDEXED and any(isinstance(i, Tensor) and i.dtype is torch.bool for i in args[1])
         unsized = func is _ATEN.repeat_interleave.Tensor and kwargs.get("output_size") is None
         looked_at = packet is _ATEN.segment_reduce and not kwargs.get("unsafe", False)

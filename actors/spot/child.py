@@ -20,6 +20,7 @@ from actors.processes.link import Bytes, Link, Message
 from actors.spot import wire
 from actors.spot.checkpoints import Checkpoints, find, history, restore
 from actors.spot.feeding import Feeding
+from actors.spot.groups import Transport
 from actors.spot.members import BrokenGroupError, Members
 from actors.spot.rendezvous import LIMIT_S
 from actors.spot.residence import Residence
@@ -105,7 +106,8 @@ class SpotLoop:
         restore(history(start.checkpoint_dir), home.load_state_dict, home.state_dict())
         self._saved_step = home.steps
         self._inbox = Inbox()
-        self._members = Members(start.host, device, self._inbox.urgent)
+        transport = Transport(device, start.options.collectives)
+        self._members = Members(start.host, transport, self._inbox.urgent)
         config = home.head.config
         fused = 3 if home.model.kind == "eagle3" else 1
         self._feeding = Feeding(
@@ -157,7 +159,8 @@ class SpotLoop:
                 self._stop(at_s)
             case wire.SetTarget(manifest):
                 assert memory is not None
-                self._residence.set_head(TargetHead.unpacked(self.trainer.head.config, manifest, memory))
+                config = self.trainer.head.config
+                self._residence.set_head(TargetHead.unpacked(config, manifest, memory, pin=self._residence.pins))
             case wire.Publish():
                 manifest, payload = self.trainer.export()
                 self._link.send([Published(manifest)], payload)

@@ -13,13 +13,14 @@ that does not come in time, because another node's address is not reachable, is 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actors.spot.rendezvous import LIMIT_S, Rendezvous, finished, open_store
+from actors.spot.groups import Group, Transport, finished
+from actors.spot.rendezvous import LIMIT_S, Rendezvous, open_store
 from actors.spot.types import TrainSession
 
 ALONE_S = 1.0
@@ -36,13 +37,13 @@ class Members:
     """Of one trainer's session. For one thread. Waits at most `LIMIT_S` for others, and hardly more than `_PATIENCE_S`
     once `wanted()` says that the trainer is to stand still."""
 
-    def __init__(self, host: str, device: torch.device, wanted: Callable[[], bool]) -> None:
-        self._host, self._device, self._wanted = host, device, wanted
+    def __init__(self, host: str, transport: Transport, wanted: Callable[[], bool]) -> None:
+        self._host, self._transport, self._wanted = host, transport, wanted
         self._store: Any = None  # own
         self._told: TrainSession | None = None  # the newest session
         self._formed: TrainSession | None = None  # the one whose members sum now
         self._spent: TrainSession | None = None  # its group has come apart: only a newer session helps
-        self._group: Any = None
+        self._group: Group | None = None
         self._work: Any = None  # a collective that is under way
         self._abandoned: list[tuple[float, Any, Any]] = []  # groups whose end would wait for a collective
         self._rendezvous: Rendezvous | None = None
@@ -126,15 +127,24 @@ class Members:
     def reduce(self, sums: Tensor) -> None:
         """`drafter.training.trainer.Reduce`: sum over the members, in place. Raises BrokenGroupError; `sums` is then
         as it was."""
-        tail = torch.tensor([float(self._goes_on()), float(self._wanted())], device=sums.device)
-        buffer = torch.cat((sums, tail))
+        group = self._group
+        assert group is not None
+        tail = torch.tensor([float(self._goes_on()), float(self._wanted())])
         try:
-            self._wait(self._group.allreduce([buffer]))
+            if self._transport.apart:  # hosts first: see `actors.spot.groups`
+                self._wait(group.hosts.allreduce([tail]))
+                buffer = sums.to(group.place, copy=True)
+                self._wait(group.carrier.allreduce([buffer]), on_devices=group.devices is not None)
+                sums.copy_(buffer)
+            else:
+                buffer = torch.cat((sums, tail))
+                self._wait(group.hosts.allreduce([buffer]))
+                sums.copy_(buffer[: len(sums)])
+                tail = buffer[len(sums) :]
         except RuntimeError as error:
-            self._dissolve(self._formed)
+            self._dissolve(self._formed, broken=True)
             raise BrokenGroupError(str(error).partition("\n")[0]) from error
-        sums.copy_(buffer[: len(sums)])
-        self._ends = bool(buffer[len(sums) :].any())
+        self._ends = bool(tail.any())
 
     def part(self) -> None:
         """Come apart from a group of several, because this member's state is no longer theirs."""
@@ -158,34 +168,41 @@ class Members:
         session = rendezvous.session
         self._formed = None
         try:
-            made = rendezvous.group(self._device, self._host)
+            made = rendezvous.group(self._transport, self._host)
             self._until(lambda: made() is not None)
             self._group = made()
             self._agree(session, step, state, load)
         except RuntimeError as error:
-            self._dissolve(session)
+            rendezvous.give_up()
+            if self._group is None:
+                self._transport.gave_up(str(error).partition("\n")[0])
+            self._dissolve(session, broken=True)
             raise BrokenGroupError(f"epoch {session.epoch}: {str(error).partition(chr(10))[0]}") from error
         self._rendezvous, self._formed = None, session
 
     def _agree(self, session: TrainSession, step: int, state: State, load: Callable[[State], None]) -> None:
         """Take the leader's state if any member's differs from it."""
-        mine = torch.tensor([step, fingerprint(state)], device=self._device)
+        group = self._group
+        assert group is not None
+        mine = torch.tensor([step, fingerprint(state)])
         everyones = [torch.empty_like(mine) for _ in session.members]
-        self._wait(self._group.allgather([everyones], [mine]))
+        self._wait(group.hosts.allgather([everyones], [mine]))
         if all(torch.equal(everyones[0], other) for other in everyones):
             return
         received = {}
         for name, tensor in state.items():
-            flat = tensor.detach().to(self._device, copy=True).reshape(-1)
-            self._wait(self._group.broadcast(flat, 0))
+            flat = tensor.detach().to(group.place, copy=True).reshape(-1)
+            self._wait(group.carrier.broadcast(flat, 0), on_devices=group.devices is not None)
             received[name] = flat.view(tensor.shape)
         if not torch.equal(mine, everyones[0]):
             load(received)
 
-    def _dissolve(self, spent: TrainSession | None = None) -> None:
-        """No group any more; `spent` will have none again."""
+    def _dissolve(self, spent: TrainSession | None = None, *, broken: bool = False) -> None:
+        """No group any more; `spent` will have none again. `broken`: a collective may hang in it."""
         now_s = time.monotonic()
         self._abandoned = [entry for entry in self._abandoned if now_s - entry[0] < 2 * LIMIT_S]
+        if self._group is not None:
+            self._group.end(broken=broken or self._work is not None)
         if self._work is not None and not self._work.is_completed():
             self._abandoned.append((now_s, self._group, self._work))
         self._group = self._work = None
@@ -199,9 +216,9 @@ class Members:
             self._rendezvous.withdraw()
         self._rendezvous = None
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Any, *, on_devices: bool = False) -> None:
         self._work = work
-        self._until(lambda: finished(work, self._device))
+        self._until(lambda: finished(work, on_devices=on_devices))
         self._work = None
 
     def _until(self, done: Callable[[], bool]) -> None:
@@ -217,10 +234,23 @@ class Members:
 
 
 def fingerprint(state: State) -> int:
-    """Equal for equal tensors. Sums of bit patterns: exact, whatever the order of additions, and fast on any device."""
-    total = 0
-    for index, name in enumerate(sorted(state)):
+    """Equal for equal tensors. Sums of bit patterns: exact, whatever the order of additions, and fast on any device,
+    which is waited for once."""
+    sums: list[Tensor] = []
+    for name in sorted(state):
         tensor = state[name].detach()
         bits = tensor.view(torch.int32) if tensor.dtype is torch.float32 else tensor
-        total = (total * 1_000_003 + index + int(bits.sum(dtype=torch.int64))) & (2**63 - 1)
+        sums.append(bits.sum(dtype=torch.int64))
+    total = 0
+    for index, number in enumerate(_on_host(sums)):
+        total = (total * 1_000_003 + index + number) & (2**63 - 1)
     return total
+
+
+def _on_host(scalars: Sequence[Tensor]) -> list[int]:
+    """int64 scalars of several devices, in one copy from each."""
+    found = dict[int, int]()
+    for device in {scalar.device for scalar in scalars}:
+        own = [index for index, scalar in enumerate(scalars) if scalar.device == device]
+        found |= zip(own, torch.stack([scalars[index] for index in own]).tolist(), strict=True)
+    return [found[index] for index in range(len(scalars))]

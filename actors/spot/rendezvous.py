@@ -12,16 +12,15 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from actors.spot.groups import Group, Transport, connect
 from actors.spot.types import TrainSession
 
 LIMIT_S = 10.0  # rendezvous and collectives
 COME_S = 4.0  # for all members; then those who are there begin
 _QUIET_S = 1.0  # nobody else has come meanwhile: the members of a group that ends need a moment for it
 _CONNECT_S = 0.5
-_SLICE_S = 0.05
 
 
 def open_store(host: str) -> Any:
@@ -44,6 +43,8 @@ class Rendezvous:
         self._since_s = time.monotonic()
         self._seen: tuple[frozenset[int], float] = frozenset(), self._since_s  # late ranks, and when the last one came
         self.left_out = False  # the others began without this member
+        self._found: Group | RuntimeError | None = None
+        self._given_up = False
 
     def complete(self) -> bool:
         """All have come, or all that will: `session` says who. The leader has seen them, the others have its word."""
@@ -91,28 +92,40 @@ class Rendezvous:
             members = tuple(session.members[rank] for rank in ranks)
             self.session = replace(session, members=members, rank=ranks.index(session.rank))
 
+    def give_up(self) -> None:
+        """Nobody waits for the group any more: if it is made all the same, it is ended."""
+        self._given_up = True
+        if isinstance(self._found, Group):
+            self._found.end(broken=True)
+
     def withdraw(self) -> None:
         """This member will not come after all."""
         if self._said:
             with suppress(RuntimeError):
                 self._client.delete_key(self._here(self._rank))
 
-    def group(self, device: torch.device, host: str) -> Callable[[], Any]:
+    def group(self, transport: Transport, host: str) -> Callable[[], Group | None]:
         """Start making the process group, which all must do now; the result is None until it is made. That raises
         RuntimeError if it failed."""
-        found: list[Any] = []
 
         def make() -> None:
             try:
-                store = dist.PrefixStore(self._prefix, self._client)  # type: ignore[attr-defined]
-                found.append(_process_group(store, self.session, device, host))
-            except RuntimeError as error:
-                found.append(error)
+                client = self._client
+                if transport.apart:
+                    # One of its own: NCCL waits in it for a member that is lost meanwhile, and the next epoch must not.
+                    client = _connect(f"{host}:{client.port}" if self._leads else self.session.store)
+                store = dist.PrefixStore(self._prefix, client)  # type: ignore[attr-defined]
+                made = connect(store, self.session, transport, host, LIMIT_S)
+                self._found = made
+                if self._given_up:
+                    made.end(broken=True)
+            except (RuntimeError, OSError) as error:
+                self._found = RuntimeError(str(error))
 
-        def result() -> Any:
-            if found and isinstance(found[0], RuntimeError):
-                raise found[0]
-            return found[0] if found else None
+        def result() -> Group | None:
+            if isinstance(self._found, RuntimeError):
+                raise self._found
+            return self._found
 
         threading.Thread(target=make, name="group", daemon=True).start()
         return result
@@ -135,36 +148,9 @@ class Rendezvous:
         return f"{self._prefix}/here/{rank}"
 
 
-def finished(work: Any, device: torch.device) -> bool:
-    """Wait for a collective, but only for a moment. Raises RuntimeError if it has failed."""
-    if device.type == "cuda":
-        if not work.is_completed():
-            time.sleep(0.001)
-            return False
-    else:
-        with suppress(RuntimeError):  # Not yet; or it failed, which is asked below.
-            work.wait(timedelta(seconds=_SLICE_S))
-        if not work.is_completed():
-            return False
-    work.wait()
-    return True
-
-
 def _connect(address: str) -> Any:
     """Raises OSError at once if nobody listens; torch's store would try until its timeout."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     timeout = timedelta(seconds=LIMIT_S)
     return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-
-
-def _process_group(store: Any, session: TrainSession, device: torch.device, host: str) -> Any:
-    timeout, size = timedelta(seconds=LIMIT_S), len(session.members)
-    if device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        return dist.ProcessGroupNCCL(store, session.rank, size, nccl)
-    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    gloo._timeout = timeout
-    return dist.ProcessGroupGloo(store, session.rank, size, gloo)

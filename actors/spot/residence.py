@@ -3,8 +3,10 @@ optimizer are in pinned host memory, and the engine has the device's memory (but
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
@@ -18,17 +20,20 @@ class Residence:
         self._home, self._device = home, device
         self._moves = device.type != "cpu" if moves is None else moves
         self._away: DrafterTrainer | None = None
-        if device.type == "cuda":
+        self.pins = device.type == "cuda"  # what stays on the host, so that moving it waits for nothing
+        if self.pins:
             moments = [t for name, t in home.state_dict().items() if not name.startswith("model.")]
             for tensor in (*home.model.parameters(), *moments):
                 tensor.data = tensor.data.pin_memory()
+            home.set_head(pinned(home.head))
 
     @property
     def trainer(self) -> DrafterTrainer:
         return self._away or self._home
 
     def set_head(self, head: TargetHead) -> None:
-        """A new version of the target; `head` is on the host. Raises ValueError for another network's."""
+        """A new version of the target; `head` is on the host, pinned where `pins`. Raises ValueError for another
+        network's."""
         self._home.set_head(head)
         if self._away is not None:
             self._away.set_head(on_device(head, self._device))
@@ -39,19 +44,30 @@ class Residence:
             home = self._home
             head = on_device(home.head, self._device)
             self._away = DrafterTrainer(head, home.options, device=self._device, model=home.model)
-            self._away.load_state_dict(home.state_dict())
+            self._away.load_state_dict(home.state_dict(), non_blocking=self.pins)
 
     def move_out(self) -> None:
         """Give all device memory back."""
         if self._away is not None:
-            self._home.load_state_dict(self._away.state_dict())
+            self._home.load_state_dict(self._away.state_dict(), non_blocking=self.pins)
+            if self.pins:
+                torch.cuda.current_stream(self._device).synchronize()  # once, for all tensors
             self._away = None
-            if self._device.type == "cuda":
+            if self.pins:
                 torch.cuda.empty_cache()
 
 
 def on_device(head: TargetHead, device: torch.device) -> TargetHead:
     """The same tensors on another device; a tied head stays tied."""
-    embedding = head.embedding.to(device)
-    lm_head = embedding if head.lm_head is head.embedding else head.lm_head.to(device)
-    return dataclasses.replace(head, embedding=embedding, norm=head.norm.to(device), lm_head=lm_head)
+    return _converted(head, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pinned(head: TargetHead) -> TargetHead:
+    """The same tensors in pinned memory."""
+    return _converted(head, lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory())
+
+
+def _converted(head: TargetHead, convert: Callable[[Tensor], Tensor]) -> TargetHead:
+    embedding = convert(head.embedding)
+    lm_head = embedding if head.lm_head is head.embedding else convert(head.lm_head)
+    return dataclasses.replace(head, embedding=embedding, norm=convert(head.norm), lm_head=lm_head)

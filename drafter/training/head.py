@@ -45,9 +45,15 @@ class TargetHead:
 
     @classmethod
     def unpacked(
-        cls, config: ModelConfig, manifest: WeightsManifest, buffer: Buffer, device: torch.device | str = "cpu"
+        cls,
+        config: ModelConfig,
+        manifest: WeightsManifest,
+        buffer: Buffer,
+        device: torch.device | str = "cpu",
+        *,
+        pin: bool = False,
     ) -> "TargetHead":
-        """Out of a whole target's weights, or of those that `cut_head` left; copied.
+        """Out of a whole target's weights, or of those that `cut_head` left; copied, `pin`: into pinned host memory.
 
         Raises ValueError if a tensor is missing or has another shape than `config` says."""
         found = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}
@@ -60,7 +66,11 @@ class TargetHead:
                 raise ValueError(
                     f"target weights version {manifest.version}: {name} {has}, the model has {list(shape)}"
                 )
-        kept = {name: found[name].to(device, copy=True) for name in shapes}
+        place = "cpu" if pin else device
+        kept = {
+            name: torch.empty(shapes[name], dtype=found[name].dtype, device=place, pin_memory=pin).copy_(found[name])
+            for name in shapes
+        }
         head = kept.get(HEAD, kept[EMBEDDING])
         return cls(
             config=config,

@@ -70,7 +70,7 @@ class DrafterTrainer:
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=options.learning_rate, betas=options.betas, eps=_EPS
         )
-        self._counters = torch.zeros(2, dtype=torch.int64)  # steps; steps of the warm-up done
+        self._counters = torch.zeros(2, dtype=torch.int64)  # on the host: steps; steps of the warm-up done
         self._create_moments()
 
     def set_head(self, head: TargetHead) -> None:
@@ -185,12 +185,12 @@ class DrafterTrainer:
             return False
         if norm > self.options.max_grad_norm:
             self._sums[:-1] *= self.options.max_grad_norm / norm
-        warm = min(1.0, (int(self._counters[1]) + 1) / max(self.options.warmup_steps, 1))
+        warm = min(1.0, (self._counters.tolist()[1] + 1) / max(self.options.warmup_steps, 1))
         for group in self._optimizer.param_groups:
             group["lr"] = self.options.learning_rate * warm * self.rate_scale
         self._optimizer.step()
         self._counters += 1
-        self.steps = int(self._counters[0])
+        self.steps = self._counters.tolist()[0]
         return True
 
     def _create_moments(self) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 Algorithm = Literal["eagle", "hass", "eagle3", "osd"]
+Collectives = Literal["auto", "gloo"]
 
 
 class RecordingOptions(BaseModel, frozen=True, extra="forbid"):
@@ -73,6 +74,10 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
     ] = 0.0
     checkpoint_every: Annotated[int, Field(ge=1, description="micro-steps between checkpoints")] = 50
     checkpoint_keep: Annotated[int, Field(ge=1)] = 2
+    collectives: Annotated[
+        Collectives,
+        Field(description="how trainers sum gradients; auto: NCCL between GPUs; gloo: always over the hosts, slower"),
+    ] = "auto"
     stop_timeout_s: Annotated[float, Field(gt=0, description="a trainer that has not stopped by then is killed")] = 2.0
     seed: int = 0
     offline: Annotated[

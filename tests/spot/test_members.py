@@ -11,6 +11,7 @@ import torch
 
 from actors.spot import members as members_module
 from actors.spot import rendezvous
+from actors.spot.groups import Transport
 from actors.spot.members import BrokenGroupError, Members, fingerprint
 from actors.spot.types import TrainSession
 from drafter.training.head import TargetHead
@@ -34,7 +35,7 @@ class Member:
     def __init__(self, name: str, head: TargetHead, seed: int = 0, host: str = "127.0.0.1") -> None:
         self.name, self.trainer = name, DrafterTrainer(head, options_of(), seed=seed)
         self.wanted = False
-        self.members = Members(host, CPU, lambda: self.wanted)
+        self.members = Members(host, Transport(CPU), lambda: self.wanted)
         self.loads = 0
 
     def enter(self, session: int, epoch: int, members: str, store: str = "") -> str:

@@ -1,0 +1,110 @@
+"""The process groups of one epoch: gloo says who is there, and sums whatever lies on hosts; NCCL sums between devices.
+
+Owns which of the two carries gradients. Each micro-step's gloo collective comes first, so that a member that is gone is
+missed on the hosts, by its closed socket, before a device waits for it; one that goes later is missed by the deadline
+of whoever waits (`actors.spot.members`).
+
+Why NCCL at all: the gradients of a 7B target's drafter are 1.0 GB (258 million parameters), which gloo takes about a
+second for, ten times as long as the micro-step; NVLink takes 5 ms, PCIe 80 ms.
+"""
+
+import logging
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from actors.spot.types import TrainSession
+from models.nccl import abort_group, has_nccl, nccl_group
+from policies.drafter.options import Collectives
+
+_LOG = logging.getLogger(__name__)
+_SLICE_S = 0.05
+_READ_S = 1.0  # for others to read the last of a collective
+_ATTEMPTS = 2  # to connect NCCL, one after the other: a member may be lost meanwhile, but hardly twice
+
+
+class Transport:
+    """What this process may sum gradients with, and what it learned of it."""
+
+    def __init__(self, device: torch.device, collectives: Collectives = "auto") -> None:
+        self.device = device
+        self.apart = device.type != "cpu"  # gradients are not where gloo sums
+        self.nccl = collectives == "auto" and device.type == "cuda" and has_nccl()
+        self._connecting = False
+        self._failures = 0
+
+    def connecting(self) -> None:
+        """NCCL begins to connect the members."""
+        self._connecting = True
+
+    def connected(self) -> None:
+        """It has."""
+        self._connecting, self._failures = False, 0
+
+    def gave_up(self, why: str) -> None:
+        """No group was made. If it was for NCCL, and not the first time, sums go through the hosts from now on, which
+        always works."""
+        self._failures += self._connecting
+        self._connecting = False
+        if self.nccl and self._failures >= _ATTEMPTS:
+            self.nccl = False
+            _LOG.warning(
+                "NCCL did not connect the members of a training session (%s): their gradients are summed over the "
+                "hosts' network from now on, which is slower; drafter.collectives=gloo does so from the start",
+                why,
+            )
+
+
+class Group:
+    """Members that are connected. Works are polled with `finished`."""
+
+    def __init__(self, hosts: Any, devices: Any, device: torch.device) -> None:
+        """`hosts`: gloo. `devices`: NCCL between devices like `device`, else None."""
+        self.hosts, self.devices = hosts, devices
+        self.carrier = hosts if devices is None else devices  # of gradients and states
+        self.place = torch.device("cpu") if devices is None else device  # where `carrier` wants them
+
+    def end(self, *, broken: bool) -> None:
+        """No collective of it any more. `broken`: one may hang in it."""
+        if self.devices is not None:
+            abort_group(self.devices, 0.0 if broken else _READ_S)
+
+
+def connect(store: Any, session: TrainSession, transport: Transport, host: str, timeout_s: float) -> Group:
+    """The group of an epoch, which all its members make now; blocks, for a thread. Raises RuntimeError."""
+    rank, size = session.rank, len(session.members)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout = timedelta(seconds=timeout_s)
+    hosts: Any = dist.ProcessGroupGloo(store, rank, size, gloo)
+    if not transport.apart:
+        return Group(hosts, None, transport.device)
+    everyone = torch.tensor([float(transport.nccl)])
+    hosts.allreduce([everyone]).wait()
+    if int(everyone) < size:
+        return Group(hosts, None, transport.device)
+    transport.connecting()
+    prefix = dist.PrefixStore("nccl", store)  # type: ignore[attr-defined]
+    devices = nccl_group(prefix, rank, size, transport.device, timeout_s)
+    transport.connected()
+    return Group(hosts, devices, transport.device)
+
+
+def finished(work: Any, *, on_devices: bool) -> bool:
+    """Wait for a collective, but only for a moment. Raises RuntimeError if it has failed."""
+    if on_devices:
+        if not work.is_completed():  # also once it has failed
+            time.sleep(0.001)
+            return False
+        work.wait(timedelta(seconds=_SLICE_S))  # with a timeout NCCL raises what went wrong, without it does not
+        return True
+    with suppress(RuntimeError):  # Not yet; or it failed, which is asked below.
+        work.wait(timedelta(seconds=_SLICE_S))
+    if not work.is_completed():
+        return False
+    work.wait()
+    return True
