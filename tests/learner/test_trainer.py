@@ -226,8 +226,14 @@ def test_bfloat16_compute_keeps_float32_masters(model_dir: Path) -> None:
 @pytest.mark.parametrize("learner", [{}, {"implementation": "transformers"}], ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("chunk_rows", [7, 1000])
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
 def test_what_is_computed_again_in_bfloat16_is_what_was_computed(
-    model_dir: Path, tmp_path: Path, chunk_rows: int, checkpointing: bool, learner: dict[str, str]
+    model_dir: Path,
+    tmp_path: Path,
+    chunk_rows: int,
+    checkpointing: bool,
+    learner: dict[str, str],
+    entropy_coef: float,
 ) -> None:
     """The head's chunks and checkpointed layers run a second time in the backward pass: in bfloat16, too."""
     make_trainer(model_dir).export(tmp_path / "model")
@@ -236,7 +242,7 @@ def test_what_is_computed_again_in_bfloat16_is_what_was_computed(
         optimizer = OptimizerOptions(lr=1e-2, eps=0.1)  # smooth: the head sums chunks in bfloat16
         trainer = make_trainer(
             tmp_path / "model",
-            objective=KL,
+            objective=KL.model_copy(update={"entropy_coef": entropy_coef}),
             optimizer=optimizer,
             init="checkpoint",
             autocast_bf16=True,

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from actors.spot import groups, rendezvous
+from actors.spot import groups
 from actors.spot import members as members_module
 from actors.spot.groups import Transport
 from actors.spot.members import BrokenGroupError
@@ -23,7 +23,7 @@ from models.checkpoint import load_model
 from tests.spot.support import record, save_target
 from tests.spot.test_members import CPU, Member, together
 
-LIMIT_S = 1.5
+LIMIT_S = 6.5  # a machine without a name server takes 5 s for a new connection now and then
 Hook = Callable[[int], None]  # of the rank that comes to a place
 
 
@@ -67,7 +67,7 @@ class PretendedNccl:
         self.world, self.rank, self.timeout_s, self.aborted = world, rank, timeout_s, threading.Event()
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=20)
+        options._timeout = timedelta(seconds=2 * LIMIT_S)
         self._inner: Any = dist.ProcessGroupGloo(store, rank, size, options)
 
     def allreduce(self, tensors: list[torch.Tensor]) -> PretendedWork:
@@ -110,7 +110,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Members made by `member` have devices, between which a pretended NCCL sums."""
     found = World()
     monkeypatch.setattr(groups, "nccl_group", found.make)
-    monkeypatch.setattr(rendezvous, "LIMIT_S", LIMIT_S)
     monkeypatch.setattr(members_module, "LIMIT_S", LIMIT_S)
     yield found
     assert found.ended == [], "a watchdog ended a process"
@@ -135,7 +134,7 @@ def group(head: TargetHead, names: str) -> list[Member]:
     """Of equal state."""
     members = [member(name, head) for name in names]
     enter(members, 1)
-    assert all(together(*(m.gather for m in members)))
+    assert all(together(*(lambda m=m: m.gather(20.0) for m in members)))
     return members
 
 
@@ -147,7 +146,7 @@ def test_sums_between_devices_are_those_between_hosts(world: World, head: Target
     ours = group(head, "ab")
     theirs = [Member(name, head) for name in "ab"]
     enter(theirs, 1)
-    assert all(together(*(m.gather for m in theirs)))
+    assert all(together(*(lambda m=m: m.gather(20.0) for m in theirs)))
     for seed in (0, 2, 4):
         train(ours, seed)
         train(theirs, seed)
@@ -158,14 +157,16 @@ def test_sums_between_devices_are_those_between_hosts(world: World, head: Target
 def test_who_joins_gets_the_state_between_devices(world: World, head: TargetHead) -> None:
     a, b = member("a", head), member("b", head, seed=1)
     enter([a, b], 1)
-    assert all(together(a.gather, b.gather))
+    assert all(together(lambda: a.gather(20.0), lambda: b.gather(20.0)))
     assert (a.loads, b.loads) == (0, 1)
     train([a, b], 0)
     assert a.fingerprint() == b.fingerprint()
 
 
-@pytest.mark.parametrize("place", ["connect", "state", "hosts", "sum"])
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "lost"), [("connect", 2), ("state", 0), ("hosts", 0), ("hosts", 2), ("sum", 0), ("sum", 2)]
+)
 def test_survivors_go_on_wherever_a_member_is_lost(world: World, head: TargetHead, place: str, lost: int) -> None:
     members = [member(name, head, seed=9 if place == "state" and name == "b" else 0) for name in "abc"]
     if place in ("connect", "state"):
@@ -176,7 +177,7 @@ def test_survivors_go_on_wherever_a_member_is_lost(world: World, head: TargetHea
 
     def gathers(m: Member) -> bool:
         try:
-            return m.gather(LIMIT_S + 2.0)
+            return m.gather(20.0)
         except BrokenGroupError:
             return False
         except Lost:
@@ -206,17 +207,17 @@ def test_survivors_go_on_wherever_a_member_is_lost(world: World, head: TargetHea
 
         start_s = time.monotonic()
         assert all(together(*(lambda m=m: drops(m) for m in members)))
-        assert time.monotonic() - start_s < LIMIT_S + 5.0
+        assert time.monotonic() - start_s < LIMIT_S + 12.0
     assert [m.fingerprint() for m in survivors] == before, "nothing changed"
     broken = list(world.made)
     enter(survivors, 2)
-    assert all(together(*(m.gather for m in survivors)))
+    assert all(together(*(lambda m=m: m.gather(20.0) for m in survivors)))
     train(survivors, 20)
     assert len({m.fingerprint() for m in survivors}) == 1
     assert survivors[0].trainer.steps == (1 if place in ("connect", "state") else 2)
     assert len(world.made) == len(broken) + 2, "a communicator of their own"
     for each in broken:
-        assert each.aborted.wait(10.0), f"rank {each.rank} still hangs"
+        assert each.aborted.wait(15.0), f"rank {each.rank} still hangs"
 
 
 def test_an_ended_group_is_aborted_when_others_have_read_it(world: World, head: TargetHead) -> None:
@@ -225,7 +226,7 @@ def test_an_ended_group_is_aborted_when_others_have_read_it(world: World, head: 
     start_s = time.monotonic()
     for m in members:
         m.members.leave()
-    assert time.monotonic() - start_s < 0.5, "nobody waits for it"
+    assert time.monotonic() - start_s < 0.9, "nobody waits for it"
     assert all(each.aborted.wait(10.0) for each in world.made)
 
 
@@ -240,13 +241,13 @@ def test_nccl_that_never_connects_is_given_up_for_the_hosts_network(
 
             def fails(m: Member) -> bool:
                 with pytest.raises(BrokenGroupError, match="unhandled system error"):
-                    m.gather()
+                    m.gather(20.0)
                 return True
 
             assert all(together(*(lambda m=m: fails(m) for m in members)))
         assert [("drafter.collectives=gloo" in r.getMessage()) for r in caplog.records] == [True, True]
     enter(members, 3)
-    assert all(together(*(m.gather for m in members)))
+    assert all(together(*(lambda m=m: m.gather(20.0) for m in members)))
     train(members, 0)
     assert members[0].fingerprint() == members[1].fingerprint()
 
@@ -254,7 +255,7 @@ def test_nccl_that_never_connects_is_given_up_for_the_hosts_network(
 def test_one_member_without_nccl_takes_all_to_the_hosts_network(world: World, head: TargetHead) -> None:
     members = [member("a", head), member("b", head, seed=1, has_nccl=False)]
     enter(members, 1)
-    assert all(together(*(m.gather for m in members)))
+    assert all(together(*(lambda m=m: m.gather(20.0) for m in members)))
     train(members, 0)
     assert members[0].fingerprint() == members[1].fingerprint()
     assert not world.made
