@@ -14,17 +14,22 @@ from models.auto import AutoTransformer
 from models.config import ModelConfig, UnsupportedModelError, read_config
 from models.directory import SafetensorsDirectory, WeightsMismatchError, write_checkpoint
 from models.layout import Slice
+from models.manifest import WeightsManifest
+from models.pieces import Scatter, from_host
 from models.transformer import Transformer
+from models.weights import Buffer, unpack
 
 __all__ = [
     "WeightsMismatchError",
     "hf_shapes",
     "hf_state_dict",
+    "hf_targets",
     "hf_tensors",
     "init_model",
     "load_causal_model",
     "load_hf_state_dict",
     "load_model",
+    "load_packed",
     "parameter_count",
     "read_config",
     "save_model",
@@ -157,6 +162,12 @@ def _gathered(
     return model.as_stored(tensors) if isinstance(model, AutoTransformer) else tensors
 
 
+def hf_targets(model: Transformer) -> dict[str, Tensor]:
+    """By Hugging Face name, the live memory of each unfused tensor: rows of our parameters. Not of a sharded model."""
+    parameters = _tensors(model)
+    return {piece.hf_name: parameters[piece.parameter].detach()[piece.start : piece.stop] for piece in model.layout()}
+
+
 @torch.no_grad()
 def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> None:
     """Copy unfused tensors into the model, in place, converting dtype; nothing is changed if names or shapes differ.
@@ -177,6 +188,24 @@ def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> Non
         if index + 1 == len(layout) or layout[index + 1].parameter != piece.parameter:
             copy_full(target, torch.cat(fused))
             fused = []
+
+
+def load_packed(model: Transformer, manifest: WeightsManifest, buffer: Buffer) -> None:
+    """Copy the weights of a flat buffer into the model, in place; nothing changes if checksum, names or shapes differ.
+
+    Onto CUDA in pieces through pinned memory, where the dtype is the model's: never a pageable copy. Raises
+    WeightsCorruptError, WeightsMismatchError.
+    """
+    named = dict(unpack(manifest, buffer))
+    targets = hf_targets(model)
+    device = next(iter(targets.values())).device
+    fits = {name: (t.shape, t.dtype) for name, t in named.items()} == {
+        name: (t.shape, t.dtype) for name, t in targets.items()
+    }
+    if device.type == "cuda" and fits:
+        from_host(buffer, Scatter(manifest.tensors, targets), device)
+    else:
+        load_hf_state_dict(model, named)
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@ where they are, and scattered into tensors again elsewhere. Owns the order of by
 never decides where pieces go.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -108,6 +109,28 @@ def to_host(pieces: Iterable[Tensor], out: _Bytes, device: torch.device) -> None
         before = start, held, arrived
         start += piece.numel()
     finish(before)
+
+
+def from_host(buffer: _Bytes, scatter: "Scatter", device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
+    """Scatter a whole buffer into tensors on a CUDA device, through two pinned buffers: while the device copies out of
+    the one, the host fills the other. Waits for the device."""
+    pinned = [torch.empty(min(piece_bytes, buffer.size), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    copied: list[torch.cuda.Event | None] = [None, None]
+    with warnings.catch_warnings():  # of Ray's read-only buffers, which are only read here
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        whole = torch.from_numpy(buffer)
+    for index, start in enumerate(range(0, buffer.size, piece_bytes)):
+        before = copied[index % 2]
+        if before is not None:
+            before.synchronize()
+        piece = whole[start : start + piece_bytes]
+        held = pinned[index % 2][: piece.numel()]
+        held.copy_(piece)
+        scatter.take(held)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        copied[index % 2] = event
+    torch.cuda.current_stream(device).synchronize()
 
 
 class PieceSums:

@@ -27,6 +27,7 @@ class Capabilities:
     # It computes with the learner's own network: their log-probs agree up to rounding at most, whatever the dtype
     learner_network: bool = False
     tensor_parallel: bool = False  # one engine can use several GPUs
+    pieces: bool = False  # it takes new weights piece by piece from the learner's devices
     max_temperature: float = math.inf
 
 
@@ -37,6 +38,7 @@ NATIVE = Capabilities(
     batch_invariant=True,
     logprobs_t1=True,
     learner_network=True,
+    pieces=True,
 )
 VLLM = Capabilities(drafters=frozenset({"ngram", "suffix", "eagle", "self"}), tensor_parallel=True, max_temperature=2.0)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from actors.engine.types import DrafterLoaded, DraftersSaved, Request, Slept, WeightsLoaded
+from actors.handoff.types import Offer
 from models.manifest import WeightsManifest
 
 A = TypeVar("A")
@@ -48,6 +49,14 @@ class UpdateWeights(Answered[WeightsLoaded]):
     engine, with the reason."""
 
     manifest: WeightsManifest
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveWeights(Answered[WeightsLoaded]):
+    """The target's weights piece by piece from the learner's devices (`actors.handoff`). Where that fails the answer
+    says why: the engine has the weights it had, or, if they are half overwritten, does nothing until UpdateWeights."""
+
+    offer: Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +100,14 @@ class UpdateDrafter(Answered[DrafterLoaded]):
 
 
 EngineCommand = (
-    Submit | Abort | UpdateWeights | Sleep | Wake | Remember | SaveDrafters | LoadDrafters | UpdateDrafter
+    Submit
+    | Abort
+    | UpdateWeights
+    | ReceiveWeights
+    | Sleep
+    | Wake
+    | Remember
+    | SaveDrafters
+    | LoadDrafters
+    | UpdateDrafter
 )  # every one that an engine obeys

@@ -215,6 +215,8 @@ class WeightsLoaded(Answer):
     version: int
     checksum: int
     seconds: float
+    way: str = "store"  # how they came: "store", "ipc" or "broadcast"
+    failure: str = ""  # why weights that were offered did not come: `version` is not theirs
 
 
 @dataclass(frozen=True, slots=True)

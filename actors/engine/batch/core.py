@@ -10,6 +10,7 @@ from actors.engine.commands import (
     Abort,
     EngineCommand,
     LoadDrafters,
+    ReceiveWeights,
     Remember,
     SaveDrafters,
     Sleep,
@@ -20,6 +21,7 @@ from actors.engine.commands import (
 )
 from actors.engine.shared_rollouts import unpack
 from actors.engine.types import Answer, DrafterLoaded, DraftersSaved, Event, Request, Slept, WeightsLoaded
+from actors.handoff.types import Offer
 from models.manifest import WeightsManifest
 
 Bytes = NDArray[np.uint8]
@@ -34,6 +36,7 @@ class BatchEngine(Protocol):
     def submit(self, requests: Sequence[Request]) -> None: ...
     def abort(self, request_ids: Sequence[int]) -> None: ...
     def update_weights(self, manifest: WeightsManifest, buffer: Bytes) -> WeightsLoaded: ...
+    def receive_weights(self, offer: Offer) -> WeightsLoaded: ...
     def update_drafter(self, name: str, manifest: WeightsManifest, buffer: Bytes) -> DrafterLoaded: ...
     def remember(self, prompts: TokenLists, responses: TokenLists) -> None: ...
     def save_drafters(self, directory: str) -> str | None: ...
@@ -63,6 +66,8 @@ class BatchCore:
                 engine.abort(request_ids)
             case UpdateWeights(manifest):
                 return engine.update_weights(manifest, _given(memory))
+            case ReceiveWeights(offer):
+                return engine.receive_weights(offer)
             case Sleep():
                 try:
                     engine.sleep()

@@ -42,10 +42,11 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
+from actors.handoff.receive import Receiver
+from actors.handoff.types import HandOffError, Offer
 from drafter.build import history_tokens
 from drafter.protocol import Drafter, GraphCapture, KVPlaces, TrainedDrafter
-from models import weights
-from models.checkpoint import load_hf_state_dict
+from models.checkpoint import hf_targets, load_packed
 from models.manifest import WeightsManifest
 from models.transformer import Transformer
 from policies.speculation.budget import DraftBudget
@@ -163,10 +164,14 @@ class NativeEngine:
         self._clock = clock
         self._account = StepAccount(self._table, self._speculator, prompts, on_step)
         self._idle = True
+        self._receiver: Receiver | None = None  # made when weights are offered first
+        self._half_loaded = False
 
     @property
     def has_work(self) -> bool:
-        """True while `step` has something to do or to tell."""
+        """True while `step` has something to do or to tell, and whole weights to do it with."""
+        if self._half_loaded:
+            return False
         return self._scheduler.has_work or bool(self._events) or not self._idle
 
     def use(self, policy: StrategyPolicy | None) -> None:
@@ -230,15 +235,34 @@ class NativeEngine:
         Raises models.weights.WeightsCorruptError, or models.checkpoint.WeightsMismatchError, before anything changed.
         """
         start_s = self._clock()
-        load_hf_state_dict(self._model, dict(weights.unpack(manifest, buffer)))  # Computes and checks the checksum.
+        load_packed(self._model, manifest, buffer)  # Computes and checks the checksum.
+        self._holds(manifest.version)
+        return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
+
+    def receive_weights(self, offer: Offer) -> WeightsLoaded:
+        """As `update_weights`, piece by piece from the learner. Never raises for what fails there: the answer says why,
+        and an engine whose weights are half overwritten then has no work until `update_weights` gives it whole ones."""
+        start_s = self._clock()
+        if self._receiver is None:
+            self._receiver = Receiver(next(self._model.parameters()).device)
+        try:
+            received = self._receiver.receive(offer, hf_targets(self._model))
+        except HandOffError as error:
+            self._half_loaded |= error.began
+            return WeightsLoaded(self._version, 0, self._clock() - start_s, failure=str(error))
+        self._holds(offer.version)
+        return WeightsLoaded(offer.version, received.checksum, self._clock() - start_s, received.way)
+
+    def _holds(self, version: int) -> None:
+        """The model's parameters are those of this version now."""
+        self._half_loaded = False
         if self._recording is not None:
-            self._tell(self._recording.new_target(manifest.version))
+            self._tell(self._recording.new_target(version))
         self._runner.weights_changed()
         self._scheduler.restart_unstarted()
-        self._version = manifest.version
+        self._version = version
         self._account.new_weights()
-        self._speculator.new_target(manifest.version)
-        return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
+        self._speculator.new_target(version)
 
     def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
         """Load new weights of a drafter in place. Never raises: a drafter that cannot take them keeps what it has, and

@@ -36,6 +36,7 @@ from actors.engine.types import (
 from actors.engine.vllm.queue import AdmissionQueue
 from actors.engine.vllm.readout import ReadStep, read_decoding, read_step
 from actors.engine.vllm.worker_drafts import WorkerDrafter
+from actors.handoff.types import Offer
 from drafter.protocol import Drafter
 from models.manifest import WeightsManifest
 from models.weights import WeightsCorruptError
@@ -201,6 +202,10 @@ class VllmEngine:
         self._account.new_weights()
         self._speculator.new_target(manifest.version)
         return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
+
+    def receive_weights(self, offer: Offer) -> WeightsLoaded:
+        """vLLM's ranks read whole tensors that lie in memory: its weights come through the object store."""
+        return WeightsLoaded(self._version, 0, 0.0, failure="vllm takes weights from the object store only")
 
     def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
         """Load new weights of a drafter in place. One that cannot take them keeps what it has; the answer says why."""

@@ -1,0 +1,151 @@
+"""One process group from the learner's rank 0 to engines: pieces by broadcast. Owns that every wait in it is bounded,
+and that a group with a lost member is left and not waited for."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actors.handoff.board import Excuse
+from actors.handoff.types import HandOffError
+
+_SLICE_S = 0.05
+_KEPT_S = 60.0  # a group that was left is not destroyed before: its end would wait for its collective
+_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+class BroadcastGroup:
+    """Of one member, 0 being the sender. It is kept from one hand-off to the next as long as the members stay the same
+    (an NCCL communicator takes seconds to make)."""
+
+    def __init__(self) -> None:
+        self.name = ""  # of the hand-off that it was formed for; "": there is none
+        self._group: Any = None
+        self._device = torch.device("cpu")
+        self._work: Any = None
+        self._left: list[tuple[float, Any, Any]] = []
+
+    def form(
+        self, store: Any, name: str, rank: int, size: int, *, host: str, device: torch.device, limit_s: float
+    ) -> None:
+        """All members call it with one name, that of the group they have or another. `store`: this member's client,
+        which nobody else uses meanwhile. `host`: its address for the others. Raises HandOffError."""
+        if self._group is not None and self.name == name:
+            return
+        self.leave()
+        made: list[Any] = []
+
+        def make() -> None:
+            try:
+                prefix = dist.PrefixStore(f"{name}/group", store)  # type: ignore[attr-defined]
+                made.append(_process_group(prefix, rank, size, host=host, device=device, limit_s=limit_s))
+            except Exception as error:
+                made.append(error)
+
+        thread = threading.Thread(target=make, name="weights-group", daemon=True)
+        thread.start()
+        thread.join(2 * limit_s)  # what it waits for has that limit itself
+        if not made:
+            raise HandOffError(f"the group for the broadcast did not form within {2 * limit_s:g} s")
+        if isinstance(made[0], Exception):
+            raise HandOffError(f"the group for the broadcast did not form: {made[0]}")
+        self._group, self._device, self.name = made[0], device, name
+
+    def start(self, piece: Tensor) -> None:
+        """Send it (rank 0) or receive into it. It must not be touched before `finish`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        try:
+            self._work = self._group.broadcast([piece], options)
+        except RuntimeError as error:
+            self.leave()
+            raise HandOffError(f"the broadcast broke: {error}") from error
+
+    def finish(self, limit_s: float, excuse: Excuse) -> None:
+        """Wait for what was started, if something was. Raises HandOffError; the group is left then."""
+        work, end_s = self._work, time.monotonic() + limit_s
+        reason: str | None = None
+        try:
+            while work is not None and reason is None and not _finished(work, self._device):
+                reason = excuse()
+                if reason is None and time.monotonic() > end_s:
+                    reason = f"a member of the broadcast is late by {limit_s:g} s"
+        except RuntimeError as error:
+            reason = f"the broadcast broke: {next(iter(str(error).splitlines()), '')}"
+        if reason is not None:
+            self.leave()
+            raise HandOffError(reason)
+        self._work = None
+
+    def leave(self) -> None:
+        """No group any more; never waits."""
+        now_s = time.monotonic()
+        self._left = [entry for entry in self._left if now_s - entry[0] < _KEPT_S]
+        group, self._group, self.name = self._group, None, ""
+        if group is not None:
+            self._left.append((now_s, group, self._work))
+            if self._device.type == "cuda":
+                threading.Thread(target=_abort, args=(group,), name="abort", daemon=True).start()
+        self._work = None
+
+
+def _finished(work: Any, device: torch.device) -> bool:
+    """Wait, but only for a moment. Raises RuntimeError if it has failed."""
+    if device.type == "cuda":
+        if not work.is_completed():
+            time.sleep(0.0005)
+            return False
+    else:
+        with suppress(RuntimeError):  # Not yet; or it failed, which is asked below.
+            work.wait(timedelta(seconds=_SLICE_S))
+        if not work.is_completed():
+            return False
+    work.wait()
+    return True
+
+
+def _process_group(store: Any, rank: int, size: int, *, host: str, device: torch.device, limit_s: float) -> Any:
+    timeout = timedelta(seconds=limit_s)
+    if device.type == "cuda":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        with _no_watchdog():
+            group: Any = dist.ProcessGroupNCCL(store, rank, size, nccl)
+        torch.cuda.set_device(device)
+        group.broadcast([torch.zeros(1, device=device)], dist.BroadcastOptions()).wait()  # the communicator, here
+        torch.cuda.synchronize(device)
+        return group
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, gloo)
+
+
+@contextmanager
+def _no_watchdog() -> Iterator[None]:
+    """NCCL's watchdog would end this process when a member is lost; here every wait is bounded by its caller."""
+    before = os.environ.get(_ERRORS)
+    os.environ[_ERRORS] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ERRORS]
+        else:
+            os.environ[_ERRORS] = before
+
+
+def _abort(group: Any) -> None:
+    """End NCCL's kernels that wait for a lost member."""
+    for name in ("abort", "_abort"):
+        if hasattr(group, name):
+            with suppress(RuntimeError):
+                getattr(group, name)()
+            return

@@ -1,0 +1,229 @@
+"""The learner's end of a hand-off: one rank's part. Owns who gets the weights in which way, and the staged pieces. It
+gathers in step with the other ranks to the end, whatever becomes of the receivers."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from actors.handoff.board import Board, Excuse, connect, now_and_then, own_address, place_of
+from actors.handoff.group import BroadcastGroup
+from actors.handoff.types import HandOffError, Sent, Terms
+from actors.handoff.window import Window
+from models.checksum import BLOCK_BYTES
+from models.manifest import TensorSpec
+from models.pieces import PIECE_BYTES, PieceSums, in_pieces
+
+COME_S = 15.0  # for receivers to say that they are there; an engine may be in the middle of a step
+PATIENCE_S = 15.0  # for a receiver to take a piece; then the others go on without it
+
+Layout = tuple[Sequence[TensorSpec], int]
+
+
+class Outlet(Protocol):
+    """One way out of the staged pieces."""
+
+    def give(self, number: int, piece: Tensor) -> None: ...
+
+    def reclaim(self, number: int) -> None:
+        """Returns when nobody needs that piece any more."""
+
+
+class Sender:
+    """Of one rank; it keeps the group of its broadcasts from one hand-off to the next."""
+
+    def __init__(self, index: int, size: int, device: torch.device, store: str) -> None:
+        """`store`: host:port of rank 0's store."""
+        self._index, self._size, self._device, self._address = index, size, device, store
+        self._client: Any = None
+        self._group = BroadcastGroup()
+        self._tokens: list[str] = []  # its members
+
+    def send(self, terms: Terms, layout: Layout, tensors: Iterator[tuple[str, Tensor]]) -> Sent | None:
+        """Hand over `tensors` (as in models.pieces.in_pieces); what was sent, from rank 0. Failures of receivers, or of
+        everything about them, are in it: they never raise."""
+        start_s = time.monotonic()
+        specs, total_bytes = layout
+        ways, sums = ["nobody came"] * terms.receivers, PieceSums()
+        outlets: list[Outlet] = []
+        window: Window | None = None
+        board: Board | None = None
+        try:
+            piece_bytes = min(PIECE_BYTES, max(1, -(-total_bytes // BLOCK_BYTES)) * BLOCK_BYTES)
+            try:
+                self._client = self._client or connect(self._address)
+                board = Board(self._client, terms.name, terms.limit_s)
+                plan = self._plan(board, terms, piece_bytes)
+                ways = plan["ways"]
+                mine = [i for i, rank in enumerate(plan["ranks"]) if rank == self._index]
+                if mine:
+                    window = Window(self._device, piece_bytes)
+                    outlets.append(_Shared(board, window, self._index, mine))
+                if self._index == 0 and plan["members"]:
+                    outlets.append(_Broadcast(board, self._group, plan, self._client, own_address(self._address)))
+            except HandOffError as error:
+                ways = [f"{way}: {error}" if way in ("ipc", "broadcast") else str(error) for way in ways]
+            if self._index == 0 or outlets:
+                staged = window.pieces if window is not None else None
+                made = in_pieces(specs, total_bytes, tensors, self._device, into=staged, piece_bytes=piece_bytes)
+                number = -1
+                for number, piece in enumerate(made):
+                    if self._index == 0:
+                        sums.add(piece)
+                    if self._device.type == "cuda":
+                        torch.cuda.current_stream(self._device).synchronize()  # others read it without this stream
+                    for outlet in outlets:
+                        outlet.give(number, piece)
+                    for outlet in outlets if number else ():
+                        outlet.reclaim(number - 1)
+                for outlet in outlets:
+                    outlet.reclaim(number)
+            if self._index != 0:
+                return None
+            sent = Sent(
+                version=terms.version,
+                checksum=sums.value(),
+                total_bytes=total_bytes,
+                seconds=time.monotonic() - start_s,
+                ways=tuple(ways),
+            )
+            if board is not None:
+                _tell(board, "sum", f"{sent.checksum:x}")
+            return sent
+        finally:
+            deque(tensors, maxlen=0)  # The other ranks are in the same gathers.
+            if window is not None:
+                window.close()
+
+    def _plan(self, board: Board, terms: Terms, piece_bytes: int) -> dict[str, Any]:
+        """Who gets the weights how. Rank 0 decides when all are there, or time is up."""
+        board.say(f"rank/{self._index}", place_of(self._device))
+        if self._index != 0:
+            board.wait(["plan"], "rank 0's plan", COME_S + PATIENCE_S)
+            plan: dict[str, Any] = board.read("plan")
+            return plan
+        end_s = time.monotonic() + COME_S
+        board.wait([f"rank/{rank}" for rank in range(self._size)], "a rank of the learner", COME_S)
+        places = [board.read(f"rank/{rank}") for rank in range(self._size)]
+        ways, ranks, members, kinds = [], [], [], [self._device.type]
+        for receiver in range(terms.receivers):
+            way, rank = "", -1
+            try:
+                board.wait([f"here/{receiver}"], "the engine", max(0.0, end_s - time.monotonic()))
+                here = board.read(f"here/{receiver}")
+                if "refuses" in here:
+                    way = here["refuses"]
+                elif here["place"] in places and terms.way != "broadcast":
+                    way, rank = "ipc", places.index(here["place"])
+                elif terms.way != "ipc":
+                    way = "broadcast"
+                    members.append((here["token"], receiver))
+                    kinds.append(here["device"])
+                else:
+                    way = "no rank of the learner is on its device, and the way is ipc"
+            except HandOffError as error:
+                way = str(error)
+            ways.append(way)
+            ranks.append(rank)
+        tokens = [token for token, _ in members]
+        kept = self._group.name if tokens == self._tokens else ""
+        self._tokens = tokens
+        plan = {
+            "ways": ways,
+            "ranks": ranks,
+            "members": [receiver for _, receiver in members],
+            "group": kept or terms.name,
+            "device": "cuda" if set(kinds) == {"cuda"} else "cpu",
+            "piece_bytes": piece_bytes,
+        }
+        board.say("plan", plan)
+        return plan
+
+
+class _Shared:
+    """To engines on this rank's device, which copy out of the window."""
+
+    def __init__(self, board: Board, window: Window, rank: int, receivers: list[int]) -> None:
+        self._board, self._rank, self._receivers = board, rank, receivers
+        try:
+            board.say(f"window/{rank}", {"memory": window.export()})
+        except HandOffError as error:
+            board.say(f"window/{rank}", {"error": str(error)})
+            self._receivers = []
+
+    def give(self, number: int, piece: Tensor) -> None:
+        if self._receivers and not _tell(self._board, f"full/{self._rank}/{number}", ""):
+            self._receivers = []
+
+    def reclaim(self, number: int) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        for receiver in list(self._receivers):
+            gone = _gone(self._board, [receiver])
+            try:
+                left_s = max(0.0, end_s - time.monotonic())
+                self._board.wait([f"taken/{receiver}/{number}"], "the engine's word", left_s, gone)
+            except HandOffError as error:
+                self._receivers.remove(receiver)
+                _tell(self._board, f"failed/{receiver}", str(error))
+            else:
+                self._board.forget([f"taken/{receiver}/{number}"])
+        self._board.forget([f"full/{self._rank}/{number}"])
+
+
+class _Broadcast:
+    """To all others, from rank 0."""
+
+    def __init__(self, board: Board, group: BroadcastGroup, plan: dict[str, Any], store: Any, host: str) -> None:
+        self._board, self._group, self._members = board, group, plan["members"]
+        self._device = torch.device(plan["device"])
+        self._active, self._started = True, -1
+        self._gone = _gone(board, self._members)
+        with self._guarded():
+            size = 1 + len(self._members)
+            group.form(store, plan["group"], 0, size, host=host, device=self._device, limit_s=PATIENCE_S)
+
+    def give(self, number: int, piece: Tensor) -> None:
+        if not self._active:
+            return
+        with self._guarded():
+            self._group.finish(PATIENCE_S, self._gone)
+            self._group.start(piece if piece.device.type == self._device.type else piece.to(self._device))
+            self._started = number
+
+    def reclaim(self, number: int) -> None:
+        """Where another was given since, that one was waited for."""
+        if self._active and number == self._started:
+            with self._guarded():
+                self._group.finish(PATIENCE_S, self._gone)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What breaks the group ends the broadcast, and is said to those who wait for it."""
+        try:
+            yield
+        except HandOffError as error:
+            self._active = False
+            self._group.leave()
+            for receiver in self._members:
+                _tell(self._board, f"failed/{receiver}", str(error))
+
+
+def _gone(board: Board, receivers: Sequence[int]) -> Excuse:
+    """Whether one of them has said that it takes nothing more."""
+
+    def gone() -> str | None:
+        return next((f"engine {i} gave up" for i in receivers if board.said(f"gone/{i}")), None)
+
+    return now_and_then(gone)
+
+
+def _tell(board: Board, key: str, value: object) -> bool:
+    try:
+        board.say(key, value)
+    except HandOffError:
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""Memory of one process that another one on the same device reads: two pieces by turns. Owns its export and its end.
+
+On CUDA by torch's own CUDA IPC (a handle of the allocation travels, the receiver maps it); on a CPU by a file in shared
+memory. The maker keeps it until everybody has answered.
+"""
+
+import base64
+import mmap
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.handoff.types import HandOffError
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Window:
+    """Of the sender. `pieces`: two uint8 tensors of `piece_bytes` on `device`."""
+
+    def __init__(self, device: torch.device, piece_bytes: int) -> None:
+        self._device, self._file = device, ""
+        if device.type == "cuda":
+            self._whole = torch.empty(2 * piece_bytes, dtype=torch.uint8, device=device)
+        else:
+            directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+            descriptor, self._file = tempfile.mkstemp(prefix="paceline-window-", dir=directory)
+            try:
+                os.ftruncate(descriptor, 2 * piece_bytes)
+                self._whole = _mapped(descriptor, 2 * piece_bytes)
+            finally:
+                os.close(descriptor)
+        self.pieces = [self._whole[:piece_bytes], self._whole[piece_bytes:]]
+
+    def export(self) -> str:
+        """For `opened`, in another process. Raises HandOffError if this device's memory cannot be shared."""
+        if self._device.type != "cuda":
+            return self._file
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        try:
+            return base64.b64encode(pickle.dumps(reduce_tensor(self._whole))).decode()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise HandOffError(f"CUDA IPC does not export this memory: {error}") from error
+
+    def close(self) -> None:
+        """Nobody can open it from now on; on a CPU, whoever has it open keeps it."""
+        if self._file:
+            Path(self._file).unlink(missing_ok=True)
+        self.pieces.clear()
+        del self._whole
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # what receivers have closed meanwhile
+
+
+def opened(exported: str, device: torch.device) -> Tensor:
+    """Both pieces behind each other, in a process on the same device. Not to be written. Raises HandOffError."""
+    try:
+        if device.type != "cuda":
+            with Path(exported).open("r+b") as file:
+                return _mapped(file.fileno(), os.fstat(file.fileno()).st_size)
+        rebuild, arguments = pickle.loads(base64.b64decode(exported))
+        return _on(device, rebuild, list(arguments))
+    except (OSError, RuntimeError) as error:
+        raise HandOffError(f"the memory of the learner on this device cannot be opened: {error}") from error
+
+
+def _on(device: torch.device, rebuild: Any, arguments: list[Any]) -> Tensor:
+    arguments[_STORAGE_DEVICE] = device.index or 0  # by this process's own numbers
+    tensor: Tensor = rebuild(*arguments)
+    return tensor
+
+
+_STORAGE_DEVICE = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor, torch 2.11 to 2.13; a test holds it
+
+
+def _mapped(descriptor: int, size: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
