@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
+from actors.handoff.types import Sent, Terms
 from actors.identity import log_to
 from actors.termination import on_sigterm
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.types import Demonstration, StepResult, TrainSequence
-from models.manifest import WeightsManifest
+from models.manifest import TensorSpec, WeightsManifest
 from models.options import ModelOptions
 from policies.options import ObjectiveOptions
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from actors.handoff.send import Sender
     from actors.training.recording import RecordingPlan, StepRecording
     from actors.training.trainer import Trainer
 
@@ -74,6 +76,8 @@ class LearnerRank:
         self._store: Any = None
         self._published: ray.ObjectRef[Any] | None = None
         self._version = 0  # of the weights: what was published last
+        self._weights_store: Any = None
+        self._sender: Sender | None = None
         self._recording_plan: RecordingPlan | None = None
         self._buffer: Any = None
         self._recorded: ray.ObjectRef[Any] | None = None
@@ -150,6 +154,11 @@ class LearnerRank:
         self._ready.begin(optimizer, total_steps)
 
     @ray.method
+    def rest(self) -> None:
+        """Until the next step others need this rank's device."""
+        self._ready.rest()
+
+    @ray.method
     def train_step(self, sequences: Sequence[TrainSequence]) -> StepResult:
         """One RL step on all of these (each rank takes its share)."""
         recording = self._step_recording()
@@ -182,6 +191,43 @@ class LearnerRank:
         manifest, buffer = published
         self._published = ray.put(buffer)  # the previous version is released here, unless somebody still reads it
         return manifest, self._published
+
+    @ray.method
+    def open_weights_store(self, host: str, timeout_s: float) -> str:
+        """Rank 0: open the store in which hand-offs of weights are agreed on; its address."""
+        from actors.training.parallel import open_store
+
+        self._weights_store = open_store(host, 1, timeout_s)
+        return f"{host}:{self._weights_store.port}"
+
+    @ray.method
+    def weights_layout(self) -> tuple[tuple[TensorSpec, ...], int]:
+        """How published weights lie in their buffer, and its size in bytes."""
+        return self._ready.published_layout()
+
+    @ray.method
+    def send_weights(self, terms: Terms, store: str) -> Sent | None:
+        """Hand the weights over piece by piece, in step with the other ranks; what was sent, from rank 0. `store`: the
+        address that rank 0 opened."""
+        from actors.handoff.send import Sender
+
+        trainer = self._ready
+        if self._sender is None:
+            self._sender = Sender(self._index, self._size, trainer.rank.device, store)
+        self._version = terms.version
+        return self._sender.send(terms, trainer.published_layout(), trainer.published_tensors())
+
+    @ray.method
+    def keep_weights(self, version: int, checksum: int) -> "NDArray[np.uint8] | None":
+        """Rank 0: the buffer of what was sent under this version, for those who come later; None from the others. All
+        ranks are called, before the next step."""
+        published = self._ready.publish(version)
+        if published is None:
+            return None
+        manifest, buffer = published
+        if manifest.checksum != checksum:
+            raise RuntimeError(f"weights of version {version} are {manifest.checksum:#x}, sent were {checksum:#x}")
+        return buffer
 
     @ray.method
     def save(self, directory: str) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -17,18 +18,38 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
+from actors.handoff.types import Offer, Sent, Terms, Way
 from actors.identity import unique_name
 from actors.learner import LearnerRank, LearnerSpec, Place
 from actors.training.errors import LearnerLostError
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.types import Demonstration, StepResult, TrainSequence
-from models.manifest import WeightsManifest
+from models.manifest import TensorSpec, WeightsManifest
 from models.options import ModelOptions
 from policies.options import ObjectiveOptions
 
 GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0
 _STARTING = frozenset({"start", "rendezvous"})
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSending:
+    """A hand-off that the ranks are busy with."""
+
+    first: Offer  # to receiver 0; to the others but for the number
+    sent: Callable[[], Sent]
+    keep: "Callable[[int], ray.ObjectRef[Any]]"
+
+    def offer(self, receiver: int) -> Offer:
+        return replace(self.first, receiver=receiver)
+
+    def finish(self) -> "tuple[Sent, WeightsManifest, ray.ObjectRef[Any]]":
+        """Wait for the ranks. What was sent, its manifest, and its buffer for whoever did not get it or comes later:
+        the ranks begin to make that now, nobody waits for it but who loads it. Raises LearnerLostError."""
+        sent = self.sent()
+        manifest = WeightsManifest(sent.version, sent.checksum, self.first.tensors, sent.total_bytes)
+        return sent, manifest, self.keep(sent.checksum)
 
 
 class LearnerGroup:
@@ -56,6 +77,9 @@ class LearnerGroup:
             model=model, learner=learner, objective=objective, temperature=temperature, init=init, seed=seed
         )
         self._timeout_s = learner.timeout_s
+        self._weights_store: str | None = None
+        self._layout: tuple[tuple[TensorSpec, ...], int] = (), 0
+        self._sendings = 0
         size = learner.ranks
         self._places = [Place("?", "?", 0)] * size
         remote = ray.remote(LearnerRank)
@@ -113,6 +137,10 @@ class LearnerGroup:
         weights become the reference of the KL term."""
         self._call("begin", self._timeout_s, lambda rank: rank.begin.remote(optimizer, total_steps))
 
+    def rest(self) -> None:
+        """Until the next step engines need the devices: the optimizer's state goes to the hosts, if it is not there."""
+        self._call("rest", self._timeout_s, lambda rank: rank.rest.remote())
+
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0) -> StepResult:
         """One RL step on these sequences, in this order. `step` is for error messages only."""
         shared = ray.put(list(sequences))
@@ -141,6 +169,40 @@ class LearnerGroup:
         assert published is not None
         manifest: WeightsManifest = published[0]
         return manifest, published[1]
+
+    def send(self, version: int, *, receivers: int, way: Way, limit_s: float) -> "WeightsSending":
+        """Begin to hand the current weights to so many engines, piece by piece; does not wait for them. `limit_s`: for
+        all of it. No other call of the learner before `finish`."""
+        if self._weights_store is None:
+            opened = self._ranks[0].open_weights_store.remote(self._places[0].node_ip, self._timeout_s)
+            self._weights_store = self._wait("send", self._timeout_s, [opened])[0]
+            self._layout = self._wait("send", self._timeout_s, [self._ranks[0].weights_layout.remote()])[0]
+        self._sendings += 1
+        terms = Terms(
+            name=f"weights/{version}/{self._sendings}", version=version, receivers=receivers, way=way, limit_s=limit_s
+        )
+        store, (tensors, total_bytes) = self._weights_store, self._layout
+        refs = [rank.send_weights.remote(terms, store) for rank in self._ranks]
+        offer = Offer(
+            store=store,
+            name=terms.name,
+            version=version,
+            tensors=tensors,
+            total_bytes=total_bytes,
+            receiver=0,
+            limit_s=limit_s,
+        )
+
+        def sent() -> Sent:
+            result: Sent = self._wait("send", self._timeout_s, refs)[0]
+            return result
+
+        def keep(checksum: int) -> "ray.ObjectRef[Any]":
+            kept = [rank.keep_weights.remote(version, checksum) for rank in self._ranks]  # all gather, rank 0 has it
+            first: ray.ObjectRef[Any] = kept[0]
+            return first
+
+        return WeightsSending(offer, sent, keep)
 
     def save(self, directory: str | Path) -> None:
         """Weights, optimizer, schedule and RNG into a directory that all ranks see. For `write_checkpoint`."""

@@ -47,6 +47,7 @@ from actors.engine.types import (
     Progress,
     Recorded,
     Rejected,
+    Slept,
     WeightsLoaded,
 )
 from actors.identity import log_to
@@ -199,6 +200,7 @@ class RolloutWorker:
         self._reason = ""
         self._starts = 0
         self._loaded: WeightsLoaded | None = None
+        self._asleep = False  # by the driver's wish; the spot trainer's pauses are its own
         self._changing = asyncio.Lock()
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-calls")
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:  # a process of its own
@@ -215,7 +217,7 @@ class RolloutWorker:
             if self._spot is not None:
                 await self._spot.engine_lost()
             self._engine_state = "starting"
-            self._loaded = None
+            self._loaded, self._asleep = None, False
             try:
                 # A thread of its own: the thread for calls may hang in a call to the engine that is being replaced.
                 engine = await asyncio.to_thread(self._factory)
@@ -242,6 +244,9 @@ class RolloutWorker:
             raise TypeError(f"{type(command).__name__} is answered: ask it")
         if isinstance(command, Submit) and self._spot is not None:
             await self._spot.begin_work(len(command.requests))
+        if isinstance(command, Submit) and self._asleep:
+            self._asleep = False
+            await self._call(self._engine().engine.send, Wake())
         await self._call(self._engine().engine.send, command, memory)
 
     @ray.method
@@ -251,15 +256,26 @@ class RolloutWorker:
         incarnation = self._engine()
         answer = await self._ask(incarnation, command, memory)
         if isinstance(answer, WeightsLoaded):
-            _log.info("weights of version %d are loaded", answer.version)
-            if self._current is incarnation:
-                self._loaded = answer
+            if answer.failure:
+                _log.warning("weights that were offered did not come: %s", answer.failure)
+            else:
+                _log.info("weights of version %d are loaded (%s)", answer.version, answer.way)
+                if self._current is incarnation:
+                    self._loaded = answer
+        if isinstance(answer, Slept) and not answer.refusal:
+            self._asleep = True  # until there is work
         if self._spot is not None and memory is not None:
             if isinstance(command, UpdateWeights):
                 await self._spot.target_changed(command.manifest, memory)
             elif isinstance(command, UpdateDrafter):
                 await self._spot.drafter_changed(command.manifest, memory)
         return answer
+
+    @ray.method
+    async def target_weights(self, manifest: WeightsManifest, memory: Memory) -> None:
+        """For the trainer here: the weights that the engine got piece by piece."""
+        if self._spot is not None:
+            await self._spot.target_changed(manifest, memory)
 
     @ray.method(num_returns=2)
     async def drafter_weights(self, version: int) -> tuple[WeightsManifest, Memory]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from actors.training.away import Away
 from actors.training.options import OptimizerOptions
 
 Named = list[tuple[str, nn.Parameter]]
@@ -84,6 +85,7 @@ class Optimizers:
             decay = options.weight_decay
             self._all.append(FullMatrixMuon(muon, lr=options.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
         self._names = {id(p): name for name, p in parameters}
+        self._away = Away()
         self._create_state()
 
     @property
@@ -93,6 +95,7 @@ class Optimizers:
 
     def step(self) -> float:
         """Apply the gradients at the scheduled learning rate, which is returned."""
+        self._away.come_back()
         lr = self.lr
         for optimizer in self._all:
             for group in optimizer.param_groups:
@@ -108,6 +111,14 @@ class Optimizers:
 
     def state(self) -> dict[str, Tensor]:
         """Live state tensors, '<parameter>.<key>', for saving and for loading in place. Whole from the start."""
+        self._away.come_back()
+        return self._state()
+
+    def rest(self) -> None:
+        """Keep the state in host memory until it is needed: by `step`, or by `state`. No number changes."""
+        self._away.leave(self._state().values())
+
+    def _state(self) -> dict[str, Tensor]:
         return {
             f"{self._names[id(p)]}.{key}": value
             for optimizer in self._all

@@ -95,6 +95,11 @@ class Trainer:
             raise RuntimeError("no phase was begun: call begin(optimizer, total_steps) first")
         return self._optimizers
 
+    def rest(self) -> None:
+        """Until the next step others need this device: the optimizer's state goes to the host."""
+        if self._optimizers is not None:
+            self._optimizers.rest()
+
     # Steps ------------------------------------------------------------------------------------------------------
 
     def rl_step(
@@ -231,7 +236,7 @@ class Trainer:
         if self.rank.index != 0:
             self._gather_for_others()
             return None
-        return pack_each(*self.published_layout(), self._published_tensors(), version, device=self.rank.device)
+        return pack_each(*self.published_layout(), self.published_tensors(), version, device=self.rank.device)
 
     def published_layout(self) -> tuple[tuple[TensorSpec, ...], int]:
         """How the published weights lie in their buffer, and its size in bytes. Nothing is gathered for it."""
@@ -242,7 +247,7 @@ class Trainer:
         """Write a Hugging Face model directory with the tokenizer, atomically. All ranks call it, rank 0 writes."""
         if self.rank.index == 0:
             tokenizer = self.model_options.tokenizer or self.model_options.path
-            source, tensors = self.model_options.path, self._published_tensors()
+            source, tensors = self.model_options.path, self.published_tensors()
             try:
                 write_checkpoint(self.network.hf_config(), tensors, out_dir, tokenizer_dir=tokenizer, source_dir=source)
             finally:
@@ -251,12 +256,12 @@ class Trainer:
             self._gather_for_others()
         self.rank.barrier()
 
-    def _published_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """One at a time; all ranks, to the end."""
+    def published_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What is published, one at a time; all ranks, to the end."""
         return hf_tensors(self.network, self.publish_dtype)
 
     def _gather_for_others(self) -> None:
-        deque(self._published_tensors(), maxlen=0)
+        deque(self.published_tensors(), maxlen=0)
 
     # Checkpoint -------------------------------------------------------------------------------------------------
 

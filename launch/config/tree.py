@@ -79,6 +79,20 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
     learner_resource: Annotated[
         str | None, Field(description="custom Ray resource that only learner nodes have (disaggregated)")
     ] = None
+    weights: Annotated[
+        Literal["auto", "store", "ipc", "broadcast"],
+        Field(
+            description="how engines get new weights: through Ray's object store, or piece by piece from the learner's "
+            "device, by CUDA IPC where they share it, else by NCCL (gloo on CPUs); auto: as the layout allows"
+        ),
+    ] = "auto"
+    offload: Annotated[
+        Literal["auto", "never", "always"],
+        Field(
+            description="engines give their KV cache up while the learner works, and the optimizer's state is on the "
+            "host while engines decode; auto: where they share a GPU whose memory asks for it, by the memory plan"
+        ),
+    ] = "auto"
     start_timeout_s: Annotated[float, Field(gt=0, description="waiting for nodes and actors to start")] = 600.0
     ray_timeout_s: Annotated[
         float,

@@ -30,9 +30,19 @@ from actors.spot_host import DrafterEvent, RecordingReport
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
 from launch.dispatch.ledger import Ledger
-from launch.dispatch.seat import Seat, SeatState, Waitable, Weights, WorkerHandle, reason_of, worker_name
+from launch.dispatch.seat import (
+    Seat,
+    SeatState,
+    Waitable,
+    Weights,
+    WorkerHandle,
+    put_to_sleep,
+    reason_of,
+    worker_name,
+)
 from launch.dispatch.spans import SpanSink, WorkerSpans
 from launch.dispatch.stats import DispatchStats, Tally
+from launch.dispatch.weights import Handed, Loading, Sending
 from models.manifest import WeightsManifest
 from policies.drafter.lineage import micro_steps
 
@@ -70,7 +80,6 @@ class RolloutDispatcher:
         self._on_spot, self._on_weights = on_spot, on_weights
         self._clock = clock
         self._wall = wall
-        self._weights: Weights | None = None
         self._ledger = Ledger([], max_retries=options.max_retries)
         self._on_finished: Callable[[Rollout], None] = lambda rollout: None
         self._seats: dict[str, Seat] = {}  # by name
@@ -80,6 +89,16 @@ class RolloutDispatcher:
         self._look_s = 0.0  # when the deadlines are looked at again
         self._tally = Tally()
         self.drafters = DrafterMessages(self._seats)
+        self._loading = Loading(
+            self._seats,
+            self.drafters,
+            options.weight_sync_timeout_s,
+            enter=self._enter,
+            ready=self._ready,
+            pump=self._pump,
+            wall=wall,
+            on_event=on_event,
+        )
 
     def start(self) -> None:
         """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again."""
@@ -114,22 +133,22 @@ class RolloutDispatcher:
             seat.retiring = True
             self._leave(seat, "it leaves")
 
-    def set_weights(self, manifest: WeightsManifest, ref: "ray.ObjectRef[Any]") -> None:
+    def set_weights(self, manifest: WeightsManifest, ref: "ray.ObjectRef[Any]") -> int:
         """Send weights to all workers at once and check what each answers. `ref`: uint8 buffer in the object store.
 
-        Returns when every worker that is up holds them; one that fails or is too slow is lost, and gets them when it
-        is back. Raises StaleWeightsError, NoWorkersError.
-        """
-        self._weights = Weights(manifest, ref)
-        for seat in self._seats.values():
-            if seat.state in (SeatState.READY, SeatState.LOADING):
-                self._load(seat)
-        while True:
-            states = {seat.state for seat in self._seats.values()}
-            if SeatState.LOADING not in states and SeatState.READY in states:
-                self._hear_of_drafters()
-                return
-            self._pump()
+        Returns when every worker that is up holds them, how many that are; one that fails or is too slow is lost, and
+        gets them when it is back. Raises StaleWeightsError, NoWorkersError."""
+        self._loading.set(Weights(manifest, ref))
+        self._hear_of_drafters()
+        return sum(seat.state is SeatState.READY for seat in self._seats.values())
+
+    def hand_over(self, send: Callable[[int], Sending], *, to_trainers: bool = False) -> Handed:
+        """As `set_weights`, piece by piece from the learner's devices; `send(receivers)` begins it. Who does not get
+        them, or starts meanwhile, loads them from the object store at the end. `to_trainers`: workers train drafters.
+        Raises as `set_weights`, and what the learner's end raises."""
+        handed = self._loading.hand_over(send, to_trainers=to_trainers)
+        self._hear_of_drafters()
+        return handed
 
     def run(
         self,
@@ -176,6 +195,10 @@ class RolloutDispatcher:
         not wait."""
         self._hear_of_drafters()
         self._pump(timeout_s=0.0)
+
+    def sleep(self, timeout_s: float) -> dict[str, str]:
+        """Have all engines release their KV cache until they get work. Why some did not, by worker."""
+        return put_to_sleep(self._seats.values(), timeout_s)
 
     def _hear_of_drafters(self) -> None:
         for seat, weights in self.drafters.fetched():
@@ -316,7 +339,7 @@ class RolloutDispatcher:
     @property
     def _version(self) -> int:
         """Of the weights that every worker shall hold."""
-        return self._weights.manifest.version if self._weights else 0
+        return self._loading.version or 0
 
     def _progressed(self, seat: Seat) -> None:
         seat.progress_s = self._clock()
@@ -329,8 +352,8 @@ class RolloutDispatcher:
             return
         if not self._ledger.finish(seat.name, rollout):
             return
-        expected = self._weights.manifest.version if self._weights else rollout.weights_version
-        if rollout.weights_version != expected and not self._aborting:
+        expected = self._loading.version
+        if expected is not None and rollout.weights_version != expected and not self._aborting:
             raise StaleWeightsError(
                 f"{seat.name} sampled with weights version {rollout.weights_version}, although it answered that it "
                 f"holds version {expected}",
@@ -442,37 +465,18 @@ class RolloutDispatcher:
         del self._seats[seat.name]
 
     def _start(self, seat: Seat) -> None:
+        self._loading.forget(seat)
         self._enter(seat, SeatState.STARTING, self._start_timeout_s)
         seat.start_engine()
 
     def _answered(self, seat: Seat, answer: SupervisorStatus | WeightsLoaded) -> None:
         if isinstance(answer, WeightsLoaded):
-            self._loaded(seat, answer)
+            self._loading.answered(seat, answer)
             return
         seat.open_stream()
         self.drafters.started(seat)
-        if self._weights is not None:
-            self._load(seat)
-        else:
+        if not self._loading.begin(seat):
             self._ready(seat)
-
-    def _load(self, seat: Seat) -> None:
-        assert self._weights is not None
-        self._enter(seat, SeatState.LOADING, self._options.weight_sync_timeout_s)
-        seat.load(self._weights)
-
-    def _loaded(self, seat: Seat, loaded: WeightsLoaded) -> None:
-        assert self._weights is not None
-        wanted = self._weights.manifest
-        if (loaded.version, loaded.checksum) != (wanted.version, wanted.checksum):
-            raise StaleWeightsError(
-                f"{seat.name} holds weights version {loaded.version} with checksum {loaded.checksum:#x}, "
-                f"sent were version {wanted.version} with checksum {wanted.checksum:#x}",
-                remedy="a worker that cannot hold the weights it was sent must not sample: see its log",
-            )
-        if seat.down_since_wall_s is None:
-            seat.spans.other("load_weights", seat.since_wall_s, self._wall())
-        self._ready(seat)
 
     def _ready(self, seat: Seat) -> None:
         self._enter(seat, SeatState.READY)

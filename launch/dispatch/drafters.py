@@ -56,6 +56,13 @@ class DrafterMessages:
         for name, weights in self._weights.items():
             self._send_weights(seat, name, weights)
 
+    def target_changed(self, seat: Seat, weights: Weights) -> None:
+        """The worker's engine has these weights of the target; its trainer reads them from the store. Never waits."""
+        with suppress(RayError):
+            if self._listens(seat):
+                answer = cast(Any, seat.handle).target_weights.remote(weights.manifest, weights.ref)
+                self._sent[seat].append(answer)
+
     def left(self, seat: Seat) -> None:
         """The worker is gone for good."""
         self._sent.pop(seat, None)

@@ -3,13 +3,15 @@
 Owns the state machine of one worker and its Ray calls; never decides about requests (ledger) or restarts (dispatcher).
 
     STARTING --engine is up, no weights to send--> READY --set_weights--> LOADING --answer--> READY
-    STARTING --engine is up, weights to send--> LOADING
+    STARTING --engine is up, weights to send--> LOADING (nothing pending: it waits for a hand-over's end)
     any --it was told to end, or to leave--> LEAVING --its requests are back, or the deadline--> lost | CLOSING
     any --lost--> STARTING (restarts left) | DEAD
     CLOSING --its engine is closed, or the deadline--> gone
 """
 
 from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar, cast
@@ -19,9 +21,10 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
 
-from actors.engine.commands import Answered, Command, UpdateWeights
+from actors.engine.commands import Answered, Command, ReceiveWeights, Sleep, UpdateWeights
 from actors.engine.process import EngineStartError
 from actors.engine.types import WeightsLoaded
+from actors.handoff.types import Offer
 from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
 from launch.dispatch.spans import WorkerSpans
 from models.manifest import WeightsManifest
@@ -72,7 +75,7 @@ class Seat:
     reason: str = ""  # why it was lost last, or is about to be
     retiring: bool = False  # it leaves for good, by the driver's wish
     handed_back: set[int] = field(default_factory=set)  # requests that it has given back (LEAVING)
-    pending: "ObjectRef[Any] | None" = None  # answer of restart_engine or UpdateWeights
+    pending: "ObjectRef[Any] | None" = None  # answer of restart_engine, UpdateWeights or ReceiveWeights
     stream: ObjectRefGenerator | None = None
     inbox: deque[WorkerEvent] = field(default_factory=deque)  # taken from the stream, not handled yet
 
@@ -94,6 +97,9 @@ class Seat:
 
     def load(self, weights: Weights) -> None:
         self._expect(self.ask(UpdateWeights(weights.manifest), weights.ref))
+
+    def receive(self, offer: Offer) -> None:
+        self._expect(self.ask(ReceiveWeights(offer)))
 
     def close(self) -> None:
         """Have the engine closed, and whoever the worker speaks to told."""
@@ -165,6 +171,18 @@ class Seat:
         """End the actor process, which takes its engine with it. Never raises, never waits."""
         self.forget()
         ray.kill(cast("ActorHandle[RolloutWorker]", self.handle), no_restart=True)
+
+
+def put_to_sleep(seats: Iterable[Seat], timeout_s: float) -> dict[str, str]:
+    """Ask all that are ready at once; by name, why one does not sleep after so long. One that is lost says nothing."""
+    asked = {seat.ask(Sleep()): seat.name for seat in seats if seat.state is SeatState.READY}
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+    awake = {asked[answer]: f"no answer in {timeout_s:g} s" for answer in late}
+    for answer in ready:
+        with suppress(RayError):
+            if refusal := ray.get(answer, timeout=FETCH_TIMEOUT_S).refusal:
+                awake[asked[answer]] = refusal
+    return awake
 
 
 def reason_of(error: RayError) -> str:

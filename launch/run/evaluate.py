@@ -37,6 +37,7 @@ def evaluate_job(job: Job) -> dict[str, float]:
         expected_tokens=[float(job.eval_sampling.max_new_tokens)] * len(picks),
         stop=job.stop,
     )
+    job.memory.decode()
     collected = job.collector.run(batch, "eval")
     means = [float(np.mean([m.grade.value for m in group.graded])) for group in collected.groups if group.graded]
     if not means:

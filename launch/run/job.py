@@ -5,7 +5,7 @@ the state that a checkpoint holds; the steps themselves are elsewhere.
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,8 @@ from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
 from launch.run.collect import Collector
 from launch.run.inputs import Inputs, load_inputs
+from launch.run.phases import SharedMemory
+from launch.run.publish import Published, Publisher
 from launch.run_folder import log_file
 from models.options import ModelOptions
 from policies.lengths import LengthModel
@@ -55,6 +57,8 @@ class Job:
     lengths: LengthModel
     learner: LearnerGroup
     dispatcher: RolloutDispatcher
+    publisher: Publisher
+    memory: SharedMemory
     collector: Collector
     speculation: SpeculationMeter | None = None  # None: it is off
     drafter: DrafterTraining | None = None  # None: no drafter is trained
@@ -62,29 +66,19 @@ class Job:
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
     boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner changes it
 
-    def publish(self) -> dict[str, float]:
-        """Hand the learner's weights to every rollout worker; returns when all have answered for them.
-
-        The seconds of both halves: `publish` (the learner writes them), `sync` (the workers load them).
-        """
-        start_s = time.monotonic()
+    def publish(self) -> Published:
+        """Hand the learner's weights to every rollout worker; returns when all have answered for them."""
         if self.drafter is not None:
             self.drafter.reached("publishing", self.steps_done)
             self.dispatcher.settle()  # what trainers have made is fetched while the target's weights are on their way
-        with self.span("publish"):
-            manifest, ref = self.learner.publish(self.steps_done)
-        written_s = time.monotonic()
-        self.dispatcher.set_weights(manifest, ref)
+        published = self.publisher.publish(self.steps_done)
         if self.drafter is not None:
             self.drafter.hand_out(self.dispatcher, self.steps_done)
-        return {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
+        return published
 
-    @contextmanager
-    def span(self, kind: str) -> Iterator[None]:
+    def span(self, kind: str) -> AbstractContextManager[None]:
         """What the learner does inside the block, for the timeline."""
-        begin_s, step = time.time(), self.observer.current_step
-        yield
-        self.observer.span(Span("learner", kind, begin_s, time.time(), step))
+        return learner_span(self.observer, kind)
 
     def state_dict(self) -> dict[str, Any]:
         """The driver's side of a checkpoint, JSON."""
@@ -103,6 +97,14 @@ class Job:
         self.evaluations = dict(state["evaluations"])
         if self.drafter is not None and state.get("drafter") is not None:
             self.drafter.load_state_dict(state["drafter"])
+
+
+@contextmanager
+def learner_span(observer: Observer, kind: str) -> Iterator[None]:
+    """See Job.span."""
+    begin_s, step = time.time(), observer.current_step
+    yield
+    observer.span(Span("learner", kind, begin_s, time.time(), step))
 
 
 @contextmanager
@@ -191,6 +193,10 @@ def open_job(
             lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),
             learner=learner,
             dispatcher=dispatcher,
+            publisher=Publisher(
+                learner, dispatcher, config, on_event=observer.event, span=partial(learner_span, observer)
+            ),
+            memory=SharedMemory(config, learner, dispatcher, observer.event),
             collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt, share=meter is not None),
             speculation=meter,
             drafter=drafter,

@@ -15,6 +15,7 @@ from launch.run.agreement import check_agreement
 from launch.run.collect import Round
 from launch.run.groups import Graded, signal, training_sequences, with_kl
 from launch.run.job import Job
+from launch.run.publish import Published
 from policies.dynamic_sampling import prompts_to_sample
 
 
@@ -32,6 +33,7 @@ def rl_step(job: Job) -> None:
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
+    job.memory.decode()
     rounds = sample(job)
     groups = [group for collected in rounds for group in collected.groups]
     sequences, group_metrics = training_sequences(
@@ -44,6 +46,7 @@ def rl_step(job: Job) -> None:
         group_metrics |= refill_metrics(rounds)
     learn_s = time.monotonic()
     job.observer.progress("learn", 0, len(sequences))
+    job.memory.learn()
     if config.objective.kl_in_reward:
         kl = job.learner.reference_kl(sequences, job.steps_done + 1)
         sequences, kl_metrics = with_kl(sequences, kl, config.objective)
@@ -57,7 +60,7 @@ def rl_step(job: Job) -> None:
     job.observer.progress("publish")
     job.steps_done += 1
     job.boundary = job.state_dict()
-    handed: dict[str, float] = {}
+    handed = Published()
     try:
         handed = job.publish()
     finally:  # the step is complete without it: whoever resumes from here finds its record
@@ -69,12 +72,12 @@ def rl_step(job: Job) -> None:
         job.observer.step(
             StepRecord(
                 step=job.steps_done,
-                metrics=rollout_metrics(rounds) | group_metrics | result.metrics,
+                metrics=rollout_metrics(rounds) | group_metrics | result.metrics | handed.metrics,
                 seconds={
                     "rollout": sum(collected.rollout_s for collected in rounds),
                     "reward_wait": sum(collected.reward_wait_s for collected in rounds),
                     "learn": publish_s - learn_s,
-                    **handed,
+                    **handed.seconds,
                     "step": end_s - start_s,
                 },
                 lengths=[member.rollout.tokens.size for member in members],

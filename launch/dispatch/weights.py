@@ -1,0 +1,189 @@
+"""New weights into the workers: all from the object store, or piece by piece from the learner's devices and the rest
+from the store. Owns what every worker shall hold, who was offered it and what each answered; the pump and the states of
+the seats are the dispatcher's."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+
+from actors.engine.types import WeightsLoaded
+from actors.handoff.types import Offer, Sent
+from launch.dispatch.drafters import DrafterMessages
+from launch.dispatch.errors import StaleWeightsError
+from launch.dispatch.seat import Seat, SeatState, Weights
+from models.manifest import WeightsManifest
+
+
+class Sending(Protocol):
+    """The learner's end (actors.learner_group.WeightsSending)."""
+
+    def offer(self, receiver: int) -> Offer: ...
+
+    def finish(self) -> "tuple[Sent, WeightsManifest, ray.ObjectRef[Any]]": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """How it went."""
+
+    sent: Sent
+    ways: Mapping[str, int]  # workers by way: ipc, broadcast, store
+    reasons: Mapping[str, str]  # by worker that was offered them in vain
+
+
+class HandOver:
+    """`loaded`: what seats have answered that hold the new weights; checked once it is known what was sent."""
+
+    def __init__(self, seats: Iterable[Seat], send: Callable[[int], Sending]) -> None:
+        self._offered = [seat for seat in seats if seat.state is SeatState.READY]
+        self._others = [seat for seat in seats if seat.state is SeatState.LOADING]  # older ones, which nobody needs now
+        self._sending = send(len(self._offered))
+        self._sent: Sent | None = None
+        self._reasons: dict[str, str] = {}
+        self.loaded: dict[Seat, WeightsLoaded] = {}
+
+    def offers(self) -> Iterator[tuple[Seat, Offer | None]]:
+        """Every seat that is up; None: it will load them from the store."""
+        for seat in self._others:
+            seat.forget_answer()
+            yield seat, None
+        for number, seat in enumerate(self._offered):
+            yield seat, self._sending.offer(number)
+
+    @property
+    def waiting(self) -> bool:
+        """For the answer of a seat that is still up."""
+        return any(seat.state is SeatState.LOADING and seat.pending is not None for seat in self._offered)
+
+    def answered(self, seat: Seat, loaded: WeightsLoaded) -> str:
+        """Why it does not hold them, if so."""
+        if loaded.failure:
+            self._reasons[seat.name] = loaded.failure
+        else:
+            self.loaded[seat] = loaded
+        return loaded.failure
+
+    def finish(self) -> Weights:
+        """Wait for the learner's end. The weights for everybody else."""
+        self._sent, manifest, ref = self._sending.finish()
+        return Weights(manifest, ref)
+
+    @property
+    def handed(self) -> Handed:
+        assert self._sent is not None
+        ways = Counter(loaded.way for loaded in self.loaded.values())
+        ways["store"] = len(self._offered) + len(self._others) - len(self.loaded)
+        return Handed(self._sent, ways, self._reasons)
+
+
+class Loading:
+    """Of one dispatcher's seats, by name. `enter`: a seat's new state and its limit in seconds. `ready`: it is up and
+    holds what it shall. `pump`: wait for anything, and handle it."""
+
+    def __init__(
+        self,
+        seats: Mapping[str, Seat],
+        drafters: DrafterMessages,
+        limit_s: float,
+        *,
+        enter: Callable[[Seat, SeatState, float], None],
+        ready: Callable[[Seat], None],
+        pump: Callable[[], None],
+        wall: Callable[[], float],
+        on_event: Callable[[str, str], None],
+    ) -> None:
+        self._seats, self._drafters, self._limit_s = seats, drafters, limit_s
+        self._enter, self._ready, self._pump = enter, ready, pump
+        self._wall, self._on_event = wall, on_event
+        self._weights: Weights | None = None
+        self._handing: HandOver | None = None  # new ones are on their way
+
+    @property
+    def version(self) -> int | None:
+        """Of the weights that every worker shall hold; None: what its engine started with."""
+        return self._weights.manifest.version if self._weights else None
+
+    def set(self, weights: Weights) -> None:
+        """All load these. Returns when every seat that is up holds them. Raises StaleWeightsError, NoWorkersError."""
+        self._weights = weights
+        for seat in self._seats.values():
+            if seat.state in (SeatState.READY, SeatState.LOADING):
+                self._load(seat, weights)
+        self._until_loaded()
+
+    def hand_over(self, send: Callable[[int], Sending], *, to_trainers: bool) -> Handed:
+        """See RolloutDispatcher.hand_over."""
+        handing = self._handing = HandOver(self._seats.values(), send)
+        try:
+            for seat, offer in handing.offers():
+                self._enter(seat, SeatState.LOADING, math.inf if offer is None else self._limit_s)
+                if offer is not None:
+                    seat.receive(offer)
+            while handing.waiting:
+                self._pump()
+            weights = self._weights = handing.finish()
+        finally:
+            self._handing = None
+        for seat, loaded in handing.loaded.items():
+            if seat.state is SeatState.LOADING:  # else it leaves, or is lost
+                self._check(seat, loaded, weights)
+                self._ready(seat)
+                if to_trainers:
+                    self._drafters.target_changed(seat, weights)
+        for seat in self._seats.values():
+            if seat.state is SeatState.LOADING and seat.pending is None:
+                self._load(seat, weights)
+        self._until_loaded()
+        return handing.handed
+
+    def begin(self, seat: Seat) -> bool:
+        """Its engine is up: have it load what it shall hold, if that is something."""
+        if self._handing is not None:
+            self._enter(seat, SeatState.LOADING, math.inf)  # from the store, once the hand-over is at its end
+        elif self._weights is not None:
+            self._load(seat, self._weights)
+        else:
+            return False
+        return True
+
+    def answered(self, seat: Seat, loaded: WeightsLoaded) -> None:
+        """What it says that it holds. Raises StaleWeightsError."""
+        if not loaded.failure and seat.down_since_wall_s is None:
+            seat.spans.other("load_weights", seat.since_wall_s, self._wall())
+        if self._handing is None:
+            assert self._weights is not None
+            self._check(seat, loaded, self._weights)
+            self._ready(seat)
+            return
+        if reason := self._handing.answered(seat, loaded):
+            self._on_event("weights_by_store", f"{seat.name}: {reason}; it loads them from the object store")
+        self._enter(seat, SeatState.LOADING, math.inf)
+
+    def forget(self, seat: Seat) -> None:
+        """Its engine is started anew."""
+        if self._handing is not None:
+            self._handing.loaded.pop(seat, None)
+
+    def _load(self, seat: Seat, weights: Weights) -> None:
+        self._enter(seat, SeatState.LOADING, self._limit_s)
+        seat.load(weights)
+
+    def _until_loaded(self) -> None:
+        while True:
+            states = {seat.state for seat in self._seats.values()}
+            if SeatState.LOADING not in states and SeatState.READY in states:
+                return
+            self._pump()
+
+    def _check(self, seat: Seat, loaded: WeightsLoaded, weights: Weights) -> None:
+        wanted = weights.manifest
+        if (loaded.version, loaded.checksum) != (wanted.version, wanted.checksum):
+            raise StaleWeightsError(
+                f"{seat.name} holds weights version {loaded.version} with checksum {loaded.checksum:#x}, "
+                f"sent were version {wanted.version} with checksum {wanted.checksum:#x}",
+                remedy="a worker that cannot hold the weights it was sent must not sample: see its log",
+            )

@@ -1,0 +1,72 @@
+"""Who holds a shared GPU's memory when: engines asleep while the learner works, the optimizer's state on the host while
+engines decode. Owns what is done before each phase; the learner and the engines know how."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors.learner_group import LearnerGroup
+from launch.config import Config
+from launch.config.memory import device_of, phase_fits
+from launch.dispatch import RolloutDispatcher
+
+SLEEP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPhases:
+    engines_sleep: bool  # without their KV cache, while the learner works
+    optimizer_away: bool  # on the host, while engines decode
+
+
+EVERYBODY_STAYS = MemoryPhases(engines_sleep=False, optimizer_away=False)
+_CAREFUL = MemoryPhases(engines_sleep=True, optimizer_away=True)
+
+
+def memory_phases(config: Config, device_bytes: int | None) -> MemoryPhases:
+    """By `cluster.offload`; auto: the least that makes all phases fit a GPU that learner and engines share, by the
+    memory plan. `device_bytes`: of such a GPU; None, not known: all of it."""
+    match config.cluster.offload:
+        case "never":
+            return EVERYBODY_STAYS
+        case "always":
+            return _CAREFUL
+    if config.cluster.layout != "colocated" or "cpu" in (config.learner.device, config.rollout.engine.device):
+        return EVERYBODY_STAYS
+    for engines_sleep, optimizer_away in ((False, False), (True, False), (False, True)):
+        if device_bytes is not None and phase_fits(
+            config, device_bytes, engines_sleep=engines_sleep, optimizer_away=optimizer_away
+        ):
+            return MemoryPhases(engines_sleep, optimizer_away)
+    return _CAREFUL
+
+
+class SharedMemory:
+    """For the driver's thread. What fails here costs memory, not the run: it is said, and the phase begins."""
+
+    def __init__(
+        self,
+        config: Config,
+        learner: LearnerGroup,
+        dispatcher: RolloutDispatcher,
+        on_event: Callable[[str, str], None],
+    ) -> None:
+        device = device_of(config)
+        self._phases = memory_phases(config, None if device is None else device.memory_bytes)
+        self._learner, self._dispatcher, self._on_event = learner, dispatcher, on_event
+        moves = [
+            *(["engines sleep while the learner works"] if self._phases.engines_sleep else []),
+            *(["the optimizer's state is on the host while engines decode"] if self._phases.optimizer_away else []),
+        ]
+        if moves:
+            on_event("memory_phases", f"{'; '.join(moves)} (cluster.offload: {config.cluster.offload})")
+
+    def decode(self) -> None:
+        """Engines are about to get work, which wakes them."""
+        if self._phases.optimizer_away:
+            self._learner.rest()
+
+    def learn(self) -> None:
+        """The learner is about to work, and engines have none."""
+        if self._phases.engines_sleep:
+            for name, reason in self._dispatcher.sleep(SLEEP_TIMEOUT_S).items():
+                self._on_event("engine_awake", f"{name} keeps its KV cache while the learner works: {reason}")

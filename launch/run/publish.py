@@ -1,0 +1,94 @@
+"""How the learner's weights get to the workers: which way, and when to give one up. Owns no weights."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from actors.engine.capabilities import BACKENDS
+from actors.handoff.types import Way
+from actors.learner_group import LearnerGroup
+from launch.config import Config
+from launch.dispatch import RolloutDispatcher
+
+_IN_VAIN = 2  # hand-overs in a row of which no engine got anything; then the store is the way for the rest of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Seconds of both halves, `publish` (the learner writes or sends) and `sync` (until all workers have answered), and
+    what is reported: weights/bytes, and how many workers got them which way."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def way_of(config: Config) -> Way | None:
+    """Piece by piece, and how; None: through the object store. By `cluster.weights`."""
+    cluster, wanted = config.cluster, config.cluster.weights
+    if wanted == "store" or not BACKENDS[config.rollout.engine.backend].pieces:
+        return None
+    if wanted != "auto":
+        return wanted
+    cpu = "cpu" in (config.learner.device, config.rollout.engine.device)
+    on_gpus = cluster.layout != "embedded" and cluster.gpus_per_worker > 0 and cluster.gpus_per_learner > 0
+    return "auto" if on_gpus and not cpu else None
+
+
+class Publisher:
+    """For the driver's thread."""
+
+    def __init__(
+        self,
+        learner: LearnerGroup,
+        dispatcher: RolloutDispatcher,
+        config: Config,
+        *,
+        on_event: Callable[[str, str], None],
+        span: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._learner, self._dispatcher = learner, dispatcher
+        self._on_event, self._span = on_event, span
+        self._way = way_of(config)
+        self._limit_s = config.rollout.weight_sync_timeout_s
+        self._to_trainers = config.drafter.train
+        self._in_vain = 0
+
+    def publish(self, version: int) -> Published:
+        """Returns when every worker that is up holds the learner's present weights. Raises StaleWeightsError,
+        NoWorkersError, LearnerLostError."""
+        return self._by_store(version) if self._way is None else self._by_pieces(version, self._way)
+
+    def _by_store(self, version: int) -> Published:
+        start_s = time.monotonic()
+        with self._span("publish"):
+            manifest, ref = self._learner.publish(version)
+        written_s = time.monotonic()
+        workers = self._dispatcher.set_weights(manifest, ref)
+        seconds = {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
+        return Published(seconds, _metrics(manifest.total_bytes, {"store": workers}))
+
+    def _by_pieces(self, version: int, way: Way) -> Published:
+        start_s = time.monotonic()
+        with self._span("publish"):
+            handed = self._dispatcher.hand_over(
+                lambda receivers: self._learner.send(version, receivers=receivers, way=way, limit_s=self._limit_s),
+                to_trainers=self._to_trainers,
+            )
+        self._in_vain = self._in_vain + 1 if handed.ways.keys() == {"store"} else 0
+        if self._in_vain == _IN_VAIN:
+            self._way = None
+            reasons = "; ".join(sorted(set(handed.reasons.values()))) or "no engine was up"
+            self._on_event(
+                "weights_by_store",
+                f"no engine got weights from the learner's device {_IN_VAIN} times in a row ({reasons}): from now on "
+                "they go through the object store (cluster.weights)",
+            )
+        sent = handed.sent
+        seconds = {"publish": sent.seconds, "sync": max(0.0, time.monotonic() - start_s - sent.seconds)}
+        return Published(seconds, _metrics(sent.total_bytes, dict(handed.ways)))
+
+
+def _metrics(total_bytes: int, workers: dict[str, int]) -> dict[str, float]:
+    by_way = {f"weights/by_{way}": float(workers.get(way, 0)) for way in ("ipc", "broadcast", "store")}
+    return {"weights/bytes": float(total_bytes)} | by_way

@@ -1,0 +1,153 @@
+"""A learner group hands its weights to real engines piece by piece: what the object store would have given them, at
+once, to every worker, whoever is lost or comes late."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.engine.options import EngineOptions, RolloutOptions
+from actors.engine.process import spawn_engine
+from actors.engine.types import Rollout
+from actors.handoff.types import Offer, Sent, Way
+from actors.learner_group import LearnerGroup
+from actors.training.options import LearnerOptions, OptimizerOptions
+from launch.dispatch import RolloutDispatcher, spawner
+from models.checkpoint import save_model
+from models.manifest import WeightsManifest
+from models.options import ModelOptions
+from policies.options import ObjectiveOptions
+from tests.actors.statuses import statuses
+from tests.actors.test_native_ray import Answer, answers, asked, child_pids
+from tests.engine.support import tiny_model
+
+pytestmark = pytest.mark.ray
+
+ENGINE = EngineOptions(max_running=6, kv_tokens=2048, threads=1, progress_every_tokens=8)
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(tiny_model(directory / "config"), directory / "model")
+    return directory / "model"
+
+
+@pytest.fixture(scope="module")
+def learner(model_dir: Path, ray_head: str) -> Iterator[LearnerGroup]:
+    """With weights of its own."""
+    options = LearnerOptions(ranks=1, threads=1)
+    model = ModelOptions(path=str(model_dir))
+    with LearnerGroup(model, options, ObjectiveOptions(), temperature=1.0, init="random", seed=5) as group:
+        group.begin(OptimizerOptions(), 20)
+        yield group
+
+
+@contextmanager
+def workers(n: int, model_dir: Path, events: list[tuple[str, str]]) -> Iterator[RolloutDispatcher]:
+    spawn = partial(spawn_engine, ModelOptions(path=str(model_dir)), ENGINE)
+    dispatcher = RolloutDispatcher(
+        spawner(lambda name: partial(spawn, name=name)),
+        RolloutOptions(workers=n, engine=ENGINE),
+        on_event=lambda kind, message: events.append((kind, message)),
+    )
+    try:
+        dispatcher.start()
+        yield dispatcher
+    finally:
+        dispatcher.close()
+
+
+def sampled(dispatcher: RolloutDispatcher) -> Answer:
+    done: list[Rollout] = []
+    dispatcher.run(asked(), done.append)
+    return answers(done)
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir: Path, learner: LearnerGroup) -> Answer:
+    """What engines sample that got the learner's weights through the object store."""
+    with workers(1, model_dir, []) as dispatcher:
+        dispatcher.set_weights(*learner.publish(1))
+        return sampled(dispatcher)
+
+
+def hold(dispatcher: RolloutDispatcher, version: int) -> bool:
+    return all(status.weights_version == version for status in statuses(dispatcher).values())
+
+
+@pytest.mark.parametrize("way", ["ipc", "broadcast"])
+def test_engines_sample_what_they_would_with_weights_from_the_store(
+    way: Way, model_dir: Path, learner: LearnerGroup, expected: Answer
+) -> None:
+    events: list[tuple[str, str]] = []
+    with workers(2, model_dir, events) as dispatcher:
+        for version in (3, 4):
+            handed = dispatcher.hand_over(
+                lambda n, version=version: learner.send(version, receivers=n, way=way, limit_s=LIMIT_S)
+            )
+            assert (handed.ways, handed.reasons) == ({way: 2, "store": 0}, {})
+            assert hold(dispatcher, version)
+        assert sampled(dispatcher) == expected
+        dispatcher.join("late")  # gets what the learner keeps in the store
+        assert sampled(dispatcher) == expected
+        while len(statuses(dispatcher)) < 3 or not hold(dispatcher, 4):
+            dispatcher.settle()
+    assert not [event for event in events if event[0] == "weights_by_store"]
+
+
+def test_an_engine_that_was_killed_gets_them_from_the_store_and_the_others_at_once(
+    model_dir: Path, learner: LearnerGroup, expected: Answer
+) -> None:
+    events: list[tuple[str, str]] = []
+    with workers(2, model_dir, events) as dispatcher:
+        first, _ = (status.pid for status in statuses(dispatcher).values())
+        os.kill(child_pids(first)[0], signal.SIGKILL)
+        handed = dispatcher.hand_over(lambda n: learner.send(7, receivers=n, way="ipc", limit_s=LIMIT_S))
+        assert handed.ways["ipc"] == 1
+        assert hold(dispatcher, 7)
+        assert sampled(dispatcher) == expected
+    assert [kind for kind, _ in events if kind in ("worker_lost", "worker_restarted")]
+
+
+def test_engines_that_are_left_out_say_so_and_load_from_the_store(
+    model_dir: Path, learner: LearnerGroup, expected: Answer
+) -> None:
+    events: list[tuple[str, str]] = []
+    with workers(2, model_dir, events) as dispatcher:
+
+        class Elsewhere:
+            """Its offers lead nowhere."""
+
+            def __init__(self, receivers: int) -> None:
+                self._real = learner.send(9, receivers=0, way="ipc", limit_s=LIMIT_S)
+
+            def offer(self, receiver: int) -> Offer:
+                return replace(self._real.offer(receiver), store="127.0.0.1:1")
+
+            def finish(self) -> "tuple[Sent, WeightsManifest, ray.ObjectRef[Any]]":
+                return self._real.finish()
+
+        handed = dispatcher.hand_over(Elsewhere)
+        assert handed.ways == {"store": 2}
+        assert hold(dispatcher, 9)
+        assert sampled(dispatcher) == expected
+    assert [kind for kind, _ in events].count("weights_by_store") == 2
+    assert "not reachable" in events[0][1]
+
+
+def test_the_store_keeps_what_was_sent(learner: LearnerGroup) -> None:
+    sending = learner.send(11, receivers=0, way="ipc", limit_s=LIMIT_S)
+    sent, manifest, ref = sending.finish()
+    stored, buffer = learner.publish(11)
+    assert sent.checksum == manifest.checksum == stored.checksum
+    assert manifest == stored
+    assert (ray.get(ref, timeout=LIMIT_S) == ray.get(buffer, timeout=LIMIT_S)).all()

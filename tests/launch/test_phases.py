@@ -1,0 +1,95 @@
+"""Who leaves a shared GPU when, and which way weights take: what each configuration gives."""
+
+from typing import Any
+
+import pytest
+
+from launch.config import Config
+from launch.run import phases
+from launch.run.phases import EVERYBODY_STAYS, MemoryPhases, SharedMemory, memory_phases
+from launch.run.publish import way_of
+
+
+def config(cluster: dict[str, Any], backend: str = "native", device: str = "auto") -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "r"},
+            "model": {"path": "m"},
+            "data": {"train": "d.jsonl"},
+            "rollout": {"engine": {"backend": backend, "device": device}},
+            "cluster": cluster,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "backend", "device", "way"),
+    [
+        ({}, "native", "auto", None),
+        ({"weights": "broadcast"}, "native", "auto", "broadcast"),
+        ({"layout": "colocated"}, "native", "auto", "auto"),
+        ({"layout": "colocated"}, "native", "cpu", None),
+        ({"layout": "colocated"}, "vllm", "auto", None),
+        ({"layout": "colocated", "weights": "store"}, "native", "auto", None),
+        ({"layout": "disaggregated"}, "native", "auto", "auto"),
+        ({"layout": "disaggregated", "gpus_per_worker": 0}, "native", "auto", None),
+        ({"layout": "disaggregated", "weights": "ipc"}, "native", "auto", "ipc"),
+    ],
+)
+def test_the_way_of_weights_follows_from_the_layout(
+    cluster: dict[str, Any], backend: str, device: str, way: str | None
+) -> None:
+    assert way_of(config(cluster, backend, device)) == way
+
+
+def test_the_least_that_fits_is_done_and_all_of_it_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: set[tuple[bool, bool]] = set()
+    monkeypatch.setattr(
+        phases, "phase_fits", lambda c, b, *, engines_sleep, optimizer_away: (engines_sleep, optimizer_away) in fits
+    )
+    colocated = config({"layout": "colocated"})
+    assert memory_phases(colocated, None) == MemoryPhases(True, True)
+    assert memory_phases(colocated, 80) == MemoryPhases(True, True)
+    fits.add((False, True))
+    assert memory_phases(colocated, 80) == MemoryPhases(False, True)
+    fits.add((True, False))
+    assert memory_phases(colocated, 80) == MemoryPhases(True, False)
+    fits.add((False, False))
+    assert memory_phases(colocated, 80) == EVERYBODY_STAYS
+
+
+def test_who_shares_no_gpu_stays_unless_told() -> None:
+    assert memory_phases(config({}), None) == EVERYBODY_STAYS
+    assert memory_phases(config({"layout": "disaggregated"}), None) == EVERYBODY_STAYS
+    assert memory_phases(config({"layout": "colocated"}, device="cpu"), None) == EVERYBODY_STAYS
+    assert memory_phases(config({"layout": "colocated", "offload": "never"}), None) == EVERYBODY_STAYS
+    assert memory_phases(config({"offload": "always"}), None) == MemoryPhases(True, True)
+
+
+class Recorded:
+    """Learner and dispatcher in one, which tell what was asked of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def rest(self) -> None:
+        self.asked.append("rest")
+
+    def sleep(self, timeout_s: float) -> dict[str, str]:
+        self.asked.append("sleep")
+        return {"rollout-1": "it has requests"}
+
+
+def test_the_optimizer_leaves_before_engines_decode_and_they_sleep_before_the_learner_works() -> None:
+    actors, events = Recorded(), list[tuple[str, str]]()
+    memory = SharedMemory(config({"offload": "always"}), actors, actors, lambda *event: events.append(event))
+    memory.decode()
+    memory.learn()
+    assert actors.asked == ["rest", "sleep"]
+    assert [kind for kind, _ in events] == ["memory_phases", "engine_awake"]
+    assert "rollout-1 keeps its KV cache while the learner works: it has requests" in events[1][1]
+    quiet = Recorded()
+    memory = SharedMemory(config({}), quiet, quiet, lambda *event: events.append(event))
+    memory.decode()
+    memory.learn()
+    assert (quiet.asked, len(events)) == ([], 2)
