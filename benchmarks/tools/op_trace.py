@@ -23,9 +23,10 @@ _FREE = {"detach", "empty", "empty_strided", "empty_like", "new_empty", "_unsafe
 _LAUNCHES = {"sort": 6, "topk": 4, "cumsum": 2}
 _GATHERS = ("index", "index_select", "embedding", "gather")
 _PRODUCTS = ("mm", "addmm", "_scaled_mm")
+_WEIGHTED = ("linear", "head")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=False)
 class TracedOp:
     """One dispatched operation. Bytes and flops are of all its launches together."""
 
@@ -34,6 +35,7 @@ class TracedOp:
     write_bytes: int
     flops: float = 0.0
     launches: int = 1
+    product: tuple[int, int, int] | None = None  # (m, n, k) of a matrix product
 
 
 class OpTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -79,16 +81,21 @@ def _read(name: str, args: Any, kwargs: Any, out: Any) -> TracedOp:
     inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     read, written, flops = sum(map(tensor_bytes, inputs)), sum(map(tensor_bytes, outputs)), 0.0
+    product: tuple[int, int, int] | None = None
     if name in _PRODUCTS:
         a, b = args[name == "addmm" :][:2]
-        flops = 2.0 * a.shape[0] * a.shape[1] * b.shape[1]
+        product = a.shape[0], b.shape[1], a.shape[1]
+    elif name in _WEIGHTED:  # of ours: a weight is [N, K]
+        product = args[0].shape[0], args[1].shape[0], args[1].shape[1]
+    if product is not None:
+        flops = 2.0 * product[0] * product[1] * product[2]
     if name in _GATHERS and inputs:
         read += written - tensor_bytes(inputs[0])
     if name == "index_put_":
         read, written = read - tensor_bytes(args[0]), tensor_bytes(args[2])
     if name in ("copy_", "fill_", "zero_"):  # overwrite without reading
         read -= tensor_bytes(args[0])
-    return TracedOp(name, read, written, flops, _LAUNCHES.get(name, 1))
+    return TracedOp(name, read, written, flops, _LAUNCHES.get(name, 1), product)
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -1,0 +1,130 @@
+"""The kernels of one engine step on CUDA, from the engine's own code on meta tensors; and those that it launched before
+it had kernels of its own, from a record.
+
+Owns the translation to the predictor's kernels. What lies in the KV cache has no values here, so attention's bytes and
+its blocks are those of the shape that is asked about; all else is what the dispatcher saw.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu_parts.session import BLOCK_TOKENS, network
+from torch import Tensor
+
+from actors.engine.native.forward.context import KVCache
+from actors.engine.native.forward.device_steps import DeviceSteps
+from actors.engine.native.forward.layout import RESERVED_BLOCKS
+from benchmarks.tools.op_trace import OpTrace, TracedOp, tensor_bytes
+from drafter.protocol import Replay
+from models.config import ModelConfig
+from models.ops.triton.operators import LAUNCHES
+from models.transformer import Transformer
+from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention
+from policies.roofline.network import Network
+from policies.speculation.graph_plan import CapturePlan, GraphShape
+
+BEFORE = Path(__file__).parents[1] / "data/steps_before.json"
+_PARTS: dict[str, Part] = {"head": "weights", "linear": "weights", "sample": "sampling", "paged_attention": "kv"}
+
+
+class _Traced:
+    """A graph capture that runs nothing: what would be captured is traced."""
+
+    def __init__(self, trace: OpTrace) -> None:
+        self._trace = trace
+
+    def record(self, compute: Callable[[], None]) -> Replay:
+        with self._trace:
+            compute()
+        return lambda: None
+
+    def reset(self) -> None:
+        pass
+
+
+def traced_step(config: ModelConfig, batch: int, rows: int, context: int) -> list[Kernel]:
+    """What the graph of `batch` requests with `rows` rows each launches; chains where rows > 1."""
+    net = network(config)
+    own: dict[str, Callable[..., TracedOp]] = {
+        "paceline::paged_attention": partial(_attention, net, batch, rows, context),
+        "paceline::rope_write": _rope,
+    }
+    trace = OpTrace({f"paceline::{name}": count for name, count in LAUNCHES.items()}, own)
+    model = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False).requires_grad_(False)
+    blocks = 64
+    cache = KVCache(config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, torch.bfloat16, "meta")
+    steps = DeviceSteps(
+        model,
+        cache,
+        slots=batch,
+        blocks=-(-context // BLOCK_TOKENS),
+        recorded=(),
+        keep_rows=False,
+        rejection=False,
+        trash_slot=blocks * BLOCK_TOKENS,
+        graph_capture=_Traced(trace),
+    )
+    steps.resize(batch * rows, rows)
+    steps.plan_graphs(CapturePlan((GraphShape("target", batch, rows),)))
+    return [_kernel(op, net, batch, rows, context) for op in trace.ops]
+
+
+def _attention(net: Network, batch: int, rows: int, context: int, q: Tensor, *_: Any) -> TracedOp:
+    asked = attention(net, batch, rows, context, SPLIT_TOKENS)
+    launched = LAUNCHES["paged_attention"]
+    return TracedOp("paceline::paged_attention", asked.read_bytes, asked.write_bytes, asked.flops, launched)
+
+
+def _rope(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor, *_: Any) -> TracedOp:
+    """Rows of the tables and of the caches, not all of them."""
+    tables = 2 * len(positions) * cos.shape[1] * cos.element_size()
+    read = tensor_bytes(qkv) + tables + tensor_bytes(positions) + tensor_bytes(slots)
+    return TracedOp("paceline::rope_write", read, tensor_bytes(qkv), 0.0, LAUNCHES["rope_write"])
+
+
+def _kernel(op: TracedOp, net: Network, batch: int, rows: int, context: int) -> Kernel:
+    name = op.name.partition("::")[2] or op.name
+    part: Part = "weights" if op.product is not None else _PARTS.get(name, "rest")
+    return Kernel(
+        name=name,
+        part=part,
+        read_bytes=op.read_bytes,
+        write_bytes=op.write_bytes,
+        flops=op.flops,
+        launches=op.launches,
+        product=op.product,
+        walk=attention(net, batch, rows, context, SPLIT_TOKENS).walk if part == "kv" else None,
+    )
+
+
+def kernels_before(size: str, batch: int, rows: int, context: int) -> tuple[list[Kernel], list[Kernel]]:
+    """(those of the graph, those of sampling, which were launched one by one) of commit 84d231c, traced the same way.
+
+    Raises KeyError for a cell that the record has not got.
+    """
+    for cell in json.loads(BEFORE.read_text(encoding="utf-8"))["cells"]:
+        if (cell["size"], cell["batch"], cell["rows"], cell["context"]) == (size, batch, rows, context):
+            total = batch * rows
+            return tuple([k for op in cell[part] for k in _recorded(op, total)] for part in ("graph", "sampling"))  # type: ignore[return-value]
+    raise KeyError(f"{BEFORE.name} has no step of {size} with {batch} x {rows} rows at {context} tokens")
+
+
+def _recorded(op: dict[str, Any], total: int) -> list[Kernel]:
+    product = None
+    if op["flops"] and "mm" in op["name"]:
+        n = op["write_bytes"] // 2 // total
+        product = total, n, round(op["flops"] / 2 / total / n)
+    kernel = Kernel(
+        name=op["name"],
+        part="kv" if op["name"] == "attention" else "weights" if product else "rest",
+        read_bytes=op["read_bytes"],
+        write_bytes=op["write_bytes"],
+        flops=op["flops"],
+        launches=op["launches"],
+        product=product,
+    )
+    return [kernel] * op["count"]

@@ -1,0 +1,56 @@
+"""The predictor's list of kernels is what the CUDA step launches; and what is predicted of both is recorded."""
+
+from collections import Counter
+
+import pytest
+from benchmarks.gpu_parts.session import QWEN, network
+
+from benchmarks.harness import RESULTS, load
+from benchmarks.predicted_steps import GRID, VERIFYING, model_config, step_row, sweep_errors
+from benchmarks.tools.engine_trace import kernels_before, traced_step
+from policies.roofline.devices import DEVICES
+from policies.roofline.kernels import launches, step_kernels
+
+RECORD = load(RESULTS / "predicted_steps.json")
+NAMES = {"embedding": "embed", "addmm": "product", "mm": "product", "linear": "product", "cat": "pack"}
+PRODUCTS = ("qkv", "o", "gate_up", "down")
+
+
+@pytest.mark.parametrize("size", QWEN)
+@pytest.mark.parametrize(("batch", "rows", "context"), [(1, 1, 1024), (32, 1, 8192), (8, 9, 2048), (1, 512, 512)])
+def test_the_list_of_kernels_is_what_the_engine_launches(size: str, batch: int, rows: int, context: int) -> None:
+    """The engine's own step on meta tensors: every kernel, its launches, and bytes and flops within one percent."""
+    config = model_config(size)
+    traced, listed = traced_step(config, batch, rows, context), step_kernels(network(config), batch, rows, context)
+    found = Counter(NAMES.get(kernel.name, kernel.name) for kernel in traced)
+    assert found == Counter("product" if kernel.name in PRODUCTS else kernel.name for kernel in listed)
+    assert launches(traced) == launches(listed)
+    assert sum(k.moved_bytes for k in traced) == pytest.approx(sum(k.moved_bytes for k in listed), rel=0.01)
+    assert sum(k.flops for k in traced) == pytest.approx(sum(k.flops for k in listed), rel=0.01)
+    for part in ("weights", "sampling", "rest"):
+        of_part = [sum(k.moved_bytes for k in kernels if k.part == part) for kernels in (traced, listed)]
+        assert of_part[0] == pytest.approx(of_part[1], rel=0.03), part
+
+
+def test_the_record_is_what_the_command_computes_now() -> None:
+    device = DEVICES[RECORD["device"]]
+    for step in RECORD["steps"][:: len(RECORD["steps"]) // 6]:
+        cell = step["size"], step["batch"], step["rows"], step["context"]
+        assert step_row(*cell, device) == step, "run: python -m benchmarks.predicted_steps"
+    assert RECORD["sweep_error"] == sweep_errors()
+    assert "PREDICTED" in RECORD["question"]
+
+
+def test_every_step_is_within_fifteen_percent_of_the_fused_plan() -> None:
+    assert len(RECORD["steps"]) == len(QWEN) * (len(GRID) + len(VERIFYING))
+    for step in RECORD["steps"]:
+        assert step["now_ms"] <= 1.15 * step["fused_ms"], step
+        assert step["floor_ms"] < step["now_ms"] < step["before_ms"], step
+
+
+def test_before_is_the_trace_of_what_there_was() -> None:
+    graph, sampling = kernels_before("7b", 1, 1, 1024)
+    assert launches(graph) == 1458
+    assert launches(sampling) == 188
+    with pytest.raises(KeyError, match="no step of 7b"):
+        kernels_before("7b", 3, 1, 1024)
