@@ -1,20 +1,51 @@
-"""Everything that wants a GPU, in one command: `python -m benchmarks.gpu --out DIR`. Needs a CUDA device.
+"""Everything that wants a GPU, within ten minutes: `python -m benchmarks.gpu --out DIR --budget-s 560`.
 
-For a machine that is lent for minutes: checks first that what it needs is there, then runs each part within its own
-time limit, whatever became of the others, and writes log, result and summary.json to DIR. It needs torch, safetensors,
-pydantic and pytest; neither Ray nor vLLM, no network and no installed package of ours (without the native extension the
-engine uses torch). Owns the list of parts; measures nothing itself.
+For a machine that is lent for minutes. Each part is a process with a limit of its own, runs whatever became of the
+others, and writes every row at once (DIR/NAME.jsonl), the prediction beside each measurement; DIR/summary.json says
+what became of each. It needs torch, triton, transformers, numpy, safetensors and pytest: neither pydantic, Ray nor
+vLLM, no network and no installed package of ours. `--rehearse` runs every part with tiny shapes on any machine, with
+PACELINE_PRETENDED_CUDA=1 on a pretended device: nothing is executed for the first time on borrowed minutes. Owns the
+list of parts and their limits; measures nothing itself.
 """
 
 import importlib.util
+import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from benchmarks.harness import ROOT, attempt, command, save
+from benchmarks.harness import attempt, command, machine, save
 
-REQUIRED = ("torch", "numpy", "safetensors", "pydantic", "pytest", "hypothesis")
+REQUIRED = ("torch", "numpy", "safetensors", "pytest")
+BUDGET_S = 560.0  # what the shares below add up to, about
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process. Seconds are of a budget of BUDGET_S."""
+
+    name: str
+    seconds: float
+    answers: str
+    command: tuple[str, ...] = ()  # default: the module benchmarks.gpu_parts.NAME
+
+
+PARTS = (
+    Part("machine", 20, "versions; which attention torch chooses"),
+    Part("ceilings", 20, "the predictor's constants"),
+    Part("checks", 90, "tests/gpu and the kernels against their oracles"),
+    Part("steps", 130, "the step table, with graphs and without"),
+    Part("mixed", 40, "prompt chunks beside decoding, shapes seen first, peak memory"),
+    Part("verifying", 70, "verification, EAGLE, the sampler, the best speculation"),
+    Part("captures", 35, "captures, sleep and wake; a whole engine's step"),
+    Part("learning", 60, "the learner's tokens per second, MFU, peak memory"),
+    Part("handing", 30, "the hand-over of weights"),
+    Part("agreement", 50, "equal tokens with speculation; the demo"),
+    Part("peer", 20, "vLLM at three points, if it is installed"),
+)
 
 
 def missing_modules(names: Sequence[str] = REQUIRED) -> list[str]:
@@ -22,48 +53,73 @@ def missing_modules(names: Sequence[str] = REQUIRED) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def parts(out: Path, sizes: Sequence[str]) -> dict[str, list[str]]:
-    """Commands by name, the quickest to fail first."""
-    python = sys.executable
-    # Not our pytest configuration: it names plugins that such a machine need not have.
-    tests = [python, "-m", "pytest", "-q", "-rs", "-c", str(out / "pytest.ini"), "--rootdir", str(ROOT)]
-    parts = {"tests": [*tests, "-p", "no:cacheprovider", "-m", "gpu", str(ROOT / "tests" / "gpu")]}
-    for size in sizes:
-        result = out / f"graph_pool_{size}.json"
-        parts[f"graph_pool_{size}"] = [
-            *(python, "-m", "benchmarks.graph_pool", "--sizes", size, "--out", str(result)),
-        ]
-    return parts
+def command_of(part: Part, out: Path, limit_s: float, rehearse: bool) -> tuple[str, ...]:
+    if part.command:
+        return part.command
+    words = (sys.executable, "-m", f"benchmarks.gpu_parts.{part.name}", "--out", str(out / f"{part.name}.jsonl"))
+    return (*words, "--budget-s", f"{0.9 * limit_s:.0f}", *(("--rehearse",) if rehearse else ()))
 
 
-def run_parts(commands: Mapping[str, Sequence[str]], out: Path, limit_s: float) -> bool:
-    """Run them in turn, each for at most limit_s; logs and summary.json in `out`. Whether all of them succeeded."""
-    summary: dict[str, dict[str, object]] = {}
-    for name, words in commands.items():
-        print(f"== {name}: {' '.join(words)}", flush=True)
-        done = attempt(words, out / f"{name}.log", limit_s)
-        print(done.tail, f"== {name}: {done.text}", sep="\n", flush=True)
-        summary[name] = {"outcome": done.code, "seconds": done.seconds}
-        save(out / "summary.json", summary)
-    return all(part["outcome"] == 0 for part in summary.values())
+def run_parts(parts: Sequence[Part], out: Path, budget_s: float, *, rehearse: bool = False) -> bool:
+    """In turn, each for at most its share and a half of what there is; whether all of them succeeded. What one does not
+    use, the next ones have."""
+    summary: dict[str, Any] = {"machine": {}, "rehearsal": rehearse, "budget_s": budget_s, "parts": {}}
+    start_s = time.monotonic()
+    for place, part in enumerate(parts):
+        left_s = budget_s - (time.monotonic() - start_s)
+        shares = sum(later.seconds for later in parts[place:])
+        limit_s = min(left_s, max(1.5 * part.seconds * left_s / shares, 10.0))
+        if limit_s < 5:
+            summary["parts"][part.name] = {"outcome": "no time left"}
+            _write(out, summary)
+            continue
+        words = command_of(part, out, limit_s, rehearse)
+        print(f"== {part.name}: {part.answers} (at most {limit_s:.0f} s)", flush=True)
+        done = attempt(words, out / f"{part.name}.log", limit_s)
+        rows = read_rows(out / f"{part.name}.jsonl")
+        print(done.tail, f"== {part.name}: {done.text}, {len(rows)} rows", sep="\n", flush=True)
+        summary["parts"][part.name] = {"outcome": done.code, "seconds": done.seconds, "rows": len(rows)}
+        _write(out, summary)
+    return all(part["outcome"] == 0 for part in summary["parts"].values())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Of a part, also of one that was ended in the middle of a row."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def _write(out: Path, summary: Mapping[str, Any]) -> None:
+    """As it is now, atomically: the machine may be taken away."""
+    save(out / "summary.json.new", summary)
+    (out / "summary.json.new").replace(out / "summary.json")
 
 
 def main(
     *,
     out: Annotated[Path, "folder for logs and results; is created"],
-    sizes: Annotated[Sequence[str], "of benchmarks.graph_pool"] = ("0.5b", "1.5b", "7b"),
-    limit_s: Annotated[float, "seconds for each part"] = 180.0,
+    budget_s: Annotated[float, "seconds for all parts together"] = BUDGET_S,
+    parts: Annotated[Sequence[str], "only these", tuple(part.name for part in PARTS)] = (),
+    rehearse: Annotated[bool, "tiny shapes, on whatever there is"] = False,
 ) -> int:
     if missing := missing_modules():
         sys.exit(f"benchmarks.gpu needs {', '.join(missing)} in {sys.executable}: install, or put wheels on PYTHONPATH")
     import torch
 
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks.gpu runs what needs a CUDA device, and this machine has none")
+    if not torch.cuda.is_available() and not rehearse:
+        sys.exit("benchmarks.gpu runs what needs a CUDA device, and this machine has none: --rehearse tries it out")
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: needs a CUDA device\n", encoding="utf-8")
-    return 0 if run_parts(parts(out, sizes), out, limit_s) else 1
+    chosen = [part for part in PARTS if not parts or part.name in parts]
+    save(out / "machine.json", machine())
+    return 0 if run_parts(chosen, out, budget_s, rehearse=rehearse) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The kernels of one engine step as a list, by shape: what is read, written and computed, in how many launches.
 
-Owns the list that the CUDA engine is meant to launch (ten per layer and a sampler of two); a test holds the engine's
+Owns the list that the CUDA engine is meant to launch (ten per layer, a sampler of two); a test holds the engine's
 real step to it. Never says how long anything takes (`policies.roofline.timing`).
 """
 
@@ -58,6 +58,7 @@ def step_kernels(
         _normed(net, "add_rms_norm", total, 2, 1),
         *head(net, total),
         *sampling(net, total),
+        Kernel(name="pack", part="rest", read_bytes=total * 16, write_bytes=total * 16),  # draws, for one download
     ]
 
 

@@ -50,7 +50,7 @@ def test_a_step_is_ten_launches_a_layer_and_two_a_draw(name: str) -> None:
     net = NETWORKS[name]
     for batch, rows in ((1, 1), (64, 1), (8, 9)):
         kernels = step_kernels(net, batch, rows, 2048)
-        around = 1 + 1 + 1 + 2  # embedding, last norm, head, sampler
+        around = 1 + 1 + 1 + 2 + 1  # embedding, last norm, head, sampler, packed results
         assert launches(kernels) == 10 * net.num_layers + around
         weights = sum(kernel.product[1] * kernel.product[2] for kernel in kernels if kernel.product)
         norms = (2 * net.num_layers + 1) * net.hidden_size + net.num_layers * net.qkv_bias * net.qkv_size

@@ -1,0 +1,33 @@
+"""Requests through a whole engine: two waves, the first of which warms up and captures."""
+
+from typing import Any
+
+import numpy as np
+
+from actors.engine.native.engine import NativeEngine
+from actors.engine.types import Request, SamplingParams
+from models.noise import noise_key
+
+PROMPT_TOKENS, NEW_TOKENS = 64, 96
+
+
+def waves(engine: NativeEngine, records: list[Any], batch: int, rehearse: bool) -> list[Any]:
+    """Records of the steps in which all of `batch` requests decode and nothing else happens; some at least."""
+    rng, new_tokens = np.random.default_rng(0), 6 if rehearse else NEW_TOKENS
+    for wave in range(2):
+        records.clear()
+        prompts = rng.integers(0, 500, (batch, PROMPT_TOKENS)).astype(np.int32)
+        engine.generate(
+            [
+                Request(
+                    request_id=wave * batch + i,
+                    prompt_id=wave * batch + i,
+                    prompt_tokens=prompt,
+                    noise_key=noise_key(0, wave, i, 0),
+                    sampling=SamplingParams(new_tokens),
+                )
+                for i, prompt in enumerate(prompts)
+            ]
+        )
+    full = [record for record in records if not record.prefill_tokens and record.running == batch]
+    return full or records

@@ -1,0 +1,195 @@
+"""What the parts share: rows that are written at once, the prediction beside each measurement, timing, models.
+
+Owns the clock of a part's budget and how work is timed on the device; a part decides what. On a CPU (rehearsal) the
+same code runs with tiny shapes and no events, so that nothing is executed for the first time on borrowed minutes.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+
+from benchmarks.harness import command
+from models.config import ModelConfig
+from models.transformer import Transformer
+from policies.roofline.devices import DEVICES, Device, device_named
+from policies.roofline.network import Network
+
+QWEN: dict[str, dict[str, Any]] = {
+    "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_layers": 24, "num_heads": 14}
+    | {"num_kv_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
+    "1.5b": {"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_layers": 28, "num_heads": 12}
+    | {"num_kv_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
+    "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
+    | {"num_kv_heads": 4, "head_dim": 128},
+}
+TINY: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2}
+TINY |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
+BLOCK_TOKENS = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One part: where its rows go, on what it measures, how long it may."""
+
+    name: str
+    out: Path
+    budget_s: float
+    rehearse: bool
+    device: str = field(init=False)
+    gpu: Device = field(init=False)  # what predictions are made for
+    started_s: float = field(init=False, default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device == "cpu" and not self.rehearse:
+            raise SystemExit(f"{self.name} needs a CUDA device; --rehearse runs it with tiny shapes here")
+        found = device_named(torch.cuda.get_device_name()) if self.device == "cuda" else None
+        self.gpu = found or DEVICES["H100"]
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        if self.device == "cuda" and found is None:
+            name = torch.cuda.get_device_name()
+            self.row(note=f"{name} is not in policies.roofline.devices: predictions are for an H100")
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - (time.monotonic() - self.started_s)
+
+    def row(self, **values: Any) -> None:
+        """Append a row and print it. Numbers `x` and `predicted_x` are shown with what lies between them."""
+        found = {key: _short(value) for key, value in values.items()}
+        for key in [key for key in found if f"predicted_{key}" in found]:
+            measured, predicted = found[key], found[f"predicted_{key}"]
+            if measured and predicted:
+                found[f"{key}_over_predicted"] = _short(measured / predicted)
+        with self.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found, default=str) + "\n")
+        print(f"{self.name}: " + "  ".join(f"{key}={value}" for key, value in found.items()), flush=True)
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[..., object], *given: object, repeats: int = 10, warm_up: int = 2) -> float:
+        """Median seconds of `work(*given)`, each waited for: what a caller sees who needs the result."""
+        repeats, warm_up = (2, 1) if self.rehearse else (repeats, warm_up)
+        found = []
+        for turn in range(-warm_up, repeats):
+            self.synchronize()
+            start_s = time.perf_counter()
+            work(*given)
+            self.synchronize()
+            if turn >= 0:
+                found.append(time.perf_counter() - start_s)
+        return median(found)
+
+    def device_seconds(self, work: Callable[..., object], *given: object, calls: int = 20) -> float:
+        """Seconds of one of many calls in a row, between two events: what the device needs, the host permitting."""
+        calls = 2 if self.rehearse else calls
+        work(*given)
+        if self.device != "cuda":
+            return self.seconds(work, *given)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(calls):
+            work(*given)
+        end.record()
+        torch.cuda.synchronize()
+        found = float(begin.elapsed_time(end)) / 1e3 / calls
+        return found or self.seconds(work, *given)  # a pretended device has no clock
+
+    def profiled(self, work: Callable[[], object]) -> Any:
+        """torch's events of one call, averaged by name."""
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.device == "cuda" and torch.version.cuda is not None:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        if self.device == "cuda" and torch.version.cuda is None:
+            work()
+            return []  # pretended: nothing below torch to ask
+        with torch.profiler.profile(activities=activities) as profile:
+            work()
+            self.synchronize()
+        return profile.key_averages()
+
+    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        """The replay of a graph of `work`; `work` itself on a CPU."""
+        if self.device != "cuda":
+            return work
+        from actors.engine.native.forward.graphs import CudaGraphCapture
+
+        def run() -> None:
+            work()
+
+        return CudaGraphCapture().record(run)
+
+    def sizes(self, *wanted: str) -> tuple[str, ...]:
+        return ("tiny",) if self.rehearse else wanted
+
+    def config(self, size: str) -> ModelConfig:
+        shape = TINY if size == "tiny" else QWEN[size]
+        return ModelConfig(family="qwen2", max_position_embeddings=32_768, qkv_bias=True, **shape)
+
+    def model(self, size: str, dtype: torch.dtype = torch.bfloat16) -> Transformer:
+        """Random weights, made where they stay; what a step costs does not depend on them."""
+        torch.manual_seed(0)
+        model = Transformer(self.config(size), dtype=dtype, device=self.device, batch_invariant=False)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0.0, 0.02)
+                else:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        return model.requires_grad_(False)
+
+    def free(self) -> None:
+        """Give memory back between models; parts drop their references first."""
+        import gc
+
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak_gib(self) -> float | None:
+        return torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else None
+
+
+def network(config: ModelConfig, item_bytes: int = 2) -> Network:
+    return Network(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        tied=config.tie_word_embeddings,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        item_bytes=item_bytes,
+    )
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def part(run: Callable[[Session], None], name: str) -> None:
+    """Run a part as a command."""
+
+    def main(
+        *,
+        out: Annotated[Path, "JSON lines"],
+        budget_s: Annotated[float, "stop before"] = 60.0,
+        rehearse: Annotated[bool, "tiny shapes, on whatever there is"] = False,
+    ) -> None:
+        session = Session(name=name, out=out, budget_s=budget_s, rehearse=rehearse)
+        run(session)
+        session.row(done=True, seconds=time.monotonic() - session.started_s)
+
+    command(main, timed=False)
