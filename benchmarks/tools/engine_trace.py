@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu_parts.session import BLOCK_TOKENS, network
 from torch import Tensor
 
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
+from benchmarks.gpu_parts.session import BLOCK_TOKENS, network
 from benchmarks.tools.op_trace import OpTrace, TracedOp, tensor_bytes
 from drafter.protocol import Replay
 from models.config import ModelConfig

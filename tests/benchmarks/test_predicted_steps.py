@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from benchmarks.gpu_parts.session import QWEN, network
 
+from benchmarks.gpu_parts.session import QWEN, network
 from benchmarks.harness import RESULTS, load
 from benchmarks.predicted_steps import GRID, VERIFYING, model_config, step_row, sweep_errors
 from benchmarks.tools.engine_trace import kernels_before, traced_step
