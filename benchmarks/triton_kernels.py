@@ -128,6 +128,9 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
         "shared_bytes": found.metadata.shared,
         "loads_128_bit": len(re.findall(r"\b(?:LDG|LDGSTS)\.\S*128", code)),
         "loads": len(re.findall(r"\b(?:LDG|LDGSTS)\.", code)),
+        "products": ", ".join(
+            sorted(set(re.findall(r"#(?:mma|blocked)\w* = (#ttg\.nvidia_mma<.*>)", found.asm["ttgir"])))
+        ),
         "tensor_core": len(re.findall(r"\b(?:HMMA|HGMMA)\.", code)),
     }
 

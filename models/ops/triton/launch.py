@@ -274,7 +274,7 @@ def plan_paged_attention(
                 "ONE_SPLIT": not whole,
                 "PRECISION": "ieee",
             },
-            registers=192 if half and whole else None,
+            registers=192 if half and whole else 168,
         )
     ]
     if not whole:

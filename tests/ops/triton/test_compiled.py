@@ -1,0 +1,61 @@
+"""The kernels as machine code, compiled without a GPU in a process of its own (the interpreter rules this one)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness import RESULTS, ROOT
+
+KERNELS_WITH_WIDE_LOADS = ("rms_norm", "rope_write", "swiglu", "attention", "linear", "chunks", "cutoff")
+ATTENTION_REGISTERS = {"whole": 192, "split": 168, "merge": 168}
+
+
+def compiled(tmp_path: Path, sizes: list[str], architectures: list[str]) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    out = tmp_path / "kernels.json"
+    arguments = ["--sizes", *sizes, "--architectures", *architectures, "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.triton_kernels", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
+    return rows
+
+
+def assert_fit_for_use(rows: list[dict[str, Any]]) -> None:
+    assert rows
+    for row in rows:
+        name = row["kernel"]
+        assert row["spills"] == row["stack_bytes"] == 0, row
+        if any(part in name for part in KERNELS_WITH_WIDE_LOADS):
+            assert row["loads_128_bit"] > 0, row
+        if name.startswith("attention"):
+            kind = name.split()[1].rstrip(",")
+            assert row["registers"] <= ATTENTION_REGISTERS[kind], row
+            assert kind == "merge" or row["tensor_core"] > 0, row
+        if name.startswith("linear"):
+            assert row["tensor_core"] > 0, row
+    for model in {row["model"] for row in rows}:
+        for architecture in {row["architecture"] for row in rows}:
+            mine = [row for row in rows if (row["model"], row["architecture"]) == (model, architecture)]
+            shapes = {row["products"] for row in mine if row["kernel"].startswith("attention") and row["products"]}
+            assert len(shapes) == 1, "ways of one attention multiply alike, or their bits would differ"
+
+
+def test_an_h100_runs_the_7b_model_without_spills_by_wide_loads(tmp_path: Path) -> None:
+    assert_fit_for_use(compiled(tmp_path, ["7b"], ["90"]))
+
+
+@pytest.mark.pretended
+def test_the_committed_record_is_what_the_compiler_makes(tmp_path: Path) -> None:
+    rows = compiled(tmp_path, ["0.5b", "1.5b", "7b"], ["80", "90"])
+    assert_fit_for_use(rows)
+    assert rows == json.loads((RESULTS / "triton_kernels.json").read_text())["rows"]
+
+
+def test_the_committed_record_is_of_fit_kernels() -> None:
+    assert_fit_for_use(json.loads((RESULTS / "triton_kernels.json").read_text())["rows"])
