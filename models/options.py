@@ -14,9 +14,11 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
     tokenizer: Annotated[str | None, Field(description="tokenizer directory; default: model.path")] = None
     dtype: Annotated[DType, Field(description="dtype of weights and activations in engine and learner")] = "float32"
     batch_invariant: Annotated[
-        bool | None,
+        bool | Literal["engine"] | None,
         Field(
-            description="each row's logits bitwise independent of its batch; default: true on CPU, where alone it holds"
+            description="each row's logits bitwise independent of its batch. true: in engine and learner, on CPU only, "
+            "where it is the default; engine: in the native engine on a GPU too, so that its tokens are, while a "
+            "learner there agrees up to rounding"
         ),
     ] = None
     implementation: Annotated[
@@ -25,12 +27,15 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "auto"
 
 
-def batch_invariance(model: ModelOptions, device: str, key: str) -> bool:
-    """Whether the network is built batch-invariant on this kind of device. ValueError if that is asked of a GPU, which
-    cannot; `key` is the setting that says where the network runs, in case it said auto."""
-    if model.batch_invariant and device != "cpu":
+def batch_invariance(model: ModelOptions, device: str, key: str, *, engine: bool = False) -> bool:
+    """Whether the network, an engine's or a learner's, is built batch-invariant on this kind of device. ValueError if
+    more is asked of a GPU than holds there; `key` is the setting that says where the network runs, should it say auto.
+    """
+    if device == "cpu":
+        return model.batch_invariant is not False
+    if model.batch_invariant is True:
         raise ValueError(
             f"model.batch_invariant is true, which holds on CPU only, and this process has a {device} device: set "
-            f"{key}=cpu, or leave model.batch_invariant unset"
+            f"{key}=cpu, or model.batch_invariant=engine, or leave it unset"
         )
-    return device == "cpu" if model.batch_invariant is None else model.batch_invariant
+    return engine and model.batch_invariant == "engine"

@@ -294,11 +294,11 @@ def _layout(c: Config) -> Iterator[Issue]:
         if embedded and device == "cuda":
             yield Issue(key, "cuda, but cluster.layout is embedded (CPU only)", remedy="set cluster.layout=colocated")
     on_gpu = [key for key, device in devices if device == "cuda" or (device == "auto" and not embedded)]
-    if c.model.batch_invariant and on_gpu:
+    if c.model.batch_invariant is True and on_gpu:
         yield Issue(
             "model.batch_invariant",
             f"holds on CPU only; with cluster.layout={c.cluster.layout} a GPU is used by {' and '.join(on_gpu)}",
-            remedy="leave it unset, or set these to cpu",
+            remedy="set model.batch_invariant=engine, leave it unset, or set these to cpu",
         )
     if c.cluster.gpu is not None:
         if embedded:

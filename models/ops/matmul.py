@@ -1,7 +1,8 @@
 """Matrix products. Owns how rows become independent of the batch, and the weights packed for inference.
 
-On CPU the native kernel sums every element in one fixed order, so it is batch-invariant at no cost. Without it, and on
-CUDA, rows are padded: below INVARIANT_ROWS a BLAS picks other kernels or splits, and sums in another order.
+On CPU the native kernel sums every element in one fixed order, so it is batch-invariant at no cost. On CUDA a Triton
+kernel of fixed tiles does (`models.ops.triton`), for inference. Without either, rows are padded: below INVARIANT_ROWS
+a BLAS picks other kernels or splits, and sums in another order. That is equal to rounding only.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from models.ops.native import kernels, takes
 from models.ops.triton import operators
+from models.ops.triton.operators import operators_take
 
 INVARIANT_ROWS = 16  # measured with MKL: equal from 8 rows per thread on, 2 threads
 _BF16 = torch.bfloat16
@@ -26,7 +28,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: 
     weights that were `prepack`ed are read from their panels by the kernel, and others go to torch.
     """
     if not takes(x, weight) or (bias is not None and not takes(x, bias)):
-        return _padded(x, weight, bias) if invariant else F.linear(x, weight, bias)
+        if not invariant:
+            return F.linear(x, weight, bias)
+        if operators_take(x, weight) if bias is None else operators_take(x, weight, bias):
+            product: Tensor = operators.linear(x, weight, bias, False)
+            return product
+        return _padded(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         if not invariant:
             return F.linear(x, weight, bias)
@@ -49,7 +56,8 @@ def head(hidden: Tensor, weight: Tensor, *, invariant: bool) -> Tensor:
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         result: Tensor = _Head.apply(hidden, weight)  # type: ignore[no-untyped-call]
         return result
-    logits: Tensor = operators.head(hidden, weight)
+    take = invariant and operators_take(hidden, weight)
+    logits: Tensor = operators.linear(hidden, weight, None, True) if take else operators.head(hidden, weight)
     return logits
 
 

@@ -98,6 +98,11 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
             ["rollout.speculation.verification=rejection", "model.batch_invariant=true"],
             "rollout.speculation.verification",
         ),
+        (
+            ["rollout.speculation.verification=rejection", "model.batch_invariant=engine"],
+            "rollout.speculation.verification",
+        ),
+        ([VLLM, "model.batch_invariant=engine"], "model.batch_invariant"),
         ([VLLM, "rollout.speculation.verification=coupled"], "rollout.speculation.verification"),
         ([VLLM, "rollout.speculation.strategies=['suffix:8x2/12']"], "rollout.speculation.strategies"),
         ([VLLM, "rollout.sampling.temperature=10"], "rollout.sampling.temperature"),
@@ -138,6 +143,7 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["rollout.engine.backend=vllm", "cluster.layout=colocated", "cluster.gpus_per_worker=2", "learner.ranks=2"],
         ["cluster.layout=disaggregated", "cluster.gpus_per_worker=0.5"],
         ["model.batch_invariant=true"],  # embedded shows its actors no GPU
+        ["cluster.layout=colocated", "model.batch_invariant=engine"],
         [
             "cluster.layout=colocated",
             "learner.device=cpu",

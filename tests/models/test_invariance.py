@@ -11,12 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.engine.native import core
+from actors.engine.options import EngineOptions
+from actors.engine.wire import Start
 from models import ops
 from models.checkpoint import hf_state_dict, load_hf_state_dict, load_model
 from models.ops import native
 from models.options import ModelOptions, batch_invariance
 from models.packed import PackedContext
 from models.transformer import Transformer
+from policies.speculation.options import SpeculationOptions
 from tests.models.cached import Cache, forward
 from tests.models.families import FAMILIES, saved, tokens
 
@@ -152,6 +156,29 @@ def test_a_gpu_does_not_claim_it() -> None:
     assert batch_invariance(ModelOptions(path="x"), "cpu", "learner.device")
     assert batch_invariance(ModelOptions(path="x", batch_invariant=True), "cpu", "learner.device")
     assert not batch_invariance(ModelOptions(path="x", batch_invariant=False), "cpu", "learner.device")
-    assert not batch_invariance(ModelOptions(path="x"), "cuda", "learner.device")
-    with pytest.raises(ValueError, match=r"model\.batch_invariant is true.*set learner\.device=cpu"):
-        batch_invariance(ModelOptions(path="x", batch_invariant=True), "cuda", "learner.device")
+    for engine in (False, True):
+        assert not batch_invariance(ModelOptions(path="x"), "cuda", "learner.device", engine=engine)
+        with pytest.raises(ValueError, match=r"model\.batch_invariant is true.*set learner\.device=cpu"):
+            batch_invariance(ModelOptions(path="x", batch_invariant=True), "cuda", "learner.device", engine=engine)
+
+
+def test_a_gpus_engine_can_be_asked_for_it_alone() -> None:
+    asked = ModelOptions(path="x", batch_invariant="engine")
+    assert batch_invariance(asked, "cuda", "rollout.engine.device", engine=True)
+    assert not batch_invariance(asked, "cuda", "learner.device")
+    assert batch_invariance(asked, "cpu", "learner.device")
+
+
+def test_an_engine_without_kernels_does_not_claim_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "choose_device", lambda wanted, key: "cuda")
+    monkeypatch.setattr(core, "installed", lambda: False)
+    start = Start(
+        model=ModelOptions(path="x", batch_invariant="engine"),
+        options=EngineOptions(),
+        speculation=SpeculationOptions(),
+        seed=0,
+        weights_version=0,
+        niceness=0,
+    )
+    with pytest.raises(ValueError, match=r"needs the Triton kernels.*pip install triton"):
+        core.build(start)

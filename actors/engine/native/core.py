@@ -8,6 +8,7 @@ from actors.engine.wire import Start
 from drafter.build import build_drafters
 from models.checkpoint import load_model
 from models.device import choose_device
+from models.ops.triton.operators import installed
 from models.options import batch_invariance
 from policies.speculation.build import build_policy
 
@@ -19,11 +20,17 @@ def build(start: Start) -> BatchCore:
     device = choose_device(options.device, key)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    invariant = batch_invariance(start.model, device, key, engine=True)
+    if invariant and device != "cpu" and not installed():
+        raise ValueError(
+            "model.batch_invariant=engine needs the Triton kernels on a GPU, and Triton is not installed for this "
+            "process: pip install triton, or leave model.batch_invariant unset"
+        )
     model = load_model(
         start.model.path,
         dtype=getattr(torch, start.model.dtype),
         device=device,
-        batch_invariant=batch_invariance(start.model, device, key),
+        batch_invariant=invariant,
     )
     speculation = start.speculation
     drafters, policy = {}, None

@@ -66,11 +66,12 @@ def operators_take(x: Tensor, *others: Tensor) -> bool:
         return False
     if any(other.dtype is not x.dtype or (grad and other.requires_grad) for other in others):
         return False
-    return x.is_meta or _installed()
+    return x.is_meta or installed()
 
 
 @functools.cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether CUDA has the kernels. Says so once in the log if not."""
     if importlib.util.find_spec("triton") is not None:
         return True
     _LOG.warning("Triton is not installed, so CUDA takes torch's slower operations: pip install triton")
@@ -85,7 +86,7 @@ def _launched(name: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         nonlocal launch
         if launch is None:
-            launch = getattr(import_module("models.ops.triton.launch"), name) if _installed() else _ON_CPU[name]
+            launch = getattr(import_module("models.ops.triton.launch"), name) if installed() else _ON_CPU[name]
         return launch(*arguments)
 
     return call
