@@ -46,6 +46,9 @@ def graph_report(config: Config) -> GraphReport:
             remedy="set rollout.engine.backend=native",
         )
     model = ModelConfig.from_hf(read_config(config.model.path))
+    # As in NativeEngine: no sequence is longer than the cache and one token more.
+    model_tokens = engine.max_model_tokens or model.max_position_embeddings
+    max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
     batches = batch_buckets(engine.max_running)
     policy = build_policy(speculation, at_hand(speculation))
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
@@ -72,8 +75,8 @@ def graph_report(config: Config) -> GraphReport:
         strategies=strategies,
         bucketed=bucketed,
         naive=naive,
-        bucketed_bytes=predict(bucketed, shape, drawing=True),
-        naive_bytes=predict(naive, shape, drawing=False),
+        bucketed_bytes=predict(bucketed, shape, drawing=True, context_tokens=max_tokens),
+        naive_bytes=predict(naive, shape, drawing=False, context_tokens=max_tokens),
     )
 
 

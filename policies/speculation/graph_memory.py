@@ -5,7 +5,7 @@
 *Outputs* are what a replay leaves behind. An engine that keeps logits and hidden states per graph, as those that TLT
 builds on do, pays for each; Paceline's graphs draw tokens themselves and copy hidden states into one buffer, so logits
 are workspace and only the largest graph counts. *Workspace* is what a forward needs and gives back: graphs of one pool
-share it, and the largest decides. Attention by a paged kernel needs none to speak of.
+share it, and the largest decides. Paged attention keeps partial sums of its splits of the context, up to a limit.
 
 Table 5 of TLT (Llama-3-8B, TP=4; 7.81, 30.39, 10.69 GB) follows from the outputs alone, under a set-up that the paper
 does not print: SGLang's capture sizes for speculation up to 32 requests, 48 rows to verify, float32 logits, and four
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from policies.speculation.graph_plan import CapturePlan
 
+_SPLIT_TOKENS, _PARTIAL_SUM_BYTES = 256, 256 << 20  # as in models.ops.triton
 GRAPH_FIXED_BYTES = 1 << 20  # nodes, parameters and launch state of one instantiated graph; an estimate
 
 
@@ -55,6 +56,12 @@ class ModelShape:
         """The widest moment of one row in fused kernels that draw too: residual stream, MLP, float32 logits."""
         return self._widest(3 * self.intermediate_size // self.shards * self.dtype_bytes, self.logit_bytes)
 
+    def partial_sum_bytes(self, rows: int, context_tokens: int) -> int:
+        """Of attention over splits of the context; where they were too many, a program goes through all splits."""
+        splits = -(-context_tokens // _SPLIT_TOKENS)
+        size_bytes = splits * rows * self.num_heads // self.shards * self.head_dim * 4
+        return size_bytes if splits > 1 and size_bytes <= _PARTIAL_SUM_BYTES else 0
+
     def _widest(self, mlp: int, logit_bytes: int) -> int:
         return 4 * self.kept_row_bytes + max(mlp, self.vocab_size // self.shards * logit_bytes)
 
@@ -78,18 +85,21 @@ def predict(
     model: ModelShape,
     *,
     drawing: bool,
+    context_tokens: int = 0,
     shared_pool: bool = True,
     fixed_graph_bytes: int = GRAPH_FIXED_BYTES,
 ) -> Footprint:
     """The footprint of `plan`. drawing: graphs draw tokens and share one buffer for hidden states, as Paceline's; else
-    each keeps logits and hidden states. Drafter and target share vocabulary and width."""
+    each keeps logits and hidden states. context_tokens: the longest context. Drafter and target share vocabulary and
+    width."""
     rows = [graph.total_rows for graph in plan.graphs]
     most, total = max(rows, default=0), sum(rows)
-    workspace = model.drawing_row_bytes if drawing else model.workspace_row_bytes
+    row_bytes = model.drawing_row_bytes if drawing else model.workspace_row_bytes
+    workspaces = [count * row_bytes + model.partial_sum_bytes(count, context_tokens) for count in rows]
     graphs = plan.captures if drawing else len(rows)
     return Footprint(
         graphs,
         most * model.kept_row_bytes if drawing else total * model.output_row_bytes,
-        (most if shared_pool else total) * workspace,
+        max(workspaces, default=0) if shared_pool else sum(workspaces),
         graphs * fixed_graph_bytes,
     )

@@ -152,6 +152,10 @@ def test_drawing_in_the_graph_leaves_no_logits_behind() -> None:
     assert ours.output_bytes == 12 * 256 * 2
     assert ours.workspace_bytes >= 12 * 5000 * 4, "float32 logits are workspace"
     assert kept.output_bytes == 18 * model.output_row_bytes
+    long = predict(plan, model, drawing=True, context_tokens=1000)
+    assert long.workspace_bytes - ours.workspace_bytes == 4 * 12 * 8 * 32 * 4, "four splits of 256 tokens"
+    endless = predict(plan, model, drawing=True, context_tokens=1 << 30)
+    assert endless.workspace_bytes == ours.workspace_bytes, "too many partial sums: none are kept"
 
 
 def test_table_5_of_tlt() -> None:
