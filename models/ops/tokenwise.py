@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.ops import reference
+from models.ops import lean, reference
 from models.ops.native import as_float32, dense_rows, kernels, takes
 from models.ops.triton import operators
 from models.ops.triton.operators import operators_take
@@ -22,6 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if operators_take(x, weight):
         normed: Tensor = operators.rms_norm(x, weight, eps)
         return normed
+    if lean.wanted(x, weight):
+        return lean.rms_norm(x, weight, eps)
     if not takes(x, weight):
         return reference.rms_norm(x, weight, eps)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -60,6 +62,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     if operators_take(gate_up):
         gated: Tensor = operators.swiglu(gate_up)
         return gated
+    if lean.wanted(gate_up):
+        return lean.swiglu(gate_up)
     if not takes(gate_up):
         return reference.swiglu(gate_up)
     if torch.is_grad_enabled() and gate_up.requires_grad:
@@ -72,6 +76,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Differentiable in x only.
     """
+    if lean.wanted(x):
+        return lean.apply_rope(x, cos, sin)
     if not takes(x):
         return reference.apply_rope(x, cos, sin)
     if torch.is_grad_enabled() and x.requires_grad:

@@ -1,0 +1,98 @@
+"""Gradients of RMS norm, SwiGLU and rotation for devices, keeping no more than their inputs for the backward pass.
+
+torch's own would keep their float32 steps: 2.2 times as many bytes of a layer (`policies.roofline.memory.saved_bytes`).
+Forward is the operators' kernel, or the oracle; backward is torch, in float32, rounded once. The CPU has kernels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.ops import reference
+from models.ops.triton import operators
+from models.ops.triton.operators import operators_take
+
+
+def wanted(*tensors: Tensor) -> bool:
+    """Whether gradients of these are to be computed here: on a device (or meta), for the backward pass."""
+    if not (tensors[0].is_cuda or tensors[0].is_meta) or not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return normed
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gated: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
+    return gated
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotated: Tensor = _Rope.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        if operators_take(x, weight):
+            normed: Tensor = operators.rms_norm(x, weight, eps)
+            return normed
+        return reference.rms_norm(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        wide, slopes = x.float(), grad.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
+        normed = wide.mul_(scale) if wide is not x else wide * scale
+        for_weight = None
+        if ctx.needs_input_grad[1]:
+            for_weight = (slopes * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        slopes = slopes * weight.float()
+        # d normed / d x = scale (1 - normed normed^T / D)
+        along = (slopes * normed).mean(-1, keepdim=True)
+        return normed.mul_(-along).add_(slopes).mul_(scale).to(x.dtype), for_weight, None
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        if operators_take(gate_up):
+            gated: Tensor = operators.swiglu(gate_up)
+            return gated
+        return reference.swiglu(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        result, half = torch.empty_like(gate_up), gate_up.shape[-1] // 2
+        gate, up = (part.float() for part in gate_up.split(half, dim=-1))
+        slopes, share = grad.float(), torch.sigmoid(gate)
+        result[..., half:] = slopes * gate * share
+        # silu'(g) = s (1 + g (1 - s))
+        result[..., :half] = slopes * up * share * (1 + gate * (1 - share))
+        return result
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)  # of all layers the same
+        return reference.apply_rope(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return reference.apply_rope(grad, cos, -sin), None, None  # a rotation's transpose turns back
