@@ -8,6 +8,7 @@ import os
 import queue
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from actors.engine import wire
@@ -22,9 +23,18 @@ def main() -> None:
 
 
 def _build(start: wire.Start) -> EngineCore:
-    with suppress(OSError):
-        os.nice(start.niceness)
+    # An engine on a GPU only feeds it, and needs its core the moment the GPU is done.
+    if not _on_gpu(start.options.device):
+        with suppress(OSError):
+            os.nice(start.niceness)
     return build_core(start)
+
+
+def _on_gpu(device: str, control: Path = Path("/dev/nvidiactl")) -> bool:
+    """Whether the engine will run on a GPU, found out without torch."""
+    if device != "auto":
+        return device == "cuda"
+    return control.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
 
 
 def serve(link: Link, build: Callable[[Any], EngineCore]) -> None:

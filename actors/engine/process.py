@@ -40,7 +40,8 @@ def spawn_engine(
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
-    child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding.
+    child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding; not on
+    a GPU, which would wait for it.
     `recording_bytes`, `recorded_layers`: see NativeEngine. `gpus`: all that the child sees, by CUDA's numbers on this
     machine; None: those that this process sees.
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 
+from actors.engine import child as child_module
 from actors.engine.commands import (
     Abort,
     Sleep,
@@ -260,3 +261,28 @@ def test_a_drafter_takes_new_weights_or_says_why_not(model_dir: Path, tmp_path: 
     spawned.send(Submit(tuple(make_requests(4, prompts=2, seed=2))))
     collect(spawned, EngineIdle)
     spawned.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "driver", "visible", "on_gpu"),
+    [
+        ("cpu", True, "0", False),
+        ("cuda", True, "0", True),
+        ("auto", True, "0,1", True),
+        ("auto", True, None, True),
+        ("auto", True, "", False),
+        ("auto", False, None, False),
+    ],
+)
+def test_only_an_engine_on_cpu_lowers_its_priority(
+    device: str, driver: bool, visible: str | None, on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU every late launch leaves it idle."""
+    control = tmp_path / "nvidiactl"
+    if driver:
+        control.touch()
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert child_module._on_gpu(device, control) is on_gpu
