@@ -154,9 +154,9 @@ class LearnerRank:
         self._ready.begin(optimizer, total_steps)
 
     @ray.method
-    def rest(self) -> None:
+    def rest(self, optimizer: bool) -> None:
         """Until the next step others need this rank's device."""
-        self._ready.rest()
+        self._ready.rest(optimizer=optimizer)
 
     @ray.method
     def train_step(self, sequences: Sequence[TrainSequence]) -> StepResult:

@@ -80,6 +80,8 @@ class LearnerGroup:
         self._weights_store: str | None = None
         self._layout: tuple[tuple[TensorSpec, ...], int] = (), 0
         self._sendings = 0
+        self._rests: bool | None = None  # whether with the optimizer; None: never asked
+        self._rested = False
         size = learner.ranks
         self._places = [Place("?", "?", 0)] * size
         remote = ray.remote(LearnerRank)
@@ -137,9 +139,14 @@ class LearnerGroup:
         weights become the reference of the KL term."""
         self._call("begin", self._timeout_s, lambda rank: rank.begin.remote(optimizer, total_steps))
 
-    def rest(self) -> None:
-        """Until the next step engines need the devices: the optimizer's state goes to the hosts, if it is not there."""
-        self._call("rest", self._timeout_s, lambda rank: rank.rest.remote())
+    def rest(self, *, optimizer: bool) -> None:
+        """Until the next step engines need the devices: ranks give back what torch keeps for them, and the optimizer's
+        state too if `optimizer`. Once asked for, they also do so at the end of every `send`, before they are busy with
+        the store's copy."""
+        self._rests = optimizer
+        if not self._rested:
+            self._call("rest", self._timeout_s, lambda rank: rank.rest.remote(optimizer))
+            self._rested = True
 
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0) -> StepResult:
         """One RL step on these sequences, in this order. `step` is for error messages only."""
@@ -183,6 +190,8 @@ class LearnerGroup:
         )
         store, (tensors, total_bytes) = self._weights_store, self._layout
         refs = [rank.send_weights.remote(terms, store) for rank in self._ranks]
+        rests = [] if self._rests is None else [rank.rest.remote(self._rests) for rank in self._ranks]
+        self._rested = self._rests is not None
         offer = Offer(
             store=store,
             name=terms.name,
@@ -195,6 +204,7 @@ class LearnerGroup:
 
         def sent() -> Sent:
             result: Sent = self._wait("send", self._timeout_s, refs)[0]
+            self._wait("rest", self._timeout_s, rests)
             return result
 
         def keep(checksum: int) -> "ray.ObjectRef[Any]":
@@ -238,6 +248,7 @@ class LearnerGroup:
         """The same call on every rank; results in rank order."""
         if not self._ranks:
             raise RuntimeError(f"learner.{name}: the learner group is closed")
+        self._rested = False  # whatever it is, it may need the optimizer
         return self._wait(name, timeout_s, [start(rank) for rank in self._ranks])
 
     def _wait(self, name: str, timeout_s: float, refs: list[Any]) -> list[Any]:

@@ -1,11 +1,9 @@
 """One process group from the learner's rank 0 to engines: pieces by broadcast. Owns that every wait in it is bounded,
 and that a group with a lost member is left and not waited for."""
 
-import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,10 +13,10 @@ from torch import Tensor
 
 from actors.handoff.board import Excuse
 from actors.handoff.types import HandOffError
+from models.nccl import abort_group, nccl_group
 
 _SLICE_S = 0.05
 _KEPT_S = 60.0  # a group that was left is not destroyed before: its end would wait for its collective
-_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class BroadcastGroup:
@@ -92,7 +90,7 @@ class BroadcastGroup:
         if group is not None:
             self._left.append((now_s, group, self._work))
             if self._device.type == "cuda":
-                threading.Thread(target=_abort, args=(group,), name="abort", daemon=True).start()
+                abort_group(group)
         self._work = None
 
 
@@ -112,40 +110,9 @@ def _finished(work: Any, device: torch.device) -> bool:
 
 
 def _process_group(store: Any, rank: int, size: int, *, host: str, device: torch.device, limit_s: float) -> Any:
-    timeout = timedelta(seconds=limit_s)
     if device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        with _no_watchdog():
-            group: Any = dist.ProcessGroupNCCL(store, rank, size, nccl)
-        torch.cuda.set_device(device)
-        group.broadcast([torch.zeros(1, device=device)], dist.BroadcastOptions()).wait()  # the communicator, here
-        torch.cuda.synchronize(device)
-        return group
+        return nccl_group(store, rank, size, device, limit_s)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    gloo._timeout = timeout
+    gloo._timeout = timedelta(seconds=limit_s)
     return dist.ProcessGroupGloo(store, rank, size, gloo)
-
-
-@contextmanager
-def _no_watchdog() -> Iterator[None]:
-    """NCCL's watchdog would end this process when a member is lost; here every wait is bounded by its caller."""
-    before = os.environ.get(_ERRORS)
-    os.environ[_ERRORS] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ERRORS]
-        else:
-            os.environ[_ERRORS] = before
-
-
-def _abort(group: Any) -> None:
-    """End NCCL's kernels that wait for a lost member."""
-    for name in ("abort", "_abort"):
-        if hasattr(group, name):
-            with suppress(RuntimeError):
-                getattr(group, name)()
-            return

@@ -10,48 +10,44 @@ from torch import Tensor
 
 class Away:
     """The tensors stay the objects they are, sharded ones too: their memory goes and comes back under them. In between
-    nobody may read or write them."""
+    they are empty, and nobody may read or write them."""
 
     def __init__(self) -> None:
-        self._hosts: dict[int, Tensor] = {}  # by the storage's own identity: made once, pinned on CUDA
-        self._gone: list[tuple[torch.UntypedStorage, Tensor]] = []
+        self._hosts: dict[int, Tensor] = {}  # by the tensor's own identity: made once, pinned on CUDA
+        self._gone: list[tuple[Tensor, Tensor]] = []
 
     @property
     def gone(self) -> bool:
         return bool(self._gone)
 
+    @torch.no_grad()
     def leave(self, tensors: Iterable[Tensor]) -> None:
-        """Give their memory up. Does nothing while tensors are away."""
+        """Give their memory up; scalars, such as step counts, stay. The same tensors every time, none of which shares
+        memory with another. Does nothing while they are away."""
         if self._gone:
             return
-        on_cuda = False
         for tensor in tensors:
-            local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            storage = local.untyped_storage()
-            if not storage.nbytes() or local.dim() == 0:  # a step count: nothing to win, and read on the host
+            if tensor.dim() == 0:
                 continue
-            on_cuda |= local.is_cuda
-            key = storage._cdata
-            if key not in self._hosts or self._hosts[key].numel() != storage.nbytes():
-                self._hosts[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=local.is_cuda)
-            self._hosts[key].copy_(_bytes(storage), non_blocking=True)
-            self._gone.append((storage, self._hosts[key]))
-        if on_cuda:
+            local: Any = getattr(tensor, "_local_tensor", tensor)  # a DTensor's own part, not a view of it
+            host = self._hosts.get(id(local))
+            if host is None:
+                host = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+                self._hosts[id(local)] = host
+            host.copy_(local, non_blocking=True)
+            self._gone.append((local, host))
+        if any(local.is_cuda for local, _ in self._gone):
             torch.cuda.synchronize()
-        for storage, _ in self._gone:
-            storage.resize_(0)
-        if on_cuda:
-            torch.cuda.empty_cache()
+        for local, _ in self._gone:
+            local.data = local.new_empty(0)
 
+    @torch.no_grad()
     def come_back(self) -> None:
         """Take memory again, with the numbers that were there. Does nothing where nothing is away. Raises
         torch.OutOfMemoryError if there is none; what is back then stays, and it can be called again."""
         while self._gone:
-            storage, host = self._gone[-1]
-            storage.resize_(host.numel())
-            _bytes(storage).copy_(host, non_blocking=True)
+            local, host = self._gone[-1]
+            back = torch.empty_like(host, device=local.device, pin_memory=False)
+            back.copy_(host, non_blocking=True)
+            local.data = back
             self._gone.pop()
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -95,10 +95,13 @@ class Trainer:
             raise RuntimeError("no phase was begun: call begin(optimizer, total_steps) first")
         return self._optimizers
 
-    def rest(self) -> None:
-        """Until the next step others need this device: the optimizer's state goes to the host."""
-        if self._optimizers is not None:
+    def rest(self, *, optimizer: bool) -> None:
+        """Until the next step others need this device: what torch keeps of it for later is given back, and if
+        `optimizer` its state goes to the host."""
+        if optimizer and self._optimizers is not None:
             self._optimizers.rest()
+        if self.rank.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     # Steps ------------------------------------------------------------------------------------------------------
 

@@ -305,6 +305,11 @@ def _layout(c: Config) -> Iterator[Issue]:
             yield Issue("cluster.gpu", "is set, but cluster.layout is embedded (CPU only)", remedy="leave it out")
         elif device_named(c.cluster.gpu) is None:
             yield Issue("cluster.gpu", f"{c.cluster.gpu!r} is not known", remedy=f"one of {', '.join(DEVICES)}")
+    if c.cluster.weights in ("ipc", "broadcast") and not _engine(c).pieces:
+        message = (
+            f"{c.cluster.weights}, but the {c.rollout.engine.backend} engine takes weights from the object store only"
+        )
+        yield Issue("cluster.weights", message, remedy="leave it out")
     if c.cluster.gpus_per_worker > 1:
         yield from _tensor_parallel(c)
     if fault := _address_fault(c.cluster.address):

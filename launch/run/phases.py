@@ -62,8 +62,8 @@ class SharedMemory:
 
     def decode(self) -> None:
         """Engines are about to get work, which wakes them."""
-        if self._phases.optimizer_away:
-            self._learner.rest()
+        if self._phases != EVERYBODY_STAYS:
+            self._learner.rest(optimizer=self._phases.optimizer_away)
 
     def learn(self) -> None:
         """The learner is about to work, and engines have none."""

@@ -144,9 +144,11 @@ def test_engines_that_are_left_out_say_so_and_load_from_the_store(
     assert "not reachable" in events[0][1]
 
 
-def test_the_store_keeps_what_was_sent(learner: LearnerGroup) -> None:
+def test_the_store_keeps_what_was_sent_also_by_a_learner_that_rests(learner: LearnerGroup) -> None:
+    learner.rest(optimizer=True)
     sending = learner.send(11, receivers=0, way="ipc", limit_s=LIMIT_S)
     sent, manifest, ref = sending.finish()
+    assert learner._rested
     stored, buffer = learner.publish(11)
     assert sent.checksum == manifest.checksum == stored.checksum
     assert manifest == stored

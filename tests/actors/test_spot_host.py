@@ -399,3 +399,21 @@ async def test_new_drafter_weights_reach_the_engine_and_the_trainer() -> None:
         loaded = await w.worker.ask(UpdateDrafter("eagle", manifest), payload)
         assert (loaded.name, loaded.version) == ("eagle", 7)
         assert w.script.made[0].loaded == [7]
+
+
+async def test_weights_that_an_engine_got_in_pieces_reach_the_trainer_from_the_store() -> None:
+    async with world() as w:
+        await eventually(lambda: bool(w.script.made))
+        await w.worker.target_weights(*weights(7))
+        await eventually(lambda: w.script.made[0].targets[-1] == 7)
+
+
+async def test_an_engine_that_sleeps_for_the_learner_wakes_when_work_comes_whatever_was_trained_meanwhile() -> None:
+    async with world() as w:
+        assert not (await w.worker.ask(Sleep())).refusal
+        w.rollout()
+        await w.training()  # which pauses it again
+        await w.work(1)  # fails if requests reach it while it sleeps
+        assert not (await w.worker.ask(Sleep())).refusal
+        await w.worker.ask(UpdateWeights(weights(2)[0]), weights(2)[1])
+        await w.work(2)

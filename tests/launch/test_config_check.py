@@ -51,6 +51,7 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["rollout.sampling.temperature=0"], "rollout.sampling.temperature"),
         (["cluster.layout=disaggregated", "cluster.gpus_per_worker=8"], "cluster.gpus_per_worker"),
         (["cluster.gpus_per_worker=2"], "cluster.gpus_per_worker"),
+        (["rollout.engine.backend=vllm", "cluster.weights=ipc"], "cluster.weights"),
         ([*VLLM_ON_GPUS, "cluster.gpus_per_worker=1.5"], "cluster.gpus_per_worker"),
         ([*VLLM_ON_GPUS, "cluster.gpus_per_worker=2", "rollout.engine.device=cpu"], "cluster.gpus_per_worker"),
         (["eval.every=5"], "eval.every"),

@@ -72,8 +72,8 @@ class Recorded:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def rest(self) -> None:
-        self.asked.append("rest")
+    def rest(self, *, optimizer: bool) -> None:
+        self.asked.append(f"rest {optimizer}")
 
     def sleep(self, timeout_s: float) -> dict[str, str]:
         self.asked.append("sleep")
@@ -85,7 +85,7 @@ def test_the_optimizer_leaves_before_engines_decode_and_they_sleep_before_the_le
     memory = SharedMemory(config({"offload": "always"}), actors, actors, lambda *event: events.append(event))
     memory.decode()
     memory.learn()
-    assert actors.asked == ["rest", "sleep"]
+    assert actors.asked == ["rest True", "sleep"]
     assert [kind for kind, _ in events] == ["memory_phases", "engine_awake"]
     assert "rollout-1 keeps its KV cache while the learner works: it has requests" in events[1][1]
     quiet = Recorded()

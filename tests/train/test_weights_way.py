@@ -1,10 +1,14 @@
 """A run computes the same numbers whichever way new weights take to the engines."""
 
+import json
 from typing import Any
 
 import pytest
 
+from benchmarks.same_losses import first_difference
+from experiments.killing import Moment, VictimName, kill_at
 from tests.train.conftest import Runs
+from tests.train.test_resume import start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -31,3 +35,20 @@ def test_phases_of_memory_change_no_number(runs: Runs) -> None:
     assert numbers(moves) == numbers(stays)
     assert "memory_phases" in (runs.root / "moves" / "events.jsonl").read_text()
     assert "engine_awake" not in (runs.root / "moves" / "events.jsonl").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_killed_engines_and_workers_cost_no_number_whichever_way_weights_take(runs: Runs, ray_head: str) -> None:
+    """With drafters that are trained meanwhile, whose trainers read the target's new weights from the store's copy."""
+    settings = ("rollout.workers=2", "drafter.train=true", "run.steps=5", "checkpoint.every=0", "eval.every=0")
+    runs.run("undisturbed", *settings)
+    process = start(runs, ray_head, "disturbed", *settings, "cluster.weights=broadcast", "cluster.offload=always")
+    folder = runs.root / "disturbed"
+    victims: dict[int, VictimName] = {2: "engine", 4: "rollout_worker"}
+    for step, victim in victims.items():
+        kill_at(process, folder, victim, Moment(step, 0.5), {step: 0.1})
+    assert process.wait(120) == 0, (runs.root / "disturbed.log").read_text()
+    assert first_difference(runs.root / "undisturbed", folder) is None
+    steps = runs.steps("disturbed")
+    assert sum(row["weights/by_broadcast"] for row in steps) >= 4  # of 10; who is starting then gets the store's
+    assert any(json.loads(line)["kind"] == "worker_lost" for line in (folder / "events.jsonl").open())
