@@ -73,9 +73,12 @@ def traced_step(config: ModelConfig, batch: int, rows: int, context: int) -> lis
     return [_kernel(op, net, batch, rows, context) for op in trace.ops]
 
 
-def _attention(net: Network, batch: int, rows: int, context: int, q: Tensor, *_: Any) -> TracedOp:
+def _attention(net: Network, batch: int, rows: int, context: int, *given: Any) -> TracedOp:
+    """Bytes by the shape that is asked about; launches are the kernel's own plan for it."""
+    from models.ops.triton.launch import plan_paged_attention  # needs Triton
+
     asked = attention(net, batch, rows, context, SPLIT_TOKENS)
-    launched = LAUNCHES["paged_attention"]
+    launched = len(plan_paged_attention(*[*given, torch.empty_like(given[0])]))
     return TracedOp("paceline::paged_attention", asked.read_bytes, asked.write_bytes, asked.flops, launched)
 
 

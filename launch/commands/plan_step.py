@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.config import Config, Issue
-from launch.config.memory import device_of, learner_shape, memory_plans, misfit, network_of
+from launch.config.memory import device_of, learner_shape, memory_plans, misfit, network_of, residency
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
 from policies.roofline.devices import DEVICES, Device, device_named
@@ -27,7 +27,6 @@ from policies.speculation.catalogue import at_hand
 from policies.speculation.strategy import PLAIN, Strategy
 
 _BATCHES, _CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 8192, 32_768)
-_RESIDENCY = ((False, False), (True, False), (True, True))  # (engines asleep, optimizer away), the cheapest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,7 @@ def step_report(config: Config, device_name: str | None) -> StepReport:
     net = network_of(config)
     assert net is not None
     learner = learner_shape(config)
-    sleep, away = _least(config, net, device)
+    sleep, away = residency(config, net, device.memory_bytes)
     plans, awake = (
         memory_plans(config, net, device.memory_bytes, engines_sleep=on[0], optimizer_away=on[1])
         for on in ((sleep, away), (False, False))
@@ -136,15 +135,6 @@ def _device(config: Config, name: str | None) -> Device:
         )
         raise UsageError(said, remedy=f"--device takes one of {known}")
     return device
-
-
-def _least(config: Config, net: Network, device: Device) -> tuple[bool, bool]:
-    """What engines and learner must give up for each other; everything, where even that is not enough."""
-    for sleep, away in _RESIDENCY:
-        plans = memory_plans(config, net, device.memory_bytes, engines_sleep=sleep, optimizer_away=away)
-        if all(plan.fits(device.memory_bytes) for plan in plans):
-            return sleep, away
-    return _RESIDENCY[-1]
 
 
 def _steps(config: Config, net: Network, device: Device) -> Iterator[StepRow]:

@@ -27,6 +27,7 @@ from policies.roofline.network import Network
 from policies.speculation.build import build_policy
 from policies.speculation.catalogue import at_hand
 
+_CHOICES = ((False, False), (True, False), (False, True), (True, True))  # the cheapest first
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
@@ -147,6 +148,17 @@ def phase_fits(config: Config, device_bytes: int, *, engines_sleep: bool, optimi
     return all(plan.fits(device_bytes) for plan in plans)
 
 
+def residency(config: Config, net: Network, device_bytes: int) -> tuple[bool, bool]:
+    """(engines asleep, optimizer away): the least that fits, within what `cluster.offload` allows; the most that it
+    allows where nothing fits."""
+    choices = {"never": _CHOICES[:1], "always": _CHOICES[-1:], "auto": _CHOICES}[config.cluster.offload]
+    for sleep, away in choices:
+        plans = memory_plans(config, net, device_bytes, engines_sleep=sleep, optimizer_away=away)
+        if all(plan.fits(device_bytes) for plan in plans):
+            return sleep, away
+    return choices[-1]
+
+
 def require_fit(config: Config, nodes: Sequence[Mapping[str, Any]]) -> None:
     """Raises ConfigError where the configuration fits no GPU of these nodes, as Ray lists them."""
     resources = [name for node in nodes if node.get("Alive") for name in node.get("Resources", ())]
@@ -157,13 +169,14 @@ def require_fit(config: Config, nodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def misfit(config: Config, device: Device) -> Issue | None:
-    """The fault of a configuration that cannot fit the device, even with engines asleep and the optimizer away; None:
-    it fits, or nothing is known of the model."""
+    """The fault of a configuration that cannot fit the device, whatever `cluster.offload` lets sleep; None: it fits, or
+    nothing is known of the model."""
     net = network_of(config)
     if net is None:
         return None
     total = device.memory_bytes
-    plans = memory_plans(config, net, total, engines_sleep=True, optimizer_away=True)
+    sleep, away = residency(config, net, total)
+    plans = memory_plans(config, net, total, engines_sleep=sleep, optimizer_away=away)
     plan = max(plans, key=lambda plan: plan.worst.total_bytes, default=None)
     if plan is None or plan.fits(total):
         return None

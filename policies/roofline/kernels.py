@@ -12,7 +12,9 @@ from policies.roofline.network import Network
 from policies.speculation.strategy import Strategy
 
 Part = Literal["weights", "kv", "sampling", "rest"]
-SPLIT_TOKENS = 512  # of the context that one block of attention walks; absolute positions, so batches do not matter
+# Of the paged attention kernel (models/ops/triton/launch.py; a test holds them equal): tokens of the context that one
+# block walks where tiles are few, rows of a tile, tiles that are many, and the most partial results.
+SPLIT_TOKENS, _TILE, _MANY, _PARTIAL_BYTES = 256, 32, 264, 256 << 20
 _INDEX_BYTES = 8
 _LOGIT_BYTES = 4  # float32 on CUDA
 
@@ -98,22 +100,29 @@ def block(
 
 
 def attention(net: Network, batch: int, rows: int, context: int, split_tokens: int) -> Kernel:
-    """Paged attention and the merge of its splits: two launches. Every key and value is read once per request."""
+    """Paged attention: one launch where tiles are many, else two, splits of the context and their merge. Every key and
+    value is read once per request; a row sees those before it and its own."""
     total, item = batch * rows, net.item_bytes
+    groups = net.num_heads // net.num_kv_heads
+    tile_rows = max(1, max(_TILE, groups) // groups)
+    tiles = batch if rows <= tile_rows else -(-total // tile_rows) + batch
     splits = max(1, -(-context // split_tokens))
     partial = total * net.num_heads * splits * (net.head_dim + 2) * 4  # float32 sums, maximum and weight
+    if splits == 1 or tiles * net.num_kv_heads >= _MANY or partial > _PARTIAL_BYTES:
+        splits, partial = 1, 0
+    seen = context - (rows - 1) / 2  # keys of the mean row
     kv = batch * context * 2 * net.kv_size * item
     query = total * net.query_size * item
     pages = batch * -(-context // 16) * 4
-    group = net.num_heads // net.num_kv_heads * rows
+    keys = split_tokens if splits > 1 else round(seen)
     return Kernel(
         name="paged_attention",
         part="kv",
         read_bytes=kv + query + pages + partial,
         write_bytes=partial + query,
-        flops=4.0 * total * net.query_size * context,
-        launches=2,
-        walk=Walk(batch * net.num_kv_heads * splits * -(-group // 64), min(context, split_tokens), min(group, 64)),
+        flops=4.0 * total * net.query_size * seen,
+        launches=1 if splits == 1 else 2,
+        walk=Walk(tiles * net.num_kv_heads * splits, keys, min(groups * min(rows, tile_rows), _TILE)),
     )
 
 

@@ -2,7 +2,7 @@
 
 A colocated GPU goes through four phases: engines decode (rollout), an idle worker trains the drafter (spot training),
 the learner computes (learning), weights are handed over tensor by tensor (hand-over). What an actor keeps while another
-works is resident. `engines_sleep`: while the learner works, engines keep their weights and give back the KV cache;
+works is resident. `engines_sleep`: while the learner works, engines keep weights and graphs and give back the KV cache;
 `optimizer_away`: while engines decode, the optimizer's moments are in host memory.
 
 Exact by shape: weights, shards, gradients, moments, KV cache, saved activations (held to autograd's by a test).
@@ -151,7 +151,9 @@ def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
     """What an engine that sleeps keeps."""
     weights = net.parameters * net.item_bytes // engine.gpus
     drafter = net.drafter_parameters * net.item_bytes if engine.drafter else 0
-    kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES}
+    outputs = engine.most_rows * (4 * net.vocab_size + net.item_bytes * net.hidden_size)
+    graphs = GRAPHS_BYTES + outputs + engine.most_rows * _row_bytes(net) if engine.graphs else 0
+    kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES, "graphs": graphs}
     if engine.gpus > 1:
         kept["engine NCCL"] = NCCL_BYTES
     return _times(kept, engine.copies)
@@ -160,9 +162,7 @@ def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
 def _engine_awake(net: Network, engine: EngineShape) -> dict[str, int]:
     """What it has besides, from wake to sleep."""
     kv_bytes = net.kv_token_bytes + (2 * net.kv_size * net.item_bytes if engine.drafter else 0)
-    outputs = engine.most_rows * (4 * net.vocab_size + net.item_bytes * net.hidden_size)
-    graphs = GRAPHS_BYTES + outputs + engine.most_rows * _row_bytes(net) if engine.graphs else 0
-    return _times({"KV cache": engine.kv_tokens * kv_bytes // engine.gpus, "graphs": graphs}, engine.copies)
+    return _times({"KV cache": engine.kv_tokens * kv_bytes // engine.gpus}, engine.copies)
 
 
 def _engine_steps(net: Network, engine: EngineShape) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """The predictor's list of kernels is what the CUDA step launches; and what is predicted of both is recorded."""
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -54,3 +56,12 @@ def test_before_is_the_trace_of_what_there_was() -> None:
     assert launches(sampling) == 188
     with pytest.raises(KeyError, match="no step of 7b"):
         kernels_before("7b", 3, 1, 1024)
+
+
+@pytest.mark.parametrize("size", QWEN)
+def test_attention_is_split_where_the_kernel_splits_it(size: str) -> None:
+    """One launch or two, over batches, rows and contexts: as the kernel's own plan."""
+    config = replace(model_config(size), num_layers=1)
+    for batch, rows, context in itertools.product((1, 32, 66, 132), (1, 5, 17), (200, 2048, 32_768)):
+        traced, listed = traced_step(config, batch, rows, context), step_kernels(network(config), batch, rows, context)
+        assert launches(traced) == launches(listed), (batch, rows, context)

@@ -69,6 +69,9 @@ def test_sleep_and_offload_are_planned_where_memory_asks_for_them(config: Path) 
     assert planned() == (False, False)
     assert planned("rollout.engine.kv_tokens=700000") == (True, False)
     assert planned("rollout.engine.kv_tokens=1000000") == (True, True)
+    assert planned("cluster.offload=always") == (True, True)
+    never = load_config(config, [*EIGHT, "rollout.engine.kv_tokens=700000", "cluster.offload=never"]).config
+    assert step_report(never, "A100").misfit is not None
 
 
 def test_batches_that_do_not_run_together_are_left_out(config: Path) -> None:
