@@ -75,7 +75,7 @@ test: check
 
 # What a GPU would run, on a pretended CUDA device in the CPU's torch (tests/pretended, docs/gpu.md); minutes.
 test-gpu-pretended: $(STAMP)
-	$(BIN)/python -m pytest -p tests.pretended.plugin -m "gpu or pretended" tests
+	$(BIN)/python -m pytest -p tests.pretended.plugin -m "gpu or pretended" --ignore tests/pretended tests
 	$(BIN)/python -m pytest -p tests.pretended.plugin tests/pretended
 
 # One process: each of these engines takes the machine's cores.

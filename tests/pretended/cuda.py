@@ -1,6 +1,7 @@
 """The names of torch.cuda on the pretended device, and its installation: streams and events of the one queue, graphs,
 memory of the tensors alive."""
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import torch
 
 from tests.pretended import graphs, rules
 from tests.pretended.device import DEVICE, line
-from tests.pretended.dispatch import dispatch
+from tests.pretended.dispatch import INTERPRETED, dispatch
 from tests.pretended.tensor import handle_with, revived
 
 NAME = "pretended"
@@ -111,6 +112,8 @@ def _nothing() -> Callable[..., None]:
 
 def install() -> None:
     """Only once, and for the life of the process."""
+    if INTERPRETED:
+        importlib.import_module("tests.ops.triton.interpreter")  # before anything imports Triton
     rules.install()
     handle_with(dispatch)
     library = torch.library.Library("aten", "IMPL")

@@ -4,6 +4,7 @@ write their arguments, and which tensors may not meet. Exceptions to the rule ar
 """
 
 import importlib
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[str, Rule] = {}  # by name, as "aten.copy_.default"
 EMULATED: dict[str, Callable[..., Any]] = {}  # on host tensors: what the CPU has no kernel for
 KERNELS: dict[str, int] = {}  # how many an operation is, where it is not one
+# Our own operators by their Triton kernels in the interpreter (slow), else by their CPU implementation, the oracle.
+INTERPRETED = os.environ.get("PACELINE_PRETENDED_KERNELS") == "triton"
 WHOLE: set[str] = set()  # composite, but one kernel on a device: not taken apart
 
 
@@ -66,7 +69,7 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, free: tup
     refuse_mixed(kind.name, args, kwargs, free)
     on_device = _result_on_device(kwargs)
     host_args, host_kwargs = to_host(args), {name: to_host(value) for name, value in _on_cpu(kwargs).items()}
-    run = EMULATED.get(kind.name, op)
+    run = _computed_by(kind.name, op)
 
     def again() -> Any:
         return run(*host_args, **host_kwargs)
@@ -100,6 +103,19 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, free: tup
 def _new(found: Any, results: tuple[bool, ...]) -> list[Any]:
     each = found if isinstance(found, tuple) and len(results) > 1 else (found,)
     return [result for result, is_new in zip(each, results, strict=False) if is_new]
+
+
+def _computed_by(name: str, op: Any) -> Callable[..., Any]:
+    if INTERPRETED and op.namespace == "paceline":
+        return launcher(op._schema.name.removeprefix("paceline::")) or op
+    return EMULATED.get(name, op)
+
+
+@cache
+def launcher(name: str) -> Callable[..., Any] | None:
+    """Our Triton kernels themselves, in the interpreter; None where a library of the device computes."""
+    modules = (importlib.import_module(f"models.ops.triton.{module}") for module in ("launch", "launch_drafting"))
+    return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
 
 
 def refuse_mixed(name: str, args: Any, kwargs: Any, free: tuple[Tensor, ...] = ()) -> None:
