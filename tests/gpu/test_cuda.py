@@ -10,6 +10,7 @@ import torch
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.graphs import CudaGraphCapture
+from actors.engine.native.forward.kv_memory import AllocatedMemory
 from drafter.protocol import Replay
 from models.checkpoint import hf_state_dict, load_hf_state_dict
 from models.noise import gumbel
@@ -168,6 +169,24 @@ def test_graphs_change_no_token(
     assert_tokens_of(reference, requests, anew, run(core, requests), tie)
     assert temperature == 0 or any(anew[i].tokens.tolist() != expected[i].tokens.tolist() for i in anew)
     assert graph_capture.captures == captured, "weights are read in place"
+
+
+def test_a_cache_that_moved_is_captured_again_when_it_wakes(tmp_path: Path) -> None:
+    """Where the driver cannot keep addresses, and the cache is too large to stay."""
+    reference = reference_of(tmp_path, "qwen3", torch.float32)
+    model = on_device(reference, torch.float32)
+    requests = make_requests(8, prompts=4)
+    expected = run(engine(model, cuda_graphs=False), requests)
+    graph_capture = Counting()
+    core = NativeEngine(model, options_of(), graph_capture=graph_capture, make_memory=AllocatedMemory)
+    captured = graph_capture.captures
+    core.sleep()
+    in_its_place = torch.empty(1 << 20, device=DEVICE)
+    core.wake()
+    del in_its_place
+    assert graph_capture.captures == 2 * captured
+    assert_tokens_of(reference, requests, expected, run(core, requests), TIE[torch.float32])
+    assert graph_capture.captures == 2 * captured
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_name() == "pretended", reason="no real memory")

@@ -80,3 +80,17 @@ def test_prompts_beside_decoding_wait_once_too(rows: int, tmp_path: Path) -> Non
         if not seen.captures:
             assert seen.waits.total() <= 1, seen.waits
             assert not seen.pageable, seen.pageable
+
+
+@GRAPHS
+def test_rejection_sampling_waits_once_too(graphs: bool, tmp_path: Path) -> None:
+    """Nor does it make tensors of the vocabulary's width in chunks that grow with the batch."""
+    model = target(tmp_path, FAMILY)
+    requests = make_requests(3, max_new_tokens=150)
+    expected: dict[int, Any] = run(engine(model, cuda_graphs=False, max_running=4), requests)
+    drafter = Oracle(expected, spoil=True)
+    rejection: dict[str, Any] = {"verification": "rejection"}
+    for seen in steps_of(model, drafter=drafter, strategy="test:5", cuda_graphs=graphs, engine_keywords=rejection):
+        assert seen.waits.total() == 1, seen.waits
+        assert not seen.pageable, seen.pageable
+        assert seen.uploads.total() <= 2, "the step, and what decides about drafts"
