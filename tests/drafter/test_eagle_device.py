@@ -16,7 +16,7 @@ from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
 from policies.speculation.options import EagleOptions
-from policies.speculation.policy import FixedPolicy
+from policies.speculation.policy import FixedPolicy, Load
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.test_eagle import Turns
 from tests.engine.support import FAMILIES, make_requests, options_of, run, tiny_model
@@ -231,3 +231,28 @@ def test_the_first_rows_of_a_late_start_are_fed_beside_the_graphs(tmp_path: Path
     assert graph_capture.replays == 1, "the draft alone"
     core.step()
     assert graph_capture.replays == 3
+
+
+def test_a_step_whose_draft_was_captured_is_not_a_measurement(tmp_path: Path) -> None:
+    """Truncation's graph is captured in the first step that needs it, and takes many times a draft."""
+
+    class Noting(Turns):
+        def __init__(self) -> None:
+            super().__init__("eagle:3")
+            self.kinds: list[str] = []
+
+        def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
+            self.kinds.append("measured")
+
+        def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
+            self.kinds.append("skipped")
+
+    model = tiny_model(tmp_path)
+    for sampling, first in (({}, "measured"), ({"top_k": 5}, "skipped")):
+        drafter, policy = compared(model), Noting()
+        planned(drafter, "eagle:3", buckets=(2,))
+        core = engine_with(model, drafter, policy)
+        core.submit(make_requests(2, seed=4, max_new_tokens=40, **sampling))
+        while len(policy.kinds) < 6:
+            core.step()
+        assert policy.kinds == [first, *["measured"] * 5]
