@@ -96,10 +96,11 @@ def test_the_checks_themselves_find_faults(tmp_path: Path) -> None:
 TEST = re.compile(r"`(?:(tests/[\w/]+\.py))?::(test_\w+)")
 
 
-def test_every_test_that_the_repairs_name_is_there() -> None:
+@pytest.mark.parametrize("page", ["repairs.md", "gpu.md"])
+def test_every_test_that_a_table_names_is_there(page: str) -> None:
     """`tests/a.py::test_b`, and `::test_c` for another one of the file named before it in the row."""
     missing = []
-    for row in (ROOT / "docs/repairs.md").read_text(encoding="utf-8").splitlines():
+    for row in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
         file = ""
         for named, test in TEST.findall(row):
             file = named or file
