@@ -138,33 +138,47 @@ def sampling(net: Network, total: int) -> Iterator[Kernel]:
 
 
 def draft_kernels(net: Network, batch: int, strategy: Strategy, context: int) -> list[Kernel]:
-    """All passes of an EAGLE drafter for one step; none for a drafter that is no network.
+    """An EAGLE drafter's work for one step, as the engine's drafter launches it; none for one that is no network.
 
-    Each level of depth computes top_k rows per request: fusion, one decoder block, the target's head, the best tokens.
-    The last level's tokens need no pass of their own. A drafter that copies the target takes the target's passes.
+    It catches up with what a usual step brings at most, draws, and then feeds what was drawn, level by level: a tree
+    all of its rows again. The last level's tokens need no pass. A drafter that copies the target takes its passes.
     """
     if strategy.drafter == "self":
         total = [step_kernels(net, batch, 1, context) for _ in range(strategy.depth)]
         return [kernel for level in total for kernel in level]
     if strategy.drafter != "eagle":
         return []
-    return [kernel for level in range(strategy.depth) for kernel in _eagle_pass(net, batch, strategy, level, context)]
+    k = strategy.top_k
+    kernels = [_moved(net, "gather", batch * (strategy.depth + 1))]
+    kernels += [*_eagle_pass(net, batch, strategy.depth + 1, context), _moved(net, "last", batch)]
+    kernels += [*head(net, batch), *sampling(net, batch)]
+    for level in range(1, strategy.depth):
+        rows = level * k if strategy.is_tree else 1
+        if strategy.is_tree:
+            kernels.append(_moved(net, "tree_feed", batch * rows))
+        kernels += _eagle_pass(net, batch, rows, context)
+        if rows > k:
+            kernels.append(_moved(net, "newest", batch * k))
+        kernels += [*head(net, batch * k), *sampling(net, batch * k)]
+    # Tokens and scores of a chain side by side, or the best nodes of a tree.
+    few = batch * strategy.tokens_to_verify * 20
+    ends = ("tree_best",) if strategy.is_tree else ("tokens", "scores")
+    return kernels + [Kernel(name=name, part="rest", read_bytes=few, write_bytes=few) for name in ends]
 
 
-def _eagle_pass(net: Network, batch: int, strategy: Strategy, level: int, context: int) -> Iterator[Kernel]:
-    rows = 1 if level == 0 else strategy.top_k
+def _eagle_pass(net: Network, batch: int, rows: int, context: int) -> Iterator[Kernel]:
     total = batch * rows
     moved = 2 * total * net.hidden_size * net.item_bytes
-    yield from embed(net, total)
-    yield Kernel(name="concatenate", part="rest", read_bytes=moved, write_bytes=moved)
+    yield Kernel(name="draft_inputs", part="rest", read_bytes=moved + total * _INDEX_BYTES, write_bytes=moved)
     yield product(net, "fuse", total, net.hidden_size, 2 * net.hidden_size)
     yield from block(net, batch, rows, context, first_norm=False)
-    add = total * net.hidden_size * net.item_bytes
-    yield Kernel(name="add", part="rest", read_bytes=2 * add, write_bytes=add)
-    yield from head(net, total)
-    yield from sampling(net, total)
-    if strategy.is_tree:
-        yield Kernel(name="tree_level", part="rest", read_bytes=total * 64, write_bytes=total * 64)
+    yield Kernel(name="add", part="rest", read_bytes=moved, write_bytes=moved // 2)
+
+
+def _moved(net: Network, name: str, total: int) -> Kernel:
+    """Rows of the hidden size, read and written once."""
+    moved = total * net.hidden_size * net.item_bytes
+    return Kernel(name=name, part="rest", read_bytes=moved, write_bytes=moved)
 
 
 def product(

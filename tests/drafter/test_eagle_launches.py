@@ -14,8 +14,11 @@ from drafter.eagle.model import Kind, empty_eagle
 from models.config import ModelConfig
 from models.ops.triton.operators import LAUNCHES
 from models.transformer import Transformer
+from policies.roofline.kernels import draft_kernels
+from policies.roofline.kernels import launches as launches_of
 from policies.speculation.strategy import Strategy
 from tests.engine.support import hf_config
+from tests.policies.networks import NETWORKS
 
 REQUESTS, PER_TOKEN = 4, 20  # kernels per drafted token, catching up and copies to and from the host included
 
@@ -54,10 +57,11 @@ def test_a_drafted_token_launches_at_most_twenty_kernels(text: str, kind: Kind) 
     counted = launches(strategy, kind)
     assert counted.total() <= PER_TOKEN * strategy.tokens_to_verify, counted
     assert counted["paceline::paged_attention"] == LAUNCHES["paged_attention"] * strategy.depth, "one pass per level"
-    print(text, kind, counted.total(), counted)
+    if kind == "eagle":
+        by_plan = draft_kernels(NETWORKS["7b"], REQUESTS, strategy, 4096)  # where attention takes two
+        assert counted.total() - counted["upload"] - counted["download"] == launches_of(by_plan), by_plan
 
 
 def test_a_sampled_chain_keeps_its_distributions_within_the_budget() -> None:
     counted = launches(Strategy.parse("eagle:4"), "eagle", sampled=True)
     assert counted.total() <= PER_TOKEN * 4, counted
-    print(counted)
