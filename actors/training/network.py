@@ -91,6 +91,7 @@ class LogProbModel(nn.Module):
 
     _tell: Callable[[Tensor], None] | None = None  # see `telling`
     _recorded: tuple[int, ...] = ()
+    written_out = False  # the head's gradient, by `actors.training.head`: on devices, for the native network
     entropy_gradient = False  # whether the entropies carry gradient: costs a second table of [R, vocabulary]
 
     def __init__(self, network: CausalModel, device: torch.device) -> None:
@@ -99,6 +100,7 @@ class LogProbModel(nn.Module):
         self.network = network
         self.vocab_size = vocab_size_of(network)
         self.chunk_rows = chunk_rows_of(self.vocab_size, chunk_bytes_on(device))
+        self.written_out = device.type == "cuda" and isinstance(network, Transformer)
 
     @contextmanager
     def telling(self, tell: Callable[[Tensor], None], layers: tuple[int, ...] = ()) -> Iterator[None]:
@@ -121,7 +123,8 @@ class LogProbModel(nn.Module):
         entropy of softmax(logits / temperature) in nats; the last two without gradient (see `entropy_gradient`).
         """
         hidden = self._states(tokens, context).index_select(0, rows)
-        if hidden.is_cuda and isinstance(self.network, Transformer):
+        if self.written_out:
+            assert isinstance(self.network, Transformer)
             return head_logprobs(
                 hidden,
                 self.network.head_weight,
