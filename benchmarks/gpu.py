@@ -41,7 +41,7 @@ PARTS = (
     Part("mixed", 40, "prompt chunks beside decoding, shapes seen first, peak memory"),
     Part("verifying", 70, "verification, EAGLE, the sampler, the best speculation"),
     Part("captures", 35, "captures, sleep and wake; a whole engine's step"),
-    Part("learning", 60, "the learner's tokens per second, MFU, peak memory"),
+    Part("learning", 65, "the learner's tokens per second, MFU, peak memory"),
     Part("handing", 30, "the hand-over of weights"),
     Part("agreement", 50, "equal tokens with speculation; the demo"),
     Part("peer", 20, "vLLM at three points, if it is installed"),

@@ -14,7 +14,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import Request, SamplingParams
 from benchmarks.gpu_parts.bare import BARE
 from benchmarks.gpu_parts.session import Session, part
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, attempt
 from drafter.build import build_drafters
 from models.noise import noise_key
 from policies.speculation.options import EagleOptions, SpeculationOptions
@@ -90,11 +90,9 @@ def _demo(session: Session) -> None:
     python = [sys.executable, "-m"]
     subprocess.run([*python, "examples.guess_and_check.make_data"], cwd=ROOT, check=True, timeout=60)
     words = [*python, "launch", "train", "examples/guess_and_check/config.yaml", *_DEMO, f"run.dir={folder}"]
-    environment = os.environ | {"RAY_ADDRESS": "local"}
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=max(20, session.left_s), env=environment
-    )
-    session.row(demo_exit_code=done.returncode, tail=(done.stdout + done.stderr).splitlines()[-5:])
+    os.environ["RAY_ADDRESS"] = "local"
+    done = attempt(words, session.out.parent / "demo.log", max(20.0, session.left_s))
+    session.row(demo_exit_code=done.code, seconds=done.seconds, tail=done.tail.splitlines()[-5:])
 
 
 if __name__ == "__main__":

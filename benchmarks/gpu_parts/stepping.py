@@ -55,7 +55,7 @@ class Stepper:
             trash_slot=blocks * BLOCK_TOKENS,
             graph_capture=capture,
         )
-        self.steps.resize(rows, rows)
+        self.steps.resize(rows, min(rows, 32))  # masks: none here is wider
 
     def capture(self, *shapes: GraphShape) -> int:
         """Graphs of these shapes; how many there are."""
