@@ -297,13 +297,14 @@ def meta_step(shape: StepShape) -> DeviceStep:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("width", [1, 5])
-def test_a_graph_never_touches_the_host_and_keeps_its_budget(family: str, width: int) -> None:
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_graph_never_touches_the_host_and_keeps_its_budget(family: str, width: int, invariant: bool) -> None:
     """At most 12 kernels a layer and 3 a draw (C1: 52 and 187); on tensors without values: anything that must wait for
     the device, or copies between host and device, which a capture forbids, raises."""
     counts = []
     for layers in (2, 4):
         config = ModelConfig.from_hf(hf_config(family, num_hidden_layers=layers))
-        model, steps = on_meta(config)
+        model, steps = on_meta(config, invariant=invariant)
         rows = 4 * width
         step = meta_step(
             StepShape(requests=4, rows=rows, draws=rows, blocks=6, most=width, max_context=48, mask_width=width)
