@@ -31,7 +31,9 @@ def pack(named: Mapping[str, Tensor], version: int, *, out: Buffer | None = None
         if tensor.dtype not in DTYPE_NAMES:
             raise TypeError(f"{name}: weights travel as float32 or bfloat16, not {tensor.dtype}")
     described = [(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in named.items()]
-    return pack_each(*lay_out(described), named.items(), version, out=out)
+    places = {tensor.device for tensor in named.values()}
+    device = places.pop() if len(places) == 1 else HOST
+    return pack_each(*lay_out(described), named.items(), version, device=device, out=out)
 
 
 def pack_each(

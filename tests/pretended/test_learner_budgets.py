@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.spot.residence import on_device
+from actors.spot.residence import Residence, on_device
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank
 from actors.training.trainer import Trainer
@@ -84,3 +84,22 @@ def test_a_micro_step_of_the_spot_trainer_waits_once_at_its_end(
     (place,) = seen.waits.lines()
     assert place.startswith("drafter/training/trainer.py")
     assert not seen.pageable & seen.uploads, seen.pageable
+
+
+def test_what_the_spot_trainer_publishes_and_moves_is_never_pageable(tmp_path: Path) -> None:
+    """Into a session, a micro-step, weights for the engines, out of it again: but for the micro-step's five numbers."""
+    model = tiny_model(tmp_path, "qwen2", invariant=False).requires_grad_(False)
+    records = records_of(model, [9, 30, 14])
+    residence = Residence(DrafterTrainer(TargetHead.of(model, 0), DrafterOptions(), seed=0), DEVICE)
+    residence.move_in()
+    residence.trainer.micro_step(records)  # tables of angles go up once
+    residence.move_out()
+    with counting() as seen:
+        residence.move_in()
+        residence.trainer.micro_step(records)
+        there = residence.trainer.export()
+        residence.move_out()
+    assert [what for what, _ in seen.pageable] == ["download [5]"], seen.pageable
+    manifest, buffer = residence.trainer.export()
+    assert manifest == there[0]
+    assert (buffer == there[1]).all()
