@@ -11,12 +11,12 @@ from torch import Tensor
 
 from actors.handoff.board import Board, Excuse, connect, now_and_then, own_address, place_of
 from actors.handoff.group import BroadcastGroup
-from actors.handoff.send import COME_S, PATIENCE_S
+from actors.handoff.send import COME_S, FORM_S, PATIENCE_S
 from actors.handoff.types import HandOffError, Offer, Received
 from actors.handoff.window import opened
 from models.pieces import PieceSums, Scatter
 
-_PATIENCE = 3  # times the learner's, who may be waiting for another engine
+_PATIENCE = 6  # times the learner's, who may be waiting for another engine, or for a group to form
 
 
 class Receiver:
@@ -91,7 +91,7 @@ class Receiver:
         device = self._device if plan["device"] == "cuda" else torch.device("cpu")
         rank, size = 1 + members.index(offer.receiver), 1 + len(members)
         host = own_address(offer.store)
-        self._group.form(self._client, plan["group"], rank, size, host=host, device=device, limit_s=PATIENCE_S)
+        self._group.form(self._client, plan["group"], rank, size, host=host, device=device, limit_s=FORM_S[device.type])
         two = [torch.empty(plan["piece_bytes"], dtype=torch.uint8, device=device) for _ in range(2)]
 
         def start(number: int) -> None:

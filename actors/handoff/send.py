@@ -20,6 +20,7 @@ from models.pieces import PIECE_BYTES, PieceSums, in_pieces
 
 COME_S = 15.0  # for receivers to say that they are there; an engine may be in the middle of a step
 PATIENCE_S = 15.0  # for a receiver to take a piece; then the others go on without it
+FORM_S = {"cuda": 60.0, "cpu": 15.0}  # for all members of a broadcast to connect; NCCL loads and tries much at first
 
 Layout = tuple[Sequence[TensorSpec], int]
 
@@ -184,7 +185,7 @@ class _Broadcast:
         self._gone = _gone(board, self._members)
         with self._guarded():
             size = 1 + len(self._members)
-            group.form(store, plan["group"], 0, size, host=host, device=self._device, limit_s=PATIENCE_S)
+            group.form(store, plan["group"], 0, size, host=host, device=self._device, limit_s=FORM_S[self._device.type])
 
     def give(self, number: int, piece: Tensor) -> None:
         if not self._active:

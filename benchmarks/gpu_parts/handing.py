@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts.session import Session, network, part
-from models.checkpoint import hf_tensors, load_hf_state_dict
-from models.weights import pack, unpack
+from benchmarks.weights_handoff import measure
+from models.checkpoint import hf_shapes, hf_tensors
+from models.manifest import lay_out
+from models.pieces import Scatter, from_host
+from models.weights import pack_each, unpack
 from policies.roofline.learning import HOST_COPY_BYTES_S
 
 
@@ -39,14 +42,22 @@ def run(session: Session) -> None:
 
 def _through_the_host(session: Session, size: str, model: Any, wire_bytes: int) -> None:
     """Object store's way: off the device into one buffer, checked, read by another, onto the device."""
+    specs, total_bytes = lay_out((name, "bfloat16", tuple(shape)) for name, shape in hf_shapes(model).items())
+    device = next(model.parameters()).device
     start_s = time.perf_counter()
-    manifest, buffer = pack(dict(hf_tensors(model, torch.bfloat16)), 1)
+    manifest, buffer = pack_each(specs, total_bytes, hf_tensors(model, torch.bfloat16), 1, device=device)
     packed_s = time.perf_counter() - start_s
     start_s = time.perf_counter()
     tensors = dict(unpack(manifest, buffer))
     checked_s = time.perf_counter() - start_s
+    targets = {name: torch.empty_like(tensor, device=device) for name, tensor in tensors.items()}
+    session.synchronize()
     start_s = time.perf_counter()
-    load_hf_state_dict(model, tensors)
+    if device.type == "cuda":
+        from_host(buffer, Scatter(manifest.tensors, targets), device)
+    else:
+        for name, tensor in tensors.items():
+            targets[name].copy_(tensor)
     session.synchronize()
     loaded_s = time.perf_counter() - start_s
     session.row(
@@ -102,6 +113,12 @@ def _between_processes(session: Session) -> None:
         predicted_ipc_gb_s=session.gpu.bandwidth_bytes_s / 2 / 1e9,
         with_start_s=time.perf_counter() - start_s,
     )
+    del tensor
+    session.free()
+    if session.left_s > 15:
+        mib = 4096
+        seconds = measure(torch.device(session.device, 0), mib, rounds=1)
+        session.row(**{f"{way}_gb_s": mib * 2**20 / s / 1e9 for way, s in seconds.items()})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import Rollout
 from actors.handoff.types import Offer, Sent, Way
-from actors.learner_group import LearnerGroup
+from actors.learner_group import LearnerGroup, WeightsSending
+from actors.training.errors import LearnerLostError
 from actors.training.options import LearnerOptions, OptimizerOptions
 from launch.dispatch import RolloutDispatcher, spawner
 from models.checkpoint import save_model
@@ -153,3 +154,41 @@ def test_the_store_keeps_what_was_sent_also_by_a_learner_that_rests(learner: Lea
     assert sent.checksum == manifest.checksum == stored.checksum
     assert manifest == stored
     assert (ray.get(ref, timeout=LIMIT_S) == ray.get(buffer, timeout=LIMIT_S)).all()
+
+
+def test_two_ranks_gather_in_step_for_engines_of_one_of_them(model_dir: Path, learner: LearnerGroup) -> None:
+    """On one machine every engine shares the first rank's device; the other gathers, and sends nothing."""
+    options = LearnerOptions(ranks=2, threads=1)
+    model = ModelOptions(path=str(model_dir))
+    with (
+        LearnerGroup(model, options, ObjectiveOptions(), temperature=1.0, init="random", seed=5) as pair,
+        workers(2, model_dir, []) as dispatcher,
+    ):
+        pair.begin(OptimizerOptions(), 20)
+        handed = dispatcher.hand_over(lambda n: pair.send(1, receivers=n, way="auto", limit_s=LIMIT_S))
+        assert handed.ways["ipc"] == 2
+        assert handed.sent.checksum == learner.publish(1)[0].checksum  # the same seed's weights
+        assert hold(dispatcher, 1)
+
+
+def test_a_learner_that_is_killed_in_a_hand_over_is_named_and_leaves_workers_that_can_be_closed(
+    model_dir: Path, ray_head: str
+) -> None:
+    options = LearnerOptions(ranks=1, threads=1)
+    model = ModelOptions(path=str(model_dir))
+    with (
+        LearnerGroup(model, options, ObjectiveOptions(), temperature=1.0, init="random", seed=5) as doomed,
+        workers(2, model_dir, []) as dispatcher,
+    ):
+        doomed.begin(OptimizerOptions(), 20)
+
+        def send(receivers: int) -> WeightsSending:
+            os.kill(doomed.places[0].pid, signal.SIGSTOP)  # it takes the call, and dies of it
+            sending = doomed.send(1, receivers=receivers, way="ipc", limit_s=LIMIT_S)
+            os.kill(doomed.places[0].pid, signal.SIGKILL)
+            return sending
+
+        dispatcher.hand_over(lambda n: doomed.send(1, receivers=n, way="ipc", limit_s=LIMIT_S))
+        with pytest.raises(LearnerLostError, match="SIGKILL"):
+            dispatcher.hand_over(send)
+        assert hold(dispatcher, 1)  # what they had

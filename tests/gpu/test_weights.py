@@ -11,7 +11,7 @@ import torch
 import tests.pretended
 from actors.handoff import send
 from actors.handoff.receive import Receiver
-from actors.handoff.types import HandOffError
+from actors.handoff.types import HandOffError, Received
 from actors.training.away import Away
 from models.checkpoint import hf_state_dict
 from models.checksum import BLOCK_BYTES, checksum
@@ -122,6 +122,25 @@ def test_an_engine_on_the_device_takes_pieces_by_broadcast_over_gloo(
     sending.join(60)
     assert (answer.failure, answer.way, answer.checksum) == ("", "broadcast", manifest.checksum)
     assert all(torch.equal(tensor.cpu(), named[name]) for name, tensor in hf_state_dict(old).items())
+
+
+def test_a_learner_on_the_device_hands_pieces_to_an_engine_on_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send, "PIECE_BYTES", BLOCK_BYTES)
+    weights, meeting = some_weights(), Meeting()
+    meeting.senders = [send.Sender(0, 1, DEVICE, meeting.address)]
+    target = like(weights)
+    (sent,), (got,) = meeting.hand_over(
+        weights,
+        [meeting.receiver()],
+        "auto",
+        [target],
+        tensors=lambda rank: ((name, tensor.to(DEVICE)) for name, tensor in weights.items()),
+    )
+    assert sent is not None
+    assert sent.ways == ("broadcast",)
+    assert isinstance(got, Received), got
+    assert got.checksum == sent.checksum == pack(weights, 1)[0].checksum
+    assert all(torch.equal(target[name], tensor) for name, tensor in weights.items())
 
 
 @pytest.mark.skipif(tests.pretended.active(), reason="a pretended tensor keeps its shape")
