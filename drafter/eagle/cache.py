@@ -101,13 +101,15 @@ class EagleCache:
 
     def places(self, kv: KVPlaces, slots: Int64Array, lengths: Int64Array) -> Places:
         """Tables of requests whose `start` is set: the target's blocks up to the last known token's, then scratch."""
-        size = self.block_tokens
+        size, blocks = self.block_tokens, kv.block_tables
         base = self.start[slots] // size
         own = (lengths - 1 - self.start[slots]) // size + 1  # [R] blocks of the target, all of them allocated
-        column = np.arange(int(own.max()) + self._scratch)
-        target = kv.block_tables[slots[:, None], np.minimum(base[:, None] + column, kv.block_tables.shape[1] - 1)]
-        scratch = self._blocks + slots[:, None] * self._scratch + np.clip(column - own[:, None], 0, self._scratch - 1)
-        tables = np.where(column < own[:, None], target, scratch).astype(np.int32)
+        # Long contexts make this the host's largest arrays: one pass over them; nobody reads behind a row's scratch.
+        index = (slots * blocks.shape[1] + base)[:, None] + np.arange(int(own.max()) + self._scratch)
+        tables = blocks.reshape(-1).take(index, mode="clip").astype(np.int32, copy=False)
+        column = np.arange(self._scratch)
+        scratch = self._blocks + slots[:, None] * self._scratch + column
+        tables[np.arange(len(slots))[:, None], own[:, None] + column] = scratch
         return Places(tables, self.start[slots], lengths - 1 - self.start[slots], size)
 
     def context(

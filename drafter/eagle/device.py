@@ -147,7 +147,7 @@ class DeviceDrafts:
         captured = False
         if rows > size.rows:
             # More than a usual step's: by itself, and the draft's own inputs follow.
-            wide = self._frames.of(Size(size.requests, _power_of_two(rows), None))
+            wide = self._frames.of(Size(size.requests, _room_for(rows), None))
             self._upload(wide, work, True)
             self._feed(wide, work, planned=False)
             self._upload(frame, work, plain)
@@ -184,7 +184,7 @@ class DeviceDrafts:
                     return size
         requests = next(bucket for bucket in self._buckets if bucket >= present)
         shape = None if strategy is None else self._shape(strategy, requests)
-        return Size(requests, max(requests, _power_of_two(rows)), shape)
+        return Size(requests, max(requests, _room_for(rows)), shape)
 
     def _outputs_for(self, shapes: set[DraftShape]) -> Outputs:
         return Outputs(shapes, self._target.config.vocab_size if self._passes.sampled else 0, self._device)
@@ -262,8 +262,10 @@ class DeviceDrafts:
         return self._run(key, True, partial(self._passes.catch_up, frame, self._rows))
 
 
-def _power_of_two(rows: int) -> int:
-    return 1 << max(rows - 1, 0).bit_length()
+def _room_for(rows: int) -> int:
+    """Few sizes, of which none is much too large where rows take much memory."""
+    most_doubled = 1024
+    return 1 << max(rows - 1, 0).bit_length() if rows <= most_doubled else -(-rows // most_doubled) * most_doubled
 
 
 def _with(values: NDArray[Any], fill: float) -> NDArray[Any]:
