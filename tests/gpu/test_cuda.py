@@ -1,6 +1,7 @@
 """The first things to run on a GPU machine: `pytest -m gpu`. CUDA against the CPU, which the other tests hold to the
 oracles, in float32 and in what production runs, bfloat16; skipped where there is no CUDA device, real or pretended."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,17 @@ from models.packed import PackedContext
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
-from tests.engine.support import FAMILIES, engine, logits_of, make_requests, options_of, run, tiny_model
+from tests.engine.support import (
+    FAMILIES,
+    Counted,
+    assert_same,
+    engine,
+    logits_of,
+    make_requests,
+    options_of,
+    run,
+    tiny_model,
+)
 from tests.engine.test_speculation import Oracle
 from tests.engine.test_trees import RandomTrees
 
@@ -169,6 +180,28 @@ def test_graphs_change_no_token(
     assert_tokens_of(reference, requests, anew, run(core, requests), tie)
     assert temperature == 0 or any(anew[i].tokens.tolist() != expected[i].tokens.tolist() for i in anew)
     assert graph_capture.captures == captured, "weights are read in place"
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available()
+    and torch.cuda.get_device_name() == "pretended"
+    and os.environ.get("PACELINE_PRETENDED_KERNELS") != "triton",
+    reason="the oracles depend on the batch; tests/pretended/test_kernels.py runs the kernels",
+)
+@DTYPES
+def test_batch_invariant_log_probs_are_bitwise_those_of_a_request_alone(dtype: torch.dtype, tmp_path: Path) -> None:
+    """In a batch, in graphs, with other chunks of the prompt and with drafted chains. Trees keep the tokens: a node
+    sees its keys at other places of a tile, so its sums are those of a plain continuation to rounding only."""
+    reference = reference_of(tmp_path, "qwen3", dtype)
+    model = Transformer(reference.config, dtype=dtype, device=DEVICE, batch_invariant=True)
+    load_hf_state_dict(model, hf_state_dict(reference))
+    requests = make_requests(4, prompts=3, max_new_tokens=7)
+    alone = run(engine(model, cuda_graphs=False, max_running=1, prefill_chunk_tokens=16), requests)
+    assert_same(run(engine(model, max_running=4), requests), alone)
+    assert_same(run(engine(model, max_running=4, cuda_graphs=False, prefill_chunk_tokens=32), requests), alone)
+    assert_same(Counted(model, Oracle(alone, spoil=True), "test:3", max_running=4).run(requests), alone)
+    trees = Counted(model, RandomTrees(alone, 0.7), "test:2x2/4", max_running=4).run(requests)
+    assert_tokens_of(reference, requests, alone, trees, TIE[dtype])
 
 
 def test_a_cache_that_moved_is_captured_again_when_it_wakes(tmp_path: Path) -> None:
