@@ -2,10 +2,10 @@
 
 For a machine that is lent for minutes. Each part is a process with a limit of its own, runs whatever became of the
 others, and writes every row at once (DIR/NAME.jsonl), the prediction beside each measurement; DIR/summary.json says
-what became of each. It needs torch, triton, transformers, numpy, safetensors and pytest: neither pydantic, Ray nor
-vLLM, no network and no installed package of ours. `--rehearse` runs every part with tiny shapes on any machine, with
-PACELINE_PRETENDED_CUDA=1 on a pretended device: nothing is executed for the first time on borrowed minutes. Owns the
-list of parts and their limits; measures nothing itself.
+what became of each, DIR/predictions.md how far predictions were off. It needs torch, triton, transformers, numpy,
+safetensors and pytest: neither pydantic, Ray nor vLLM, no network and no installed package of ours. `--rehearse` runs
+every part with tiny shapes on any machine, with PACELINE_PRETENDED_CUDA=1 on a pretended device: nothing is executed
+for the first time on borrowed minutes. Owns the list of parts and their limits; measures nothing itself.
 """
 
 import importlib.util
@@ -15,11 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
-from benchmarks.harness import attempt, command, machine, save
+from benchmarks.harness import attempt, command, machine, markdown, save
 
 REQUIRED = ("torch", "numpy", "safetensors", "pytest")
+_RATIO = "_over_predicted"
 BUDGET_S = 560.0  # what the shares below add up to, about
 
 
@@ -96,6 +98,19 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def beside_predictions(out: Path, parts: Sequence[Part]) -> list[tuple[str, str, int, float, float]]:
+    """(part, quantity, rows, median and largest of measured / predicted) of all that was predicted."""
+    found = []
+    for part in parts:
+        ratios: dict[str, list[float]] = {}
+        for row in read_rows(out / f"{part.name}.jsonl"):
+            for key, value in row.items():
+                if key.endswith(_RATIO):
+                    ratios.setdefault(key.removesuffix(_RATIO), []).append(value)
+        found += [(part.name, key, len(of), median(of), max(of)) for key, of in ratios.items()]
+    return found
+
+
 def _write(out: Path, summary: Mapping[str, Any]) -> None:
     """As it is now, atomically: the machine may be taken away."""
     save(out / "summary.json.new", summary)
@@ -119,7 +134,12 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     chosen = [part for part in PARTS if not parts or part.name in parts]
     save(out / "machine.json", machine())
-    return 0 if run_parts(chosen, out, budget_s, rehearse=rehearse) else 1
+    complete = run_parts(chosen, out, budget_s, rehearse=rehearse)
+    rows = [(*names, f"{middle:.2f}", f"{most:.2f}") for *names, middle, most in beside_predictions(out, chosen)]
+    table = markdown("part | quantity | rows | median measured / predicted | largest", rows)
+    (out / "predictions.md").write_text(table + "\n", encoding="utf-8")
+    print(table)
+    return 0 if complete else 1
 
 
 if __name__ == "__main__":

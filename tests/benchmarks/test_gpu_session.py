@@ -108,6 +108,7 @@ def rehearse(tmp_path: Path, **environment: str) -> dict[str, list[dict[str, Any
     assert {name: part["outcome"] for name, part in summary["parts"].items()} == {part.name: 0 for part in PARTS}
     assert summary["rehearsal"] is True
     assert json.loads((out / "machine.json").read_text())["cores"] > 0
+    assert "| steps | graph_ms | 2 |" in (out / "predictions.md").read_text()
     return {part.name: read_rows(out / f"{part.name}.jsonl") for part in PARTS}
 
 
