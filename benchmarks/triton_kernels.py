@@ -9,7 +9,7 @@ changes when a kernel, its shapes or the compiler does. Not to be run with TRITO
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,8 @@ from triton.compiler import ASTSource
 
 from benchmarks.harness import RESULTS, command, write
 from models.ops.triton import launch as launches
+from models.ops.triton import launch_drafting as drafting
+from models.ops.triton.draft_operators import empty_fed
 from models.ops.triton.launch import Launch
 
 # hidden, intermediate, query heads, KV heads, head_dim, vocabulary
@@ -89,6 +91,31 @@ def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str,
         plan = launches.plan_sample_topk(*drawn, 1.0, True, best)
         yield from zip((f"top {k}, chunks", f"top {k}, rows"), plan, strict=True)
     yield from zip(("cutoff",), launches.plan_cutoff(logits, wide, rows, wide, wide), strict=True)
+    yield from _drafting_plans(hidden, vocab, empty)
+
+
+def _drafting_plans(hidden: int, vocab: int, empty: Callable[..., Tensor]) -> Iterator[tuple[str, Launch]]:
+    """Between the passes of a tree of 4 levels with 3 nodes expanded each."""
+    k, fed, nodes = 3, 3, 30
+
+    def numbers(*shape: int) -> Tensor:
+        return empty(*shape, kind=torch.int64)
+
+    def scores(*shape: int) -> Tensor:
+        return empty(*shape, kind=torch.float32)
+
+    weight, table = empty(hidden), empty(vocab, hidden)
+    features, joined = empty(ROWS, hidden), empty(ROWS, 2 * hidden)
+    for name, norm in (("draft inputs", None), ("draft inputs, norms", weight)):
+        yield name, drafting.plan_draft_inputs(numbers(ROWS), table, features, norm, norm, 1e-6, joined)
+    level = numbers(REQUESTS * k, k), scores(REQUESTS * k, k), numbers(REQUESTS, k), scores(REQUESTS, k), k
+    outputs, mask = empty(REQUESTS, fed, hidden), empty(REQUESTS, fed, fed, kind=torch.uint8)
+    known = numbers(REQUESTS, nodes), numbers(REQUESTS, nodes), scores(REQUESTS, nodes)
+    found = empty_fed(k, outputs, numbers(REQUESTS, fed))
+    before = numbers(REQUESTS, fed), outputs, mask
+    yield "tree feed", drafting.plan_tree_feed(*level, k, outputs, before, known, found)
+    best = numbers(REQUESTS, 12), numbers(REQUESTS, 12), scores(REQUESTS, 12)
+    yield "tree best", drafting.plan_tree_best(*level, known, best)
 
 
 def compiled(launch: Launch, architecture: int) -> dict[str, Any]:

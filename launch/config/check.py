@@ -148,7 +148,16 @@ def _speculation(c: Config) -> Iterator[Issue]:
                 f"is not set, but rollout.speculation.strategies names the drafter {drafter}",
                 remedy=f"set {key}.{drafter}.path to a directory of drafter weights, or to random",
             )
-    if not can.trees and (trees := [str(strategy) for strategy in strategies if strategy.is_tree]):
+    trees = [str(strategy) for strategy in strategies if strategy.is_tree]
+    on_gpu = c.rollout.engine.device == "cuda" or (c.rollout.engine.device == "auto" and c.cluster.layout != "embedded")
+    if trees and c.model.batch_invariant == "engine" and can.batch_invariant and on_gpu:
+        yield Issue(
+            f"{key}.strategies",
+            f"{', '.join(trees)}: on a GPU a tree's rows are summed in another order than plain decoding, and "
+            "model.batch_invariant=engine asks for the same bits",
+            remedy="name chains only, or set model.batch_invariant=null",
+        )
+    if not can.trees and trees:
         message = f"{', '.join(trees)}: the {backend} engine verifies no trees"
         yield Issue(f"{key}.strategies", message, remedy="leave out what has a branching factor (x)")
     if s.mode == "fixed" and len(strategies) != 1:

@@ -66,7 +66,8 @@ def paged_attention(
 
     tree_mask, bool or uint8 [T, W]: column j of row t says whether the row sees its request's query row j (itself
     included); rows then hold a tree of drafted tokens, and W is at least the largest number of rows of a request.
-    A row whose ancestors are the rows of a plain continuation gets bitwise the plain result.
+    A row whose ancestors are the rows of a plain continuation gets bitwise the plain result; on CUDA if they are the
+    request's first rows, without gaps.
 
     The maximum lengths, upper bounds, spare host synchronisations on CUDA, where rows behind query_offsets[B] are
     padding (zeros come back) and a request may have none. Raises ValueError on inconsistent lengths and IndexError

@@ -104,6 +104,14 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
             "rollout.speculation.verification",
         ),
         ([VLLM, "model.batch_invariant=engine"], "model.batch_invariant"),
+        (
+            [
+                "rollout.speculation={mode: fixed, strategies: ['suffix:4x2/8']}",
+                "cluster.layout=colocated",
+                "model.batch_invariant=engine",
+            ],
+            "rollout.speculation.strategies",
+        ),
         ([VLLM, "rollout.speculation.verification=coupled"], "rollout.speculation.verification"),
         ([VLLM, "rollout.speculation.strategies=['suffix:8x2/12']"], "rollout.speculation.strategies"),
         ([VLLM, "rollout.sampling.temperature=10"], "rollout.sampling.temperature"),
@@ -145,6 +153,7 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["cluster.layout=disaggregated", "cluster.gpus_per_worker=0.5"],
         ["model.batch_invariant=true"],  # embedded shows its actors no GPU
         ["cluster.layout=colocated", "model.batch_invariant=engine"],
+        ["model.batch_invariant=engine", "rollout.speculation={mode: fixed, strategies: ['suffix:4x2/8']}"],  # on CPU
         [
             "cluster.layout=colocated",
             "learner.device=cpu",

@@ -100,6 +100,21 @@ def test_operators_leave_cpu_gradients_and_other_dtypes_alone() -> None:
         assert operators_take(x, x.clone().requires_grad_())
 
 
+def test_without_triton_cuda_computes_the_oracle_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    operators.installed.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    x, weight = torch.randn(2, 3), torch.randn(3)
+    try:
+        for _ in range(2):
+            found = operators._launched("rms_norm")(x, weight, 1e-6)
+            assert torch.equal(found, reference.rms_norm(x, weight, 1e-6))
+    finally:
+        operators.installed.cache_clear()
+    assert caplog.text.count("Triton is not installed") == 1
+
+
 def test_importing_the_operations_imports_no_triton() -> None:
     code = "import sys, models.ops; assert 'triton' not in sys.modules, 'imported'"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -36,7 +36,8 @@ def build(start: Start) -> BatchCore:
     drafters, policy = {}, None
     if speculation.mode != "off":
         drafters = build_drafters(speculation, model, options)
-        policy = build_policy(speculation, list(drafters))
+        # On a GPU a node of a tree sums its keys in another order than plain decoding would.
+        policy = build_policy(speculation, list(drafters), trees=device == "cpu" or not invariant)
     engine = NativeEngine(
         model,
         options,

@@ -4,16 +4,15 @@
 A row's result is a function of its query, its context and its row of the tree mask. Splits lie at absolute positions,
 blocks of keys at absolute places of a split, partial sums are merged in the order of positions, and every row is
 summed by the same instructions wherever in a tile it lies. Where tiles are many, a program goes through all splits of
-its rows and merges as it goes; where they are few, a program of `attend` takes one split and `merge_splits` follows:
-the same bits, as both are made of the same functions and are compiled without fused
-multiply-adds that were not asked for. Never reads a slot that no query of the request may see, nor a table entry
-behind its context.
+its rows and merges as it goes; where they are few, programs of `attend` share the splits and `merge_splits` follows:
+the same bits, as both are made of the same functions and are compiled without fused multiply-adds that were not asked
+for. Never reads a slot that no query of the request may see, nor a table entry behind its context.
 """
 
 import triton
 import triton.language as tl
 
-_PER_CALL = ["rows", "requests", "table_stride", "table_step", "mask_width", "one_tile"]
+_PER_CALL = ["rows", "requests", "table_stride", "table_step", "mask_width", "one_tile", "splits"]
 _NOTHING = tl.constexpr(-1e30)  # the peak of a row that has seen no key: finite, so that differences are no NaN
 _MASK_BITS = tl.constexpr(64)
 
@@ -134,6 +133,7 @@ def attend(
     table_step,
     mask_width,
     one_tile,
+    splits,
     scale_log2,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
@@ -144,17 +144,17 @@ def attend(
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
     TREE: tl.constexpr,  # 0: causal; 1: a mask of at most 64 columns; 2: a wider one
-    ONE_SPLIT: tl.constexpr,
+    APART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile, KV head, split): partial results of one split (ONE_SPLIT), or the whole context's result."""
+    """Program (tile, KV head, lane): partial results of every so many splits (APART), or the whole context's result."""
     tile, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HQ // HKV
     TILE_ROWS: tl.constexpr = TILE // GROUP
     place = tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
     wide = column < D
-    if not ONE_SPLIT:  # noqa: SIM102 - a constant first: the branch is not compiled otherwise
+    if not APART:  # noqa: SIM102 - a constant first: the branch is not compiled otherwise
         if tile >= _tiles(query_offsets, requests, one_tile, TILE_ROWS):
             _clear(out, query_offsets, rows, requests, tile, one_tile, head, HQ, HKV, D, TILE, WIDTH)
             return
@@ -176,17 +176,17 @@ def attend(
     mask_rows = tree_mask + (first + row).to(tl.int64) * mask_width
     bits = _mask_bits(mask_rows, mask_width, count, live, TREE) if TREE == 1 else 0
     block_table = block_tables + request.to(tl.int64) * table_stride
-    if ONE_SPLIT:
-        stop = tl.minimum(stop, begin + SPLIT)
-        peak, total, sums = _split(
-            query, k_cache, v_cache, block_table, table_step, mask_rows, bits, mask_width, begin, stop, start, count,
-            row, live, head, scale_log2, HKV, D, BLOCK_TOKENS, SPLIT, TILE, KEYS, WIDTH, TREE, PRECISION,
-        )  # fmt: skip
+    if APART:
         one_head = rows.to(tl.int64) * GROUP
-        to = (lane * HKV + head) * one_head + (first + inside).to(tl.int64) * GROUP
-        tl.store(out + to * WIDTH + place[:, None] * WIDTH + column[None, :], sums, mask=live[:, None])
-        tl.store(stats + to + place, peak, mask=live)
-        tl.store(stats + to + tl.num_programs(2) * HKV * one_head + place, total, mask=live)
+        for split in range(begin, stop, tl.num_programs(2) * SPLIT):
+            peak, total, sums = _split(
+                query, k_cache, v_cache, block_table, table_step, mask_rows, bits, mask_width, split, stop, start,
+                count, row, live, head, scale_log2, HKV, D, BLOCK_TOKENS, SPLIT, TILE, KEYS, WIDTH, TREE, PRECISION,
+            )  # fmt: skip
+            to = (split // SPLIT * HKV + head) * one_head + (first + inside).to(tl.int64) * GROUP
+            tl.store(out + to * WIDTH + place[:, None] * WIDTH + column[None, :], sums, mask=live[:, None])
+            tl.store(stats + to + place, peak, mask=live)
+            tl.store(stats + to + splits * HKV * one_head + place, total, mask=live)
     else:
         peak = tl.full([TILE], _NOTHING, tl.float32)
         total = tl.zeros([TILE], tl.float32)
@@ -237,7 +237,7 @@ def _clear(
     tl.store(out + at[:, None] * D + column[None, :], nothing, mask=live[:, None] & (column < D)[None, :])
 
 
-@triton.jit(do_not_specialize=[*_PER_CALL, "splits"])
+@triton.jit(do_not_specialize=_PER_CALL)
 def merge_splits(
     sums,  # float32 [splits, HKV, rows * GROUP, WIDTH]
     stats,  # float32 [2, splits, HKV, rows * GROUP]

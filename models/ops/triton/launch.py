@@ -17,6 +17,7 @@ from models.ops.triton import attention, matmul, sampling, tokenwise
 
 SPLIT_TOKENS = 256  # of the context, at absolute positions
 _MANY_PROGRAMS = 264  # two for each multiprocessor of an H100; a constant, so that plans depend on shapes alone
+_MOST_PROGRAMS = 4 * _MANY_PROGRAMS
 _SPLIT_BYTES = 256 * 2**20  # of partial results that may exist
 _MASK_BITS = 64
 _SAMPLE_BLOCKS = 1024  # of four tokens, one Philox call each
@@ -238,6 +239,8 @@ def plan_paged_attention(
     width = max(_power_of_2(head_dim), 16)
     splits = max(_ceil(max_context, SPLIT_TOKENS), 1)
     whole = splits == 1 or tiles * kv_heads >= _MANY_PROGRAMS or splits * rows * query_heads * width * 4 > _SPLIT_BYTES
+    # Bounds are far above most contexts, and programs that find nothing to do cost too: so they are few, and go on.
+    lanes = 1 if whole else min(splits, _ceil(_MOST_PROGRAMS, tiles * kv_heads))
     sums = out if whole else out.new_empty((splits, kv_heads, rows * groups, width), dtype=torch.float32)
     stats = out if whole else out.new_empty((2, splits, kv_heads, rows * groups), dtype=torch.float32)
     mask = q if tree_mask is None else tree_mask
@@ -247,7 +250,7 @@ def plan_paged_attention(
     launches = [
         Launch(
             kernel=attention.attend,
-            grid=(tiles + (padding_tiles if whole else 0), kv_heads, 1 if whole else splits),
+            grid=(tiles + (padding_tiles if whole else 0), kv_heads, lanes),
             arguments=(
                 q,
                 k_cache,
@@ -264,6 +267,7 @@ def plan_paged_attention(
                 block_tables.stride(1),
                 mask_width,
                 one_tile,
+                splits,
                 scale * 1.4426950408889634,  # scores in base 2
             ),
             constants=shared
@@ -271,7 +275,7 @@ def plan_paged_attention(
                 "BLOCK_TOKENS": block_tokens,
                 "KEYS": 32 if half else 16,
                 "TREE": tree,
-                "ONE_SPLIT": not whole,
+                "APART": not whole,
                 "PRECISION": "ieee",
             },
             registers=192 if half and whole else 168,

@@ -112,7 +112,7 @@ def test_bounds_and_the_way_change_no_bit(tree: int, monkeypatch: pytest.MonkeyP
     assert_equals_the_oracle(case, expected)
     for max_query, max_context in ((7, 2048), (500, 700), (33, 32_768)):
         assert_bitwise(case.attend(max_query, max_context), expected)
-    for name, value in (("_MANY_PROGRAMS", 1), ("_SPLIT_BYTES", 0)):
+    for name, value in (("_MANY_PROGRAMS", 1), ("_SPLIT_BYTES", 0), ("_MOST_PROGRAMS", 1), ("_MOST_PROGRAMS", 9)):
         with monkeypatch.context() as patch:
             patch.setattr(launch, name, value)
             assert_bitwise(case.attend(), expected)
