@@ -35,7 +35,7 @@ def steps_of(
     *,
     drafter: Drafter | None = None,
     strategy: str = "",
-    requests: int = 3,
+    requests: int = 2,
     steps: int = 4,
     warm: int = 4,
     watch: Callable[[NativeEngine], None] = lambda engine: None,
@@ -45,7 +45,7 @@ def steps_of(
     """Each of `steps` engine steps that only decode or verify, once prompts are computed and graphs captured."""
     engine = NativeEngine(
         model,
-        options_of(max_running=4, **options),
+        options_of(max_running=2, **options),
         drafters={} if drafter is None else {drafter.name: drafter},
         policy=FixedPolicy(Strategy.parse(strategy)) if strategy else FixedPolicy(PLAIN),
         **(engine_keywords or {}),

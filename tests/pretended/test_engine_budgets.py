@@ -27,8 +27,8 @@ def steps(tmp_path: Path, kind: str, graphs: bool, layers: int = 2) -> list[Seen
     model = target(tmp_path, FAMILY, layers)
     if kind == "plain":
         return steps_of(model, cuda_graphs=graphs)
-    requests = make_requests(3, max_new_tokens=150)
-    expected: dict[int, Any] = run(engine(model, cuda_graphs=False, max_running=4), requests)
+    requests = make_requests(2, max_new_tokens=150)
+    expected: dict[int, Any] = run(engine(model, cuda_graphs=False, max_running=2), requests)
     if kind == "chain":
         return steps_of(model, drafter=Oracle(expected, spoil=True), strategy="test:5", cuda_graphs=graphs)
     return steps_of(model, drafter=RandomTrees(expected, 0.7), strategy="test:4x3/12", cuda_graphs=graphs)
@@ -86,8 +86,8 @@ def test_prompts_beside_decoding_wait_once_too(rows: int, tmp_path: Path) -> Non
 def test_rejection_sampling_waits_once_too(graphs: bool, tmp_path: Path) -> None:
     """Nor does it make tensors of the vocabulary's width in chunks that grow with the batch."""
     model = target(tmp_path, FAMILY)
-    requests = make_requests(3, max_new_tokens=150)
-    expected: dict[int, Any] = run(engine(model, cuda_graphs=False, max_running=4), requests)
+    requests = make_requests(2, max_new_tokens=150)
+    expected: dict[int, Any] = run(engine(model, cuda_graphs=False, max_running=2), requests)
     drafter = Oracle(expected, spoil=True)
     rejection: dict[str, Any] = {"verification": "rejection"}
     for seen in steps_of(model, drafter=drafter, strategy="test:5", cuda_graphs=graphs, engine_keywords=rejection):
