@@ -14,6 +14,8 @@ from models.ops import reference
 from models.ops.triton import operators
 from models.ops.triton.operators import operators_take
 
+_CHUNK = 1 << 24  # elements of a float32 step of SwiGLU's backward that exist at once: 64 MiB each
+
 
 def wanted(*tensors: Tensor) -> bool:
     """Whether gradients of these are to be computed here: on a device (or meta), for the backward pass."""
@@ -77,11 +79,14 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         result, half = torch.empty_like(gate_up), gate_up.shape[-1] // 2
-        gate, up = (part.float() for part in gate_up.split(half, dim=-1))
-        slopes, share = grad.float(), torch.sigmoid(gate)
-        result[..., half:] = slopes * gate * share
-        # silu'(g) = s (1 + g (1 - s))
-        result[..., :half] = slopes * up * share * (1 + gate * (1 - share))
+        rows = max(1, _CHUNK // half)
+        parts = (torch.split(x.flatten(0, -2), rows) for x in (gate_up, grad, result))
+        for given, slope, out in zip(*parts, strict=True):
+            gate, up = (part.float() for part in torch.split(given, half, dim=-1))
+            slopes, share = slope.float(), torch.sigmoid(gate)
+            out[:, half:] = slopes * gate * share
+            # silu'(g) = s (1 + g (1 - s))
+            out[:, :half] = slopes * up * share * (1 + gate * (1 - share))
         return result
 
 

@@ -50,6 +50,13 @@ def test_gradients_are_autograds(name: str, dtype: torch.dtype) -> None:
         assert (one - other).abs().max() <= tolerance * other.abs().max()
 
 
+def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _, shapes = OPERATIONS["swiglu"]
+    whole = computed(ours, shapes, torch.float32)
+    monkeypatch.setattr(lean, "_CHUNK", 3 * D)
+    assert all(torch.equal(*pair) for pair in zip(computed(ours, shapes, torch.float32), whole, strict=True))
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_only_inputs_are_kept_and_none_is_changed(name: str) -> None:
     ours, _, shapes = OPERATIONS[name]
