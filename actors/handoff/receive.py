@@ -64,7 +64,7 @@ class Receiver:
             checksum, sent = sums.value(), int(board.read("sum"), 16)
             if checksum != sent:
                 raise HandOffError(f"checksum {checksum:#x} came, {sent:#x} was sent")
-        except HandOffError as error:
+        except (HandOffError, torch.OutOfMemoryError) as error:
             with suppress(HandOffError):  # of a store that is gone
                 board.say(f"gone/{offer.receiver}")
             self._group.leave()

@@ -68,6 +68,8 @@ class Sender:
                     outlets.append(_Broadcast(board, self._group, plan, self._client, own_address(self._address)))
             except HandOffError as error:
                 ways = [f"{way}: {error}" if way in ("ipc", "broadcast") else str(error) for way in ways]
+                if board is not None:
+                    _tell(board, f"window/{self._index}", {"error": str(error)})
             if self._index == 0 or outlets:
                 staged = window.pieces if window is not None else None
                 made = in_pieces(specs, total_bytes, tensors, self._device, into=staged, piece_bytes=piece_bytes)
@@ -81,7 +83,7 @@ class Sender:
                         outlet.give(number, piece)
                     for outlet in outlets if number else ():
                         outlet.reclaim(number - 1)
-                for outlet in outlets:
+                for outlet in outlets if number >= 0 else ():
                     outlet.reclaim(number)
             if self._index != 0:
                 return None

@@ -24,18 +24,26 @@ class Window:
     """Of the sender. `pieces`: two uint8 tensors of `piece_bytes` on `device`."""
 
     def __init__(self, device: torch.device, piece_bytes: int) -> None:
+        """Raises HandOffError where there is no memory for it."""
         self._device, self._file = device, ""
-        if device.type == "cuda":
-            self._whole = torch.empty(2 * piece_bytes, dtype=torch.uint8, device=device)
-        else:
-            directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-            descriptor, self._file = tempfile.mkstemp(prefix="paceline-window-", dir=directory)
-            try:
-                os.ftruncate(descriptor, 2 * piece_bytes)
-                self._whole = _mapped(descriptor, 2 * piece_bytes)
-            finally:
-                os.close(descriptor)
+        try:
+            self._whole = self._made(piece_bytes)
+        except (OSError, RuntimeError) as error:  # torch's OutOfMemoryError is one
+            self.close()
+            raise HandOffError(f"no memory for two pieces of {piece_bytes} bytes: {error}") from error
         self.pieces = [self._whole[:piece_bytes], self._whole[piece_bytes:]]
+
+    def _made(self, piece_bytes: int) -> Tensor:
+        device = self._device
+        if device.type == "cuda":
+            return torch.empty(2 * piece_bytes, dtype=torch.uint8, device=device)
+        directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        descriptor, self._file = tempfile.mkstemp(prefix="paceline-window-", dir=directory)
+        try:
+            _take(descriptor, 2 * piece_bytes)
+            return _mapped(descriptor, 2 * piece_bytes)
+        finally:
+            os.close(descriptor)
 
     def export(self) -> str:
         """For `opened`, in another process. Raises HandOffError if this device's memory cannot be shared."""
@@ -52,8 +60,8 @@ class Window:
         """Nobody can open it from now on; on a CPU, whoever has it open keeps it."""
         if self._file:
             Path(self._file).unlink(missing_ok=True)
-        self.pieces.clear()
-        del self._whole
+        self.pieces = []
+        self._whole = torch.empty(0)
         if self._device.type == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # what receivers have closed meanwhile
 
@@ -77,6 +85,14 @@ def _on(device: torch.device, rebuild: Any, arguments: list[Any]) -> Tensor:
 
 
 _STORAGE_DEVICE = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor, torch 2.11 to 2.13; a test holds it
+
+
+def _take(descriptor: int, size: int) -> None:
+    """Now, so that a full file system is an error here and not a signal when somebody writes."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
 
 
 def _mapped(descriptor: int, size: int) -> Tensor:

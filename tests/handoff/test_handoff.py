@@ -250,6 +250,24 @@ def test_a_window_is_seen_by_whoever_opened_it_and_leaves_no_file() -> None:
         opened(exported, HOST)
 
 
+def test_a_rank_without_memory_for_a_window_says_so_at_once_and_gathers_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("actors.handoff.window._take", full)
+    weights, meeting = some_weights(), Meeting()
+    target = like(weights)
+    (sent,), (got,) = meeting.hand_over(weights, [meeting.receiver()], "ipc", [target])
+    assert isinstance(sent, Sent)
+    assert sent.checksum == pack(weights, 1)[0].checksum
+    assert "No space left" in sent.ways[0]
+    assert not began(got)
+    assert "No space left" in str(got)
+    assert equal(target, like(weights))
+
+
 def test_torchs_handle_of_cuda_memory_has_the_device_where_we_change_it() -> None:
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 

@@ -243,8 +243,8 @@ def test_a_tied_checkpoint_that_stores_its_head_expects_none(tmp_path: Path) -> 
 
     out, model = tiny_checkpoint(tmp_path, "qwen3")
     state = hf_state_dict(model)
-    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
-    write_checkpoint(read_config(out), state.items(), out)
+    stored = state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}
+    write_checkpoint(read_config(out), stored.items(), out)
     shapes, tied = _expected(out)
     assert tied
     assert shapes.keys() == state.keys()
