@@ -50,7 +50,8 @@ def graph_report(config: Config) -> GraphReport:
     model_tokens = engine.max_model_tokens or model.max_position_embeddings
     max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
     batches = batch_buckets(engine.max_running)
-    policy = build_policy(speculation, at_hand(speculation))
+    trees = config.model.batch_invariant != "engine"  # as the engine builds it on a GPU
+    policy = build_policy(speculation, at_hand(speculation), trees=trees)
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
     strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
     speculating = range(1, min(engine.max_running, speculation.max_running) + 1)

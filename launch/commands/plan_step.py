@@ -143,7 +143,8 @@ def _steps(config: Config, net: Network, device: Device) -> Iterator[StepRow]:
     longest = min(longest, engine.max_model_tokens or longest)
     batches = [*(batch for batch in _BATCHES if batch < engine.max_running), engine.max_running]
     contexts = [*(context for context in _CONTEXTS if context < longest), longest]
-    policy = build_policy(config.speculation, at_hand(config.speculation))
+    trees = config.model.batch_invariant != "engine"  # as the engine builds it on a GPU
+    policy = build_policy(config.speculation, at_hand(config.speculation), trees=trees)
     for batch in batches:
         for context in contexts:
             if batch * context > engine.kv_tokens:

@@ -106,3 +106,13 @@ def test_listed_and_light(config: Path) -> None:
     done = python("import sys\nfrom launch.commands.cli import app\nprint('torch' in sys.modules)\napp(['--help'])")
     assert done.stdout.startswith("False"), done.stderr
     assert "plan-graphs" in done.stdout
+
+
+def test_a_batch_invariant_engine_has_no_graphs_of_trees(config: Path) -> None:
+    drafter = "rollout.speculation.eagle.path=random"
+    every = graph_report(load_config(config, [drafter]).config)
+    chains = graph_report(load_config(config, [drafter, "model.batch_invariant=engine"]).config)
+    assert any(arm.is_tree for arm in every.strategies)
+    assert chains.strategies
+    assert not any(arm.is_tree for arm in chains.strategies)
+    assert not any(graph.tree for graph in chains.bucketed.graphs)
