@@ -55,6 +55,7 @@ from actors.engine.types import (
     WeightsLoaded,
 )
 from actors.processes.child import run_child
+from models.checksum import checksum
 from models.manifest import WeightsManifest
 
 VOCAB = 97
@@ -119,7 +120,7 @@ def part(noise_key: int, tokens: list[int], positions: range, temperature: float
 def weights(version: int, size: int = 4) -> tuple[WeightsManifest, NDArray[np.uint8]]:
     """Of whatever network: the engine looks at their checksum only."""
     buffer = np.full(size, version % 251, np.uint8)
-    return WeightsManifest(version, zlib.crc32(buffer), (), buffer.nbytes), buffer
+    return WeightsManifest(version, checksum(buffer), (), buffer.nbytes), buffer
 
 
 def make_request(
@@ -210,10 +211,10 @@ class FakeCore:
                     self._abort(request_id)
             case UpdateWeights(manifest):
                 assert memory is not None
-                if zlib.crc32(memory) != manifest.checksum:
+                if checksum(memory) != manifest.checksum:
                     raise ValueError(f"weights version {manifest.version} did not arrive whole")
                 self._version = manifest.version
-                return WeightsLoaded(manifest.version, zlib.crc32(memory) ^ options.wrong_checksum, 0.001)
+                return WeightsLoaded(manifest.version, checksum(memory) ^ options.wrong_checksum, 0.001)
             case Sleep():
                 return Slept("it has requests" if self._waiting or self._running else "")
             case Wake():
@@ -229,14 +230,14 @@ class FakeCore:
             case UpdateDrafter(name, manifest):
                 assert memory is not None
                 self._note({"drafter": name, "version": manifest.version})
-                checksum, reason = zlib.crc32(memory), options.failing_drafter
+                found, reason = checksum(memory), options.failing_drafter
                 if reason:
                     self._events.append(DrafterFailed(name, reason, final=True))
                 elif name not in CAPABILITIES.drafters:
                     reason = f"there is no drafter {name!r}"
-                elif checksum != manifest.checksum:
+                elif found != manifest.checksum:
                     reason = "the weights did not arrive whole"
-                return DrafterLoaded(name, manifest.version, checksum, 0.001, reason)
+                return DrafterLoaded(name, manifest.version, found, 0.001, reason)
             case _:
                 assert_never(command)
         return None
