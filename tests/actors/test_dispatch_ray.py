@@ -5,7 +5,6 @@ import random
 import signal
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,6 +26,7 @@ from launch.dispatch import (
     WorkerStartError,
     spawner,
 )
+from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, logprob, make_request, response
 from tests.actors.statuses import statuses
@@ -85,7 +85,7 @@ def engine_pid(status: SupervisorStatus) -> int:
 
 def weights(version: int) -> tuple[WeightsManifest, "ray.ObjectRef[np.ndarray]"]:
     buffer = np.random.default_rng(version).integers(0, 256, 100_000, dtype=np.uint8)
-    return WeightsManifest(version, zlib.crc32(buffer), (), buffer.nbytes), ray.put(buffer)
+    return WeightsManifest(version, checksum(buffer), (), buffer.nbytes), ray.put(buffer)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import zlib
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, Submit,
 from actors.engine.shared_rollouts import pack
 from actors.engine.types import DraftersSaved, EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
 from actors.rollout_worker import NoEngineError, RolloutWorker
+from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response
 
@@ -73,7 +73,7 @@ async def test_weights_are_answered_while_requests_run_and_fail_with_the_engine(
     stream = w.stream()
     await w.tell(Submit(tuple(make_request(i, max_new_tokens=60) for i in range(4))))
     buffer = np.arange(10_000, dtype=np.uint8)
-    manifest = WeightsManifest(4, zlib.crc32(buffer), (), buffer.nbytes)
+    manifest = WeightsManifest(4, checksum(buffer), (), buffer.nbytes)
     loaded = await asyncio.wait_for(w.ask(UpdateWeights(manifest), buffer), DEADLINE_S)
     assert (loaded.version, loaded.checksum) == (4, manifest.checksum)
     assert (await w.status()).weights_version == 4
