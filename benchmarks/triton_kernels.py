@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
 
 from benchmarks.harness import RESULTS, command, write
 from models.ops.triton import launch as launches
@@ -33,13 +33,6 @@ SHAPES = {
 }
 ARCHITECTURES = (80, 90)
 ROWS, REQUESTS, BLOCK_TOKENS, SLOTS, POSITIONS, CONTEXT = 64, 8, 16, 4096, 32_768, 32_768
-_TYPES = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.uint8: "*u8",
-}
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -118,30 +111,35 @@ def _drafting_plans(hidden: int, vocab: int, empty: Callable[..., Tensor]) -> It
     yield "tree best", drafting.plan_tree_best(*level, known, best)
 
 
+class _Pretended:
+    """What Triton asks of a driver before it compiles. A device for each architecture, named by it."""
+
+    def __init__(self, architecture: int) -> None:
+        self._architecture = architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self._architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
 def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
-    """The launch as the launcher would have it compiled: aligned tensors, no integer specialised.
+    """The very binary that a launch would run there: compiled by the launcher's own call.
 
     Raises ValueError for an integer argument that Triton would specialise: steps would compile variants.
     """
     kernel = launch.kernel
     names = [name for name in kernel.arg_names if name not in launch.constants]
-    signature: dict[str, str] = dict.fromkeys(launch.constants, "constexpr")
-    aligned = {}
     for name, value in zip(names, launch.arguments, strict=True):
-        index = kernel.arg_names.index(name)
-        if isinstance(value, Tensor):
-            signature[name] = _TYPES[value.dtype]
-            aligned[(index,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, int):
-            if not kernel.params[index].do_not_specialize:
-                raise ValueError(f"{kernel.__name__}: {name} is an integer that Triton would specialise")
-            signature[name] = "i32"
-        else:
-            signature[name] = "fp32"
-    source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, launch.constants, aligned)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
-    options |= {} if launch.registers is None else {"maxnreg": launch.registers}
-    found = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+        free = kernel.params[kernel.arg_names.index(name)].do_not_specialize
+        if isinstance(value, int) and not free:
+            raise ValueError(f"{kernel.__name__}: {name} is an integer that Triton would specialise")
+    driver.set_active(_Pretended(architecture))
+    found = launch.compile()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(found.asm["cubin"])
         cubin.flush()

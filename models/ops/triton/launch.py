@@ -39,15 +39,21 @@ class Launch:
         device = self.arguments[0].device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                self._launch()
+                self._jit(warmup=False)
         else:
-            self._launch()
+            self._jit(warmup=False)
 
-    def _launch(self) -> None:
+    def compile(self) -> Any:
+        """What a launch with these arguments would run, compiled for the active driver's device and not launched."""
+        return self._jit(warmup=True)
+
+    def _jit(self, *, warmup: bool) -> Any:
         options: dict[str, Any] = {} if self.registers is None else {"maxnreg": self.registers}
         # Without fusion a sum's bits are those that the source says, in every variant of a kernel.
-        self.kernel[self.grid](
+        return self.kernel.run(
             *self.arguments,
+            grid=self.grid,
+            warmup=warmup,
             **self.constants,
             num_warps=self.warps,
             num_stages=self.stages,
