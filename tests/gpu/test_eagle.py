@@ -187,3 +187,15 @@ def test_sampled_chains_say_what_they_were_drawn_from(temperature: float, dtype:
     assert {len(rollout.tokens) for rollout in found.values()} == {12}
     assert drafter.equal >= SHARE[dtype] * drafter.drafts
     assert drafter.furthest < DISTRIBUTION[dtype]
+
+
+@pytest.mark.parametrize(("kind", "strategy"), [("random", "eagle:3"), ("random:eagle3", "eagle:3x3/8")])
+def test_a_few_drafts_are_exactly_the_cpus(kind: str, strategy: str, tmp_path: Path) -> None:
+    """Short, so that it also runs with the kernels themselves interpreted (tests/pretended/test_kernels.py)."""
+    reference = reference_of(tmp_path, "qwen2", torch.float32)
+    core, drafter, graph_capture = drafting(on_device(reference, torch.float32), reference, kind, strategy)
+    replays = graph_capture.replays
+    run(core, make_requests(2, max_new_tokens=8))
+    assert drafter.drafts >= 10
+    assert drafter.equal == drafter.drafts
+    assert graph_capture.replays - replays > drafter.proposals
