@@ -27,6 +27,7 @@ from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from actors.engine.options import EngineOptions
 from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.contenders import WrongDrafter
+from benchmarks.tools.qwen import QWEN, qwen
 from benchmarks.tools.targets import requests_of
 from drafter.protocol import GraphCapture
 from models.config import ModelConfig
@@ -37,14 +38,6 @@ from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_layers": 24, "num_heads": 14}
-    | {"num_kv_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
-    "1.5b": {"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_layers": 28, "num_heads": 12}
-    | {"num_kv_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
-    "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
-    | {"num_kv_heads": 4, "head_dim": 128},
-}
 # Four strategies, as in Table 5 of TLT.
 STRATEGIES = tuple(Strategy.parse(text) for text in ("suffix:4", "suffix:8", "suffix:6x2/12", "suffix:8x2/16"))
 BLOCK_TOKENS, PROMPT_TOKENS, NEW_TOKENS, MAX_RUNNING = 16, 64, 96, 32
@@ -180,7 +173,7 @@ def _model_shape(model: Transformer) -> ModelShape:
 
 def main(
     *,
-    sizes: Annotated[Sequence[str], "of the model", tuple(SHAPES)] = tuple(SHAPES),
+    sizes: Annotated[Sequence[str], "of the model", tuple(QWEN)] = tuple(QWEN),
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
     rounds: int = 2,
     context: Annotated[int, "longest, tokens, for the memory part"] = 512,
@@ -190,7 +183,7 @@ def main(
         sys.exit("benchmarks.graph_pool measures CUDA graphs, and this machine has no CUDA device")
     models: dict[str, Any] = {}
     for size in sizes:
-        config = ModelConfig(family="qwen2", max_position_embeddings=4096, qkv_bias=True, **SHAPES[size])
+        config = qwen(size, max_position_embeddings=4096)
         model = random_model(config, "cuda", torch.bfloat16)
         models[size] = {"speed": speed(model, batches, rounds), "memory": memory(model, context)}
         settings = {"memory_context_tokens": context, "rounds": rounds, "seed": 0}

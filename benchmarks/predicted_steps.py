@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
-from benchmarks.gpu_parts.session import QWEN, network
 from benchmarks.harness import RESULTS, command, markdown, save
 from benchmarks.tools.a100_sweep import cells, fitted, relative_error
 from benchmarks.tools.engine_trace import kernels_before, traced_step
-from models.config import ModelConfig
+from benchmarks.tools.qwen import QWEN, network, qwen
 from policies.roofline.devices import DEVICES, Device
 from policies.roofline.kernels import floor_bytes, launches, step_kernels
 from policies.roofline.timing import DEFAULT, time_of
@@ -25,13 +24,9 @@ GRID = tuple((batch, 1, context) for batch in (1, 8, 32, 64) for context in (102
 VERIFYING = ((1, 9, 4096), (32, 9, 2048))
 
 
-def model_config(size: str) -> ModelConfig:
-    return ModelConfig(family="qwen2", max_position_embeddings=32_768, qkv_bias=True, **QWEN[size])
-
-
 def step_row(size: str, batch: int, rows: int, context: int, device: Device) -> dict[str, Any]:
     """One step: milliseconds and launches."""
-    config = model_config(size)
+    config = qwen(size)
     net = network(config)
     graph, sampling = kernels_before(size, batch, rows, context)
     traced = traced_step(config, batch, rows, context)

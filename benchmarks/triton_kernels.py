@@ -20,17 +20,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from benchmarks.harness import RESULTS, command, write
+from benchmarks.tools.qwen import QWEN
 from models.ops.triton import launch as launches
 from models.ops.triton import launch_drafting as drafting
 from models.ops.triton.draft_operators import empty_fed
 from models.ops.triton.launch import Launch
 
-# hidden, intermediate, query heads, KV heads, head_dim, vocabulary
-SHAPES = {
-    "0.5b": (896, 4864, 14, 2, 64, 151_936),
-    "1.5b": (1536, 8960, 12, 2, 128, 151_936),
-    "7b": (3584, 18_944, 28, 4, 128, 152_064),
-}
 ARCHITECTURES = (80, 90)
 ROWS, REQUESTS, BLOCK_TOKENS, SLOTS, POSITIONS, CONTEXT = 64, 8, 16, 4096, 32_768, 32_768
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -38,7 +33,9 @@ _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Launch]]:
     """Every launch of an engine step and of drafting, by name."""
-    hidden, intermediate, hq, hkv, head_dim, vocab = SHAPES[size]
+    shape = QWEN[size]
+    hidden, intermediate, vocab = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
+    hq, hkv, head_dim = shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=kind, device="meta")
@@ -176,7 +173,7 @@ def table(sizes: Sequence[str], architectures: Sequence[int]) -> list[dict[str, 
 
 
 def main(
-    sizes: Annotated[Sequence[str], "models", tuple(SHAPES)] = tuple(SHAPES),
+    sizes: Annotated[Sequence[str], "models", tuple(QWEN)] = tuple(QWEN),
     architectures: Annotated[Sequence[int], "compute capabilities, 90 for sm_90"] = ARCHITECTURES,
     out: Annotated[Path, "the record"] = RESULTS / "triton_kernels.json",
 ) -> None:

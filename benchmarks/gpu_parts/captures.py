@@ -7,7 +7,8 @@ import torch
 from actors.engine.native.engine import NativeEngine
 from actors.engine.options import EngineOptions
 from benchmarks.gpu_parts.requests import waves
-from benchmarks.gpu_parts.session import Session, network, part
+from benchmarks.gpu_parts.session import Session, part
+from benchmarks.tools.qwen import network
 from policies.roofline.timing import DEFAULT, step_time
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.strategy import Strategy

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_parts.session import Session, network, part
+from benchmarks.gpu_parts.session import Session, part
+from benchmarks.tools.qwen import network
 from benchmarks.weights_handoff import measure
 from models.checkpoint import hf_shapes, hf_tensors
 from models.manifest import lay_out

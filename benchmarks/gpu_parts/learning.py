@@ -12,7 +12,8 @@ from actors.training.options import LearnerOptions
 from actors.training.parallel import Rank
 from actors.training.trainer import Trainer
 from actors.training.types import TrainSequence
-from benchmarks.gpu_parts.session import Session, network, part
+from benchmarks.gpu_parts.session import Session, part
+from benchmarks.tools.qwen import network
 from models.options import ModelOptions
 from policies.options import ObjectiveOptions
 from policies.roofline.learning import MFU, token_flops

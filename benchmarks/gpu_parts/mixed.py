@@ -1,7 +1,8 @@
 """Steps with a prompt chunk beside decoding requests, shapes seen for the first time, and the memory they take."""
 
-from benchmarks.gpu_parts.session import Session, network, part
+from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Request, Stepper
+from benchmarks.tools.qwen import network
 from policies.roofline.kernels import step_kernels
 from policies.roofline.timing import step_time, time_of
 

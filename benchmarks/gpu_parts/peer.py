@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_parts.session import Session, network, part
+from benchmarks.gpu_parts.session import Session, part
+from benchmarks.tools.qwen import network
 from policies.roofline.timing import step_time
 
 

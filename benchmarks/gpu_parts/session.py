@@ -15,19 +15,11 @@ from typing import Annotated, Any
 import torch
 
 from benchmarks.harness import command
+from benchmarks.tools.qwen import qwen
 from models.config import ModelConfig
 from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, Device, device_named
-from policies.roofline.network import Network
 
-QWEN: dict[str, dict[str, Any]] = {
-    "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_layers": 24, "num_heads": 14}
-    | {"num_kv_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
-    "1.5b": {"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_layers": 28, "num_heads": 12}
-    | {"num_kv_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
-    "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
-    | {"num_kv_heads": 4, "head_dim": 128},
-}
 TINY: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2}
 TINY |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
 BLOCK_TOKENS = 16
@@ -131,8 +123,7 @@ class Session:
         return ("tiny",) if self.rehearse else wanted
 
     def config(self, size: str) -> ModelConfig:
-        shape = TINY if size == "tiny" else QWEN[size]
-        return ModelConfig(family="qwen2", max_position_embeddings=32_768, qkv_bias=True, **shape)
+        return qwen("0.5b", **TINY) if size == "tiny" else qwen(size)
 
     def model(self, size: str, dtype: torch.dtype = torch.bfloat16) -> Transformer:
         """Random weights, made where they stay; what a step costs does not depend on them."""
@@ -157,22 +148,6 @@ class Session:
 
     def peak_gib(self) -> float | None:
         return torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else None
-
-
-def network(config: ModelConfig, item_bytes: int = 2) -> Network:
-    return Network(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        tied=config.tie_word_embeddings,
-        qkv_bias=config.qkv_bias,
-        qk_norm=config.qk_norm,
-        item_bytes=item_bytes,
-    )
 
 
 def _short(value: Any) -> Any:

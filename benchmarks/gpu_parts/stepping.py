@@ -16,7 +16,8 @@ from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.graphs import CudaGraphCapture
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
-from benchmarks.gpu_parts.session import BLOCK_TOKENS, network
+from benchmarks.gpu_parts.session import BLOCK_TOKENS
+from benchmarks.tools.qwen import network
 from models.transformer import Transformer
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 

@@ -1,7 +1,8 @@
 """The step table: models by requests by context, with graphs and without, beside floor and prediction."""
 
-from benchmarks.gpu_parts.session import Session, network, part
+from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Stepper, fits
+from benchmarks.tools.qwen import network
 from models.transformer import Transformer
 from policies.roofline.timing import step_time
 from policies.speculation.graph_plan import GraphShape

@@ -4,8 +4,9 @@ worth at a given acceptance."""
 import numpy as np
 import torch
 
-from benchmarks.gpu_parts.session import Session, network, part
+from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Stepper
+from benchmarks.tools.qwen import network
 from models import ops
 from models.transformer import Transformer
 from policies.roofline.kernels import draft_kernels, sampling

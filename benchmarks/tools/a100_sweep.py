@@ -15,22 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from benchmarks.tools.qwen import network, qwen
 from policies.roofline.devices import DEVICES
 from policies.roofline.kernels import Kernel, Walk, step_kernels
-from policies.roofline.network import Network
 from policies.roofline.timing import SWEEP, Rates, time_of
 
 FIXTURE = Path(__file__).parents[1] / "data/a100_sweep_qwen2.5_7b.csv"
-QWEN_7B = Network(
-    vocab_size=152_064,
-    hidden_size=3584,
-    intermediate_size=18_944,
-    num_layers=28,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    qkv_bias=True,
-)
+QWEN_7B = network(qwen("7b"))
 CACHE_BYTES_S = 4.2e12  # keys and values of requests that share them, fitted with the rest
 _SHARED_FROM, _SHARED_CONTEXT, _TILE_ROWS = {True: 8, False: 32}, 512, 64  # requests (verifying, decoding), tokens
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
-from benchmarks.gpu_parts.session import BLOCK_TOKENS, network
+from benchmarks.gpu_parts.session import BLOCK_TOKENS
 from benchmarks.tools.op_trace import OpTrace, TracedOp, tensor_bytes
+from benchmarks.tools.qwen import network
 from drafter.protocol import Replay
 from models.config import ModelConfig
 from models.ops.triton.operators import LAUNCHES

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu_parts.session import QWEN, network
 from benchmarks.harness import RESULTS, load
-from benchmarks.predicted_steps import GRID, VERIFYING, model_config, step_row, sweep_errors
+from benchmarks.predicted_steps import GRID, VERIFYING, step_row, sweep_errors
 from benchmarks.tools.engine_trace import kernels_before, traced_step
+from benchmarks.tools.qwen import QWEN, network, qwen
 from policies.roofline.devices import DEVICES
 from policies.roofline.kernels import launches, step_kernels
 
@@ -22,7 +22,7 @@ PRODUCTS = ("qkv", "o", "gate_up", "down")
 @pytest.mark.parametrize(("batch", "rows", "context"), [(1, 1, 1024), (32, 1, 8192), (8, 9, 2048), (1, 512, 512)])
 def test_the_list_of_kernels_is_what_the_engine_launches(size: str, batch: int, rows: int, context: int) -> None:
     """The engine's own step on meta tensors: every kernel, its launches, and bytes and flops within one percent."""
-    config = model_config(size)
+    config = qwen(size)
     traced, listed = traced_step(config, batch, rows, context), step_kernels(network(config), batch, rows, context)
     found = Counter(NAMES.get(kernel.name, kernel.name) for kernel in traced)
     assert found == Counter("product" if kernel.name in PRODUCTS else kernel.name for kernel in listed)
@@ -61,7 +61,7 @@ def test_before_is_the_trace_of_what_there_was() -> None:
 @pytest.mark.parametrize("size", QWEN)
 def test_attention_is_split_where_the_kernel_splits_it(size: str) -> None:
     """One launch or two, over batches, rows and contexts: as the kernel's own plan."""
-    config = replace(model_config(size), num_layers=1)
+    config = replace(qwen(size), num_layers=1)
     for batch, rows, context in itertools.product((1, 32, 66, 132), (1, 5, 17), (200, 2048, 32_768)):
         traced, listed = traced_step(config, batch, rows, context), step_kernels(network(config), batch, rows, context)
         assert launches(traced) == launches(listed), (batch, rows, context)

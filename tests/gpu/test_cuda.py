@@ -225,13 +225,10 @@ def test_a_cache_that_moved_is_captured_again_when_it_wakes(tmp_path: Path) -> N
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_name() == "pretended", reason="no real memory")
 def test_graphs_of_one_pool_take_less_memory(tmp_path: Path) -> None:
     """The bucketed plan against a graph with a pool and outputs of its own for each strategy and batch size."""
-    from benchmarks.graph_pool import SHAPES, memory, random_model
-    from models.config import ModelConfig
+    from benchmarks.graph_pool import memory, random_model
+    from benchmarks.tools.qwen import qwen
 
-    sizes = SHAPES["0.5b"] | {"num_layers": 2}
-    model = random_model(
-        ModelConfig(family="qwen2", max_position_embeddings=1024, qkv_bias=True, **sizes), DEVICE, torch.bfloat16
-    )
+    model = random_model(qwen("0.5b", max_position_embeddings=1024, num_layers=2), DEVICE, torch.bfloat16)
     found = {row["plan"]: row["bytes"] for row in memory(model, 256)}
     assert 0 < found["bucketed"] < found["naive"] / 4
     assert found["naive"] <= found["naive, own pools"]

@@ -1,0 +1,39 @@
+"""Qwen2.5's shapes by size: what is predicted, compiled and measured without a checkpoint."""
+
+from typing import Any
+
+from models.config import ModelConfig
+from policies.roofline.network import Network
+
+# Fields of ModelConfig.
+QWEN: dict[str, dict[str, Any]] = {
+    "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_layers": 24, "num_heads": 14}
+    | {"num_kv_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
+    "1.5b": {"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_layers": 28, "num_heads": 12}
+    | {"num_kv_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
+    "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
+    | {"num_kv_heads": 4, "head_dim": 128},
+}
+
+
+def qwen(size: str, **changed: Any) -> ModelConfig:
+    """The model of that size. `changed`: fields that are to be others."""
+    fields: dict[str, Any] = {"family": "qwen2", "max_position_embeddings": 32_768, "qkv_bias": True}
+    return ModelConfig(**fields | QWEN[size] | changed)
+
+
+def network(config: ModelConfig, item_bytes: int = 2) -> Network:
+    """A model as the predictor takes it."""
+    return Network(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        tied=config.tie_word_embeddings,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        item_bytes=item_bytes,
+    )
