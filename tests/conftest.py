@@ -12,11 +12,17 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a FutureWarning about it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from pathlib import Path
+
+# Triton reads it when it is imported, by us or by any part of torch. tests/ops/triton interprets the kernels where
+# there is no GPU.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

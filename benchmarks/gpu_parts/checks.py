@@ -1,4 +1,4 @@
-"""Everything that is marked gpu in tests/gpu and tests/ops: CUDA against the CPU, kernels against their oracles.
+"""tests/gpu file by file, the kernels first: each against its oracle, then engine, drafter, learner against the CPU.
 
 Not our pytest configuration, which names plugins that such a machine need not have; and no plugin that is installed
 there and knows nothing of us. A rehearsal only collects: `make test-gpu-pretended` runs them without a GPU.
@@ -21,25 +21,27 @@ def run(session: Session) -> None:
     ini.write_text("[pytest]\nmarkers =\n  gpu: needs a CUDA device\n", encoding="utf-8")
     options = ["-q", "-rs", "-c", str(ini), "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-m", "gpu"]
     options += ["-p", "benchmarks.gpu_parts.bare"]
-    for folder in _folders():
-        log = session.out.parent / f"checks_{folder.name}.log"
+    for file in _files():
+        log = session.out.parent / f"checks_{file.stem}.log"
         words = [
             sys.executable,
             "-m",
             "pytest",
             *options,
             *(["--collect-only"] if session.rehearse else []),
-            str(folder),
+            str(file),
         ]
         done = attempt(words, log, max(5.0, session.left_s))
         counts = {kind: int(count) for count, kind in _COUNTS.findall(done.tail)}
-        session.row(folder=folder.name, exit_code=done.code, seconds=done.seconds, log=log.name, **counts)
+        session.row(file=file.name, exit_code=done.code, seconds=done.seconds, log=log.name, **counts)
         if done.code not in (0, 5):  # 5: nothing there is marked
             print(done.tail, flush=True)
 
 
-def _folders() -> list[Path]:
-    return [ROOT / "tests" / name for name in ("gpu", "ops") if (ROOT / "tests" / name).is_dir()]
+def _files() -> list[Path]:
+    """What depends on the least comes first: a kernel that is wrong explains whatever fails after it."""
+    files = sorted((ROOT / "tests/gpu").glob("test_*.py"))
+    return sorted(files, key=lambda file: file.name != "test_kernels.py")
 
 
 if __name__ == "__main__":

@@ -301,7 +301,7 @@ def test_nothing_is_left_behind(target: Path, tmp_path: Path) -> None:
         command()
     trainer.feed([record(0)])
     trainer.start(TrainSession(2, 2, ("a",), 0))
-    assert ours.num_fds() == before
+    assert ours.num_fds() <= before  # fewer: what earlier tests left was collected meanwhile
     assert not child.is_running()
 
 

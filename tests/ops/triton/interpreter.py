@@ -1,24 +1,23 @@
 """Triton's interpreter, made faithful: kernels run on CPU tensors, operation by operation, in numpy.
 
-Import this before anything imports Triton in the process; the conftest of this folder does. What it mends in
+Import this before anything imports Triton in the process, or have TRITON_INTERPRET=1 from its start. What it mends in
 Triton 3.6: scalars as loop bounds with numpy 2.4, bfloat16 rounding (it truncated) and dot products (it multiplied the
 bits as integers), fused multiply-adds (it rounded twice), and its speed.
 What it cannot show: the order in which a GPU sums.
 """
 
 import os
-import sys
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
-if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
-    raise RuntimeError("Triton was imported too early: import tests.ops.triton.interpreter before it")
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter as triton_interpreter
 
+if type(tl.max).__name__ != "InterpretedFunction":
+    raise RuntimeError("Triton was imported too early, with TRITON_INTERPRET unset: tests/conftest.py sets it first")
 _HANDLE: Any = triton_interpreter.TensorHandle
 _BUILDER: Any = triton_interpreter.InterpreterBuilder
 

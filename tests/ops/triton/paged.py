@@ -1,7 +1,7 @@
 """A paged cache with anything in it that a kernel must not read, for the tests of attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ class Paged:
     mask: Tensor | None
 
     def attend(self, max_query: int | None = None, max_context: int | None = None) -> Tensor:
-        """By the kernels, in the interpreter."""
-        found: Tensor = launch.paged_attention(*self._arguments(max_query, max_context))
+        """By the kernels, which Triton's interpreter runs where there is no device."""
+        kernels = launch if self.q.device.type == "cpu" else operators
+        found: Tensor = kernels.paged_attention(*self._arguments(max_query, max_context))
         return found
 
     def expected(self) -> Tensor:
@@ -39,6 +40,11 @@ class Paged:
         bounds = BLOCK_TOKENS, max_query or most, max_context or longest, self.q.shape[2] ** -0.5
         return self.q, self.keys, self.values, *lengths, *bounds
 
+    def on(self, device: str) -> "Paged":
+        """The same on another device."""
+        tensors = {part.name: getattr(self, part.name) for part in fields(self)}
+        return Paged(**{name: None if tensor is None else tensor.to(device) for name, tensor in tensors.items()})
+
     def alone(self, request: int) -> tuple["Paged", slice]:
         """One request by itself, and where its rows are in the batch."""
         rows = slice(int(self.offsets[request]), int(self.offsets[request + 1]))
@@ -46,7 +52,7 @@ class Paged:
             self,
             q=self.q[rows],
             tables=self.tables[request : request + 1],
-            offsets=torch.tensor([0, rows.stop - rows.start], dtype=torch.int32),
+            offsets=torch.tensor([0, rows.stop - rows.start], dtype=torch.int32, device=self.q.device),
             contexts=self.contexts[request : request + 1],
             mask=None if self.mask is None else self.mask[rows],
         )

@@ -1,0 +1,102 @@
+"""Every operator `paceline::*` on the device against its oracle on the CPU, and what kernels promise bit for bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tests.pretended
+from models.ops.triton import LAUNCHES, draft_operators, operators
+from tests.ops.test_operators import arguments, tensors
+from tests.ops.triton.paged import Paged, paged
+
+DEVICE = "cuda"
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
+# Rows at the end of contexts: decoding beside verification, a prompt chunk, and one of 32k tokens.
+QUERIES, CONTEXTS = (1, 17, 1, 64), (32_768, 300, 1, 2048)
+HEADS = 7, 1, 128
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+real = pytest.mark.skipif(
+    tests.pretended.active(), reason="the pretended device computes oracles: their bits promise nothing"
+)
+
+
+def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    if expected.is_floating_point():
+        torch.testing.assert_close(found.cpu(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    else:
+        assert torch.equal(found.cpu(), expected)
+
+
+def assert_bitwise(found: Tensor, expected: Tensor) -> None:
+    assert torch.equal(found.cpu().view(torch.uint8), expected.cpu().view(torch.uint8))
+
+
+@DTYPES
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_an_operator_is_its_oracle(name: str, dtype: torch.dtype) -> None:
+    """What it returns, and what it writes."""
+    given: tuple[Any, ...] = arguments(dtype)[name]
+    there = [x.to(DEVICE) if isinstance(x, Tensor) else x for x in given]
+    operator = getattr(operators, name, None) or getattr(draft_operators, name)
+    found, expected = tensors(operator(*there)), tensors(operator(*given))
+    written = [(x, y) for x, y in zip(there, given, strict=True) if isinstance(y, Tensor)]
+    for mine, oracles in [*zip(found, expected, strict=True), *written]:
+        assert_near(mine, oracles, dtype)
+
+
+def case(dtype: torch.dtype, tree: int, padding: int = 3) -> Paged:
+    return paged(QUERIES, CONTEXTS, heads=HEADS, tree=tree, padding=padding, dtype=dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("tree", [0, 64, 80])
+def test_attention_is_its_oracle(tree: int, dtype: torch.dtype) -> None:
+    given = case(dtype, tree)
+    found = given.on(DEVICE).attend()
+    assert_near(found, given.expected(), dtype)
+    assert not found[sum(QUERIES) :].any()
+
+
+@real
+@DTYPES
+@pytest.mark.parametrize("tree", [0, 64])
+def test_a_rows_attention_is_bitwise_its_own(tree: int, dtype: torch.dtype) -> None:
+    """Alone, in the batch, and under larger bounds."""
+    batch = case(dtype, tree).on(DEVICE)
+    found = batch.attend()
+    assert_bitwise(batch.attend(512, 65_536), found)
+    for request in range(len(QUERIES)):
+        alone, rows = batch.alone(request)
+        assert_bitwise(alone.attend(), found[rows])
+
+
+@DTYPES
+def test_draws_from_qwens_vocabulary_are_the_oracles(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = 9
+    logits = (torch.randn(rows, 151_936, generator=generator) * 3).to(dtype)
+    temperature = torch.where(torch.arange(rows) % 4 == 0, 0.0, 0.9)
+    top_k = torch.where(torch.arange(rows) % 2 == 0, 50, 0)
+    keys, positions = torch.randint(2**62, (rows,), generator=generator), torch.arange(rows)
+    least = operators.cutoff(logits, temperature, top_k, torch.full((rows,), 0.9))
+    there = [x.to(DEVICE) for x in (logits, temperature, top_k, torch.full((rows,), 0.9))]
+    torch.testing.assert_close(operators.cutoff(*there).cpu(), least, atol=1e-4, rtol=1e-4)
+    given = logits, least, temperature, keys, positions
+    found, expected = operators.sample(*(x.to(DEVICE) for x in given)), operators.sample(*given)
+    assert torch.equal(found[0].cpu(), expected[0])
+    for mine, oracles in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(mine.cpu(), oracles, atol=1e-4, rtol=1e-4)
+
+
+@real
+@DTYPES
+def test_a_row_of_a_fixed_tile_product_is_bitwise_its_own(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 896, generator=generator).to(DEVICE, dtype) for n in (130, 1152))
+    found = operators.linear(x, weight, None, False)
+    for rows in (1, 17, 64):
+        assert_bitwise(operators.linear(x[:rows], weight, None, False), found[:rows])
+    assert_bitwise(operators.linear(x[100:], weight, None, False), found[100:])
