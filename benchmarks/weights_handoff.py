@@ -6,10 +6,10 @@ checked and loaded in the other. `old` is what it did before: CRC-32 on both sid
 once, pageable copies. A broadcast needs two GPUs, or a CPU.
 
     python -m benchmarks.weights_handoff --mib 1024 --rounds 3
+
+Owns `results/weights_handoff.json`.
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import time
@@ -19,7 +19,8 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from actors.handoff.receive import Receiver
 from actors.handoff.send import Layout, Sender
 from actors.handoff.types import Offer, Terms, Way
 from actors.processes.link import share_bytes, shared_bytes
+from benchmarks.harness import RESULTS, command, write
 from models.device import choose_device
 from models.manifest import WeightsManifest, lay_out
 from models.pieces import Scatter, from_host
@@ -38,29 +40,36 @@ LIMIT_S = 300.0
 MATRIX_MIB = 32  # in bfloat16
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=512, help="of weights, in bfloat16")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--out", type=Path, help="a JSON file")
-    options = parser.parse_args()
-    device = torch.device(choose_device(options.device, "--device"))
-    seconds = measure(device, options.mib, options.rounds)
-    size = max(1, options.mib // MATRIX_MIB) * MATRIX_MIB * 2**20
-    rows = {
-        way: {"s": round(s, 4), "GB/s": round(size / s / 1e9, 2), "times old": round(seconds["old"] / s, 2)}
-        for way, s in seconds.items()
-    }
-    for way, row in rows.items():
-        print(f"{way:10} {row['s']:8.3f} s {row['GB/s']:7.2f} GB/s  {row['times old']:6.2f} x old")
-    if options.out is not None:
-        options.out.write_text(json.dumps({"device": str(device), "bytes": size, "ways": rows}, indent=1) + "\n")
+def main(
+    mib: Annotated[int, "of weights, in bfloat16"] = 512,
+    rounds: Annotated[int, "warm ones, after a cold one, which starts groups and maps memory"] = 5,
+    device: Annotated[str, "where both ends' tensors are", ("auto", "cpu", "cuda")] = "auto",
+    out: Path = RESULTS / "weights_handoff.json",
+) -> None:
+    place = torch.device(choose_device(device, "--device"))
+    seconds = measure(place, mib, rounds)
+    size_bytes = max(1, mib // MATRIX_MIB) * MATRIX_MIB * 2**20
+    warm = {way: median(values[1:]) for way, values in seconds.items()}
+    rows = [
+        {
+            "way": way,
+            "cold_s": round(values[0], 4),
+            "warm_s": round(warm[way], 4),
+            "warm_gb_s": round(size_bytes / warm[way] / 1e9, 2),
+            "times_old": round(warm["old"] / warm[way], 2),
+            "times_old_cold": round(seconds["old"][0] / values[0], 2),
+        }
+        for way, values in seconds.items()
+    ]
+    for row in rows:
+        print(*(f"{name} {value}" for name, value in row.items()), sep="  ")
+    settings = {"bytes": size_bytes, "rounds": rounds, "seed": 0}
+    write(out, "how soon does an engine have new weights, by way?", {"rows": rows}, settings=settings)
 
 
-def measure(device: torch.device, mib: int, rounds: int) -> dict[str, float]:
-    """Seconds of the best of so many rounds, by way, from the learner's float32 tensors to the engine's bfloat16 ones.
-    Raises AssertionError if two ways loaded different weights."""
+def measure(device: torch.device, mib: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a cold round and `rounds` warm ones in turn, by way, from the learner's float32 tensors to the
+    engine's bfloat16 ones. Raises AssertionError if two ways loaded different weights."""
     tensors = learners(mib, device)
     layout = lay_out((name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items())
     context = multiprocessing.get_context("spawn")
@@ -90,7 +99,7 @@ def measure(device: torch.device, mib: int, rounds: int) -> dict[str, float]:
     finally:
         child.kill()
         child.join()
-    return {way: min(values[1:]) for way, values in seconds.items()}  # the first round starts groups and maps memory
+    return seconds
 
 
 def learners(mib: int, device: torch.device) -> dict[str, Tensor]:
@@ -197,4 +206,4 @@ def _answer(pipe: Connection) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)
