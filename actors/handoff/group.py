@@ -3,8 +3,6 @@ and that a group with a lost member is left and not waited for."""
 
 import threading
 import time
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,8 +12,8 @@ from torch import Tensor
 from actors.handoff.board import Excuse
 from actors.handoff.types import HandOffError
 from models.nccl import abort_group, nccl_group
+from models.process_groups import finished, gloo_group
 
-_SLICE_S = 0.05
 _KEPT_S = 60.0  # a group that was left is not destroyed before: its end would wait for its collective
 
 
@@ -71,7 +69,7 @@ class BroadcastGroup:
         work, end_s = self._work, time.monotonic() + limit_s
         reason: str | None = None
         try:
-            while work is not None and reason is None and not _finished(work, self._device):
+            while work is not None and reason is None and not finished(work, on_devices=self._device.type == "cuda"):
                 reason = excuse()
                 if reason is None and time.monotonic() > end_s:
                     reason = f"a member of the broadcast is late by {limit_s:g} s"
@@ -94,25 +92,7 @@ class BroadcastGroup:
         self._work = None
 
 
-def _finished(work: Any, device: torch.device) -> bool:
-    """Wait, but only for a moment. Raises RuntimeError if it has failed."""
-    if device.type == "cuda":
-        if not work.is_completed():
-            time.sleep(0.0005)
-            return False
-    else:
-        with suppress(RuntimeError):  # Not yet; or it failed, which is asked below.
-            work.wait(timedelta(seconds=_SLICE_S))
-        if not work.is_completed():
-            return False
-    work.wait()
-    return True
-
-
 def _process_group(store: Any, rank: int, size: int, *, host: str, device: torch.device, limit_s: float) -> Any:
     if device.type == "cuda":
         return nccl_group(store, rank, size, device, limit_s)
-    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    gloo._timeout = timedelta(seconds=limit_s)
-    return dist.ProcessGroupGloo(store, rank, size, gloo)
+    return gloo_group(store, rank, size, host, limit_s)

@@ -9,9 +9,6 @@ second for, ten times as long as the micro-step; NVLink takes 5 ms, PCIe 80 ms.
 """
 
 import logging
-import time
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,10 +16,10 @@ import torch.distributed as dist
 
 from actors.spot.types import TrainSession
 from models.nccl import abort_group, has_nccl, nccl_group
+from models.process_groups import gloo_group
 from policies.drafter.options import Collectives
 
 _LOG = logging.getLogger(__name__)
-_SLICE_S = 0.05
 _READ_S = 1.0  # for others to read the last of a collective
 _ATTEMPTS = 2  # to connect NCCL, one after the other: a member may be lost meanwhile, but hardly twice
 
@@ -60,7 +57,7 @@ class Transport:
 
 
 class Group:
-    """Members that are connected. Works are polled with `finished`."""
+    """Members that are connected. Works are polled with `models.process_groups.finished`."""
 
     def __init__(self, hosts: Any, devices: Any, device: torch.device) -> None:
         """`hosts`: gloo. `devices`: NCCL between devices like `device`, else None."""
@@ -77,10 +74,7 @@ class Group:
 def connect(store: Any, session: TrainSession, transport: Transport, host: str, timeout_s: float) -> Group:
     """The group of an epoch, which all its members make now; blocks, for a thread. Raises RuntimeError."""
     rank, size = session.rank, len(session.members)
-    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    gloo._timeout = timedelta(seconds=timeout_s)
-    hosts: Any = dist.ProcessGroupGloo(store, rank, size, gloo)
+    hosts = gloo_group(store, rank, size, host, timeout_s)
     if not transport.apart:
         return Group(hosts, None, transport.device)
     everyone = torch.tensor([float(transport.nccl)])
@@ -92,19 +86,3 @@ def connect(store: Any, session: TrainSession, transport: Transport, host: str, 
     devices = nccl_group(prefix, rank, size, transport.device, timeout_s)
     transport.connected()
     return Group(hosts, devices, transport.device)
-
-
-def finished(work: Any, *, on_devices: bool) -> bool:
-    """Wait for a collective, but only for a moment. Raises RuntimeError if it has failed."""
-    if on_devices:
-        if not work.is_completed():  # also once it has failed
-            time.sleep(0.001)
-            return False
-        work.wait(timedelta(seconds=_SLICE_S))  # with a timeout NCCL raises what went wrong, without it does not
-        return True
-    with suppress(RuntimeError):  # Not yet; or it failed, which is asked below.
-        work.wait(timedelta(seconds=_SLICE_S))
-    if not work.is_completed():
-        return False
-    work.wait()
-    return True

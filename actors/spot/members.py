@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.spot.groups import Group, Transport, finished
+from actors.spot.groups import Group, Transport
 from actors.spot.rendezvous import LIMIT_S, Rendezvous, open_store
 from actors.spot.types import TrainSession
+from models.process_groups import finished
 
 ALONE_S = 1.0
 _PATIENCE_S = 0.5  # for others, once this member is wanted elsewhere
