@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.manifest import aligned
+
 Array = NDArray[Any]
-_ALIGNMENT_BYTES = 64  # every dtype's views are aligned, and so are vector loads from them
 
 
 def upload(arrays: Mapping[str, Array | Sequence[Array]], device: torch.device | str) -> dict[str, Tensor]:
@@ -28,7 +29,7 @@ def upload(arrays: Mapping[str, Array | Sequence[Array]], device: torch.device |
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in joined.items()}
     parts = {name: [given] if isinstance(given, np.ndarray) else list(given) for name, given in arrays.items()}
     sizes = {name: sum(array.nbytes for array in of) for name, of in parts.items()}
-    room = sum(-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes.values())
+    room = sum(map(aligned, sizes.values()))  # so every dtype's views are aligned
     host = torch.empty(room, dtype=torch.uint8, pin_memory=device.type == "cuda")
     memory = host.numpy()
     starts, at = dict[str, int](), 0
@@ -37,7 +38,7 @@ def upload(arrays: Mapping[str, Array | Sequence[Array]], device: torch.device |
         for array in of:
             memory[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             at += array.nbytes
-        at = -(-at // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        at = aligned(at)
     there = host.to(device, non_blocking=True)
     return {
         name: there[starts[name] : starts[name] + sizes[name]]

@@ -50,7 +50,9 @@ def load_weights(directory: Path) -> list[Weights]:
         except (OSError, ValueError, TypeError, KeyError):
             continue
         found_sum = checksum(payload)
-        if manifest.checksum == zlib.crc32(payload.data):  # of a run that an earlier version began
+        if manifest.checksum != found_sum and manifest.checksum == zlib.crc32(
+            payload.data
+        ):  # of a run that an earlier version began
             manifest = replace(manifest, checksum=found_sum)
         if found_sum == manifest.checksum:
             found.append(Weights(manifest, ray.put(payload)))

@@ -4,7 +4,6 @@ roll-back and a restart. The actors are Ray's in the last test only; elsewhere t
 
 import contextlib
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +23,6 @@ from launch.config.tree import Config
 from launch.dispatch import NoWorkersError, Weights
 from launch.drafter.actors import DrafterActors
 from launch.drafter.training import DrafterTraining, Moment, drafter_training
-from launch.drafter.weights import load_weights
 from launch.observe import Observer, Span
 from launch.observe.journal import read
 from launch.run.rl_step import spare_time
@@ -499,20 +497,3 @@ def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
     off = settings.model_copy(update={"drafter": settings.drafter.model_copy(update={"train": False})})
     with Observer(run_dir, off) as observer, drafter_training(off, observer, run_dir, model) as training:
         assert training is None
-
-
-def test_weights_in_a_checkpoint_of_an_earlier_version_are_taken_and_damaged_ones_are_not(
-    make: Make, driver: Driver, tmp_path: Path
-) -> None:
-    """That version's checksum was a CRC-32."""
-    training, engines = make(), Dispatcher()
-    training.published("rollout-0", ready(20))
-    training.hand_out(engines, 1)
-    training.save(tmp_path)
-    (facts,) = tmp_path.glob("*.json")
-    payload = np.load(facts.with_suffix(".npy"))
-    for damage, count in ((0, 1), (1, 0)):
-        said = json.loads(facts.read_text()) | {"checksum": zlib.crc32(payload.data) ^ damage}
-        facts.write_text(json.dumps(said))
-        loaded = load_weights(tmp_path)
-        assert [weights.manifest.checksum for weights in loaded] == [checksum(payload)] * count

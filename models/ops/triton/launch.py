@@ -62,7 +62,7 @@ class Launch:
         )
 
 
-def _power_of_2(n: int) -> int:
+def power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -74,7 +74,7 @@ def plan_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, normed: Tensor, total: Tensor | None
 ) -> list[Launch]:
     size = weight.shape[0]
-    width = _power_of_2(size)
+    width = power_of_2(size)
     second, summed = (x, normed) if residual is None or total is None else (residual, total)
     return [
         Launch(
@@ -116,7 +116,7 @@ def plan_rope_write(
     rows, query_heads, head_dim = q.shape
     kv_heads = k_cache.shape[1]
     norm = q_norm is not None and k_norm is not None
-    width = _power_of_2(head_dim // 2)
+    width = power_of_2(head_dim // 2)
     heads = 8
     return [
         Launch(
@@ -169,7 +169,7 @@ def rope_write(
 
 def plan_swiglu(gate_up: Tensor, out: Tensor) -> list[Launch]:
     rows, size = out.shape
-    block = min(_power_of_2(size), 1024)
+    block = min(power_of_2(size), 1024)
     return [
         Launch(
             kernel=tokenwise.swiglu,
@@ -237,12 +237,12 @@ def plan_paged_attention(
     requests, kv_heads = context_lens.shape[0], k_cache.shape[1]
     groups = query_heads // kv_heads
     half = q.dtype is torch.bfloat16
-    tile = max(32 if half else 16, _power_of_2(groups))
+    tile = max(32 if half else 16, power_of_2(groups))
     tile_rows = tile // groups
     one_tile = int(max_query <= tile_rows)
     tiles = requests if one_tile else _ceil(rows, tile_rows) + requests
     padding_tiles = _ceil(rows, tile_rows) if one_tile else 0
-    width = max(_power_of_2(head_dim), 16)
+    width = max(power_of_2(head_dim), 16)
     splits = max(_ceil(max_context, SPLIT_TOKENS), 1)
     whole = splits == 1 or tiles * kv_heads >= _MANY_PROGRAMS or splits * rows * query_heads * width * 4 > _SPLIT_BYTES
     # Bounds are far above most contexts, and programs that find nothing to do cost too: so they are few, and go on.
@@ -357,7 +357,7 @@ def plan_sample(
             kernel=sampling.sample_rows,
             grid=(rows,),
             arguments=(logits, temperature, scores, tokens, *drawn),
-            constants={"STRIDE": logits.stride(0), "CHUNKS": chunks, "WIDTH": _power_of_2(chunks)},
+            constants={"STRIDE": logits.stride(0), "CHUNKS": chunks, "WIDTH": power_of_2(chunks)},
             warps=1,
         ),
     ]
@@ -391,7 +391,7 @@ def plan_sample_topk(
     masses = logits.new_empty((2, rows, chunks), dtype=torch.float32)
     values = logits.new_empty((rows, chunks, k), dtype=torch.float32)
     tokens = logits.new_empty((rows, chunks, k), dtype=torch.int32)
-    candidates = _power_of_2(chunks * k)
+    candidates = power_of_2(chunks * k)
     return [
         Launch(
             kernel=sampling.topk_chunks,
@@ -404,7 +404,7 @@ def plan_sample_topk(
             kernel=sampling.topk_rows,
             grid=(rows,),
             arguments=(masses, values, tokens, *drawn, scale),
-            constants={"CHUNKS": chunks, "WIDTH": _power_of_2(chunks), "K": k, "CANDIDATES": candidates},
+            constants={"CHUNKS": chunks, "WIDTH": power_of_2(chunks), "K": k, "CANDIDATES": candidates},
             warps=min(max(candidates // 128, 1), 8),
         ),
     ]
@@ -429,7 +429,7 @@ def sample_topk(
 
 def plan_cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, least: Tensor) -> list[Launch]:
     rows, vocab = logits.shape
-    block = min(_power_of_2(vocab), 8192)
+    block = min(power_of_2(vocab), 8192)
     return [
         Launch(
             kernel=sampling.cutoff,

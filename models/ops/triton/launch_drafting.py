@@ -8,7 +8,7 @@ from torch import Tensor
 from models.ops.drafting import Fed
 from models.ops.triton import drafting
 from models.ops.triton.draft_operators import empty_fed
-from models.ops.triton.launch import Launch
+from models.ops.triton.launch import Launch, power_of_2
 
 _NODES = 128  # that a program of `tree_best` ranks
 
@@ -24,7 +24,7 @@ def plan_draft_inputs(
 ) -> Launch:
     rows, size = features.shape
     norm = token_norm is not None and feature_norm is not None
-    width = _power_of_2(size)
+    width = power_of_2(size)
     return Launch(
         kernel=drafting.draft_inputs,
         grid=(rows, 2),
@@ -70,7 +70,7 @@ def plan_tree_feed(
 ) -> Launch:
     tokens, hidden, mask = before
     (requests, fed), size = tokens.shape, outputs.shape[2]
-    candidates, width = drawn.numel() // requests, _power_of_2(size)
+    candidates, width = drawn.numel() // requests, power_of_2(size)
     return Launch(
         kernel=drafting.tree_feed,
         grid=(requests, fed + k),
@@ -91,10 +91,10 @@ def plan_tree_feed(
             "FIRST": first,
             "NODES": nodes[0].shape[1],
             "C": candidates,
-            "CANDIDATES": _power_of_2(candidates),
+            "CANDIDATES": power_of_2(candidates),
             "K": k,
             "FED": fed,
-            "ROWS": _power_of_2(fed + k),
+            "ROWS": power_of_2(fed + k),
             "SIZE": size,
             "WIDTH": width,
             "ROOT": newest is None,
@@ -183,10 +183,6 @@ def tree_best(
 ) -> None:
     nodes = node_tokens, node_parents, node_scores
     plan_tree_best(drawn, logprobs, newest, paths, first, nodes, (tokens, parents, scores)).run()
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _warps(width: int) -> int:
