@@ -1,17 +1,78 @@
-"""Weights in eight bits: the arithmetic, and which tensors of a checkpoint it is for. Owns no file and no network.
+"""Weights in few bits: rounding to the nearest, and back. Owns the arithmetic and the names of tensors; no file, no
+network, no products (`models.ops.low_bit`).
 
-The format is W8A8 int8 as `compressed-tensors` names it, which vLLM computes on CPUs and GPUs: weights symmetric with
-one scale per output row, made here; activations symmetric with one scale per token, made while computing.
+W8A8 is the format that `compressed-tensors` calls int-quantized, which vLLM computes on CPUs and GPUs: symmetric, one
+scale per output row. Grouped formats are asymmetric: weight = scale * (value - zero), with 0 among what they can say.
+Everything is float32, one operation after the other, so that learner and engine, CPU and GPU round alike.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from models.formats import FORMATS, LowBitFormat
+
 LEVELS = 127  # -127 .. 127: symmetric, so that no zero point is needed and -w rounds to -q
+FP8_LARGEST = 448.0  # of float8_e4m3fn
 SCALE_SUFFIX = "_scale"  # of the tensor that holds a quantised tensor's scales: NAME.weight, NAME.weight_scale
+ZERO_SUFFIX = "_zero"
 KEPT = ("embed_tokens.weight", "lm_head.weight")  # matrices that stay as they are: names that end so
+
+
+@dataclass(frozen=True, slots=True)
+class LowBitWeight:
+    """A weight [N, K] in `format`; G scales a row."""
+
+    format: LowBitFormat
+    values: Tensor  # `format.stored`: [N, K], or uint8 [N, K / 2], the even input in the low half of a byte
+    scales: Tensor  # float32 [N, G]
+    zeros: Tensor | None = None  # uint8 [N, G], where the format is asymmetric
+
+    @property
+    def outputs(self) -> int:
+        """N"""
+        return self.values.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """K"""
+        return self.values.shape[1] * (1 if self.format.bits == 8 else 2)
+
+
+def quantise(weight: Tensor, form: LowBitFormat) -> LowBitWeight:
+    """float [N, K] -> the nearest weight in `form`. A row or group of zeros has scale 1. Raises ValueError where groups
+    do not divide K."""
+    groups = form.groups(weight.shape[1])
+    exact = weight.detach().float()
+    if form.stored == "float8_e4m3fn":
+        scales = _positive(exact.abs().amax(1, keepdim=True) / FP8_LARGEST)
+        return LowBitWeight(form, (exact / scales).to(torch.float8_e4m3fn), scales)
+    if form.group is None:
+        return LowBitWeight(form, *quantise_rows(exact))
+    exact = exact.reshape(len(exact), groups, form.group)
+    most = 2**form.bits - 1
+    low, high = exact.amin(2, keepdim=True).clamp(max=0), exact.amax(2, keepdim=True).clamp(min=0)
+    scales = _positive((high - low) / most)
+    zeros = (-low / scales).round().clamp(0, most)
+    values = ((exact / scales).round() + zeros).clamp(0, most).to(torch.uint8).flatten(1)
+    return LowBitWeight(form, values[:, 0::2] | values[:, 1::2] << 4, scales[..., 0], zeros[..., 0].to(torch.uint8))
+
+
+def dequantise(weight: LowBitWeight) -> Tensor:
+    """float32 [N, K]"""
+    if weight.zeros is None:
+        return weight.values.float() * weight.scales
+    levels = levels_of(weight).float().view(*weight.scales.shape, -1)
+    return ((levels - weight.zeros[..., None].float()) * weight.scales[..., None]).flatten(1)
+
+
+def levels_of(weight: LowBitWeight) -> Tensor:
+    """The stored integers one by one, [N, K]: int8, or uint8 before the zero points."""
+    if weight.format.bits == 8:
+        return weight.values
+    return torch.stack((weight.values & 15, weight.values >> 4), dim=-1).flatten(1)
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,22 +81,33 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = max|row| / 127, value = round(weight / scale), halves to even, in float32. A row of zeros has scale 1.
     """
     exact = weight.float()
-    scales = exact.abs().amax(1, keepdim=True) / LEVELS
-    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    scales = _positive(exact.abs().amax(1, keepdim=True) / LEVELS)
     return (exact / scales).round().clamp(-LEVELS, LEVELS).to(torch.int8), scales
 
 
-def dequantise_rows(values: Tensor, scales: Tensor) -> Tensor:
-    """int8 [N, K] and float32 [N, 1] -> float32 [N, K]."""
-    return values.float() * scales
+def named_parts(name: str, weight: LowBitWeight) -> Iterator[tuple[str, Tensor]]:
+    """A weight as it travels and is stored: its tensors under the name of the exact one and its suffixes."""
+    yield name, weight.values
+    yield name + SCALE_SUFFIX, weight.scales
+    if weight.zeros is not None:
+        yield name + ZERO_SUFFIX, weight.zeros
 
 
-def quantised(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """A checkpoint's tensors with every matrix of its layers quantised, each followed by its scales."""
+def is_quantised(name: str, dimensions: int) -> bool:
+    """Whether a low-bit model holds this tensor of a checkpoint in few bits: the matrices of its layers."""
+    return dimensions == 2 and name.endswith(".weight") and not name.endswith(KEPT)
+
+
+def quantised(
+    named: Iterable[tuple[str, Tensor]], form: LowBitFormat = FORMATS["w8a8"]
+) -> Iterator[tuple[str, Tensor]]:
+    """A checkpoint's tensors with every matrix of its layers quantised, each followed by its scales and zero points."""
     for name, tensor in named:
-        if tensor.dim() == 2 and name.endswith(".weight") and not name.endswith(KEPT):
-            values, scales = quantise_rows(tensor)
-            yield name, values
-            yield name + SCALE_SUFFIX, scales
+        if is_quantised(name, tensor.dim()):
+            yield from named_parts(name, quantise(tensor, form))
         else:
             yield name, tensor
+
+
+def _positive(scales: Tensor) -> Tensor:
+    return torch.where(scales > 0, scales, torch.ones_like(scales))

@@ -2,7 +2,8 @@
 
 import torch
 
-from models.low_bit import dequantise_rows, quantise_rows, quantised
+from models.formats import FORMATS
+from models.low_bit import dequantise, quantise, quantise_rows, quantised
 
 
 def test_each_weight_is_the_nearest_multiple_of_its_rows_scale() -> None:
@@ -11,13 +12,13 @@ def test_each_weight_is_the_nearest_multiple_of_its_rows_scale() -> None:
     assert (values.dtype, values.shape, scales.dtype, scales.shape) == (torch.int8, (7, 33), torch.float32, (7, 1))
     torch.testing.assert_close(scales[:, 0], weight.abs().amax(1) / 127)
     assert (values.abs().amax(1) == 127).all()
-    assert ((dequantise_rows(values, scales) - weight).abs() <= scales * 0.50001).all()
+    assert ((dequantise(quantise(weight, FORMATS["w8a8"])) - weight).abs() <= scales * 0.50001).all()
 
 
 def test_a_row_of_zeros_stays_zero() -> None:
-    values, scales = quantise_rows(torch.zeros(2, 5))
-    assert not dequantise_rows(values, scales).any()
-    assert scales.isfinite().all()
+    zeros = quantise(torch.zeros(2, 5), FORMATS["w8a8"])
+    assert not dequantise(zeros).any()
+    assert zeros.scales.isfinite().all()
 
 
 def test_bfloat16_weights_are_quantised_in_float32() -> None:

@@ -1,0 +1,55 @@
+"""The low-bit formats of weights and activations: names, bits, groups, and which device computes with them.
+
+Owns the one table that configuration, engine, learner and export read. No torch, no arithmetic (`models.low_bit`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Quantization = Literal["none", "w8a8", "w4a8", "w3a8", "w2a8", "w4a16", "fp8"]
+DEEPEST = 131_072  # inputs whose products of eight bits an int32 sum always holds: 127 * 127 * DEEPEST < 2^31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowBitFormat:
+    """How a weight [N, K] of a projection is stored, and what it is multiplied with.
+
+    Values are dense: one byte each, or two to a byte (bits below 8, the even input in the low half; three and two bits
+    have fewer levels in the same room). Scales are float32, zero points uint8, one of each per output and group.
+    """
+
+    name: Quantization
+    bits: int
+    group: int | None  # inputs that share a scale; None: all of a row
+    activations: Literal["int8", "float8_e4m3fn", "none"]  # per token, symmetric; none: as they are
+    stored: Literal["int8", "uint8", "float8_e4m3fn"]  # a key of models.manifest.ITEM_BYTES
+    devices: tuple[str, ...]
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether there are zero points."""
+        return self.group is not None
+
+    def groups(self, depth: int) -> int:
+        """Scales of one output. Raises ValueError where groups do not divide the inputs."""
+        if self.group is None:
+            return 1
+        if depth % self.group:
+            raise ValueError(f"{self.name} has groups of {self.group} inputs, which do not divide {depth}")
+        return depth // self.group
+
+
+FORMATS: Mapping[str, LowBitFormat] = {
+    form.name: form
+    for form in (
+        LowBitFormat(name="w8a8", bits=8, group=None, activations="int8", stored="int8", devices=("cpu", "cuda")),
+        LowBitFormat(name="w4a8", bits=4, group=128, activations="int8", stored="uint8", devices=("cpu",)),
+        LowBitFormat(name="w3a8", bits=3, group=128, activations="int8", stored="uint8", devices=("cpu",)),
+        LowBitFormat(name="w2a8", bits=2, group=128, activations="int8", stored="uint8", devices=("cpu",)),
+        LowBitFormat(name="w4a16", bits=4, group=128, activations="none", stored="uint8", devices=("cuda",)),
+        LowBitFormat(
+            name="fp8", bits=8, group=None, activations="float8_e4m3fn", stored="float8_e4m3fn", devices=("cuda",)
+        ),
+    )
+}
