@@ -1,11 +1,26 @@
 // Which of the compiled variants this process runs, chosen once: every kernel of a process, and every process on a
-// machine, uses the same one, so that results are comparable bitwise. They may differ between kinds of CPU.
+// machine, uses the same ones, so that results are comparable bitwise. They may differ between kinds of CPU.
+//
+// The environment variable PACELINE_CPU=avx2|avx512|amx is an upper limit: for tests, and for bitwise agreement with
+// machines that have less.
 #pragma once
 
 namespace paceline {
 
-// AVX-512 with its bfloat16 instructions (AMD Zen 4, Intel Cooper Lake and Sapphire Rapids, and later). The environment
-// variable PACELINE_CPU=avx2 turns it off: for tests, and for bitwise agreement with machines that lack it.
-bool has_avx512();
+enum class CpuLevel {
+  kAvx2,
+  kAvx512,  // with its bfloat16 instructions: AMD Zen 4, Intel Cooper Lake and Sapphire Rapids, and later
+  kAmx,     // that, and tiles of bfloat16 and int8: Intel Sapphire Rapids and later, where Linux lends them
+};
+
+// Throws std::invalid_argument where PACELINE_CPU names no level.
+CpuLevel cpu_level();
+const char* name_of(CpuLevel level);
+
+inline bool has_avx512() { return cpu_level() >= CpuLevel::kAvx512; }
+// Dot products of bytes beside AVX-512.
+bool has_vnni();
+// Tile registers hold nothing between two kernels: each configures them, and releases them.
+inline bool has_amx() { return cpu_level() >= CpuLevel::kAmx; }
 
 }  // namespace paceline

@@ -2,6 +2,7 @@
 //
 // Compiled for the plain architecture, so that importing the module and asking cpu_supported() is safe on every CPU.
 #include "binding.h"
+#include "cpu.h"
 #include "kernels.h"
 
 namespace nb = nanobind;
@@ -38,6 +39,8 @@ void bind_suffix(nb::module_& m);
 NB_MODULE(paceline_native, m) {
   m.doc() = "Batch-invariant CPU kernels of Paceline. Call them through models.ops, which checks what they are given.";
   m.def("cpu_supported", &cpu_supported, "Whether this CPU has the instructions that the kernels were built for.");
+  m.def("cpu_level", [] { return paceline::name_of(paceline::cpu_level()); },
+        "The variants in use, avx2, avx512 or amx; PACELINE_CPU limits them. ValueError where it names none.");
   m.def("rms_norm", [](bool half, Address x, Address weight, Address out, int64_t rows, int64_t width, float eps,
                        int threads) {
     by_dtype(half, [&](auto* tag) {

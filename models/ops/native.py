@@ -25,6 +25,7 @@ def _load() -> ModuleType | None:
             stacklevel=2,
         )
         return None
+    paceline_native.cpu_level()  # says here, not in the middle of a step, that PACELINE_CPU names no level
     module: ModuleType = paceline_native
     return module
 

@@ -33,14 +33,14 @@ def compute() -> dict[str, Tensor]:
     return results
 
 
-def _without_avx512(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PACELINE_CPU": "avx2", "OMP_NUM_THREADS": "1"}
+def _limited(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PACELINE_CPU": level, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_variants_differ_by_rounding_only_and_not_at_all_in_float32_products(tmp_path: Path) -> None:
-    result = _without_avx512("-c", PROGRAM, str(tmp_path / "avx2.pt"))
+    result = _limited("avx2", "-c", PROGRAM, str(tmp_path / "avx2.pt"))
     assert result.returncode == 0, result.stderr
     older, mine = torch.load(tmp_path / "avx2.pt"), compute()
     assert older.keys() == mine.keys()
@@ -53,5 +53,11 @@ def test_variants_differ_by_rounding_only_and_not_at_all_in_float32_products(tmp
 
 @pytest.mark.parametrize("area", ["test_linear.py", "test_attention.py"])
 def test_the_older_variant_passes_the_same_tests(area: str) -> None:
-    result = _without_avx512("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/kernels/{area}")
+    result = _limited("avx2", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/kernels/{area}")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_limit_that_names_no_level_is_refused_at_import() -> None:
+    result = _limited("avx1024", "-c", "import models.ops")
+    assert result.returncode != 0
+    assert "PACELINE_CPU=avx1024 names no level of CPU: set it to avx2, avx512 or amx" in result.stderr
