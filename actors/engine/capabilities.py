@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from models.formats import FORMATS
 from policies.speculation.catalogue import CATALOGUE
 
 
@@ -27,6 +28,9 @@ class Capabilities:
     # It computes with the learner's own network: their log-probs agree up to rounding at most, whatever the dtype
     learner_network: bool = False
     tensor_parallel: bool = False  # one engine can use several GPUs
+    formats: Collection[str] = ()  # of low-bit weights that it computes with (rollout.quantization)
+    # New weights decide what it computes with: a low-bit engine that is handed full precision computes in that
+    follows_weights: bool = False
     pieces: bool = False  # it takes new weights piece by piece from the learner's devices
     max_temperature: float = math.inf
 
@@ -38,6 +42,8 @@ NATIVE = Capabilities(
     batch_invariant=True,
     logprobs_t1=True,
     learner_network=True,
+    formats=frozenset(FORMATS),
+    follows_weights=True,
     pieces=True,
 )
 VLLM = Capabilities(drafters=frozenset({"ngram", "suffix", "eagle", "self"}), tensor_parallel=True, max_temperature=2.0)

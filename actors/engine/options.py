@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from models.formats import Quantization
 from policies.speculation.options import SpeculationOptions
 
 
@@ -54,6 +55,10 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     workers: Annotated[int, Field(ge=1, le=10_000, description="rollout workers (one engine each)")] = 1
     prompts_per_step: Annotated[int, Field(ge=1, le=10**6, description="prompts per RL step")] = 16
     rollouts_per_prompt: Annotated[int, Field(ge=1, le=10**5, description="responses per prompt (group size)")] = 8
+    quantization: Annotated[
+        Quantization,
+        Field(description="weights and activations of the layers' projections in rollouts; none: in model.dtype"),
+    ] = "none"
     sampling: SamplingOptions = SamplingOptions()
     engine: EngineOptions = EngineOptions()
     speculation: SpeculationOptions = SpeculationOptions()

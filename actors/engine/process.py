@@ -12,6 +12,7 @@ from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
 from actors.engine.types import EngineDiedError, Event
 from actors.processes.parent import ChildProcess
+from models.formats import Quantization
 from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
 
@@ -35,6 +36,7 @@ def spawn_engine(
     speculation: SpeculationOptions = NO_SPECULATION,
     recording_bytes: int = 0,
     recorded_layers: tuple[int, ...] | None = None,
+    quantization: Quantization = "none",
     gpus: Sequence[int] | None = None,
 ) -> RolloutEngine:
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
@@ -42,7 +44,8 @@ def spawn_engine(
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
     child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding; not on
     a GPU, which would wait for it.
-    `recording_bytes`, `recorded_layers`: see NativeEngine. `gpus`: all that the child sees, by CUDA's numbers on this
+    `recording_bytes`, `recorded_layers`: see NativeEngine. `quantization`: the weights that it begins with are rounded
+    to it as they are read; new ones come as they shall be. `gpus`: all that the child sees, by CUDA's numbers on this
     machine; None: those that this process sees.
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
@@ -55,6 +58,7 @@ def spawn_engine(
         speculation=speculation,
         recording_bytes=recording_bytes,
         recorded_layers=recorded_layers,
+        quantization=quantization,
     )
     environment = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
     if gpus is not None:

@@ -8,6 +8,7 @@ import numpy as np
 from actors.engine.options import EngineOptions
 from actors.engine.types import Recorded
 from actors.processes.link import Bytes
+from models.formats import Quantization
 from models.options import ModelOptions
 from policies.speculation.options import SpeculationOptions
 
@@ -24,6 +25,7 @@ class Start:
     speculation: SpeculationOptions
     recording_bytes: int = 0
     recorded_layers: tuple[int, ...] | None = None
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True, slots=True)

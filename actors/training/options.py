@@ -46,6 +46,13 @@ class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
     packing: Annotated[bool, Field(description="false: padded batches (for comparison)")] = True
     activation_checkpointing: bool = False
     autocast_bf16: Annotated[bool, Field(description="float32 master weights, bfloat16 compute")] = False
+    quantization: Annotated[
+        Literal["rollout", "none"],
+        Field(
+            description="the forward pass: with the very weights and activations of rollout.quantization (QaRL), or in "
+            "full precision, which leaves rollouts and learner apart"
+        ),
+    ] = "rollout"
     optimizer: OptimizerOptions = OptimizerOptions()
     timeout_s: Annotated[float, Field(gt=0, description="a rank that takes longer for one call is lost")] = 1800.0
 

@@ -236,6 +236,7 @@ def engine_start(config: Config, model: ModelOptions) -> "partial[RolloutEngine]
         start_timeout_s=config.cluster.start_timeout_s,
         speculation=config.speculation,
         recording_bytes=recording.max_bytes_per_step if recorded else 0,
+        quantization=config.rollout.quantization,
     )
 
 
