@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from models.auto import AutoTransformer
 from models.config import ModelConfig, UnsupportedModelError, read_config
 from models.directory import SafetensorsDirectory, WeightsMismatchError, write_checkpoint
-from models.layout import Slice
+from models.formats import SCALE_SUFFIX, LowBitFormat
+from models.layout import Slice, hf_layout
+from models.low_bit import is_quantised, named_parts, quantise
 from models.manifest import WeightsManifest
 from models.pieces import Scatter, from_host
 from models.transformer import Transformer
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 CausalModel = Transformer | AutoTransformer
+_STORED_FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # of checkpoints that are trained from
 
 
 def load_model(
@@ -45,15 +48,37 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     batch_invariant: bool = True,
+    low_bit: LowBitFormat | None = None,
 ) -> Transformer:
-    """The model in a Hugging Face directory, converted to `dtype`.
+    """The model in a Hugging Face directory, converted to `dtype`; with `low_bit`, the blocks' matrices then quantised,
+    one after the other, so that never more than one is held in `dtype`.
 
-    Raises UnsupportedModelError (another architecture), ModelConfigError, WeightsMismatchError.
+    Raises UnsupportedModelError (another architecture), ModelConfigError (one that `low_bit` does not fit too),
+    WeightsMismatchError.
     """
-    model = _empty(ModelConfig.from_hf(read_config(path)), dtype, device, batch_invariant)
+    config = ModelConfig.from_hf(read_config(path))
+    model = Transformer(config, dtype=dtype, device=device, batch_invariant=batch_invariant, low_bit=low_bit)
     with SafetensorsDirectory(Path(path)) as tensors:
-        load_hf_state_dict(model, tensors)
+        if low_bit is None:
+            load_hf_state_dict(model, tensors)
+        else:
+            _load_quantised(model, tensors, low_bit, dtype)
     return model
+
+
+@torch.no_grad()
+def _load_quantised(model: Transformer, mapping: Mapping[str, Tensor], form: LowBitFormat, dtype: torch.dtype) -> None:
+    masters = Transformer(model.config, dtype=dtype, device="meta")
+    _check(masters, mapping)
+    targets = hf_targets(model)
+    for piece in hf_layout(model.config):
+        name, tensor = piece.hf_name, mapping[piece.hf_name]
+        if not is_quantised(name, tensor.dim()):
+            targets[name].copy_(tensor)
+            continue
+        here = tensor.to(model.embed_tokens.weight.device, dtype)
+        for part, values in named_parts(name, quantise(here, form)):
+            targets[part].copy_(values)
 
 
 def load_causal_model(
@@ -87,7 +112,7 @@ def init_model(
     The same seed gives the same float32 numbers on every device; other dtypes are rounded from them.
     """
     config = ModelConfig.from_hf(read_config(path))
-    model = _empty(config, dtype, device, batch_invariant)
+    model = Transformer(config, dtype=dtype, device=device, batch_invariant=batch_invariant)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -97,10 +122,6 @@ def init_model(
             else:
                 parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
     return model
-
-
-def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, batch_invariant: bool) -> Transformer:
-    return Transformer(config, dtype=dtype, device=device, batch_invariant=batch_invariant)
 
 
 def hf_state_dict(model: CausalModel) -> dict[str, Tensor]:
@@ -170,14 +191,15 @@ def hf_targets(model: Transformer) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> None:
-    """Copy unfused tensors into the model, in place, converting dtype; nothing is changed if names or shapes differ.
+    """Copy unfused tensors into the model, in place; nothing is changed if names, shapes or dtypes differ.
 
-    A tied model accepts a redundant lm_head.weight. Of a sharded (FSDP2) model: every rank passes the full tensors.
+    Float tensors are converted into a float32 or bfloat16 model; any other change of dtype is an error. A tied model
+    accepts a redundant lm_head.weight. Of a sharded (FSDP2) model: every rank passes the full tensors. Raises
+    WeightsMismatchError.
     """
     layout = model.layout()
     parameters = _tensors(model)
-    expected = {piece.hf_name: parameters[piece.parameter][piece.start : piece.stop].shape for piece in layout}
-    check_tensors(expected, mapping, tied=isinstance(model, Transformer) and model.tied)
+    _check(model, mapping)
     fused: list[Tensor] = []
     for index, piece in enumerate(layout):
         target = parameters[piece.parameter]
@@ -206,6 +228,26 @@ def load_packed(model: Transformer, manifest: WeightsManifest, buffer: Buffer) -
         from_host(buffer, Scatter(manifest.tensors, targets), device)
     else:
         load_hf_state_dict(model, named)
+
+
+def _check(model: CausalModel, given: Mapping[str, Tensor]) -> None:
+    """WeightsMismatchError unless `given` has the names, shapes and dtypes of the model, or floats for its floats."""
+    parameters = _tensors(model)
+    expected = {piece.hf_name: parameters[piece.parameter][piece.start : piece.stop].shape for piece in model.layout()}
+    check_tensors(expected, given, tied=isinstance(model, Transformer) and model.tied)
+    for piece in model.layout():
+        name, dtype = piece.hf_name, parameters[piece.parameter].dtype
+        found = given.dtype_of(name) if isinstance(given, SafetensorsDirectory) else given[name].dtype
+        convertible = found in _STORED_FLOATS and dtype in (torch.float32, torch.bfloat16)
+        if found != dtype and (not convertible or name.endswith(SCALE_SUFFIX)):
+            raise WeightsMismatchError(
+                f"{name} is {_plain(found)}, the model's is {_plain(dtype)}, and one is not converted into the other: "
+                "weights in few bits are loaded only where a model stores that format"
+            )
+
+
+def _plain(dtype: torch.dtype | str) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def is_sharded(tensor: Tensor) -> bool:

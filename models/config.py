@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from models.formats import DEEPEST, LowBitFormat
+
 Family = Literal["llama", "qwen2", "qwen3"]
 
 ARCHITECTURES: Mapping[str, Family] = {
@@ -117,6 +119,12 @@ class ModelConfig:
         Raises UnsupportedModelError for anything that this transformer would compute differently, ModelConfigError for
         a missing or impossible value.
         """
+        if config.get("quantization_config"):
+            raise ModelConfigError(
+                "a quantized checkpoint (quantization_config) is not supported as model.path: training needs master "
+                "weights in float32 or bfloat16; give the checkpoint that it was made from, and let engines quantise "
+                "it (rollout.quantization)"
+            )
         family = _family(config)
         _reject_what_is_not_computed(config)
         rope_theta, rope_scaling = _rope(config)
@@ -206,6 +214,28 @@ def limits_of(config: Mapping[str, Any]) -> ModelLimits:
     return ModelLimits(ours.max_position_embeddings, ours.num_heads)
 
 
+def require_low_bit(config: ModelConfig, form: LowBitFormat) -> None:
+    """ModelConfigError for a model whose matrices cannot be stored in this format: the message names the first."""
+    hidden = "hidden_size", config.hidden_size
+    inputs = {
+        "self_attn.q_proj": hidden,
+        "self_attn.o_proj": ("num_attention_heads x head_dim", config.query_size),
+        "mlp.gate_proj": hidden,
+        "mlp.down_proj": ("intermediate_size", config.intermediate_size),
+    }
+    for tensor, (dimension, depth) in inputs.items():
+        matrix = f"the {depth} inputs of model.layers.*.{tensor}.weight ({dimension})"
+        if form.group is not None and depth % form.group:
+            raise ModelConfigError(
+                f"rollout.quantization={form.name} has groups of {form.group} inputs, which do not divide {matrix}: "
+                "use w8a8 or fp8, which have one scale per output, or none"
+            )
+        if depth > DEEPEST:
+            raise ModelConfigError(
+                f"rollout.quantization={form.name} sums products in 32 bits, which may not hold {matrix}: use none"
+            )
+
+
 def _family(config: Mapping[str, Any]) -> Family:
     architectures = config.get("architectures") or []
     if not architectures:
@@ -221,8 +251,6 @@ def _family(config: Mapping[str, Any]) -> Family:
 def _reject_what_is_not_computed(config: Mapping[str, Any]) -> None:
     if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise UnsupportedModelError(f"hidden_act={act!r}")
-    if config.get("quantization_config"):
-        raise UnsupportedModelError("a quantized checkpoint (quantization_config)")
     layer_types = config.get("layer_types")
     if layer_types is not None:
         if other := sorted(set(layer_types) - {"full_attention"}):

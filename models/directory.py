@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,6 +20,14 @@ from models.durable import sync
 
 MAX_SHARD_BYTES = 5 * 2**30
 _INDEX = "model.safetensors.index.json"
+_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 _SIDE_FILES = (  # Copied beside the weights when the source directory has them.
     "generation_config.json",
     "tokenizer.json",
@@ -66,6 +75,11 @@ class SafetensorsDirectory(Mapping[str, Tensor]):
         """Without reading the tensor."""
         shape: list[int] = self._files[name].get_slice(name).get_shape()
         return shape
+
+    def dtype_of(self, name: str) -> torch.dtype | str:
+        """Without reading the tensor; the file's own name of one that no weights have."""
+        code: str = self._files[name].get_slice(name).get_dtype()
+        return _DTYPES.get(code, code)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

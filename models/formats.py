@@ -1,6 +1,7 @@
 """The low-bit formats of weights and activations: names, bits, groups, and which device computes with them.
 
-Owns the one table that configuration, engine, learner and export read. No torch, no arithmetic (`models.low_bit`).
+Owns the names of the tensors of a weight, and the one table that configuration, engine, learner and export read. No
+torch, no arithmetic (`models.low_bit`).
 """
 
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Quantization = Literal["none", "w8a8", "w4a8", "w3a8", "w2a8", "w4a16", "fp8"]
+SCALE_SUFFIX = "_scale"  # of the tensor that holds a quantised tensor's scales: NAME.weight, NAME.weight_scale
+ZERO_SUFFIX = "_zero"
 DEEPEST = 131_072  # inputs whose products of eight bits an int32 sum always holds: 127 * 127 * DEEPEST < 2^31
 
 
@@ -53,3 +56,22 @@ FORMATS: Mapping[str, LowBitFormat] = {
         ),
     )
 }
+
+
+def part_names(name: str, form: LowBitFormat) -> tuple[str, ...]:
+    """The tensors that a weight called `name` is stored as: its values under that name, its scales, its zero points."""
+    return (name, name + SCALE_SUFFIX, *([name + ZERO_SUFFIX] if form.asymmetric else []))
+
+
+def low_bit_format(name: Quantization, device: str) -> LowBitFormat | None:
+    """The format that rollout.quantization names; None for none. ValueError if an engine on this device has it not."""
+    if name == "none":
+        return None
+    form = FORMATS[name]
+    if device not in form.devices:
+        others = ", ".join(other.name for other in FORMATS.values() if device in other.devices)
+        raise ValueError(
+            f"rollout.quantization={name} is computed on {' and '.join(form.devices)} only, and this engine is on "
+            f"{device}: use {others} or none, or another rollout.engine.device"
+        )
+    return form

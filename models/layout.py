@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from models.config import ModelConfig
+from models.formats import LowBitFormat, part_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,22 +16,27 @@ class Slice:
     stop: int | None = None
 
 
-def hf_layout(config: ModelConfig) -> list[Slice]:
-    """Every tensor of a checkpoint, in the order of the forward pass; slices of one parameter are adjacent."""
+def hf_layout(config: ModelConfig, low_bit: LowBitFormat | None = None) -> list[Slice]:
+    """Every tensor of a checkpoint, in the order of the forward pass; slices of one parameter are adjacent.
+
+    `low_bit`: of a model whose blocks hold their matrices in that format: each with its scales, and zero points where
+    the format has them (models.low_bit).
+    """
     slices = [Slice("model.embed_tokens.weight", "embed_tokens.weight")]
     for layer in range(config.num_layers):
-        slices += _block(config, f"model.layers.{layer}.", f"blocks.{layer}.")
+        slices += _block(config, f"model.layers.{layer}.", f"blocks.{layer}.", low_bit)
     slices.append(Slice("model.norm.weight", "norm.weight"))
     if not config.tie_word_embeddings:
         slices.append(Slice("lm_head.weight", "lm_head.weight"))
     return slices
 
 
-def _block(config: ModelConfig, theirs: str, ours: str) -> list[Slice]:
+def _block(config: ModelConfig, theirs: str, ours: str, low_bit: LowBitFormat | None) -> list[Slice]:
     slices = [Slice(f"{theirs}input_layernorm.weight", f"{ours}input_norm.weight")]
+    matrix = ("weight",) if low_bit is None else part_names("weight", low_bit)
 
     def fused(parameter: str, parts: dict[str, int], bias: bool) -> None:
-        for kind in ("weight", "bias") if bias else ("weight",):
+        for kind in (*matrix, "bias") if bias else matrix:
             start = 0
             for hf_name, rows in parts.items():
                 slices.append(Slice(f"{theirs}{hf_name}.{kind}", f"{ours}{parameter}.{kind}", start, start + rows))

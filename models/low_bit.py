@@ -1,5 +1,5 @@
-"""Weights in few bits: rounding to the nearest, and back. Owns the arithmetic and the names of tensors; no file, no
-network, no products (`models.ops.low_bit`).
+"""Weights in few bits: rounding to the nearest, and back. Owns the arithmetic; no file, no network, no
+products (`models.ops.low_bit`), no names (`models.formats`).
 
 W8A8 is the format that `compressed-tensors` calls int-quantized, which vLLM computes on CPUs and GPUs: symmetric, one
 scale per output row. Grouped formats are asymmetric: weight = scale * (value - zero), with 0 among what they can say.
@@ -12,12 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.formats import FORMATS, LowBitFormat
+from models.formats import FORMATS, LowBitFormat, part_names
 
 LEVELS = 127  # -127 .. 127: symmetric, so that no zero point is needed and -w rounds to -q
 FP8_LARGEST = 448.0  # of float8_e4m3fn
-SCALE_SUFFIX = "_scale"  # of the tensor that holds a quantised tensor's scales: NAME.weight, NAME.weight_scale
-ZERO_SUFFIX = "_zero"
 KEPT = ("embed_tokens.weight", "lm_head.weight")  # matrices that stay as they are: names that end so
 
 
@@ -87,10 +85,8 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def named_parts(name: str, weight: LowBitWeight) -> Iterator[tuple[str, Tensor]]:
     """A weight as it travels and is stored: its tensors under the name of the exact one and its suffixes."""
-    yield name, weight.values
-    yield name + SCALE_SUFFIX, weight.scales
-    if weight.zeros is not None:
-        yield name + ZERO_SUFFIX, weight.zeros
+    parts = (weight.values, weight.scales, *([weight.zeros] if weight.zeros is not None else []))
+    yield from zip(part_names(name, weight.format), parts, strict=True)
 
 
 def is_quantised(name: str, dimensions: int) -> bool:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}  # by dtype; models.dtypes has the same names as torch knows them
+# By dtype; models.dtypes has the same names as torch knows them. Those of one byte are of weights in few bits.
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1}
 ALIGNMENT_BYTES = 64  # of the start of each tensor: a cache line, and what AVX-512 loads
 
 

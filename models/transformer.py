@@ -11,6 +11,8 @@ For the learner: `fully_shard` each of `model.blocks`, then the model itself, th
 `torch.distributed.fsdp.register_fsdp_forward_method(model, "logits")`, because `logits` uses parameters of the root.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -19,8 +21,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models import ops
-from models.config import ModelConfig
+from models.config import ModelConfig, require_low_bit
+from models.dtypes import DTYPES
+from models.formats import LowBitFormat
 from models.layout import Slice, hf_layout
+from models.low_bit import LowBitWeight, quantise
 from models.rope import RopeTable, Rotation
 
 
@@ -35,20 +40,89 @@ class AttentionContext(Protocol):
         """q [T, Hq, D], k and v [T, Hkv, D] of these tokens, after RoPE -> attention output [T, Hq, D]."""
 
 
+MASTER = "master"  # attribute of a copy of a parameter that is computed with in its place: the parameter
+
+
 class Projection(nn.Module):
     """y = x W^T + b, with W [N, K] as in nn.Linear."""
 
+    mirror: "Mirror | None" = None  # see Transformer.mirror
+
     def __init__(
-        self, inputs: int, outputs: int, bias: bool, invariant: bool, *, dtype: torch.dtype, device: str
+        self,
+        inputs: int,
+        outputs: int,
+        bias: bool,
+        invariant: bool,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
+        self.inputs, self.outputs = inputs, outputs
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device)) if bias else None
         self.invariant = invariant
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]"""
+        if self.mirror is not None:
+            return ops.mirrored_linear(x, self.weight, self.mirror.of(self.weight), self.bias)
         return ops.linear(x, self.weight, self.bias, invariant=self.invariant)
+
+
+class Mirror:
+    """What an engine stores of the weight of one projection: quantised from the engine's dtype, as it is published."""
+
+    def __init__(self, form: LowBitFormat, dtype: torch.dtype, cached: bool) -> None:
+        self._form, self._dtype, self._cached = form, dtype, cached
+        self._last: tuple[Tensor, int, LowBitWeight] | None = None
+
+    def __deepcopy__(self, memo: object) -> "Mirror":
+        return Mirror(self._form, self._dtype, self._cached)  # versions of copied parameters count anew
+
+    def of(self, weight: Tensor) -> LowBitWeight:
+        """`weight` [N, K], or a copy with its MASTER, in few bits; again only where it has changed in place."""
+        master: Tensor = getattr(weight, MASTER, weight)
+        if self._last is not None and self._last[0] is master and self._last[1] == master._version:
+            return self._last[2]
+        low_bit = quantise(master.detach().to(self._dtype), self._form)
+        if self._cached and not master.is_inference():  # whose changes are not counted
+            self._last = master, master._version, low_bit
+        return low_bit
+
+
+class LowBitProjection(nn.Module):
+    """y = x W^T + b, with W [N, K] stored in few bits: for engines, never differentiable."""
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_zero: Tensor | None
+
+    def __init__(
+        self, inputs: int, outputs: int, bias: nn.Parameter | None, *, form: LowBitFormat, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.form = inputs, outputs, form
+        groups = form.groups(inputs)
+        stored = DTYPES[form.stored]
+
+        def buffer(columns: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(outputs, columns, dtype=dtype, device=device)
+
+        self.register_buffer("weight", buffer(inputs if form.bits == 8 else inputs // 2, stored))
+        self.register_buffer("weight_scale", buffer(groups, torch.float32))
+        self.register_buffer("weight_zero", buffer(groups, torch.uint8) if form.asymmetric else None)
+        self.bias = bias
+
+    @property
+    def stored(self) -> LowBitWeight:
+        """The weight, in the live memory."""
+        return LowBitWeight(self.form, self.weight, self.weight_scale, self.weight_zero)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]"""
+        return ops.low_bit_linear(x, self.stored, self.bias)
 
 
 class RMSNorm(nn.Module):
@@ -79,13 +153,16 @@ class Block(nn.Module):
     output of `project`) and keep the rest: forward is project -> rotate -> context.attend -> finish.
     """
 
+    PROJECTIONS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+
     def __init__(self, config: ModelConfig, layer: int, *, invariant: bool, dtype: torch.dtype, device: str) -> None:
         super().__init__()
         self.config = config
         self.layer = layer
+        self.invariant = invariant
         self.recompute = False
 
-        def projection(inputs: int, outputs: int, bias: bool) -> Projection:
+        def projection(inputs: int, outputs: int, bias: bool) -> Projection | LowBitProjection:
             return Projection(inputs, outputs, bias, invariant, dtype=dtype, device=device)
 
         def norm(size: int) -> RMSNorm:
@@ -100,6 +177,19 @@ class Block(nn.Module):
         self.mlp_norm = norm(hidden)
         self.gate_up_proj = projection(hidden, 2 * config.intermediate_size, config.mlp_bias)
         self.down_proj = projection(config.intermediate_size, hidden, config.mlp_bias)
+
+    def store_in(self, form: LowBitFormat | None) -> None:
+        """Give the four matrices new memory, uninitialised, of this format (None: the norms' dtype). Biases stay."""
+        place = self.mlp_norm.weight
+        for name in self.PROJECTIONS:
+            old = getattr(self, name)
+            new: Projection | LowBitProjection
+            if form is None:
+                new = Projection(old.inputs, old.outputs, False, self.invariant, dtype=place.dtype, device=place.device)
+                new.bias = old.bias
+            else:
+                new = LowBitProjection(old.inputs, old.outputs, old.bias, form=form, device=place.device)
+            setattr(self, name, new)
 
     def project(self, x: Tensor) -> Tensor:
         """Residual stream [T, H] -> queries, keys and values before norm and RoPE [T, (Hq + 2 Hkv) D]."""
@@ -172,10 +262,14 @@ class Transformer(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         batch_invariant: bool = True,
+        low_bit: LowBitFormat | None = None,
     ) -> None:
+        """low_bit: the blocks' matrices are stored in this format: for engines. Raises ModelConfigError where its
+        groups do not divide them."""
         super().__init__()
         self.config = config
         self.batch_invariant = batch_invariant
+        self.low_bit: LowBitFormat | None = None
         place = str(device)
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=place)
         self.blocks = nn.ModuleList(
@@ -189,6 +283,8 @@ class Transformer(nn.Module):
             else Projection(config.hidden_size, config.vocab_size, False, batch_invariant, dtype=dtype, device=place)
         )
         self.rope = RopeTable(config)
+        if low_bit is not None:
+            self._store_in(low_bit)
 
     def forward(self, tokens: Tensor, context: AttentionContext, recorded: tuple[int, ...] = ()) -> Tensor:
         """tokens int64 [T] -> hidden states after the final norm [T, H].
@@ -225,7 +321,53 @@ class Transformer(nn.Module):
 
     def layout(self) -> list[Slice]:
         """Where each Hugging Face tensor is."""
-        return hf_layout(self.config)
+        return hf_layout(self.config, self.low_bit)
+
+    @contextmanager
+    def storing(self, form: LowBitFormat | None) -> Iterator[None]:
+        """From here on the blocks' matrices are stored in this format (None: in the model's dtype), to be filled inside
+        the block where that is new; biases stay where they are. If the block raises, everything is where it was.
+
+        While they change, both exist. Raises ModelConfigError where the format's groups do not divide them.
+        """
+        if form == self.low_bit:
+            yield
+            return
+        before = self.low_bit, [(block, name, getattr(block, name)) for block, name in self._projections()]
+        self._store_in(form)
+        try:
+            yield
+        except BaseException:
+            self.low_bit = before[0]
+            for block, name, projection in before[1]:
+                setattr(block, name, projection)
+            raise
+
+    def _store_in(self, form: LowBitFormat | None) -> None:
+        if form is not None:
+            require_low_bit(self.config, form)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.store_in(form)
+        self.low_bit = form
+
+    def _projections(self) -> Iterator[tuple[nn.Module, str]]:
+        return ((block, name) for block in self.blocks for name in Block.PROJECTIONS)
+
+    def mirror(self, form: LowBitFormat | None, dtype: torch.dtype, *, cached: bool = True) -> None:
+        """Compute what an engine computes that stores this model's matrices in `form`, quantised from `dtype`, and let
+        gradients go straight through to the parameters (`ops.mirrored_linear`). None: no more.
+
+        `cached`: a matrix is quantised again only when its parameter's version counter has moved, which that of a
+        parameter gathered by FSDP2 does not. Raises ModelConfigError where the format's groups do not divide them.
+        """
+        if form is not None:
+            require_low_bit(self.config, form)
+        for block, name in self._projections():
+            projection = getattr(block, name)
+            if not isinstance(projection, Projection):
+                raise TypeError("a model that stores its matrices in few bits has no masters to mirror")
+            projection.mirror = None if form is None else Mirror(form, dtype, cached)
 
     def hf_config(self) -> dict[str, Any]:
         """config.json"""

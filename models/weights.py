@@ -23,13 +23,13 @@ class WeightsCorruptError(RuntimeError):
 
 
 def pack(named: Mapping[str, Tensor], version: int, *, out: Buffer | None = None) -> tuple[WeightsManifest, Buffer]:
-    """Copy tensors (float32 or bfloat16, any device) into one uint8 buffer, each at a multiple of 64 bytes.
+    """Copy tensors (of models.dtypes, any device) into one uint8 buffer, each at a multiple of 64 bytes.
 
     `out`: a writable buffer to reuse; it must have exactly the needed size, else a ValueError says which that is.
     """
     for name, tensor in named.items():
         if tensor.dtype not in DTYPE_NAMES:
-            raise TypeError(f"{name}: weights travel as float32 or bfloat16, not {tensor.dtype}")
+            raise TypeError(f"{name}: weights travel as {', '.join(DTYPE_NAMES.values())}, not as {tensor.dtype}")
     described = [(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in named.items()]
     places = {tensor.device for tensor in named.values()}
     device = places.pop() if len(places) == 1 else HOST

@@ -20,7 +20,7 @@ from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
 from models.options import ModelOptions
 from models.packed import PackedContext
-from models.transformer import Transformer, final_states
+from models.transformer import MASTER, Transformer, final_states
 
 
 def build_network(
@@ -173,6 +173,9 @@ def computing_in(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]
         return
     held = [(part, name, p) for part in module.modules() for name, p in part._parameters.items() if p is not None]
     copies = {p: p.to(dtype) for _, _, p in held}  # tied ones stay tied
+    for p, copy in copies.items():
+        if copy is not p:
+            setattr(copy, MASTER, p)
     try:
         for part, name, p in held:
             part._parameters[name] = copies[p]  # type: ignore[assignment]  # a parameter is a leaf, this must not be

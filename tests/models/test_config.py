@@ -67,7 +67,6 @@ def test_defaults_of_minimal_configs() -> None:
         ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, "'linear'"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
         ({"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}, "sliding"),
     ],
@@ -100,6 +99,7 @@ def test_a_window_that_no_layer_uses_is_accepted(harmless: dict[str, Any]) -> No
         ({"head_dim": 5}, "head_dim"),
         ({"num_hidden_layers": 0}, "num_layers"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "give the checkpoint that it was made from"),
     ],
 )
 def test_impossible_values_name_the_key(change: dict[str, Any], named: str) -> None:

@@ -8,6 +8,7 @@ from actors.engine.wire import Start
 from drafter.build import build_drafters
 from models.checkpoint import load_model
 from models.device import choose_device
+from models.formats import low_bit_format
 from models.ops.triton.operators import installed
 from models.options import batch_invariance
 from policies.speculation.build import build_policy
@@ -31,6 +32,7 @@ def build(start: Start) -> BatchCore:
         dtype=getattr(torch, start.model.dtype),
         device=device,
         batch_invariant=invariant,
+        low_bit=low_bit_format(start.quantization, device),
     )
     speculation = start.speculation
     drafters, policy = {}, None

@@ -13,7 +13,7 @@ from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.layout import DeviceStep
 from models import ops
 from models.ops.triton import operators
-from models.transformer import Block, Projection, Transformer
+from models.transformer import Block, LowBitProjection, Projection, Transformer
 
 
 class DecoderForward:
@@ -78,5 +78,7 @@ class DecoderForward:
         return torch.cat((*(outputs[layer] for layer in self._recorded), normed), dim=-1), normed
 
 
-def _product(x: Tensor, projection: Projection) -> Tensor:
+def _product(x: Tensor, projection: Projection | LowBitProjection) -> Tensor:
+    if isinstance(projection, LowBitProjection):
+        return ops.low_bit_linear(x, projection.stored, projection.bias)
     return ops.linear(x, projection.weight, projection.bias, invariant=projection.invariant)
