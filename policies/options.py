@@ -12,14 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from policies.presets import MASKS, TRUNCATE, filled, origin
+from policies.presets import MASKS, WEIGHTS, filled, origin
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 Baseline = Literal["group", "leave_one_out", "batch", "none"]
 Estimator = Literal["none", "k1", "k2", "k3"]
 Level = Literal["none", "token", "sequence", "geometric"]
-Loss = Literal["clip", "sequence_clip", "cispo", "policy_gradient"]
-Name = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"]
+Loss = Literal["clip", "sequence_clip", "sequence_band", "cispo", "policy_gradient"]
+Name = Literal[
+    "grpo", "dr_grpo", "dapo", "gspo", "tbpo", "cispo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"
+]  # fmt: skip
 Normalize = Literal["none", "group", "batch", "whiten"]
 
 
@@ -36,14 +38,18 @@ class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
     """Importance weights between the engine's and the learner's log-probs of the same tokens (TIS, MIS)."""
 
     weights: Annotated[
-        Literal["none", "token", "sequence"],
+        Level,
         Field(
-            description="losses times pi_old / pi_sampler, of each token or of its whole response; default with "
-            "backend vllm: token"
+            description="losses times pi_old / pi_sampler, of each token, of its whole response, or its geometric mean "
+            "per token; default with backend vllm: token"
         ),
     ] = "none"
     truncate: Annotated[
         float | None, Field(gt=0, description="largest weight (TIS); default: 2 without a mask, else null: no limit")
+    ] = None
+    floor: Annotated[
+        float | None,
+        Field(gt=0, description="smallest weight; default: 0.5 with weights geometric and no mask, else null: none"),
     ] = None
     mask: Annotated[
         Level,
@@ -60,11 +66,11 @@ class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
     def _fill(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        mask = data.get("mask", "none")
-        defaults = dict(MASKS.get(mask, {}) if isinstance(mask, str) else {})
-        if mask == "none" and data.get("weights", "none") != "none":
-            defaults["truncate"] = TRUNCATE
-        return defaults | data
+        mask, weights = data.get("mask", "none"), data.get("weights", "none")
+        defaults = MASKS.get(mask, {}) if isinstance(mask, str) else {}
+        if mask == "none" and isinstance(weights, str):
+            defaults = WEIGHTS.get(weights, {})
+        return {**defaults, **data}
 
     @property
     def active(self) -> bool:
@@ -103,17 +109,29 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     """What the learner minimises: an objective by name, and its switches (learning.md)."""
 
     name: Annotated[Name, Field(description="defaults for the keys below; what is written wins")] = "grpo"
-    loss: Annotated[Loss, Field(description="of a token: PPO's clipped surrogate, GSPO's, CISPO's, or -A log pi")] = (
-        "clip"
-    )
+    loss: Annotated[
+        Loss, Field(description="of a token: PPO's clipped surrogate, GSPO's, TBPO's, CISPO's, or -A log pi")
+    ] = "clip"
     clip_low: Annotated[
-        float | None, Field(gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null: not (cispo)")
+        float | None, Field(gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null: not (cispo, tbpo)")
     ] = 0.2
     clip_high: Annotated[float | None, Field(gt=0, description="ratio is clipped above at 1 + clip_high")] = 0.28
     clip_dual: Annotated[
         float | None,
         Field(gt=1, description="with a negative advantage A the loss is at most clip_dual * |A|; null: no bound"),
     ] = 3.0
+    band_low: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="tbpo: with a negative advantage a response whose ratio is below 1 - band_low teaches nothing",
+        ),
+    ] = None
+    band_high: Annotated[
+        float | None,
+        Field(gt=0, description="tbpo: or whose ratio is above 1 + band_high; scale with the learning rate"),
+    ] = None
     baseline: Annotated[
         Baseline,
         Field(
@@ -223,8 +241,19 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         for key, value in bounds.items():
             if self.loss == "policy_gradient" and value is not None:
                 yield Contradiction(key, "is set, but loss policy_gradient clips nothing", "leave it out")
+            elif (self.loss, key) == ("sequence_band", "clip_low"):
+                if value is not None:
+                    message = "has no effect in loss sequence_band: where A > 0 its minimum is bounded above only"
+                    yield Contradiction(
+                        key, message, "leave it out; where A < 0, objective.band_low is the lower bound"
+                    )
             elif value is None and self.loss != "policy_gradient" and (self.loss, key) != ("cispo", "clip_low"):
                 yield Contradiction(key, f"loss {self.loss} needs it", "leave it out for the default")
+        for key, value in {"band_low": self.band_low, "band_high": self.band_high}.items():
+            if self.loss == "sequence_band" and value is None:
+                yield Contradiction(key, "loss sequence_band needs it", "leave it out for the default")
+            elif self.loss != "sequence_band" and value is not None:
+                yield Contradiction(key, f"is set, but loss {self.loss} has no band", "set objective.name=tbpo")
 
     def _kl(self) -> Iterator[Contradiction]:
         if self.kl == "none" and self.kl_coef > 0:
@@ -236,8 +265,13 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
 
     def _correction(self) -> Iterator[Contradiction]:
         c, key = self.sampler_correction, "sampler_correction"
-        if c.weights == "none" and c.truncate is not None:
-            yield Contradiction(f"{key}.truncate", "is set, but weights is none", f"set objective.{key}.weights=token")
+        for name, limit in {"truncate": c.truncate, "floor": c.floor}.items():
+            if c.weights == "none" and limit is not None:
+                yield Contradiction(
+                    f"{key}.{name}", "is set, but weights is none", f"set objective.{key}.weights=token"
+                )
+        if c.floor is not None and c.truncate is not None and c.floor >= c.truncate:
+            yield Contradiction(f"{key}.floor", f"{c.floor:g} is not below truncate = {c.truncate:g}", "lower it")
         bounds = {"low": c.low, "high": c.high}
         for name, bound in bounds.items():
             if c.mask == "none" and bound is not None:

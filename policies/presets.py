@@ -13,6 +13,7 @@ Values = Mapping[str, Any]
 LOSSES: dict[str, Values] = {
     "clip": {"clip_low": 0.2, "clip_high": 0.28, "clip_dual": 3.0},
     "sequence_clip": {"clip_low": 3e-4, "clip_high": 4e-4, "clip_dual": None},
+    "sequence_band": {"clip_low": None, "clip_high": 4e-4, "clip_dual": None, "band_low": 3e-4, "band_high": 7e-4},
     "cispo": {"clip_low": None, "clip_high": 4.0, "clip_dual": None},
     "policy_gradient": {"clip_low": None, "clip_high": None, "clip_dual": None},
 }
@@ -37,6 +38,13 @@ PRESETS: dict[str, Values] = {
         "baseline": "group",
         "normalize": "group",
         "aggregation": "seq_mean_token_mean",
+    },
+    "tbpo": {
+        "loss": "sequence_band",
+        "baseline": "group",
+        "normalize": "group",
+        "aggregation": "seq_mean_token_mean",
+        "sampler_correction": {"weights": "geometric"},
     },
     "cispo": {"loss": "cispo", "baseline": "group", "normalize": "group", "aggregation": "token_mean"},
     "rloo": {
@@ -72,6 +80,11 @@ PRESETS: dict[str, Values] = {
 }
 
 TRUNCATE = 2.0  # sampler_correction.truncate
+WEIGHTS: dict[str, Values] = {  # sampler_correction.weights; only without a mask
+    "token": {"truncate": TRUNCATE},
+    "sequence": {"truncate": TRUNCATE},
+    "geometric": {"truncate": TRUNCATE, "floor": 1 / TRUNCATE},
+}
 MASKS: dict[str, Values] = {  # sampler_correction.mask
     "token": {"low": 0.5, "high": 5.0},
     "sequence": {"low": 0.5, "high": 2.0},

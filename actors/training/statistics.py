@@ -1,5 +1,6 @@
 """What one RL step tells about itself: sums over response tokens, kept on the device and reduced once over ranks."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -10,7 +11,7 @@ from actors.training.batches import TokenBatch
 from actors.training.parallel import Rank
 from actors.training.types import TrainSequence
 from models.transfer import upload
-from policies.objectives import LARGEST, derived_metrics
+from policies.objectives import LARGEST, SMALLEST, derived_metrics
 
 
 class StepStatistics:
@@ -21,7 +22,7 @@ class StepStatistics:
         self.samplers = {name: number for number, name in enumerate(sorted(set(samplers)))}
         self._tokens = 0
         self._sums: dict[str, Tensor] = {}  # the same names in the same order on every rank
-        self._largest: dict[str, Tensor] = {}  # likewise
+        self._largest: dict[str, Tensor] = {}  # likewise; of SMALLEST the largest negative
         self._drawn = [0] * len(self.samplers)  # tokens per worker
         self._gap = torch.zeros(len(self.samplers), dtype=torch.float64, device=device)  # summed, per worker
         self._gap_max = torch.zeros((), dtype=torch.float64, device=device)
@@ -30,8 +31,9 @@ class StepStatistics:
     def add_tokens(self, metrics: Mapping[str, Tensor]) -> None:
         """What is known of the tokens of one training micro-batch: [R] each, the same names every time."""
         for name, values in metrics.items():
-            if name.endswith(LARGEST):
-                top = values.max().double() if values.numel() else torch.zeros_like(self._gap_max)
+            if name.endswith((LARGEST, SMALLEST)):
+                signed = -values if name.endswith(SMALLEST) else values
+                top = signed.max().double() if values.numel() else torch.full_like(self._gap_max, -math.inf)
                 self._largest[name] = torch.maximum(self._largest[name], top) if name in self._largest else top
                 continue
             total = values.sum(dtype=torch.float64)
@@ -62,7 +64,8 @@ class StepStatistics:
         (tokens,), totals, (gap_max, *largest) = (parts[i].tolist() for i in (0, 3, 4))
         gap_tokens, gap = parts[1:3]
         means = {name: value / max(1.0, tokens) for name, value in zip(self._sums, totals, strict=True)}
-        metrics = derived_metrics(means) | dict(zip(self._largest, largest, strict=True))
+        extremes = dict(zip(self._largest, largest, strict=True))
+        metrics = derived_metrics(means) | {n: -v if n.endswith(SMALLEST) else v for n, v in extremes.items()}
         mean = gap.sum() / gap_tokens.sum().clamp(min=1)
         metrics |= {"logprob_gap/mean": mean.tolist(), "logprob_gap/max": gap_max}
         for worker, count, summed in zip(self.samplers, gap_tokens.tolist(), gap.tolist(), strict=True):

@@ -48,7 +48,13 @@ def _objective(c: Config) -> Iterator[Issue]:
         yield Issue(
             "objective.sampler_correction",
             "compares log-probs of the whole vocabulary, but rollout.sampling.top_k or top_p leaves tokens out",
-            remedy="set top_k=0 and top_p=1, or leave it out",
+            remedy="set top_k=0 and top_p=1, or objective.sampler_correction.weights and mask to none",
+        )
+    if c.objective.loss == "sequence_band" and c.learner.mini_batches == 1:
+        yield Issue(
+            "learner.mini_batches",
+            "1, so the ratio of every response is 1, and the bands of objective.loss=sequence_band (tbpo) do nothing",
+            remedy="set it to 2 or more, or objective.name=grpo",
         )
 
 

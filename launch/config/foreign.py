@@ -35,6 +35,8 @@ NAMES: dict[str, str] = {
     "entropy_coef": _ENTROPY, "overlong_buffer": "objective.overlong", "mask_truncated_completions": _TRUNCATED,
     "overlong_filter": _TRUNCATED, "clip_ratio_c": "objective.clip_dual", "rollout_is": _CORRECTION,
     "rollout_is_threshold": _CORRECTION, "vllm_importance_sampling_correction": _CORRECTION,
+    "seq_clip_ratio_high": "objective.clip_high", "neg_seq_clip_ratio_low": "objective.band_low",
+    "neg_seq_clip_ratio_high": "objective.band_high", "seq_tis_imp_ratio_cap": f"{_CORRECTION}.truncate",
     # rollouts
     "num_generations": _GROUP, "n_samples_per_prompt": _GROUP, "rollout.n": _GROUP, "group_size": _GROUP,
     "train_batch_size": _BATCH, "rollout_batch_size": _BATCH, "gen_batch_size": _BATCH,

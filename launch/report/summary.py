@@ -275,8 +275,9 @@ def correction_text(options: object) -> str | None:
         return None
     parts = []
     if (level := options.get("weights", "none")) != "none":
-        limit = "" if options.get("truncate") is None else f", weights up to {options['truncate']:g}"
-        parts.append(f"by {level}{limit}")
+        lowest = "" if options.get("floor") is None else f" from {options['floor']:g}"
+        highest = "" if options.get("truncate") is None else f" up to {options['truncate']:g}"
+        parts.append(f"by {level}" + (f", weights{lowest}{highest}" if lowest or highest else ""))
     if (mask := options.get("mask", "none")) != "none":
         parts.append(f"masked by {mask}")
     return ", ".join(parts) or None

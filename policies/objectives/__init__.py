@@ -7,11 +7,12 @@ cut: `LossInputs` holds whole ones, so a loss may look at all tokens of a respon
 from policies.objectives.aggregation import sequence_coefficients
 from policies.objectives.compose import derived_metrics, token_losses
 from policies.objectives.losses import LOSSES
-from policies.objectives.types import LARGEST, LossInputs, TokenLosses
+from policies.objectives.types import LARGEST, SMALLEST, LossInputs, TokenLosses
 
 __all__ = [
     "LARGEST",
     "LOSSES",
+    "SMALLEST",
     "LossInputs",
     "TokenLosses",
     "derived_metrics",

@@ -5,7 +5,7 @@ import torch
 from policies.kl import kl_penalty, kl_values
 from policies.objectives.correction import PREFIX, gap_metrics, sampler_weights
 from policies.objectives.losses import LOSSES
-from policies.objectives.ratios import log_ratio
+from policies.objectives.ratios import log_ratio, ratio_metrics
 from policies.objectives.types import LossInputs, TokenLosses
 from policies.options import ObjectiveOptions
 
@@ -27,6 +27,7 @@ def token_losses(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
         # Tokens are drawn from pi_old, so the unbiased k3 of KL(pi_old || pi) has r itself in it: r - 1 - log r.
         moved = log_ratio(inputs.logprobs, inputs.old_logprobs)
         metrics["kl_old"] = torch.expm1(moved) - moved
+        metrics |= ratio_metrics(moved, inputs.segments)
     if options.needs_reference_in_loss:
         if inputs.reference_logprobs is None or options.kl == "none":
             raise ValueError(f"objective.kl is {options.kl}: reference log-probs are needed")

@@ -6,8 +6,9 @@ that the engine found too unlikely would outweigh all others.
 
 Sources: truncated importance sampling (TIS), Yao et al. 2025, "Your efficient RL framework secretly brings you
 off-policy RL training"; masked (MIS), of sequences and by their geometric mean, Liu et al. 2025, "When speed kills
-stability"; masked by token on both sides, Ling Team 2025 (IcePop). A masked token or response stays in the denominators
-of the aggregation, as in TRL and NeMo-RL: the others do not count for more because of it.
+stability"; masked by token on both sides, Ling Team 2025 (IcePop); the geometric mean, bounded on both sides, QaRL
+(TBPO), eq. 5. A masked token or response stays in the denominators of the aggregation, as in TRL and NeMo-RL: the
+others do not count for more because of it.
 """
 
 from typing import assert_never
@@ -46,7 +47,10 @@ def sampler_weights(
     metrics = {}
     if options.truncate is not None:
         metrics[f"{PREFIX}/truncated"] = weights > options.truncate
-        weights = weights.clamp(max=options.truncate)
+    if options.floor is not None:
+        metrics[f"{PREFIX}/raised"] = weights < options.floor
+    if options.truncate is not None or options.floor is not None:
+        weights = weights.clamp(options.floor, options.truncate)
     if options.mask != "none":
         compared = _ratios(old_logprobs, sampler_logprobs, segments, options.mask)
         masked = torch.zeros_like(compared, dtype=torch.bool)

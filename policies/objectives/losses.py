@@ -35,10 +35,34 @@ def sequence_clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
     its own advantage; where these are equal it is GSPO. Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 to 7, 13,
     14. Meant for `seq_mean_token_mean`, which makes a sequence's loss min(s A, clip(s) A).
     """
-    ratios = log_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
-    sequence = spread(segment_means(ratios, inputs.segments), inputs.segments, len(ratios)).exp()
-    own = difference(inputs.logprobs, inputs.logprobs.detach()).exp()  # 1, with the gradient of log pi
-    return _clipped(sequence * own, inputs.advantages, options)
+    return _clipped(_sequence_ratio(inputs), inputs.advantages, options)
+
+
+def sequence_band(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
+    """TBPO: where A > 0, -min(s A, (1 + clip_high) A) with the ratio s of the response; where A < 0, -s A while s is
+    within 1 - band_low to 1 + band_high, else nothing: the response is left out, and stays in the denominators.
+
+    So a response whose probability the updates of this RL step have already lowered is not pushed further, and one that
+    they have raised, as bursts of unlikely tokens are by updates meant for others, does not outweigh the rest. Source:
+    QaRL, section 3.2, appendices B and E; its mismatch weight is `sampler_correction.weights: geometric`. In the form
+    of GSPO-token, as `sequence_clip`: each token has its own advantage, whose sign decides.
+    """
+    ratio, advantages = _sequence_ratio(inputs), inputs.advantages
+    if options.clip_high is None or options.band_low is None or options.band_high is None:
+        raise ValueError("objective.clip_high, band_low and band_high are needed by loss sequence_band")
+    high, fixed, negative = 1.0 + options.clip_high, ratio.detach(), advantages < 0
+    below, above = (fixed < 1.0 - options.band_low) & negative, (fixed > 1.0 + options.band_high) & negative
+    left_out, cut = below | above, (fixed > high) & (advantages > 0)
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(max=high) * advantages)
+    return TokenLosses(
+        loss.masked_fill(left_out, 0.0),
+        {
+            "clip_fraction": left_out | cut,  # tokens without gradient: each of the three
+            "clip_fraction/high": cut,
+            "clip_fraction/band_low": below,
+            "clip_fraction/band_high": above,
+        },
+    )
 
 
 def cispo(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
@@ -71,9 +95,18 @@ def policy_gradient(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosse
 LOSSES: Mapping[Loss, Function] = {
     "clip": clip,
     "sequence_clip": sequence_clip,
+    "sequence_band": sequence_band,
     "cispo": cispo,
     "policy_gradient": policy_gradient,
 }
+
+
+def _sequence_ratio(inputs: LossInputs) -> Tensor:
+    """sg(s) pi_t / sg(pi_t) of every token [R]: the value of s = exp(mean_t log r_t), with log pi_t's gradient."""
+    ratios = log_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
+    sequence = spread(segment_means(ratios, inputs.segments), inputs.segments, len(ratios)).exp()
+    own = difference(inputs.logprobs, inputs.logprobs.detach()).exp()  # 1, with the gradient of log pi
+    return sequence * own
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, options: ObjectiveOptions) -> TokenLosses:

@@ -1,9 +1,10 @@
-"""Differences of log-probs, and means over the tokens of a response. Owns how extreme values stay finite."""
+"""Differences of log-probs, means over the tokens of a response, their metrics. Owns how extreme values stay finite."""
 
 import torch
 from torch import Tensor
 
 from policies.kl import MAX_LOG_RATIO, difference
+from policies.objectives.types import LARGEST, SMALLEST
 
 
 def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
@@ -28,3 +29,20 @@ def segment_means(values: Tensor, segments: Tensor) -> Tensor:
 def spread(values: Tensor, segments: Tensor, tokens: int) -> Tensor:
     """[R] of R = `tokens`: to every token the value of its sequence, of `values` [S]."""
     return values.repeat_interleave(segments.diff(), output_size=tokens)
+
+
+def ratio_metrics(logs: Tensor, segments: Tensor) -> dict[str, Tensor]:
+    """How far updates have moved single tokens and whole responses, [R] each, from the log ratios [R], detached.
+
+    A response's ratio is the geometric mean of its tokens'; its distance is the abs of its log, which is what bounds of
+    sequence-level objectives are chosen by.
+    """
+    of_response = spread(segment_means(logs, segments), segments, len(logs))
+    token, response = logs.exp(), of_response.exp()
+    return {
+        f"ratio/token{LARGEST}": token,
+        f"ratio/token{SMALLEST}": token,
+        f"ratio/sequence{LARGEST}": response,
+        f"ratio/sequence{SMALLEST}": response,
+        "ratio/sequence_distance": of_response.abs(),
+    }

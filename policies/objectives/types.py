@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 LARGEST = "_max"  # a metric whose name ends so is the largest of its tokens (none is negative), not their mean
+SMALLEST = "_min"  # likewise the smallest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,5 +27,5 @@ class TokenLosses:
     """The losses of the tokens, and what is worth knowing about them."""
 
     loss: Tensor  # [R], differentiable: to be multiplied by the sequence coefficients and summed
-    metrics: dict[str, Tensor]  # [R] each, detached: a step's metric is the mean over its tokens (LARGEST: the
-    # largest). Names depend on the options only, never on the data: ranks add them up in order
+    metrics: dict[str, Tensor]  # [R] each, detached: a step's metric is the mean over its tokens (LARGEST,
+    # SMALLEST: their largest, smallest). Names depend on the options only, never on the data: ranks add up in order

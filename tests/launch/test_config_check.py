@@ -34,6 +34,8 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["objective.sum_divisor=512"], "objective.sum_divisor"),
         (["objective.name=rloo", "objective.clip_high=0.2"], "objective.clip_high"),
         (["objective.kl_in=reward"], "objective.kl_in"),
+        (["objective.name=tbpo"], "learner.mini_batches"),  # 1: its bands would do nothing
+        (["objective.band_high=7e-4"], "objective.band_high"),
         (["objective.overlong.buffer_tokens=2000"], "objective.overlong.buffer_tokens"),
         (["objective.sampler_correction.weights=token", "rollout.sampling.top_p=0.9"], "objective.sampler_correction"),
         (["rollout.sampling.stop_token_ids=[]"], "rollout.sampling.stop_token_ids"),
@@ -143,6 +145,8 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["objective.name=dapo", "objective.clip_high=0.3"],
         ["objective={name: reinforce_pp, kl: none}"],
         ["objective={name: gspo, sampler_correction: {weights: sequence, mask: geometric}}"],
+        ["objective.name=tbpo", "learner.mini_batches=2"],
+        [VLLM, "objective.name=tbpo", "learner.mini_batches=2"],
         ["objective={aggregation: seq_mean_token_sum_norm, sum_divisor: 512, normalize: none}"],  # Dr. GRPO
         ["learner.mini_batches=128"],
         ["learner.autocast_bf16=true", "model.dtype=bfloat16"],

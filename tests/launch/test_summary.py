@@ -375,6 +375,7 @@ def test_drafter_training(tmp_path: Path) -> None:
         (None, None),
         ({"weights": "none", "mask": "none"}, None),
         ({"weights": "token", "truncate": 2.0, "mask": "none"}, "by token, weights up to 2"),
+        ({"weights": "geometric", "truncate": 2.0, "floor": 0.5}, "by geometric, weights from 0.5 up to 2"),
         ({"weights": "token", "truncate": None, "mask": "geometric"}, "by token, masked by geometric"),
         ({"weights": "none", "mask": "sequence"}, "masked by sequence"),
     ],

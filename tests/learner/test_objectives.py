@@ -22,6 +22,7 @@ from tests.learner.tiny import direct_logprobs, make_sequences, make_trainer
 CORRECTED = {"weights": "token", "mask": "sequence", "low": 1e-6, "high": 1e6}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "gspo": {"name": "gspo", "sampler_correction": {"weights": "sequence"}},
+    "tbpo": {"name": "tbpo"},
     "cispo": {"name": "cispo", "entropy_coef": 0.02, "sampler_correction": CORRECTED},
     "dr_grpo": {"name": "dr_grpo", "sum_divisor": 20.0, "kl": "k2", "kl_coef": 0.1},
     "rloo": {"name": "rloo", "entropy_coef": 0.02},
@@ -71,6 +72,29 @@ def test_the_correction_is_measured(model_dir: Path) -> None:
     plain = step(model_dir, make_sequences()).metrics
     assert not any(key.startswith("sampler_correction") for key in plain)
     assert {"logprob_gap/k1", "logprob_gap/k3", "logprob_gap/ratio", "logprob_gap/ratio_max"} <= plain.keys()
+
+
+def test_the_extremes_of_ratios_are_those_of_all_micro_batches(model_dir: Path) -> None:
+    """Of the second mini-batch they are what the update on the first has moved; of the first they are 1."""
+    sequences, optimizer = make_sequences(), OptimizerOptions(lr=1e-2)
+    half = len(sequences) // 2
+    updated = make_trainer(model_dir, packing=False, micro_batch_tokens=10**6, optimizer=optimizer)
+    (old,) = updated.logprobs(sequences[half:], temperature=1.0)
+    updated.rl_step(sequences[:half], temperature=1.0)
+    (new,) = updated.logprobs(sequences[half:], temperature=1.0)
+    lengths = [len(s.response_tokens) for s in sequences]
+    means = torch.stack([moved.mean() for moved in torch.split(new - old, lengths[half:])])
+    found = make_trainer(model_dir, mini_batches=2, micro_batch_tokens=40, optimizer=optimizer)
+    metrics = found.rl_step(sequences, temperature=1.0).metrics
+    expected = {
+        "ratio/token_max": max(1.0, float((new - old).max().exp())),
+        "ratio/token_min": min(1.0, float((new - old).min().exp())),
+        "ratio/sequence_max": max(1.0, float(means.max().exp())),
+        "ratio/sequence_min": min(1.0, float(means.min().exp())),
+        "ratio/sequence_distance": float((means.abs() * torch.tensor(lengths[half:])).sum()) / sum(lengths),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert metrics["ratio/token_min"] < 0.99 < 1.01 < metrics["ratio/token_max"]
 
 
 def step(model_dir: Path, sequences: list[TrainSequence], **objective: Any) -> StepResult:

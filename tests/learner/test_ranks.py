@@ -20,6 +20,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": {"name": "muon", "lr": 3e-3}},
     "reference, small micro-batches": {"objective": {"kl": "k3", "kl_coef": 0.1}, "micro_batch_tokens": 40},
     "gspo": {"objective": {"name": "gspo", "sampler_correction": {"weights": "sequence"}}},
+    "tbpo": {"objective": {"name": "tbpo"}, "micro_batch_tokens": 40},
     "cispo, entropy, importance weights": {
         "objective": {"name": "cispo", "entropy_coef": 0.02, "sampler_correction": {"weights": "token"}},
         "micro_batch_tokens": 40,

@@ -19,6 +19,7 @@ OBJECTIVES = {
     "GRPO": ObjectiveOptions(),
     "KL and entropy": ObjectiveOptions(kl="k3", kl_coef=0.05, entropy_coef=0.01),
     "GSPO": ObjectiveOptions(name="gspo"),
+    "TBPO": ObjectiveOptions(name="tbpo"),
     "corrected": ObjectiveOptions(
         sampler_correction=SamplerCorrectionOptions(
             weights="sequence", truncate=2.0, mask="geometric", low=0.5, high=2.0

@@ -141,6 +141,7 @@ def finite_differences(function: Callable[[Tensor], Tensor], at: Tensor, step: f
         ObjectiveOptions(clip_dual=None, kl="k3", kl_coef=0.3),
         ObjectiveOptions(name="dr_grpo", kl="k2", kl_coef=0.3),
         ObjectiveOptions(name="gspo", clip_low=0.1, clip_high=0.1),
+        ObjectiveOptions(name="tbpo", clip_high=0.1, band_low=0.5, band_high=0.5),
         ObjectiveOptions(name="cispo", clip_low=1e-9, clip_high=1e-9),  # constant weights: else not its own derivative
         ObjectiveOptions(name="rloo", sampler_correction={"weights": "token"}),
         ObjectiveOptions(name="reinforce", sampler_correction={"mask": "sequence"}),
@@ -215,6 +216,9 @@ LOGS, LENGTHS = [0.5, -0.5, 1.0, -2.0, -1.0], [3, 2]  # of the responses: sums 1
         ({"weights": "sequence"}, [2.0, 2.0, 2.0, 0.049787, 0.049787]),
         ({"weights": "sequence", "truncate": 5.0}, [2.718282, 2.718282, 2.718282, 0.049787, 0.049787]),
         ({"weights": "token", "mask": "token"}, [1.648721, 0.606531, 2.718282, 0.0, 0.0]),  # IcePop: 0.5 to 5
+        ({"weights": "geometric"}, [1.395612, 1.395612, 1.395612, 0.5, 0.5]),  # TBPO, 0.5 to 2
+        ({"weights": "geometric", "floor": None, "truncate": 1.2}, [1.2, 1.2, 1.2, 0.223130, 0.223130]),
+        ({"weights": "token", "floor": 0.25}, [1.648721, 0.606531, 2.0, 0.25, 0.367879]),
         ({"mask": "token", "high": 2.0}, [1.0, 1.0, 0.0, 0.0, 0.0]),
         ({"mask": "token", "low": None, "high": 2.0}, [1.0, 1.0, 0.0, 1.0, 1.0]),
         ({"weights": "sequence", "mask": "sequence", "high": 3.0}, [2.718282, 2.718282, 2.718282, 0.0, 0.0]),
@@ -235,6 +239,9 @@ def test_metrics_of_the_correction_by_hand() -> None:
     assert means["logprob_gap/k1"] == pytest.approx(0.0, abs=1e-12)  # mean of log pi_s - log pi_old
     assert means["logprob_gap/k3"] == pytest.approx((1 - math.log(2) + math.log(2) - 0.5) / 3)  # mean of w - 1 - log w
     derived = derived_metrics(means)
+    _, both = corrected({"weights": "geometric", "truncate": 1.2}, LOGS, LENGTHS)
+    assert both[f"{prefix}/truncated"].tolist() == [True] * 3 + [False] * 2
+    assert both[f"{prefix}/raised"].tolist() == [False] * 3 + [True] * 2
     assert derived[f"{prefix}/effective_share"] == pytest.approx(1.0 / (3.5 / 3))  # (sum w)^2 / (n sum w^2)
     assert f"{prefix}/weight_squared" not in derived
 

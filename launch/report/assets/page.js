@@ -75,6 +75,7 @@ lineChart(
     one("all", "clip_fraction", "--pink"),
     one("below", "clip_fraction/low", "--blue", { faint: true }), one("above", "clip_fraction/high", "--gold", { faint: true }),
     one("dual", "clip_fraction/dual", "--red", { faint: true }),
+    one("below band", "clip_fraction/band_low", "--blue"), one("above band", "clip_fraction/band_high", "--red"),
   ],
   { zero: true, height: 190 },
 );
