@@ -21,6 +21,7 @@ class Panel:
     levels: Sequence[float] = ()  # horizontal rules
     marks: Sequence[float] = field(default=())  # vertical rules
     log_x: bool = False  # to base 2
+    log_y: bool = False
 
 
 def draw(path: Path, panels: Sequence[Panel], columns: int = 1) -> None:
@@ -45,6 +46,8 @@ def draw(path: Path, panels: Sequence[Panel], columns: int = 1) -> None:
             ticks = sorted({x for line in panel.lines for x, _ in line.points})
             axis.set_xscale("log", base=2)
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        if panel.log_y:
+            axis.set_yscale("log")
         for level in panel.levels:
             axis.axhline(level, color="0.4", linestyle=":", linewidth=1)
         for mark in panel.marks:
