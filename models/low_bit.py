@@ -45,14 +45,14 @@ def quantise(weight: Tensor, form: LowBitFormat) -> LowBitWeight:
     groups = form.groups(weight.shape[1])
     exact = weight.detach().float()
     if form.stored == "float8_e4m3fn":
-        scales = _positive(exact.abs().amax(1, keepdim=True) / FP8_LARGEST)
+        scales = _positive(_over(exact.abs().amax(1, keepdim=True), FP8_LARGEST))
         return LowBitWeight(form, (exact / scales).to(torch.float8_e4m3fn), scales)
     if form.group is None:
         return LowBitWeight(form, *quantise_rows(exact))
     exact = exact.reshape(len(exact), groups, form.group)
     most = 2**form.bits - 1
     low, high = exact.amin(2, keepdim=True).clamp(max=0), exact.amax(2, keepdim=True).clamp(min=0)
-    scales = _positive((high - low) / most)
+    scales = _positive(_over(high - low, most))
     zeros = (-low / scales).round().clamp(0, most)
     values = ((exact / scales).round() + zeros).clamp(0, most).to(torch.uint8).flatten(1)
     return LowBitWeight(form, values[:, 0::2] | values[:, 1::2] << 4, scales[..., 0], zeros[..., 0].to(torch.uint8))
@@ -79,7 +79,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = max|row| / 127, value = round(weight / scale), halves to even, in float32. A row of zeros has scale 1.
     """
     exact = weight.float()
-    scales = _positive(exact.abs().amax(1, keepdim=True) / LEVELS)
+    scales = _positive(_over(exact.abs().amax(1, keepdim=True), LEVELS))
     return (exact / scales).round().clamp(-LEVELS, LEVELS).to(torch.int8), scales
 
 
@@ -103,6 +103,11 @@ def quantised(
             yield from named_parts(name, quantise(tensor, form))
         else:
             yield name, tensor
+
+
+def _over(x: Tensor, number: float) -> Tensor:
+    """x / number, rounded once on every device: CUDA multiplies by the inverse of a Python number."""
+    return x / torch.full_like(x, number)
 
 
 def _positive(scales: Tensor) -> Tensor:

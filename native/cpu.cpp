@@ -29,7 +29,7 @@ bool finds_avx512() {
   __builtin_cpu_init();
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16");
+         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 #else
   return false;
 #endif
@@ -65,15 +65,6 @@ CpuLevel cpu_level() {
 
 const char* name_of(CpuLevel level) {
   return level == CpuLevel::kAvx2 ? "avx2" : level == CpuLevel::kAvx512 ? "avx512" : "amx";
-}
-
-bool has_vnni() {
-#if defined(PACELINE_VNNI)
-  static const bool has = has_avx512() && __builtin_cpu_supports("avx512vnni");
-  return has;
-#else
-  return false;
-#endif
 }
 
 }  // namespace paceline

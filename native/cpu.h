@@ -9,7 +9,7 @@ namespace paceline {
 
 enum class CpuLevel {
   kAvx2,
-  kAvx512,  // with its bfloat16 instructions: AMD Zen 4, Intel Cooper Lake and Sapphire Rapids, and later
+  kAvx512,  // with its bfloat16 and VNNI instructions: AMD Zen 4, Intel Cooper Lake and later
   kAmx,     // that, and tiles of bfloat16 and int8: Intel Sapphire Rapids and later, where Linux lends them
 };
 
@@ -18,8 +18,6 @@ CpuLevel cpu_level();
 const char* name_of(CpuLevel level);
 
 inline bool has_avx512() { return cpu_level() >= CpuLevel::kAvx512; }
-// Dot products of bytes beside AVX-512.
-bool has_vnni();
 // Tile registers hold nothing between two kernels: each configures them, and releases them.
 inline bool has_amx() { return cpu_level() >= CpuLevel::kAmx; }
 

@@ -101,6 +101,32 @@ template <typename T>
 void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* bias, T* out, int64_t rows,
             int64_t columns, int64_t depth, int threads);
 
+// A weight [columns, depth] in few bits, in panels (native/low_bit.h): 8 bits in one group, or 4 in groups of a multiple
+// of 64 inputs.
+struct LowBitWeight {
+  const uint8_t* panels;
+  int64_t bits, columns, depth, groups;
+
+  // Of the panels.
+  int64_t packed_bytes() const;
+};
+
+// values: int8 [columns, depth], or two to a byte, the even input in the low half; scales [columns, groups]; zeros as
+// scales, not read for 8 bits.
+void pack_low_bit(const LowBitWeight& shape, const uint8_t* values, const float* scales, const uint8_t* zeros,
+                  uint8_t* out, int threads);
+
+// Rows in eight bits each, as models/ops/low_bit.py's quantise_tokens: values [rows, value_stride], the columns past the
+// depth zero; scales [rows]; sums [rows, groups] of equal groups (or null).
+template <typename T>
+void quantise_rows(const T* x, int64_t stride, int64_t rows, int64_t depth, int64_t groups, int8_t* values,
+                   int64_t value_stride, float* scales, int32_t* sums, int threads);
+
+// out [rows, columns] = x [rows, depth] weight^T + bias (or null).
+template <typename T>
+void low_bit_linear(const T* x, int64_t stride, const LowBitWeight& weight, const T* bias, T* out, int64_t rows,
+                    int threads);
+
 // A decoder-only transformer between token ids and hidden states, as models/transformer.py computes it.
 struct StackShape {
   int64_t layers, hidden, query_heads, kv_heads, head_dim, intermediate;

@@ -32,6 +32,7 @@ void map(Address x, Address out, int64_t n) {
 }  // namespace
 
 void bind_eagle(nb::module_& m);
+void bind_low_bit(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_steps(nb::module_& m);
 void bind_suffix(nb::module_& m);
@@ -207,6 +208,7 @@ NB_MODULE(paceline_native, m) {
   m.def("log_array", &map<paceline::log_array>);
   m.def("log1m_array", &map<paceline::log1m_array>);
   bind_eagle(m);
+  bind_low_bit(m);
   bind_ngram(m);
   bind_steps(m);
   bind_suffix(m);

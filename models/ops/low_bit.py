@@ -12,15 +12,114 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from models.formats import DEEPEST
 from models.low_bit import FP8_LARGEST, LEVELS, LowBitWeight, dequantise, levels_of
+from models.ops.native import kernels, takes
 
+_PANELS = "_paceline_low_bit_panels"
 _SMALLEST = 2.0**-100  # of a token's largest value: below, 127 / max might be infinite, and the token counts as zeros
 
 
 def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
     """x [T, K] times weight [N, K]^T plus bias [N] -> [T, N] in the dtype of x, for inference. Row t is bitwise the
-    same whatever T and the other rows are. A token with a value that is not finite gives NaN."""
-    return reference(x, weight, bias)
+    same whatever T and the other rows are. A token with a value that is not finite gives NaN.
+
+    On CPU the kernel reads the weight's panels; where `prepack_low_bit` has not made them, they are made now and kept.
+    """
+    if not takes(x) or not _packable(weight):
+        return reference(x, weight, bias)
+    if bias is not None and not takes(x, bias):
+        if bias.dtype is x.dtype or not takes(bias):
+            return reference(x, weight, bias)
+        # Widening is exact and the result is rounded once either way.
+        return low_bit_linear(x.float(), weight, bias.float()).to(x.dtype)
+    rows, depth = x.shape
+    columns = weight.outputs
+    if depth != weight.inputs or (bias is not None and bias.shape != (columns,)):
+        raise ValueError(f"x {tuple(x.shape)}, a weight {[columns, weight.inputs]} and the bias do not fit together")
+    x = x if x.stride(1) == 1 else x.contiguous()
+    panels = low_bit_panels(weight)
+    out = x.new_empty((rows, columns))
+    kernels.low_bit_linear(  # type: ignore[union-attr]
+        x.dtype is torch.bfloat16,
+        x.data_ptr(),
+        x.stride(0),
+        panels.data_ptr(),
+        container_bits(weight),
+        columns,
+        depth,
+        weight.scales.shape[1],
+        0 if bias is None else bias.contiguous().data_ptr(),
+        out.data_ptr(),
+        rows,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def prepack_low_bit(weight: LowBitWeight) -> None:
+    """Keep the weight in the kernel's format on `weight.values`, for products; call again after it has changed.
+
+    Writes into the same memory when called again. Tensors changed in place since then are noticed by their version
+    counters (not inference tensors, nor through `.data`), and the panels are made anew at the next product. Does
+    nothing where there is no kernel for the weight. Raises ValueError where scales do not fit the values, or the sums
+    of a product might not fit an int32.
+    """
+    if not _packable(weight):
+        return
+    columns, depth, groups = weight.outputs, weight.inputs, weight.scales.shape[1]
+    per_group = 1 if weight.format.group is None else depth // weight.format.group
+    zeros = weight.zeros
+    if weight.scales.shape != (columns, per_group) or (zeros is not None and zeros.shape != (columns, per_group)):
+        raise ValueError(f"{weight.format.name}: scales {tuple(weight.scales.shape)} of a weight {[columns, depth]}")
+    if depth > DEEPEST:
+        raise ValueError(f"{weight.format.name}: {depth} inputs are more than the {DEEPEST} that an int32 sums exactly")
+    bits = container_bits(weight)
+    old: tuple[Tensor, tuple[int, ...]] | None = getattr(weight.values, _PANELS, None)
+    needed = kernels.low_bit_packed_bytes(bits, columns, depth, groups)  # type: ignore[union-attr]
+    panels = torch.empty(needed, dtype=torch.uint8) if old is None else old[0]
+    values, scales = weight.values.contiguous(), weight.scales.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    kernels.pack_low_bit(  # type: ignore[union-attr]
+        bits,
+        columns,
+        depth,
+        groups,
+        values.data_ptr(),
+        scales.data_ptr(),
+        0 if zeros is None else zeros.data_ptr(),
+        panels.data_ptr(),
+        torch.get_num_threads(),
+    )
+    setattr(weight.values, _PANELS, (panels, low_bit_versions(weight)))
+
+
+def low_bit_panels(weight: LowBitWeight) -> Tensor:
+    """What `prepack_low_bit` keeps of the weight's present version, made now if it is not there. uint8, flat."""
+    packed: tuple[Tensor, tuple[int, ...]] | None = getattr(weight.values, _PANELS, None)
+    if packed is None or packed[1] != low_bit_versions(weight):
+        prepack_low_bit(weight)
+        packed = getattr(weight.values, _PANELS)
+    assert packed is not None
+    return packed[0]
+
+
+def low_bit_versions(weight: LowBitWeight) -> tuple[int, ...]:
+    """Where the values lie (a copied tensor brings copied panels along), and counts of in-place changes of the weight's
+    tensors, 0 always for inference tensors."""
+    parts = (weight.values, weight.scales) if weight.zeros is None else (weight.values, weight.scales, weight.zeros)
+    return weight.values.data_ptr(), *(0 if part.is_inference() else part._version for part in parts)
+
+
+def container_bits(weight: LowBitWeight) -> int:
+    """Of a stored value, as the kernel has them: 8, or 4 for fewer bits too."""
+    return 8 if weight.format.bits == 8 else 4
+
+
+def _packable(weight: LowBitWeight) -> bool:
+    """Whether the kernel has panels for the weight (an extension built before it existed has none)."""
+    integers = weight.format.activations == "int8" and weight.scales.dtype is torch.float32
+    return integers and takes(weight.scales) and weight.values.is_cpu and hasattr(kernels, "low_bit_linear")
 
 
 def mirrored_linear(x: Tensor, master: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
@@ -32,14 +131,34 @@ def mirrored_linear(x: Tensor, master: Tensor, weight: LowBitWeight, bias: Tenso
 
 def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     """[T, K] -> int8 [T, K] and float32 scales [T, 1]; NaN where a value of the token is not finite."""
+    if takes(x) and hasattr(kernels, "quantise_rows"):
+        x = x if x.stride(1) == 1 else x.contiguous()
+        values, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty((len(x), 1), dtype=torch.float32)
+        kernels.quantise_rows(  # type: ignore[union-attr]
+            x.dtype is torch.bfloat16,
+            x.data_ptr(),
+            x.stride(0),
+            *x.shape,
+            values.data_ptr(),
+            scales.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return values, scales
+    return _quantise_tokens(x)
+
+
+def _quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantise_tokens` in plain torch, on any device."""
     exact = x.float()
     largest = exact.abs().amax(1, keepdim=True)
     finite = largest.isfinite() & ~exact.isnan().any(1, keepdim=True)
     counts = finite & (largest >= _SMALLEST)
-    # 127 / max, rounded once: a product with it is what the kernels compute, a division by the scale is not.
-    inverse = torch.where(counts, LEVELS / largest, torch.zeros_like(largest))
+    # 127 / max, rounded once (divisions with a Python number are products with an inverse, here or on CUDA): a product
+    # with it is what the kernels compute, a division by the scale is not.
+    levels = torch.full_like(largest, LEVELS)
+    inverse = torch.where(counts, levels / largest, torch.zeros_like(largest))
     values = torch.where(finite, exact * inverse, torch.zeros_like(exact)).round().to(torch.int8)
-    scales = torch.where(counts, largest / LEVELS, torch.zeros_like(largest))
+    scales = torch.where(counts, largest / levels, torch.zeros_like(largest))
     return values, torch.where(finite, scales, torch.full_like(scales, torch.nan))
 
 
@@ -47,7 +166,7 @@ def quantise_tokens_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """[T, K] -> float8_e4m3fn [T, K] and float32 scales [T, 1], likewise."""
     exact = x.float()
     largest = exact.abs().amax(1, keepdim=True)
-    scales = torch.where(largest > 0, largest / FP8_LARGEST, torch.ones_like(largest))
+    scales = torch.where(largest > 0, largest / torch.full_like(largest, FP8_LARGEST), torch.ones_like(largest))
     return (exact / scales).to(torch.float8_e4m3fn), scales
 
 
@@ -63,7 +182,7 @@ def reference(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Te
             values, scales = quantise_tokens_fp8(x)
             total = values.float() @ weight.values.float().t() * weight.scales[:, 0] * scales
         case "int8":
-            values, scales = quantise_tokens(x)
+            values, scales = _quantise_tokens(x)
             total = _integer_sums(values, weight) * scales
     if bias is not None:
         total = total + bias.float()

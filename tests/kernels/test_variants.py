@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from models import ops
+from models.formats import FORMATS
+from models.low_bit import quantise
 
 ROOT = Path(__file__).parents[2]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -27,6 +29,11 @@ def compute() -> dict[str, Tensor]:
             shapes = ((rows, depth), (columns, depth), (columns,))
             x, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in shapes)
             results[f"linear {dtype} {rows}"] = ops.linear(x, weight, bias, invariant=True)
+        for name in ("w8a8", "w4a8"):
+            for rows in (1, 7, 40):
+                low_bit = quantise(torch.randn(100, 384, generator=generator), FORMATS[name])
+                x = torch.randn(rows, 384, generator=generator).to(dtype)
+                results[f"low-bit {name} {dtype} {rows}"] = ops.low_bit_linear(x, low_bit)
         for heads, width in ((5, 24), (4, 64), (2, 80)):
             q, k, v = (torch.randn(41, h, width, generator=generator).to(dtype) for h in (heads, 1, 1))
             results[f"attention {dtype} {heads}"] = ops.packed_attention(q, k, v, offsets, width**-0.5)
@@ -39,19 +46,19 @@ def _limited(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_variants_differ_by_rounding_only_and_not_at_all_in_float32_products(tmp_path: Path) -> None:
+def test_variants_differ_by_rounding_only_and_not_at_all_in_float32_and_low_bit_products(tmp_path: Path) -> None:
     result = _limited("avx2", "-c", PROGRAM, str(tmp_path / "avx2.pt"))
     assert result.returncode == 0, result.stderr
     older, mine = torch.load(tmp_path / "avx2.pt"), compute()
     assert older.keys() == mine.keys()
     for name, expected in older.items():
-        if name.startswith("linear torch.float32"):
+        if name.startswith(("linear torch.float32", "low-bit")):
             assert torch.equal(mine[name], expected), name
         tolerance = 1e-5 if expected.dtype == torch.float32 else 2e-2
         torch.testing.assert_close(mine[name], expected, rtol=tolerance, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("area", ["test_linear.py", "test_attention.py"])
+@pytest.mark.parametrize("area", ["test_linear.py", "test_attention.py", "test_low_bit.py"])
 def test_the_older_variant_passes_the_same_tests(area: str) -> None:
     result = _limited("avx2", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/kernels/{area}")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,158 @@
+// Weights in few bits to panels, and rows of activations to eight bits.
+//
+// Owns both roundings and layouts that the products read. Invariant: a row's integers depend on the row only, and are
+// those of models/ops/low_bit.py's quantise_tokens.
+#include <algorithm>
+
+#include "low_bit.h"
+
+namespace paceline {
+namespace {
+
+typedef int8_t i8x8 __attribute__((vector_size(8)));
+
+constexpr int32_t kInfinity = 0x7F800000;  // as bits: what is not less is not finite
+constexpr float kSmallest = 0x1p-100f;     // of a row's largest value: below, 127 / max might be infinite
+constexpr float kLevels = 127.0f;
+constexpr int64_t kParallelElements = 1 << 15;
+
+// Four bytes of a row of values, as far as the row goes.
+inline uint32_t four_bytes(const uint8_t* row, int64_t byte, int64_t bytes) {
+  uint32_t out = 0;
+  if (row != nullptr && byte < bytes) std::memcpy(&out, row + byte, std::min<int64_t>(4, bytes - byte));
+  return out;
+}
+
+// Eight rows of eight times four bytes, turned: out[j][i] is row i's j-th.
+inline void turn(u32x8 (&x)[8]) {
+  u32x8 y[8];
+  for (int i = 0; i < 4; ++i) {
+    y[2 * i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], u32x8{0, 8, 2, 10, 4, 12, 6, 14});
+    y[2 * i + 1] = __builtin_shuffle(x[2 * i], x[2 * i + 1], u32x8{1, 9, 3, 11, 5, 13, 7, 15});
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      x[i + j] = __builtin_shuffle(y[i + j], y[i + j + 2], u32x8{0, 1, 8, 9, 4, 5, 12, 13});
+      x[i + j + 2] = __builtin_shuffle(y[i + j], y[i + j + 2], u32x8{2, 3, 10, 11, 6, 7, 14, 15});
+    }
+  for (int i = 0; i < 4; ++i) {
+    y[i] = __builtin_shuffle(x[i], x[i + 4], u32x8{0, 1, 2, 3, 8, 9, 10, 11});
+    y[i + 4] = __builtin_shuffle(x[i], x[i + 4], u32x8{4, 5, 6, 7, 12, 13, 14, 15});
+  }
+  for (int i = 0; i < 8; ++i) x[i] = y[i];
+}
+
+// Inputs 0..3 of eight packed in four bytes (even inputs in low halves), one to a byte.
+inline u32x8 apart(u32x8 x) {
+  return (x & 0xFu) | ((x & 0xF0u) << 4) | ((x & 0xF00u) << 8) | ((x & 0xF000u) << 12);
+}
+
+// As a panel stores four bytes of values.
+inline u32x8 stored(u32x8 x, int64_t bits) {
+  return bits == 8 ? x ^ 0x80808080u : apart(x) | apart(x >> 16) << 4;
+}
+
+void pack_values(const LowBitPanels& w, const uint8_t* values, int64_t panel, uint8_t* out) {
+  const int64_t bytes = w.depth * w.bits / 8, padded = padded_depth(w.depth) * w.bits / 8;
+  const uint8_t* rows[kPanel];
+  for (int64_t n = 0; n < kPanel; ++n) {
+    int64_t column = panel * kPanel + n;
+    rows[n] = column < w.columns ? values + column * bytes : nullptr;
+  }
+  const bool whole = rows[kPanel - 1] != nullptr;
+  for (int64_t at = 0; at < padded; at += 32)
+    for (int64_t half = 0; half < kPanel; half += 8) {
+      u32x8 x[8];
+      for (int i = 0; i < 8; ++i) {
+        if (whole && at + 32 <= bytes)
+          std::memcpy(&x[i], rows[half + i] + at, 32);
+        else
+          for (int j = 0; j < 8; ++j) x[i][j] = four_bytes(rows[half + i], at + 4 * j, bytes);
+      }
+      turn(x);
+      for (int j = 0; j < 8; ++j) {
+        u32x8 each = stored(x[j], w.bits);
+        std::memcpy(out + (at / 4 + j) * 4 * kPanel + half * 4, &each, 32);
+      }
+    }
+}
+
+// The same of every output's `groups` scales or zero points: [groups][16].
+template <typename E>
+void pack_groups(const LowBitPanels& w, const E* source, int64_t panel, E* out) {
+  for (int64_t n = 0; n < kPanel; ++n) {
+    int64_t column = panel * kPanel + n;
+    for (int64_t g = 0; g < w.groups; ++g) out[g * kPanel + n] = column < w.columns ? source[column * w.groups + g] : E{};
+  }
+}
+
+template <typename T>
+void quantise_row(const T* x, int64_t depth, int64_t groups, int8_t* values, int64_t padded, float* scale,
+                  int32_t* sums) {
+  i32x8 most = {};
+  for (int64_t k = 0; k < depth; k += kLanes) {
+    int count = static_cast<int>(std::min<int64_t>(kLanes, depth - k));
+    i32x8 bits = (i32x8)load(x + k, count) & 0x7FFFFFFF;
+    most = bits > most ? bits : most;
+  }
+  int32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits = std::max<int32_t>(bits, most[i]);
+  float largest;
+  std::memcpy(&largest, &bits, sizeof largest);
+  const bool finite = bits < kInfinity, counts = finite && largest >= kSmallest;
+  *scale = counts ? largest / kLevels : finite ? 0.0f : NAN;
+  if (!counts) {
+    std::fill_n(values, padded, int8_t{0});
+    if (sums != nullptr) std::fill_n(sums, groups, 0);
+    return;
+  }
+  const float inverse = kLevels / largest;
+  const f32x8 shift = splat(0x1.8p23f);  // adding it rounds to an integer, halves to even, which is then the low bits
+  const int64_t group = groups == 1 ? depth : depth / groups;
+  for (int64_t g = 0; g < groups; ++g) {
+    i32x8 total = {};
+    for (int64_t k = g * group; k < (g + 1) * group; k += kLanes) {
+      int count = static_cast<int>(std::min<int64_t>(kLanes, depth - k));
+      i32x8 q = (i32x8)(load(x + k, count) * inverse + shift) - (i32x8)shift;
+      total += q;
+      i8x8 narrow = __builtin_convertvector(q, i8x8);
+      std::memcpy(values + k, &narrow, count);
+    }
+    if (sums != nullptr) {
+      sums[g] = 0;
+      for (int i = 0; i < kLanes; ++i) sums[g] += total[i];
+    }
+  }
+  std::fill_n(values + depth, padded - depth, int8_t{0});
+}
+
+}  // namespace
+
+int64_t LowBitWeight::packed_bytes() const { return (columns + kPanel - 1) / kPanel * LowBitPanels(*this).bytes(); }
+
+void pack_low_bit(const LowBitWeight& shape, const uint8_t* values, const float* scales, const uint8_t* zeros,
+                  uint8_t* out, int threads) {
+  const LowBitPanels w(shape);
+  const int64_t panels = (w.columns + kPanel - 1) / kPanel;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && panels * w.bytes() > kParallelElements)
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    uint8_t *start = out + panel * w.bytes(), *after = start + w.value_bytes();
+    pack_values(w, values, panel, start);
+    pack_groups(w, scales, panel, reinterpret_cast<float*>(after));
+    if (w.bits != 8) pack_groups(w, zeros, panel, after + w.groups * kPanel * 4);
+  }
+}
+
+template <typename T>
+void quantise_rows(const T* x, int64_t stride, int64_t rows, int64_t depth, int64_t groups, int8_t* values,
+                   int64_t value_stride, float* scales, int32_t* sums, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * depth > kParallelElements)
+  for (int64_t row = 0; row < rows; ++row)
+    quantise_row(x + row * stride, depth, groups, values + row * value_stride, value_stride, scales + row,
+                 sums == nullptr ? nullptr : sums + row * groups);
+}
+
+template void quantise_rows(const float*, int64_t, int64_t, int64_t, int64_t, int8_t*, int64_t, float*, int32_t*, int);
+template void quantise_rows(const bf16*, int64_t, int64_t, int64_t, int64_t, int8_t*, int64_t, float*, int32_t*, int);
+
+}  // namespace paceline
