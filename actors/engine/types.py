@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafter.training.records import SequenceRecord
+from models.formats import Quantization
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -216,6 +217,7 @@ class WeightsLoaded(Answer):
     checksum: int
     seconds: float
     way: str = "store"  # how they came: "store", "ipc" or "broadcast"
+    quantization: Quantization = "none"  # of what the engine stores and computes with now
     failure: str = ""  # why weights that were offered did not come: `version` is not theirs
 
 

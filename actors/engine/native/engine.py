@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from actors.engine.batch.account import StepAccount
@@ -47,7 +48,8 @@ from actors.handoff.types import HandOffError, Offer
 from drafter.build import history_tokens
 from drafter.protocol import Drafter, GraphCapture, KVPlaces, TrainedDrafter
 from models.checkpoint import hf_targets, load_packed
-from models.manifest import WeightsManifest
+from models.formats import SCALE_SUFFIX, LowBitFormat, Quantization
+from models.manifest import TensorSpec, WeightsManifest
 from models.transformer import Transformer
 from policies.speculation.budget import DraftBudget
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
@@ -159,7 +161,7 @@ class NativeEngine:
         )
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
-        self._model = model
+        self._model, self._low_bit = model, model.low_bit
         self._version = weights_version
         self._clock = clock
         self._account = StepAccount(self._table, self._speculator, prompts, on_step)
@@ -230,14 +232,14 @@ class NativeEngine:
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
         """Load new weights in place. Running requests go on with them, on the K/V they have; no other request reuses
-        K/V of the old ones.
+        K/V of the old ones. An engine that started in few bits stores what it is handed, in few bits or not.
 
         Raises models.weights.WeightsCorruptError, or models.checkpoint.WeightsMismatchError, before anything changed.
         """
         start_s = self._clock()
-        load_packed(self._model, manifest, buffer)  # Computes and checks the checksum.
-        self._holds(manifest.version)
-        return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
+        with self._model.storing(self._form_of(manifest.tensors)):
+            load_packed(self._model, manifest, buffer)  # Computes and checks the checksum.
+        return self._holds(manifest.version, manifest.checksum, start_s)
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
         """As `update_weights`, piece by piece from the learner. Never raises for what fails there: the answer says why,
@@ -246,15 +248,24 @@ class NativeEngine:
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
         try:
-            received = self._receiver.receive(offer, hf_targets(self._model))
-        except HandOffError as error:
-            self._half_loaded |= error.began
-            return WeightsLoaded(self._version, 0, self._clock() - start_s, failure=str(error))
-        self._holds(offer.version)
-        return WeightsLoaded(offer.version, received.checksum, self._clock() - start_s, received.way)
+            with self._model.storing(self._form_of(offer.tensors)):
+                received = self._receiver.receive(offer, hf_targets(self._model))
+        except (HandOffError, torch.OutOfMemoryError) as error:  # the latter: of room for another precision
+            self._half_loaded |= isinstance(error, HandOffError) and error.began
+            seconds = self._clock() - start_s
+            return WeightsLoaded(self._version, 0, seconds, quantization=self._quantization, failure=str(error))
+        return self._holds(offer.version, received.checksum, start_s, received.way)
 
-    def _holds(self, version: int) -> None:
-        """The model's parameters are those of this version now."""
+    def _form_of(self, tensors: Sequence[TensorSpec]) -> LowBitFormat | None:
+        """What they are stored in: only weights in few bits have scales."""
+        return self._low_bit if any(spec.name.endswith(SCALE_SUFFIX) for spec in tensors) else None
+
+    @property
+    def _quantization(self) -> Quantization:
+        return "none" if self._model.low_bit is None else self._model.low_bit.name
+
+    def _holds(self, version: int, checksum: int, start_s: float, way: str = "store") -> WeightsLoaded:
+        """The model's parameters are those of this version now, which has come since `start_s`."""
         self._half_loaded = False
         if self._recording is not None:
             self._tell(self._recording.new_target(version))
@@ -263,6 +274,7 @@ class NativeEngine:
         self._version = version
         self._account.new_weights()
         self._speculator.new_target(version)
+        return WeightsLoaded(version, checksum, self._clock() - start_s, way, self._quantization)
 
     def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
         """Load new weights of a drafter in place. Never raises: a drafter that cannot take them keeps what it has, and

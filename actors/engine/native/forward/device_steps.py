@@ -124,7 +124,7 @@ class DeviceSteps:
         return weight.new_empty(rows, self._width if self._keep_rows else 0), logits
 
     def moved(self) -> None:
-        """The KV cache lies elsewhere: capture again."""
+        """The KV cache, or the weights, lie elsewhere: capture again."""
         if self._graphs is not None:
             self._graphs.forget()
             self._capture()

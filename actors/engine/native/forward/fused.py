@@ -31,8 +31,10 @@ class FusedForward:
 
     @staticmethod
     def supports(model: Transformer) -> bool:
-        """Whether the model is ours, on CPU and of a dtype with kernels."""
+        """Whether the model is ours, on CPU and of a dtype with kernels; weights in few bits go block by block."""
         weight = model.embed_tokens.weight
+        if model.low_bit is not None:
+            return False
         return type(model) is Transformer and ops.DecoderStack.supports(weight, model.config.head_dim)
 
     def weights_changed(self) -> None:

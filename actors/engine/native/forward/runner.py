@@ -80,7 +80,10 @@ class ModelRunner:
         self._tensors: dict[str, torch.Tensor] = {}
         self.resize(max_nodes)
         pack_weights(model)
-        self._fused = FusedForward(model) if FusedForward.supports(model) and not recorded else None
+        self._low_bit, self._fused = model.low_bit, self._fuse()
+
+    def _fuse(self) -> FusedForward | None:
+        return FusedForward(self.model) if FusedForward.supports(self.model) and not self._recorded else None
 
     def resize(self, max_nodes: int) -> None:
         """Make room for up to `max_nodes` drafted tokens per request and step."""
@@ -110,9 +113,14 @@ class ModelRunner:
                 self._device_steps.moved()
 
     def weights_changed(self) -> None:
-        """The model's parameters were written in place: pack them again for the CPU's matrix kernels."""
+        """The model's parameters were written in place, or are stored otherwise now: pack them again for the CPU's
+        matrix kernels."""
         pack_weights(self.model)
-        if self._fused is not None:
+        if self.model.low_bit != self._low_bit:
+            self._low_bit, self._fused = self.model.low_bit, self._fuse()
+            if self._device_steps is not None:
+                self._device_steps.moved()
+        elif self._fused is not None:
             self._fused.weights_changed()
 
     def run(self, plan: StepPlan, drafts: StepDrafts | None) -> Draws:
