@@ -14,6 +14,7 @@ from actors.engine.types import Rollout
 from actors.rewards.grader import build
 from actors.rewards.types import GradeItem
 from actors.training.trainer import Trainer
+from actors.training.types import TrainSequence
 from benchmarks.harness import DEMO
 from benchmarks.tools.targets import Target
 from launch.batch import Batch, Pick, sampling_params
@@ -62,15 +63,24 @@ class DemoLearner:
 
     def learn(self, batch: Batch, rollouts: Mapping[int, Rollout]) -> float:
         """Grade and learn; returns the mean reward."""
-        groups = [
+        groups = self._groups(batch, rollouts)
+        self._trainer.rl_step(self._sequences(groups), temperature=self._config.rollout.sampling.temperature)
+        return fmean(member.grade.value for group in groups for member in group.members)
+
+    def sequences(self, batch: Batch, rollouts: Mapping[int, Rollout]) -> list[TrainSequence]:
+        """What `learn` would learn from, graded; nothing learns."""
+        return self._sequences(self._groups(batch, rollouts))
+
+    def _groups(self, batch: Batch, rollouts: Mapping[int, Rollout]) -> list[Group]:
+        return [
             Group(pick, [self._graded(pick.prompt, rollouts[number]) for number in batch.ids(index)])
             for index, pick in enumerate(batch.picks)
         ]
+
+    def _sequences(self, groups: Sequence[Group]) -> list[TrainSequence]:
         limit = self._config.rollout.sampling.max_new_tokens
         options = self._config.objective
-        sequences, _ = training_sequences(groups, options, prompts_per_step=len(groups), max_new_tokens=limit)
-        self._trainer.rl_step(sequences, temperature=self._config.rollout.sampling.temperature)
-        return fmean(member.grade.value for group in groups for member in group.members)
+        return training_sequences(groups, options, prompts_per_step=len(groups), max_new_tokens=limit)[0]
 
     def _graded(self, prompt: Prompt, rollout: Rollout) -> Graded:
         text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
