@@ -47,9 +47,9 @@ FORMATS: Mapping[str, LowBitFormat] = {
     form.name: form
     for form in (
         LowBitFormat(name="w8a8", bits=8, group=None, activations="int8", stored="int8", devices=("cpu", "cuda")),
-        LowBitFormat(name="w4a8", bits=4, group=128, activations="int8", stored="uint8", devices=("cpu",)),
-        LowBitFormat(name="w3a8", bits=3, group=128, activations="int8", stored="uint8", devices=("cpu",)),
-        LowBitFormat(name="w2a8", bits=2, group=128, activations="int8", stored="uint8", devices=("cpu",)),
+        LowBitFormat(name="w4a8", bits=4, group=128, activations="int8", stored="uint8", devices=("cpu", "cuda")),
+        LowBitFormat(name="w3a8", bits=3, group=128, activations="int8", stored="uint8", devices=("cpu", "cuda")),
+        LowBitFormat(name="w2a8", bits=2, group=128, activations="int8", stored="uint8", devices=("cpu", "cuda")),
         LowBitFormat(name="w4a16", bits=4, group=128, activations="none", stored="uint8", devices=("cuda",)),
         LowBitFormat(
             name="fp8", bits=8, group=None, activations="float8_e4m3fn", stored="float8_e4m3fn", devices=("cuda",)

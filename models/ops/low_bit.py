@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.formats import DEEPEST
-from models.low_bit import FP8_LARGEST, LEVELS, LowBitWeight, dequantise, levels_of
+from models.formats import DEEPEST, LowBitFormat
+from models.low_bit import LowBitWeight, dequantise
+from models.ops.low_bit_reference import reference, require_fit, rounded_tokens
 from models.ops.native import kernels, takes
+from models.ops.triton import low_bit_operators
+from models.ops.triton.operators import operators_take
 
 _PANELS = "_paceline_low_bit_panels"
-_SMALLEST = 2.0**-100  # of a token's largest value: below, 127 / max might be infinite, and the token counts as zeros
 
 
 def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
@@ -25,7 +27,10 @@ def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) 
     same whatever T and the other rows are. A token with a value that is not finite gives NaN.
 
     On CPU the kernel reads the weight's panels; where `prepack_low_bit` has not made them, they are made now and kept.
+    On CUDA the Triton operators compute, and fp8 raises RuntimeError where the device has no products of it.
     """
+    if operators_take(x):
+        return _by_operators(tokens_of(x, weight.format), weight, bias, x.dtype)
     if not takes(x) or not _packable(weight):
         return reference(x, weight, bias)
     if bias is not None and not takes(x, bias):
@@ -144,75 +149,39 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
             torch.get_num_threads(),
         )
         return values, scales
-    return _quantise_tokens(x)
+    return _rounded(x, torch.int8)
 
 
-def _quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`quantise_tokens` in plain torch, on any device."""
-    exact = x.float()
-    largest = exact.abs().amax(1, keepdim=True)
-    finite = largest.isfinite() & ~exact.isnan().any(1, keepdim=True)
-    counts = finite & (largest >= _SMALLEST)
-    # 127 / max, rounded once (divisions with a Python number are products with an inverse, here or on CUDA): a product
-    # with it is what the kernels compute, a division by the scale is not.
-    levels = torch.full_like(largest, LEVELS)
-    inverse = torch.where(counts, levels / largest, torch.zeros_like(largest))
-    values = torch.where(finite, exact * inverse, torch.zeros_like(exact)).round().to(torch.int8)
-    scales = torch.where(counts, largest / levels, torch.zeros_like(largest))
-    return values, torch.where(finite, scales, torch.full_like(scales, torch.nan))
+def tokens_of(x: Tensor, form: LowBitFormat) -> tuple[Tensor, ...]:
+    """What a product of that format is computed from, for inference: (values, scales), or x as it is."""
+    if form.activations == "none":
+        return (x,)
+    return quantise_tokens(x) if form.activations == "int8" else _rounded(x, torch.float8_e4m3fn)
 
 
-def quantise_tokens_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, K] -> float8_e4m3fn [T, K] and float32 scales [T, 1], likewise."""
-    exact = x.float()
-    largest = exact.abs().amax(1, keepdim=True)
-    scales = torch.where(largest > 0, largest / torch.full_like(largest, FP8_LARGEST), torch.ones_like(largest))
-    return (exact / scales).to(torch.float8_e4m3fn), scales
+def _by_operators(tokens: tuple[Tensor, ...], weight: LowBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    require_fit(tokens[0], weight)
+    values, scales = tokens if len(tokens) == 2 else (tokens[0], None)
+    result: Tensor = low_bit_operators.low_bit_linear(
+        values, scales, weight.values, weight.scales, weight.zeros, bias, dtype
+    )
+    return result
 
 
-def reference(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
-    """`low_bit_linear` in plain torch, on any device."""
-    if x.shape[1] != weight.inputs:
-        raise ValueError(f"x {tuple(x.shape)} does not fit a weight of {weight.inputs} inputs")
-    match weight.format.activations:
-        case "none":
-            y = x @ dequantise(weight).to(x.dtype).t()
-            return y if bias is None else y + bias
-        case "float8_e4m3fn":
-            values, scales = quantise_tokens_fp8(x)
-            total = values.float() @ weight.values.float().t() * weight.scales[:, 0] * scales
-        case "int8":
-            values, scales = _quantise_tokens(x)
-            total = _integer_sums(values, weight) * scales
-    if bias is not None:
-        total = total + bias.float()
-    return total.to(x.dtype)
-
-
-def _integer_sums(values: Tensor, weight: LowBitWeight) -> Tensor:
-    """float32 [T, N]: sums over groups of exact integers times scales. float64 holds the integers exactly."""
-    groups = weight.scales.shape[1]
-    wide = levels_of(weight).double()
-    if weight.zeros is not None:
-        wide = (wide.view(len(wide), groups, -1) - weight.zeros[..., None].double()).flatten(1)
-    inputs = wide.shape[1] // groups
-    total = torch.zeros(len(values), weight.outputs, device=values.device)
-    for g in range(groups):
-        part = slice(g * inputs, (g + 1) * inputs)
-        total += (values[:, part].double() @ wide[:, part].t()).float() * weight.scales[:, g]
-    return total
+def _rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    if not operators_take(x):
+        return rounded_tokens(x, dtype)
+    found: tuple[Tensor, Tensor] = low_bit_operators.quantise_tokens(x, dtype)
+    return found
 
 
 class _Mirrored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, master: Tensor, weight: LowBitWeight, bias: Tensor | None) -> Tensor:
         ctx.weight, ctx.dtype = weight, x.dtype
-        if weight.format.activations == "none":
-            ctx.save_for_backward(x)
-        else:  # a quarter of the memory, and what the product was computed from
-            tokens = quantise_tokens if weight.format.activations == "int8" else quantise_tokens_fp8
-            ctx.save_for_backward(*tokens(x))
-        return low_bit_linear(x, weight, bias)
+        tokens = tokens_of(x, weight.format)
+        ctx.save_for_backward(*tokens)  # in eight bits a quarter of the memory, and what the product is computed from
+        return _by_operators(tokens, weight, bias, x.dtype) if operators_take(x) else low_bit_linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable

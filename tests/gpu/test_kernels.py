@@ -7,8 +7,12 @@ import torch
 from torch import Tensor
 
 import tests.pretended
-from models.ops.triton import LAUNCHES, draft_operators, operators
-from tests.ops.test_operators import arguments, tensors
+from models.formats import FORMATS
+from models.low_bit import quantise
+from models.ops import low_bit, low_bit_reference
+from models.ops.triton import LAUNCHES, operators
+from models.ops.triton.launch_low_bit import FP8_CAPABILITY
+from tests.ops.test_operators import arguments, operator_named, tensors
 from tests.ops.triton.paged import Paged, paged
 
 DEVICE = "cuda"
@@ -40,7 +44,7 @@ def test_an_operator_is_its_oracle(name: str, dtype: torch.dtype) -> None:
     """What it returns, and what it writes."""
     given: tuple[Any, ...] = arguments(dtype)[name]
     there = [x.to(DEVICE) if isinstance(x, Tensor) else x for x in given]
-    operator = getattr(operators, name, None) or getattr(draft_operators, name)
+    operator = operator_named(name)
     found, expected = tensors(operator(*there)), tensors(operator(*given))
     written = [(x, y) for x, y in zip(there, given, strict=True) if isinstance(y, Tensor)]
     for mine, oracles in [*zip(found, expected, strict=True), *written]:
@@ -100,3 +104,29 @@ def test_a_row_of_a_fixed_tile_product_is_bitwise_its_own(dtype: torch.dtype) ->
     for rows in (1, 17, 64):
         assert_bitwise(operators.linear(x[:rows], weight, None, False), found[:rows])
     assert_bitwise(operators.linear(x[100:], weight, None, False), found[100:])
+
+
+@DTYPES
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_low_bit_product_is_its_oracle_and_bitwise_where_its_sums_are_integers(name: str, dtype: torch.dtype) -> None:
+    """At a shape of Qwen2.5-0.5B, for the tiles of few rows and of many; rows bitwise their own."""
+    if name == "fp8" and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("this GPU has no fp8 products")
+    generator = torch.Generator().manual_seed(0)
+    x, full = (torch.randn(n, 896, generator=generator) for n in (300, 1152))
+    x, bias = x.to(dtype), torch.randn(1152, generator=generator).to(dtype)
+    weight = quantise(full.to(dtype), FORMATS[name])
+    there = quantise(full.to(DEVICE, dtype), FORMATS[name])
+    for mine, oracles in zip((there.values, there.scales), (weight.values, weight.scales), strict=True):
+        assert_bitwise(mine, oracles)
+    with torch.inference_mode():
+        together = low_bit.low_bit_linear(x.to(DEVICE), there, bias.to(DEVICE))
+        expected = low_bit_reference.reference(x, weight, bias)
+        for part in (slice(0, 1), slice(3, 35), slice(100, 164), slice(0, 300)):
+            found = low_bit.low_bit_linear(x[part].to(DEVICE), there, bias.to(DEVICE))
+            if not tests.pretended.active():
+                assert_bitwise(found, together[part])
+            if weight.format.activations == "int8":
+                assert_bitwise(found, expected[part])
+            else:
+                assert_near(found / 30, expected[part] / 30, dtype)

@@ -1,9 +1,11 @@
 """Eight-bit weights are the nearest ones, row by row, and only matrices of layers become them."""
 
+import numpy as np
 import torch
 
 from models.formats import FORMATS
 from models.low_bit import dequantise, quantise, quantise_rows, quantised
+from models.ops.low_bit import quantise_tokens
 
 
 def test_each_weight_is_the_nearest_multiple_of_its_rows_scale() -> None:
@@ -38,3 +40,15 @@ def test_embedding_head_norms_and_biases_stay() -> None:
     changed = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.weight_scale"}
     assert found.keys() == named.keys() | changed
     assert all(found[name] is named[name] for name in named.keys() - changed)
+
+
+def test_scales_and_factors_are_divided_once() -> None:
+    """numpy divides; torch multiplies a number that is divided by a tensor with the tensor's reciprocal."""
+    x = torch.randn(4096, 3, generator=torch.Generator().manual_seed(2))
+    largest = x.abs().amax(1).numpy()
+    assert np.array_equal(quantise_rows(x)[1][:, 0].numpy(), largest / np.float32(127))
+    values, scales = quantise_tokens(x)
+    assert np.array_equal(scales[:, 0].numpy(), largest / np.float32(127))
+    factors = np.float32(127) / largest
+    assert np.array_equal(values.numpy(), np.rint(x.numpy() * factors[:, None]).astype(np.int8))
+    assert (torch.reciprocal(torch.from_numpy(largest)) * 127 != torch.from_numpy(factors)).any(), "or it shows nothing"

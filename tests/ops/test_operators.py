@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models import ops
 from models.ops import reference
-from models.ops.triton import LAUNCHES, draft_operators, operators, operators_take
+from models.ops.triton import LAUNCHES, draft_operators, low_bit_operators, operators, operators_take
 
 T, HQ, HKV, D, V, SLOTS = 5, 4, 2, 8, 61, 64
 
@@ -31,6 +31,8 @@ def arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     level = torch.arange(8).view(4, 2), -torch.ones(4, 2), four.view(2, 2), -torch.ones(2, 2)
     nodes = torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6)
     eyes = torch.eye(2, dtype=torch.uint8).expand(2, 2, 2)
+    few_bits = torch.randint(-127, 128, (T, 16), generator=generator).to(torch.int8), torch.rand(T, 1)
+    weight = torch.randint(-127, 128, (24, 16), generator=generator).to(torch.int8), torch.rand(24, 1)
     lengths = torch.tensor([0, 1, 4], dtype=torch.int32), torch.tensor([7, 5], dtype=torch.int32)
     return {
         "rms_norm": (random(T, 16), random(16), 1e-6),
@@ -46,7 +48,13 @@ def arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "draft_inputs": (rows, random(V, 16), random(T, 16), random(16), random(16), 1e-6),
         "tree_feed": (*level, 2, 2, random(2, 2, 16), four.view(2, 2), random(2, 2, 16), eyes, *nodes),
         "tree_best": (*level, 2, *nodes, *(x[:, :3].clone() for x in nodes)),
+        "quantise_tokens": (random(T, 16), torch.int8),
+        "low_bit_linear": (*few_bits, *weight, None, random(24), dtype),
     }
+
+
+def operator_named(name: str) -> Any:
+    return next(getattr(of, name) for of in (operators, draft_operators, low_bit_operators) if hasattr(of, name))
 
 
 def tensors(result: Any) -> tuple[Tensor, ...]:
@@ -57,7 +65,7 @@ def tensors(result: Any) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_shapes_on_meta_tensors_are_those_of_the_oracle(name: str, dtype: torch.dtype) -> None:
     given = arguments(dtype)[name]
-    operator = getattr(operators, name, None) or getattr(draft_operators, name)
+    operator = operator_named(name)
     on_meta = [x.to("meta") if isinstance(x, Tensor) else x for x in given]
     for found, expected in zip(tensors(operator(*on_meta)), tensors(operator(*given)), strict=True):
         assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())

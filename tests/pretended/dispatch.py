@@ -114,7 +114,8 @@ def _computed_by(name: str, op: Any) -> Callable[..., Any]:
 @cache
 def launcher(name: str) -> Callable[..., Any] | None:
     """Our Triton kernels themselves, in the interpreter; None where a library of the device computes."""
-    modules = (importlib.import_module(f"models.ops.triton.{module}") for module in ("launch", "launch_drafting"))
+    launchers = ("launch", "launch_drafting", "launch_low_bit")
+    modules = (importlib.import_module(f"models.ops.triton.{module}") for module in launchers)
     return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
 
 

@@ -53,6 +53,8 @@ LAUNCHES: Mapping[str, int] = {
     "draft_inputs": 1,
     "tree_feed": 1,
     "tree_best": 1,
+    "quantise_tokens": 1,
+    "low_bit_linear": 1,
 }
 
 

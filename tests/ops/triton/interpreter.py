@@ -2,7 +2,8 @@
 
 Import this before anything imports Triton in the process, or have TRITON_INTERPRET=1 from its start. What it mends in
 Triton 3.6: scalars as loop bounds with numpy 2.4, bfloat16 rounding (it truncated) and dot products (it multiplied the
-bits as integers), fused multiply-adds (it rounded twice), and its speed.
+bits as integers), the same of float8_e4m3fn, integer dot products (numpy's are slow: in float64 they are as exact),
+fused multiply-adds (it rounded twice), and its speed.
 What it cannot show: the order in which a GPU sums.
 """
 
@@ -33,11 +34,22 @@ def _rounded(data: Any) -> Any:
     return values.bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
+def _widened_fp8(data: Any) -> Any:
+    """float32 of float8_e4m3fn bits."""
+    return torch.from_numpy(np.ascontiguousarray(data).view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+
+
+def _rounded_fp8(data: Any) -> Any:
+    """float8_e4m3fn bits of float32, to nearest even."""
+    return torch.from_numpy(np.ascontiguousarray(data)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+
 def _patch() -> None:
-    convert, lang_tensor, bf16, f32 = (
+    convert, lang_tensor, bf16, fp8, f32 = (
         triton_interpreter._convert_float,
         triton_interpreter._patch_lang_tensor,
         tl.bfloat16,
+        tl.float8e4nv,
         tl.float32,
     )
 
@@ -46,6 +58,10 @@ def _patch() -> None:
             return _widened(data)
         if source == f32 and target == bf16:
             return _rounded(data)
+        if source == fp8 and target == f32:
+            return _widened_fp8(data)
+        if source == f32 and target == fp8:
+            return _rounded_fp8(data)
         return convert(data, source, target, rounding)
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
@@ -53,7 +69,11 @@ def _patch() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
-        left, right = (_widened(x.data) if x.dtype.scalar == bf16 else x.data for x in (a, b))
+        if d.dtype.scalar == tl.int32:
+            exact = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+            return _HANDLE(exact.astype(np.int32) + d.data, d.dtype.scalar)
+        wide = {bf16: _widened, fp8: _widened_fp8}
+        left, right = (wide[x.dtype.scalar](x.data) if x.dtype.scalar in wide else x.data for x in (a, b))
         return _HANDLE(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from models.ops.triton import LAUNCHES, launch
+from models.ops.triton import LAUNCHES, launch, launch_low_bit
 from tests.ops.test_operators import arguments
 
-OURS = [name for name in LAUNCHES if hasattr(launch, name)]
+OURS = {name: of for of in (launch, launch_low_bit) for name in LAUNCHES if hasattr(of, name)}
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -24,5 +24,5 @@ def test_an_operator_launches_what_the_table_says(name: str, monkeypatch: pytest
     given = list(arguments(torch.float32)[name])
     if name == "paged_attention":
         given[9] = 1024  # max_context: splits, and their merge
-    getattr(launch, name)(*given)
+    getattr(OURS[name], name)(*given)
     assert len(kernels) == LAUNCHES[name]

@@ -1,0 +1,126 @@
+"""Launches the kernels of low-bit products, beside `launch` and by its rules: plans are made of shapes and dtypes.
+
+Integer products take the tile that suits the number of rows, since no bit depends on it; the others take one tile.
+"""
+
+import torch
+from torch import Tensor
+
+from models.low_bit import FP8_LARGEST, LEVELS
+from models.ops.low_bit_reference import SMALLEST
+from models.ops.triton import low_bit
+from models.ops.triton.launch import Launch, power_of_2
+
+FP8_CAPABILITY = (8, 9)
+_TILE_DEPTH = 128  # bytes of a row that lie together; every matrix of Qwen2.5 is a multiple
+
+
+def plan_quantise_tokens(x: Tensor, values: Tensor, scales: Tensor) -> Launch:
+    rows, depth = x.shape
+    block = min(power_of_2(depth), 8192)
+    integer = values.dtype is torch.int8
+    return Launch(
+        kernel=low_bit.quantise_tokens,
+        grid=(rows,),
+        arguments=(x, values, scales),
+        constants={
+            "DEPTH": depth,
+            "STRIDE": x.stride(0),
+            "BLOCK": block,
+            "INTEGER": integer,
+            "LEVELS": float(LEVELS) if integer else FP8_LARGEST,
+            "SMALLEST": SMALLEST,
+        },
+        warps=min(max(block // 512, 1), 16),
+    )
+
+
+def quantise_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    values = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scales = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
+    if dtype is not torch.int8:
+        refuse_without_fp8(x.device)
+    if x.numel():
+        plan_quantise_tokens(x, values, scales).run()
+    return values, scales
+
+
+def plan_low_bit_linear(
+    x: Tensor,
+    token_scales: Tensor | None,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+) -> Launch:
+    """Which format it is, the dtypes say: int8 by int8, fp8 by fp8, int8 by nibbles, or floats by nibbles."""
+    rows, depth = x.shape
+    columns, groups = scales.shape
+    integer = x.dtype is torch.int8
+    tile_rows, tile_columns, warps, stages = _tiles(rows, columns, integer)
+    shared = {"COLUMNS": columns, "BIAS": bias is not None, "INTEGER": integer}
+    tile = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns}
+    grid = -(-rows // tile_rows), -(-columns // tile_columns)
+    of_tokens = scales if token_scales is None else token_scales
+    added = scales if bias is None else bias
+    if zeros is None:
+        return Launch(
+            kernel=low_bit.multiply_bytes,
+            grid=grid,
+            arguments=(x, of_tokens, weight, scales, added, out, rows),
+            constants=shared | tile | {"DEPTH": depth, "TILE_DEPTH": _TILE_DEPTH},
+            warps=warps,
+            stages=stages,
+        )
+    return Launch(
+        kernel=low_bit.multiply_nibbles,
+        grid=grid,
+        arguments=(x, of_tokens, weight, scales, zeros, added, out, rows),
+        constants=shared | tile | {"GROUPS": groups, "GROUP": depth // groups},
+        warps=warps,
+        stages=stages,
+    )
+
+
+def _tiles(rows: int, columns: int, integer: bool) -> tuple[int, int, int, int]:
+    """(rows, columns, warps, stages). Few columns where there are few, and more programs to read the weight with."""
+    few = 64 if columns >= 8192 else 32
+    if not integer:
+        return 64, few, 4, 4
+    if rows > 64:
+        return 128, 128, 8, 3
+    return (16 if rows <= 16 else 32 if rows <= 32 else 64), few, 4, 4
+
+
+def low_bit_linear(
+    x: Tensor,
+    token_scales: Tensor | None,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    x, weight, scales = x.contiguous(), weight.contiguous(), scales.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    if weight.dtype is torch.float8_e4m3fn:
+        refuse_without_fp8(x.device)
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
+    if out.numel():
+        plan_low_bit_linear(x, token_scales, weight, scales, zeros, bias, out).run()
+    return out
+
+
+def refuse_without_fp8(device: torch.device) -> None:
+    """Raises RuntimeError where a GPU's tensor cores know no fp8: Triton's own refusal names neither GPU nor remedy."""
+    if device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < FP8_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise RuntimeError(
+            f"{name} (compute capability {found[0]}.{found[1]}) has no fp8 products, which begin with 8.9: take"
+            " rollout.quantization=w8a8, which is as small, or a GPU of Ada's or Hopper's generation"
+        )

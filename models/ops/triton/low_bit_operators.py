@@ -1,0 +1,72 @@
+"""The operators of low-bit products among `paceline::*`: schema, CPU (the oracle), meta (shapes), CUDA (a kernel each).
+
+Beside `operators`, whose rules hold here too; `models.ops.low_bit` says what they compute, and sends tensors here.
+Weights come apart, values, scales and zero points: an operator takes tensors.
+"""
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.formats import FORMATS
+from models.low_bit import LowBitWeight
+from models.ops.low_bit_reference import product, rounded_tokens
+from models.ops.triton.operators import installed
+
+_SCHEMAS = (
+    "quantise_tokens(Tensor x, ScalarType dtype) -> (Tensor values, Tensor scales)",
+    "low_bit_linear(Tensor x, Tensor? token_scales, Tensor weight, Tensor scales, Tensor? zeros, Tensor? bias,"
+    " ScalarType dtype) -> Tensor",
+)
+
+
+def _cpu_low_bit_linear(
+    x: Tensor,
+    token_scales: Tensor | None,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    of_bytes = FORMATS["w8a8"] if weight.dtype is torch.int8 else FORMATS["fp8"]
+    of_nibbles = FORMATS["w4a8"] if x.dtype is torch.int8 else FORMATS["w4a16"]
+    form = of_bytes if zeros is None else of_nibbles
+    return product(x, token_scales, LowBitWeight(form, weight, scales, zeros), bias).to(dtype)
+
+
+def _meta_quantise_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], 1, dtype=torch.float32)
+
+
+def _meta_low_bit_linear(x: Tensor, token_scales: Tensor | None, weight: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=rest[-1])
+
+
+def _cuda(name: str) -> Any:
+    """The kernel, imported when it is first called; the oracle where there is no Triton."""
+    call: Any = None
+
+    def launch(*arguments: Any) -> Any:
+        nonlocal call
+        if call is None:
+            call = getattr(import_module("models.ops.triton.launch_low_bit"), name) if installed() else _ON_CPU[name]
+        return call(*arguments)
+
+    return launch
+
+
+_ON_CPU = {"quantise_tokens": rounded_tokens, "low_bit_linear": _cpu_low_bit_linear}
+_ON_META = {"quantise_tokens": _meta_quantise_tokens, "low_bit_linear": _meta_low_bit_linear}
+_LIBRARY: Any = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema in _SCHEMAS:
+    _name = _schema.partition("(")[0]
+    _LIBRARY.define(_schema)
+    _LIBRARY.impl(_name, _ON_CPU[_name], "CPU")
+    _LIBRARY.impl(_name, _ON_META[_name], "Meta")
+    _LIBRARY.impl(_name, _cuda(_name), "CUDA")
+
+quantise_tokens = torch.ops.paceline.quantise_tokens.default
+low_bit_linear = torch.ops.paceline.low_bit_linear.default

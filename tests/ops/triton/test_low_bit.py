@@ -1,0 +1,154 @@
+"""Tokens and products in few bits in Triton's interpreter: integer formats bitwise the oracle, whatever the batch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.formats import FORMATS, LowBitFormat
+from models.low_bit import LowBitWeight, quantise
+from models.ops import low_bit_reference
+from models.ops.triton import launch_low_bit
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+INTEGERS = pytest.mark.parametrize("name", ["w8a8", "w4a8", "w3a8", "w2a8"])
+EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def multiplied(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
+    """By the kernels."""
+    tokens: tuple[Tensor, Tensor | None] = x, None
+    if weight.format.activations != "none":
+        dtype = torch.int8 if weight.format.activations == "int8" else torch.float8_e4m3fn
+        tokens = launch_low_bit.quantise_tokens(x, dtype)
+    return launch_low_bit.low_bit_linear(*tokens, weight.values, weight.scales, weight.zeros, bias, x.dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=["int8", "fp8"])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(0, 9),
+    depth=st.integers(1, 300),
+    magnitude=st.integers(-126, 120),
+    seed=st.integers(0, 2**31),
+)
+def test_tokens_are_rounded_as_the_oracle_rounds_them(
+    kind: torch.dtype, dtype: torch.dtype, rows: int, depth: int, magnitude: int, seed: int
+) -> None:
+    x = random(rows, depth, dtype=dtype, seed=seed) * 2.0**magnitude
+    found, expected = launch_low_bit.quantise_tokens(x, kind), low_bit_reference.rounded_tokens(x, kind)
+    for mine, oracles in zip(found, expected, strict=True):
+        assert (mine.dtype, mine.shape) == (oracles.dtype, oracles.shape)
+        assert torch.equal(bits(mine), bits(oracles))
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=["int8", "fp8"])
+def test_tokens_of_zeros_halves_and_what_is_not_finite(kind: torch.dtype) -> None:
+    x = torch.zeros(6, 20_000)
+    x[1, :3] = torch.tensor([127.0, 0.5, 2.5])  # halves go to even
+    x[2, 19_999], x[3, 7], x[4, 0] = torch.nan, torch.inf, 2.0**-101
+    x[5] = random(20_000)
+    found, expected = launch_low_bit.quantise_tokens(x, kind), low_bit_reference.rounded_tokens(x, kind)
+    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=0, equal_nan=True)
+    for row in range(6):
+        if expected[1][row].isfinite():
+            assert torch.equal(bits(found[0][row]), bits(expected[0][row])), row
+    apart = torch.cat((x, x), 1)[:, :20_000]
+    assert torch.equal(bits(launch_low_bit.quantise_tokens(apart, kind)[0]), bits(found[0])), "rows may be apart"
+
+
+@DTYPES
+@INTEGERS
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 140),
+    columns=st.integers(1, 150),
+    depth=st.integers(1, 3),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_integer_products_are_the_oracles_bit_for_bit(
+    name: str, dtype: torch.dtype, rows: int, columns: int, depth: int, bias: bool, seed: int
+) -> None:
+    form = FORMATS[name]
+    inputs = depth * 128 if form.group else depth * 77  # rows of bytes end inside a tile, too
+    x = random(rows, inputs, dtype=dtype, seed=seed)
+    weight = quantise(random(columns, inputs, seed=seed + 1), form)
+    added = random(columns, dtype=dtype, seed=seed + 2) if bias else None
+    assert torch.equal(bits(multiplied(x, weight, added)), bits(low_bit_reference.reference(x, weight, added)))
+
+
+@pytest.mark.parametrize("name", ["w4a16", "fp8"])
+@DTYPES
+def test_products_with_float_sums_are_the_oracles_but_for_their_order(name: str, dtype: torch.dtype) -> None:
+    x, form = random(70, 384, dtype=dtype), FORMATS[name]
+    weight, bias = quantise(random(90, 384, seed=1), form), random(90, dtype=dtype, seed=2)
+    found, expected = multiplied(x, weight, bias), low_bit_reference.reference(x, weight, bias)
+    tolerance = 2e-4 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(found, expected, atol=tolerance * 384**0.5, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_rows_product_is_the_same_in_any_batch_and_place(name: str) -> None:
+    """Beyond the tile of few rows, too: integer formats change tiles there."""
+    x, weight = random(150, 256, dtype=torch.bfloat16), quantise(random(70, 256, seed=1), FORMATS[name])
+    together = multiplied(x, weight)
+    for part in (slice(0, 1), slice(64, 65), slice(100, 117), slice(3, 70), slice(20, 52)):
+        assert torch.equal(bits(multiplied(x[part], weight)), bits(together[part]))
+
+
+@pytest.mark.parametrize("where", [0, 63, 64, 130])
+def test_a_token_that_is_not_finite_spoils_its_own_row_only(where: int) -> None:
+    x, weight = random(131, 128), quantise(random(16, 128, seed=1), FORMATS["w8a8"])
+    expected = low_bit_reference.reference(x, weight)
+    x[where, 5] = torch.nan
+    found = multiplied(x, weight)
+    assert found[where].isnan().all()
+    others = torch.arange(131) != where
+    assert torch.equal(found[others], expected[others])
+
+
+def capability(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: version)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+
+
+@pytest.mark.parametrize("version", [(8, 9), (9, 0), (10, 0)])
+def test_fp8_runs_where_there_are_products_of_it(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> None:
+    capability(monkeypatch, version)
+    launch_low_bit.refuse_without_fp8(torch.device("cuda"))
+
+
+def test_fp8_is_refused_by_name_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    capability(monkeypatch, (8, 0))
+    with pytest.raises(RuntimeError, match=r"A100.*8\.0.*has no fp8 products.*rollout.quantization=w8a8"):
+        launch_low_bit.refuse_without_fp8(torch.device("cuda"))
+
+
+def plan(rows: int, form: LowBitFormat) -> Callable[[str], int]:
+    weight = quantise(random(256, 256), form)
+    x = torch.empty(rows, 256, dtype=torch.bfloat16 if form.activations == "none" else torch.int8)
+    if form.name == "fp8":
+        x = x.to(torch.float8_e4m3fn)
+    scales = None if form.activations == "none" else torch.ones(rows, 1)
+    out = torch.empty(rows, 256)
+    found = launch_low_bit.plan_low_bit_linear(x, scales, weight.values, weight.scales, weight.zeros, None, out)
+    return found.constants.__getitem__
+
+
+def test_only_integer_sums_take_other_tiles_for_other_numbers_of_rows() -> None:
+    for name, form in FORMATS.items():
+        tiles = {plan(rows, form)("TILE_ROWS") for rows in (1, 16, 17, 64, 65, 4096)}
+        assert (len(tiles) > 1) is (form.activations == "int8"), name
