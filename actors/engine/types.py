@@ -209,7 +209,7 @@ class Answer:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLoaded(Answer):
     """What the engine holds now. The checksum is computed over what was read."""
 

@@ -6,7 +6,7 @@ operation; whether a kernel or torch computes it is decided here, per call, from
 
 from models.ops.attention import packed_attention, paged_attention
 from models.ops.eagle import EaglePasses
-from models.ops.low_bit import low_bit_linear, mirrored_linear
+from models.ops.low_bit import low_bit_linear, mirrored_linear, prepack_low_bit
 from models.ops.matmul import head, linear, prepack
 from models.ops.sampling import cutoff, sample, sample_topk
 from models.ops.segments import Segments
@@ -28,6 +28,7 @@ __all__ = [
     "packed_attention",
     "paged_attention",
     "prepack",
+    "prepack_low_bit",
     "rms_norm",
     "rope_write",
     "sample",

@@ -214,7 +214,8 @@ class FakeCore:
                 if checksum(memory) != manifest.checksum:
                     raise ValueError(f"weights version {manifest.version} did not arrive whole")
                 self._version = manifest.version
-                return WeightsLoaded(manifest.version, checksum(memory) ^ options.wrong_checksum, 0.001)
+                held = checksum(memory) ^ options.wrong_checksum
+                return WeightsLoaded(version=manifest.version, checksum=held, seconds=0.001)
             case Sleep():
                 return Slept("it has requests" if self._waiting or self._running else "")
             case Wake():

@@ -36,6 +36,7 @@ from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
 from tests.engine.support import assert_same, make_requests, options_of, run, write_config
+from tests.engine.test_graphs import FakeGraphCapture, assert_same_tokens
 from tests.handoff.tools import Meeting
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "initializer_range": 0.15}
@@ -290,6 +291,20 @@ def offered(core: NativeEngine, meeting: Meeting, named: dict[str, Tensor], way:
     sending.join(60)
     assert not sending.is_alive()
     return answer
+
+
+def test_graphs_are_captured_again_only_when_the_precision_changes(folder: Path, later: Path) -> None:
+    """Weights of the same precision lie where they lay; those of another one do not."""
+    capture = FakeGraphCapture()
+    core = NativeEngine(target(folder, "w8a8"), options_of(), graph_capture=capture)
+    requests, masters = make_requests(8, seed=2, max_new_tokens=10), load_model(later)
+    records = [capture.records]
+    for version, form in enumerate(("w8a8", "none", "none", "w8a8"), start=1):
+        core.update_weights(*pack(published(masters, form), version))
+        records.append(capture.records)
+        assert_same_tokens(run(core, requests), run(engine_of(target(later, form)), requests))
+    assert records == [records[0] * times for times in (1, 1, 2, 2, 3)]
+    assert capture.replays > 0
 
 
 def test_asleep_and_awake_it_computes_the_same(folder: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from actors.training.network import computing_in
@@ -99,6 +101,34 @@ def test_the_mirror_of_the_masters_computes_bitwise_what_the_engines_tensors_do(
         masters.mirror(None, dtype)
         assert torch.equal(hidden(masters), plain)
         assert not torch.equal(found.float(), plain)
+
+
+@given(
+    st.sampled_from(list(FORMATS.values())),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(-30, 30),
+    st.integers(0, 2**32 - 1),
+)
+def test_fused_rows_and_groups_of_inputs_are_quantised_as_by_themselves(
+    form: LowBitFormat, parts: list[int], groups: int, exponent: int, seed: int
+) -> None:
+    """So a learner may quantise q, k and v, or the fused matrix, or rows of it that one rank has."""
+    form = replace(form, group=None if form.group is None else 8)
+    weight = torch.randn(sum(parts), 8 * groups, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
+    weight[0] = 0
+    fused = quantise(weight, form)
+    split = [quantise(part, form) for part in weight.split(parts)]
+    for name in ("values", "scales", "zeros"):
+        whole, pieces = getattr(fused, name), [getattr(part, name) for part in split]
+        assert (whole is None) == (pieces[0] is None)
+        if whole is not None:
+            assert torch.equal(whole.view(torch.uint8), torch.cat([piece.view(torch.uint8) for piece in pieces]))
+    if form.group is not None:
+        last = quantise(weight[:, -form.group :].contiguous(), form)
+        assert torch.equal(fused.values[:, -form.group // 2 :], last.values)
+        assert torch.equal(fused.scales[:, -1:], last.scales)
+    assert torch.isfinite(dequantise(fused)).all()
 
 
 def test_gradients_go_straight_through_to_the_masters(tmp_path: Path) -> None:

@@ -253,7 +253,13 @@ class NativeEngine:
         except (HandOffError, torch.OutOfMemoryError) as error:  # the latter: of room for another precision
             self._half_loaded |= isinstance(error, HandOffError) and error.began
             seconds = self._clock() - start_s
-            return WeightsLoaded(self._version, 0, seconds, quantization=self._quantization, failure=str(error))
+            return WeightsLoaded(
+                version=self._version,
+                checksum=0,
+                seconds=seconds,
+                quantization=self._quantization,
+                failure=str(error),
+            )
         return self._holds(offer.version, received.checksum, start_s, received.way)
 
     def _form_of(self, tensors: Sequence[TensorSpec]) -> LowBitFormat | None:
@@ -274,7 +280,13 @@ class NativeEngine:
         self._version = version
         self._account.new_weights()
         self._speculator.new_target(version)
-        return WeightsLoaded(version, checksum, self._clock() - start_s, way, self._quantization)
+        return WeightsLoaded(
+            version=version,
+            checksum=checksum,
+            seconds=self._clock() - start_s,
+            way=way,
+            quantization=self._quantization,
+        )
 
     def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
         """Load new weights of a drafter in place. Never raises: a drafter that cannot take them keeps what it has, and

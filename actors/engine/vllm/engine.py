@@ -201,11 +201,12 @@ class VllmEngine:
         self._version = manifest.version
         self._account.new_weights()
         self._speculator.new_target(manifest.version)
-        return WeightsLoaded(manifest.version, manifest.checksum, self._clock() - start_s)
+        return WeightsLoaded(version=manifest.version, checksum=manifest.checksum, seconds=self._clock() - start_s)
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
         """vLLM's ranks read whole tensors that lie in memory: its weights come through the object store."""
-        return WeightsLoaded(self._version, 0, 0.0, failure="vllm takes weights from the object store only")
+        reason = "vllm takes weights from the object store only"
+        return WeightsLoaded(version=self._version, checksum=0, seconds=0.0, failure=reason)
 
     def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
         """Load new weights of a drafter in place. One that cannot take them keeps what it has; the answer says why."""

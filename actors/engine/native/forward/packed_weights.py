@@ -1,7 +1,7 @@
-"""Weights laid out once for the CPU's matrix kernel, and again after every update, in both modes."""
+"""Weights laid out once for the CPU's matrix kernels, and again after every update, in both modes."""
 
 from models import ops
-from models.transformer import Projection, Transformer
+from models.transformer import LowBitProjection, Projection, Transformer
 
 
 def pack_weights(model: Transformer) -> None:
@@ -9,5 +9,7 @@ def pack_weights(model: Transformer) -> None:
     for module in model.modules():
         if isinstance(module, Projection):
             ops.prepack(module.weight)
+        elif isinstance(module, LowBitProjection):
+            ops.prepack_low_bit(module.stored)
     if model.lm_head is None:
         ops.prepack(model.embed_tokens.weight)
