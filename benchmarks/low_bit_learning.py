@@ -45,6 +45,7 @@ UNALIGNED = "learner.quantization=none"
 TBPO = ("objective.name=tbpo", "objective.clip_high=4e-3", "objective.band_low=3e-3", "objective.band_high=7e-3")
 FORMATS = ("w8a8", "w4a8", "w3a8", "w2a8")
 BASE = "fp32"
+MASTERS = "eval/master_reward"  # of an arm with low-bit rollouts
 # What matters most comes first.
 ARMS: dict[str, tuple[str, ...]] = {
     BASE: (),
@@ -147,8 +148,8 @@ def table(runs: Sequence[Run], of: Mapping[str, Any]) -> str:
     arms = by_arm(runs)
     base = arms.get(BASE, {})
     head = (
-        "arm | seeds | held-out before | after | less fp32, paired | failed | log-prob gap | its k3 | KL(old, new) | "
-        "entropy, last step | clipped | largest token ratio | tokens"
+        "arm | seeds | held-out before | after | less fp32, paired | failed | after, masters | log-prob gap | its k3 | "
+        "KL(old, new) | entropy, last step | clipped | largest token ratio | tokens"
     )
     rows = []
     for arm, found in arms.items():
@@ -159,12 +160,13 @@ def table(runs: Sequence[Run], of: Mapping[str, Any]) -> str:
             return fmean(fmean(curve(r, name)) for r in good)
 
         if not good:
-            rows.append(f"{arm} | {len(found)} | {'- | ' * 3}{failures} | {'- | ' * 6}-")
+            rows.append(f"{arm} | {len(found)} | {'- | ' * 3}{failures} | {'- | ' * 7}-")
             continue
+        masters = [r["last"][MASTERS] for r in good if MASTERS in r["last"]]
         to_base = mean_and_error(paired(found, base)) if arm != BASE else "-"
         rows.append(
             f"{arm} | {len(found)} | {fmean(r['first']['eval/reward'] for r in good):.3f} | "
-            f"{fmean(map(after, good)):.3f} | {to_base} | {failures} | "
+            f"{fmean(map(after, good)):.3f} | {to_base} | {failures} | {f'{fmean(masters):.3f}' if masters else '-'} | "
             f"{mean('logprob_gap/mean'):.1e} | {mean('logprob_gap/k3'):.1e} | {mean('kl_old'):.1e} | "
             f"{fmean(curve(r, 'entropy')[-1] for r in good):.3f} | {mean('clip_fraction'):.3f} | "
             f"{max(max(curve(r, 'ratio/token_max')) for r in good):.2f} | {fmean(r['tokens'] for r in good):,.0f}"
@@ -189,7 +191,8 @@ def table(runs: Sequence[Run], of: Mapping[str, Any]) -> str:
         "# The demo from low-bit rollouts\n\n"
         "Held-out reward at T = 1 as fixed in `examples/guess_and_check/README.md`, by the engine of the arm's own "
         "precision, after the last RL step. +-: standard error over seeds. Gap, KL and clipped: means over RL steps. "
-        "Failed: not finished, or below the full-precision warm start of the same seed, as fixed beforehand. Written "
+        "Masters: the same weights evaluated in full precision. Failed: not finished, or below the full-precision warm "
+        "start of the same seed, as fixed beforehand. Written "
         "by `python -m benchmarks.low_bit_learning`.\n\n"
         f"{markdown(head, rows)}\n\n"
         f"{markdown('paired by seed | seeds | difference of final rewards | seeds above 0', pairs)}\n\n"
