@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from actors.identity import log_to
 from actors.termination import on_sigterm
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.types import Demonstration, StepResult, TrainSequence
+from models.formats import Quantization
 from models.manifest import TensorSpec, WeightsManifest
 from models.options import ModelOptions
 from policies.options import ObjectiveOptions
@@ -43,6 +44,7 @@ class LearnerSpec:
     temperature: float  # rollout.sampling.temperature
     init: Literal["checkpoint", "random"]
     seed: int
+    quantization: Quantization  # rollout.quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,15 @@ class LearnerRank:
             store = self._store or join_store(host, port, self._size, start_timeout_s)
             join_group(store, rank, timeout_s=options.timeout_s)
         spec = self._spec
-        self._trainer = Trainer(spec.model, options, spec.objective, rank=rank, init=spec.init, seed=spec.seed)
+        self._trainer = Trainer(
+            spec.model,
+            options,
+            spec.objective,
+            rank=rank,
+            init=spec.init,
+            seed=spec.seed,
+            quantization=spec.quantization,
+        )
         if kind == "cuda":
             return torch.cuda.get_device_name(0)
         from models.ops.native import kernels
@@ -182,15 +192,18 @@ class LearnerRank:
         return self._ready.sft_step(demonstrations)
 
     @ray.method
-    def publish(self, version: int) -> "tuple[WeightsManifest, ray.ObjectRef[Any]] | None":
-        """Rank 0: manifest and the buffer in the object store, owned by this actor; None from the others."""
-        published = self._ready.publish(version)
+    def publish(
+        self, version: int, masters: bool = False
+    ) -> "tuple[WeightsManifest, ray.ObjectRef[Any], float] | None":
+        """Rank 0: manifest, the buffer in the object store, owned by this actor, and the seconds that rounding took;
+        None from the others. `masters`: see Trainer.publish."""
+        published = self._ready.publish(version, masters=masters)
         self._version = version
         if published is None:
             return None
         manifest, buffer = published
         self._published = ray.put(buffer)  # the previous version is released here, unless somebody still reads it
-        return manifest, self._published
+        return manifest, self._published, self._ready.quantise_s
 
     @ray.method
     def open_weights_store(self, host: str, timeout_s: float) -> str:
@@ -201,12 +214,12 @@ class LearnerRank:
         return f"{host}:{self._weights_store.port}"
 
     @ray.method
-    def weights_layout(self) -> tuple[tuple[TensorSpec, ...], int]:
+    def weights_layout(self, masters: bool) -> tuple[tuple[TensorSpec, ...], int]:
         """How published weights lie in their buffer, and its size in bytes."""
-        return self._ready.published_layout()
+        return self._ready.published_layout(masters=masters)
 
     @ray.method
-    def send_weights(self, terms: Terms, store: str) -> Sent | None:
+    def send_weights(self, terms: Terms, store: str, masters: bool) -> Sent | None:
         """Hand the weights over piece by piece, in step with the other ranks; what was sent, from rank 0. `store`: the
         address that rank 0 opened."""
         from actors.handoff.send import Sender
@@ -215,13 +228,15 @@ class LearnerRank:
         if self._sender is None:
             self._sender = Sender(self._index, self._size, trainer.rank.device, store)
         self._version = terms.version
-        return self._sender.send(terms, trainer.published_layout(), trainer.published_tensors())
+        layout = trainer.published_layout(masters=masters)
+        sent = self._sender.send(terms, layout, trainer.published_tensors(masters=masters))
+        return None if sent is None else replace(sent, quantise_s=trainer.quantise_s)
 
     @ray.method
-    def keep_weights(self, version: int, checksum: int) -> "NDArray[np.uint8] | None":
+    def keep_weights(self, version: int, checksum: int, masters: bool) -> "NDArray[np.uint8] | None":
         """Rank 0: the buffer of what was sent under this version, for those who come later; None from the others. All
         ranks are called, before the next step."""
-        published = self._ready.publish(version)
+        published = self._ready.publish(version, masters=masters)
         if published is None:
             return None
         manifest, buffer = published

@@ -24,6 +24,7 @@ from actors.learner import LearnerRank, LearnerSpec, Place
 from actors.training.errors import LearnerLostError
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.types import Demonstration, StepResult, TrainSequence
+from models.formats import Quantization
 from models.manifest import TensorSpec, WeightsManifest
 from models.options import ModelOptions
 from policies.options import ObjectiveOptions
@@ -64,6 +65,7 @@ class LearnerGroup:
         temperature: float,
         init: Literal["checkpoint", "random"] = "checkpoint",
         seed: int = 0,
+        quantization: Quantization = "none",
         actor_options: Callable[[int], Mapping[str, Any]] | None = None,
         start_timeout_s: float = 600.0,
         log: Callable[[str], str | None] = lambda name: None,
@@ -74,12 +76,19 @@ class LearnerGroup:
         Raises LearnerLostError if a rank does not come up, and what the rank raised if it cannot build the model.
         """
         spec = LearnerSpec(
-            model=model, learner=learner, objective=objective, temperature=temperature, init=init, seed=seed
+            model=model,
+            learner=learner,
+            objective=objective,
+            temperature=temperature,
+            init=init,
+            seed=seed,
+            quantization=quantization,
         )
         self._timeout_s = learner.timeout_s
         self._weights_store: str | None = None
-        self._layout: tuple[tuple[TensorSpec, ...], int] = (), 0
+        self._layouts: dict[bool, tuple[tuple[TensorSpec, ...], int]] = {}  # of the masters, or of what rollouts have
         self._sendings = 0
+        self.quantise_s = 0.0  # that rank 0 spent in rounding what was published or sent last
         self._rests: bool | None = None  # whether with the optimizer; None: never asked
         self._rested = False
         size = learner.ranks
@@ -169,27 +178,33 @@ class LearnerGroup:
         result: StepResult = self._call("sft_step", self._timeout_s, lambda rank: rank.sft_step.remote(shared))[0]
         return result
 
-    def publish(self, version: int) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
-        """The current weights as (manifest, reference to a uint8 numpy buffer). The buffer is owned by rank 0's actor,
-        which keeps the newest one; older ones live as long as somebody holds their reference."""
-        published = self._call("publish", self._timeout_s, lambda rank: rank.publish.remote(version))[0]
+    def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
+        """The current weights as (manifest, reference to a uint8 numpy buffer), as rollouts have them; `masters`: in
+        model.dtype. The buffer is owned by rank 0's actor, which keeps the newest one; older ones live as long as
+        somebody holds their reference."""
+        published = self._call("publish", self._timeout_s, lambda rank: rank.publish.remote(version, masters))[0]
         assert published is not None
         manifest: WeightsManifest = published[0]
+        self.quantise_s = published[2]
         return manifest, published[1]
 
-    def send(self, version: int, *, receivers: int, way: Way, limit_s: float) -> "WeightsSending":
+    def send(
+        self, version: int, *, receivers: int, way: Way, limit_s: float, masters: bool = False
+    ) -> "WeightsSending":
         """Begin to hand the current weights to so many engines, piece by piece; does not wait for them. `limit_s`: for
-        all of it. No other call of the learner before `finish`."""
+        all of it. `masters`: see `publish`. No other call of the learner before `finish`."""
         if self._weights_store is None:
             opened = self._ranks[0].open_weights_store.remote(self._places[0].node_ip, self._timeout_s)
             self._weights_store = self._wait("send", self._timeout_s, [opened])[0]
-            self._layout = self._wait("send", self._timeout_s, [self._ranks[0].weights_layout.remote()])[0]
+        if masters not in self._layouts:
+            asked = self._ranks[0].weights_layout.remote(masters)
+            self._layouts[masters] = self._wait("send", self._timeout_s, [asked])[0]
         self._sendings += 1
         terms = Terms(
             name=f"weights/{version}/{self._sendings}", version=version, receivers=receivers, way=way, limit_s=limit_s
         )
-        store, (tensors, total_bytes) = self._weights_store, self._layout
-        refs = [rank.send_weights.remote(terms, store) for rank in self._ranks]
+        store, (tensors, total_bytes) = self._weights_store, self._layouts[masters]
+        refs = [rank.send_weights.remote(terms, store, masters) for rank in self._ranks]
         rests = [] if self._rests is None else [rank.rest.remote(self._rests) for rank in self._ranks]
         self._rested = self._rests is not None
         offer = Offer(
@@ -204,11 +219,13 @@ class LearnerGroup:
 
         def sent() -> Sent:
             result: Sent = self._wait("send", self._timeout_s, refs)[0]
+            self.quantise_s = result.quantise_s
             self._wait("rest", self._timeout_s, rests)
             return result
 
         def keep(checksum: int) -> "ray.ObjectRef[Any]":
-            kept = [rank.keep_weights.remote(version, checksum) for rank in self._ranks]  # all gather, rank 0 has it
+            # All gather, rank 0 has it.
+            kept = [rank.keep_weights.remote(version, checksum, masters) for rank in self._ranks]
             first: ray.ObjectRef[Any] = kept[0]
             return first
 

@@ -68,5 +68,5 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     weight_sync_timeout_s: Annotated[float, Field(gt=0, description="a worker slower to take weights is lost")] = 300.0
     max_logprob_gap: Annotated[
         float | None,
-        Field(gt=0, description="mean |engine - learner| log-prob above this stops the run; default by dtype"),
+        Field(gt=0, description="mean |engine - learner| log-prob above this stops the run; default by precision"),
     ] = None

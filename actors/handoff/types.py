@@ -49,6 +49,7 @@ class Sent:
     total_bytes: int
     seconds: float
     ways: tuple[str, ...]  # by receiver: "ipc", "broadcast", or why neither
+    quantise_s: float = 0.0  # of `seconds`, in rounding
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from actors.training.away import Away
@@ -101,6 +102,8 @@ class Optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
+            # A fused step changes them uncounted, and what is computed from a parameter is kept by that count.
+            increment_version([p for group in optimizer.param_groups for p in group["params"]])
         self.steps_done += 1
         return lr
 

@@ -31,9 +31,13 @@ from actors.training.recording import StepRecording
 from actors.training.statistics import StepStatistics
 from actors.training.types import Demonstration, StepResult, TrainSequence
 from models.checkpoint import hf_shapes, hf_tensors, write_checkpoint
-from models.dtypes import DTYPES
+from models.config import UnsupportedModelError
+from models.dtypes import DTYPE_NAMES, DTYPES
+from models.formats import FORMATS, LowBitFormat, Quantization
+from models.low_bit import quantised
 from models.manifest import TensorSpec, WeightsManifest, lay_out
 from models.options import ModelOptions, batch_invariance
+from models.transformer import Transformer
 from models.weights import Buffer, pack_each
 from policies.kl import kl_values
 from policies.objectives import LossInputs, sequence_coefficients, token_losses
@@ -52,10 +56,19 @@ class Trainer:
         rank: Rank | None = None,
         init: Literal["checkpoint", "random"] = "checkpoint",
         seed: int = 0,
+        quantization: Quantization = "none",
         force_sharding: bool = False,
     ) -> None:
-        """Build the network on this rank's device. `force_sharding`: FSDP2 also with one rank (needs a group)."""
+        """Build the network on this rank's device. `quantization`: rollout.quantization, in which weights are published
+        and which the forward pass mirrors if learner.quantization says so; what is trained, kept in checkpoints and
+        exported stays in full precision. `force_sharding`: FSDP2 also with one rank (needs a group).
+
+        Raises UnsupportedModelError for a low-bit format of an architecture that is not ours, ModelConfigError for one
+        whose groups do not divide the model.
+        """
         self.options, self.objective, self.model_options = learner, objective, model
+        self._form = FORMATS.get(quantization)
+        self.quantise_s = 0.0  # of this rank's time, in the last publishing; on a device: until its work was begun
         self.rank = rank or Rank()
         self.publish_dtype = DTYPES[model.dtype]
         # bfloat16 compute keeps float32 master weights; parameters are cast for each micro-batch, so that the learner
@@ -233,24 +246,28 @@ class Trainer:
 
     # Weights out ------------------------------------------------------------------------------------------------
 
-    def publish(self, version: int) -> tuple[WeightsManifest, Buffer] | None:
-        """The weights in one buffer, in the dtype of the engine; on rank 0, None elsewhere. All ranks call it. Beside
-        what there is, the device holds one full parameter at a time, and rank 0's two pieces of the buffer."""
+    def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Buffer] | None:
+        """The weights in one buffer, as engines compute with them; on rank 0, None elsewhere. `masters`: in the
+        dtype of the model, whatever rollout.quantization says. All ranks call it. Beside what there is, the device
+        holds one full parameter at a time (quantised, and what that takes), and rank 0's two pieces of the buffer."""
         if self.rank.index != 0:
             self._gather_for_others()
             return None
-        return pack_each(*self.published_layout(), self.published_tensors(), version, device=self.rank.device)
+        tensors = self.published_tensors(masters=masters)
+        return pack_each(*self.published_layout(masters=masters), tensors, version, device=self.rank.device)
 
-    def published_layout(self) -> tuple[tuple[TensorSpec, ...], int]:
+    def published_layout(self, *, masters: bool = False) -> tuple[tuple[TensorSpec, ...], int]:
         """How the published weights lie in their buffer, and its size in bytes. Nothing is gathered for it."""
-        dtype = self.model_options.dtype
-        return lay_out((name, dtype, tuple(shape)) for name, shape in hf_shapes(self.network).items())
+        shapes, dtype = hf_shapes(self.network), self.publish_dtype
+        named = ((name, torch.empty(shape, dtype=dtype, device="meta")) for name, shape in shapes.items())
+        rounded = named if masters or self._form is None else quantised(named, self._form)
+        return lay_out((name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in rounded)
 
     def export(self, out_dir: str | Path) -> None:
         """Write a Hugging Face model directory with the tokenizer, atomically. All ranks call it, rank 0 writes."""
         if self.rank.index == 0:
             tokenizer = self.model_options.tokenizer or self.model_options.path
-            source, tensors = self.model_options.path, self.published_tensors()
+            source, tensors = self.model_options.path, self.published_tensors(masters=True)
             try:
                 write_checkpoint(self.network.hf_config(), tensors, out_dir, tokenizer_dir=tokenizer, source_dir=source)
             finally:
@@ -259,12 +276,26 @@ class Trainer:
             self._gather_for_others()
         self.rank.barrier()
 
-    def published_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def published_tensors(self, *, masters: bool = False) -> Iterator[tuple[str, Tensor]]:
         """What is published, one at a time; all ranks, to the end."""
-        return hf_tensors(self.network, self.publish_dtype)
+        tensors = hf_tensors(self.network, self.publish_dtype)
+        self.quantise_s = 0.0
+        if masters or self._form is None:
+            return tensors
+        return self._timed(tensors, self._form)
+
+    def _timed(self, tensors: Iterator[tuple[str, Tensor]], form: LowBitFormat) -> Iterator[tuple[str, Tensor]]:
+        """`tensors` quantised: as in the forward pass, which rounds fused parameters, for scales are of rows."""
+        for name, tensor in tensors:
+            start_s = time.perf_counter()
+            parts = list(quantised([(name, tensor)], form))
+            self.quantise_s += time.perf_counter() - start_s
+            del tensor
+            yield from parts
+            del parts  # while the next one is gathered
 
     def _gather_for_others(self) -> None:
-        deque(self.published_tensors(), maxlen=0)
+        deque(self.published_tensors(masters=True), maxlen=0)
 
     # Checkpoint -------------------------------------------------------------------------------------------------
 
@@ -377,6 +408,16 @@ class Trainer:
 
     def _build(self) -> LogProbModel:
         network = build_network(self.model_options, **self._build_args)  # type: ignore[arg-type]
+        if self._form is not None:
+            if not isinstance(network, Transformer):
+                raise UnsupportedModelError(
+                    f"rollout.quantization={self._form.name} of a network of transformers",
+                    "the learner, which rounds the projections of our own architectures only",
+                    "set rollout.quantization=none",
+                )
+            if self.options.quantization == "rollout":
+                # The frozen reference too: its KL is 0 before the first update. Gathered parameters count no changes.
+                network.mirror(self._form, self.publish_dtype, cached=not self._sharded)
         module = LogProbModel(network, self.rank.device)
         if self._sharded:
             shard(module, network.blocks, self.rank, compute_dtype=self._compute_dtype)

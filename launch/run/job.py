@@ -31,6 +31,7 @@ from launch.dispatch import RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
+from launch.precision import precision_text
 from launch.run.collect import Collector
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.phases import SharedMemory
@@ -130,6 +131,9 @@ def open_job(
             observer.event("data", f"data.{split}: {loaded.report.summary()}")
     if (reason := not_repeatable(config)) is not None:
         observer.event("not_repeatable", reason)
+    if config.rollout.quantization != "none":
+        precision = precision_text(config.rollout.quantization, config.learner.quantization, config.model.dtype)
+        observer.event("precision", precision)
     log = partial(log_file, run_dir)
     if config.cluster.layout != "embedded":
         require_fit(config, ray.nodes())  # type: ignore[no-untyped-call]
@@ -151,6 +155,7 @@ def open_job(
                 config.objective,
                 temperature=config.rollout.sampling.temperature,
                 seed=config.run.seed,
+                quantization=config.rollout.quantization,
                 actor_options=placement.learner_options,
                 start_timeout_s=config.cluster.start_timeout_s,
                 log=log,

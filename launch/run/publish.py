@@ -52,27 +52,32 @@ class Publisher:
         self._way = way_of(config)
         self._limit_s = config.rollout.weight_sync_timeout_s
         self._to_trainers = config.drafter.train
+        self._quantises = config.rollout.quantization != "none"
         self._in_vain = 0
 
-    def publish(self, version: int) -> Published:
-        """Returns when every worker that is up holds the learner's present weights. Raises StaleWeightsError,
-        NoWorkersError, LearnerLostError."""
-        return self._by_store(version) if self._way is None else self._by_pieces(version, self._way)
+    def publish(self, version: int, *, masters: bool = False) -> Published:
+        """Returns when every worker that is up holds the learner's present weights; `masters`: in model.dtype, whatever
+        rollout.quantization says. Raises StaleWeightsError, NoWorkersError, LearnerLostError."""
+        if self._way is None:
+            return self._by_store(version, masters)
+        return self._by_pieces(version, self._way, masters)
 
-    def _by_store(self, version: int) -> Published:
+    def _by_store(self, version: int, masters: bool) -> Published:
         start_s = time.monotonic()
         with self._span("publish"):
-            manifest, ref = self._learner.publish(version)
+            manifest, ref = self._learner.publish(version, masters=masters)
         written_s = time.monotonic()
         workers = self._dispatcher.set_weights(manifest, ref)
         seconds = {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
-        return Published(seconds, _metrics(manifest.total_bytes, {"store": workers}))
+        return Published(seconds, self._metrics(manifest.total_bytes, {"store": workers}))
 
-    def _by_pieces(self, version: int, way: Way) -> Published:
+    def _by_pieces(self, version: int, way: Way, masters: bool) -> Published:
         start_s = time.monotonic()
         with self._span("publish"):
             handed = self._dispatcher.hand_over(
-                lambda receivers: self._learner.send(version, receivers=receivers, way=way, limit_s=self._limit_s),
+                lambda receivers: self._learner.send(
+                    version, receivers=receivers, way=way, limit_s=self._limit_s, masters=masters
+                ),
                 to_trainers=self._to_trainers,
             )
         self._in_vain = self._in_vain + 1 if handed.ways.keys() == {"store"} else 0
@@ -86,9 +91,9 @@ class Publisher:
             )
         sent = handed.sent
         seconds = {"publish": sent.seconds, "sync": max(0.0, time.monotonic() - start_s - sent.seconds)}
-        return Published(seconds, _metrics(sent.total_bytes, dict(handed.ways)))
+        return Published(seconds, self._metrics(sent.total_bytes, dict(handed.ways)))
 
-
-def _metrics(total_bytes: int, workers: dict[str, int]) -> dict[str, float]:
-    by_way = {f"weights/by_{way}": float(workers.get(way, 0)) for way in ("ipc", "broadcast", "store")}
-    return {"weights/bytes": float(total_bytes)} | by_way
+    def _metrics(self, total_bytes: int, workers: dict[str, int]) -> dict[str, float]:
+        by_way = {f"weights/by_{way}": float(workers.get(way, 0)) for way in ("ipc", "broadcast", "store")}
+        rounded = {"weights/quantise_s": self._learner.quantise_s} if self._quantises else {}
+        return {"weights/bytes": float(total_bytes)} | by_way | rounded

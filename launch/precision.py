@@ -1,0 +1,47 @@
+"""In which precision rollouts and learner compute: what a run says of it, and its last evaluation in both.
+
+Owns the words, and the note beside an exported model. Who computes how is decided by the configuration alone.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from launch.config import Config
+from launch.observe.journal import replace
+
+EVALUATION = "evaluation.json"  # in the folder of an exported model: which precision was evaluated, and how it did
+REWARD, MASTER_REWARD = "eval/reward", "eval/master_reward"
+
+
+def aligned(config: Config) -> bool:
+    """Whether the learner's forward pass multiplies the very numbers that rollouts do."""
+    return config.rollout.quantization == "none" or config.learner.quantization == "rollout"
+
+
+def evaluated_as(config: Config) -> str:
+    """The precision of rollouts and of evaluations: a low-bit format, or model.dtype."""
+    form = config.rollout.quantization
+    return config.model.dtype if form == "none" else form
+
+
+def precision_text(rollouts: str, learner: str, dtype: str) -> str:
+    """`rollouts in w8a8, which the learner mirrors; what it trains in float32`. `rollouts`: rollout.quantization,
+    `learner`: learner.quantization, `dtype`: model.dtype."""
+    if rollouts == "none":
+        return f"rollouts and learner in {dtype}"
+    if learner == "rollout":
+        return f"rollouts in {rollouts}, which the learner mirrors; what it trains in {dtype}"
+    return f"rollouts in {rollouts}, the learner in {dtype}: not aligned, the log-prob gap says how far apart they are"
+
+
+def note_evaluation(config: Config, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Beside a model of a low-bit run: in which precision it was evaluated, and its rewards in both. The weights in the
+    folder are those that were trained, in model.dtype."""
+    if config.rollout.quantization == "none" or REWARD not in metrics:
+        return
+    rewards = {evaluated_as(config): metrics[REWARD]}
+    if MASTER_REWARD in metrics:
+        rewards[config.model.dtype] = metrics[MASTER_REWARD]
+    note = {"step": step, "weights": config.model.dtype, "evaluated_as": evaluated_as(config), REWARD: rewards}
+    replace(folder / EVALUATION, json.dumps(note) + "\n")
