@@ -46,6 +46,11 @@ NATIVE = Capabilities(
     follows_weights=True,
     pieces=True,
 )
-VLLM = Capabilities(drafters=frozenset({"ngram", "suffix", "eagle", "self"}), tensor_parallel=True, max_temperature=2.0)
+VLLM = Capabilities(
+    drafters=frozenset({"ngram", "suffix", "eagle", "self"}),
+    tensor_parallel=True,
+    formats=frozenset({"w8a8", "fp8"}),
+    max_temperature=2.0,
+)
 
 BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by rollout.engine.backend

@@ -10,6 +10,7 @@ from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
 from launch.config.issues import Issue
 from launch.config.tree import Config
+from models.formats import FORMATS
 from policies.roofline.devices import DEVICES, device_named
 from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
@@ -20,7 +21,10 @@ OPEN_TO_ALL = ("0.0.0.0", "::", "*")
 
 def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
-    rules = (_run, _objective, _rollout, _speculation, _drafter, _reward, _data, _coordinator, _learner, _layout)
+    rules = (
+        *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
+        *(_reward, _data, _coordinator, _learner, _layout),
+    )
     return [issue for rule in rules for issue in rule(config)]
 
 
@@ -125,6 +129,52 @@ def _others_settings(c: Config) -> Iterator[Issue]:
             "vLLM chooses the size of its KV blocks by what its kernels take",
             remedy=f"leave it out; {key}.vllm_arguments={{block_size: {e.block_tokens}}} insists",
         )
+
+
+def _quantization(c: Config) -> Iterator[Issue]:
+    """Low-bit rollouts. `rejection` fits them all: it keeps the low-bit model's own distribution, which the learner
+    mirrors. learner.quantization says what holds without a format too, so it contradicts none."""
+    form, key, e = c.rollout.quantization, "rollout.quantization", c.rollout.engine
+    if form == "none":
+        return
+    there, devices = sorted(_engine(c).formats), FORMATS[form].devices
+    if form not in there:
+        remedy = f"it takes {', '.join(there)}; or set {key}=none" if there else f"set {key}=none"
+        yield Issue(key, f"the {e.backend} engine does not compute in {form}", remedy=remedy)
+    elif _engine(c).learner_network and (device := _engine_device(c)) not in devices:
+        others = ", ".join(name for name in there if device in FORMATS[name].devices)
+        message = f"{form} is computed on {' and '.join(devices)} only, and engines are on {device}"
+        yield Issue(key, message, remedy=f"set it to one of {others}, or rollout.engine.device={devices[0]}")
+    if c.model.implementation == "transformers":
+        yield Issue(
+            "model.implementation",
+            f"transformers, whose layers the learner cannot round as {key}={form} does",
+            remedy=f"leave it out (our own Llama, Qwen2, Qwen3), or set {key}=none",
+        )
+    if c.learner.quantization == "rollout" and c.learner.autocast_bf16 and c.model.dtype == "float32":
+        yield Issue(
+            "learner.autocast_bf16",
+            f"rounds to bfloat16 what engines have in float32 (model.dtype), so {key}={form} is not mirrored",
+            remedy="set model.dtype=bfloat16, or learner.quantization=none",
+        )
+    if e.backend == "vllm" and "quantization" in e.vllm_arguments:
+        message = f"names a quantization beside {key}={form}"
+        yield Issue("rollout.engine.vllm_arguments", message, remedy=f"name it in one place: {key}")
+    drafted = {Strategy.parse(text).drafter for text in c.rollout.speculation.strategies or ()}
+    if c.rollout.speculation.mode != "off" and "self" in drafted:
+        yield Issue(
+            "rollout.speculation.strategies",
+            f"self drafts with a copy of the target in eight bits, and beside {key}={form} that is no cheaper than the "
+            "target",
+            remedy=f"name others, such as suffix or ngram, or set {key}=none",
+        )
+
+
+def _engine_device(c: Config) -> str:
+    """Where engines will run."""
+    if c.rollout.engine.device != "auto":
+        return c.rollout.engine.device
+    return "cpu" if c.cluster.layout == "embedded" or not c.cluster.gpus_per_worker else "cuda"
 
 
 def _speculation(c: Config) -> Iterator[Issue]:

@@ -20,7 +20,8 @@ from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from launch.config.issues import Issue
 from launch.config.memory import device_of, misfit
 from launch.config.tree import Config
-from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of
+from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of, require_low_bit
+from models.formats import FORMATS, LowBitFormat
 from policies.speculation.catalogue import FRESH_WEIGHTS
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
@@ -56,11 +57,16 @@ def _model(c: Config) -> Iterator[Issue]:
         return  # validate_paths says so
     try:
         config = _object(file)
-        if BACKENDS[c.rollout.engine.backend].learner_network:
-            ModelConfig.from_hf(config)
+        form = FORMATS.get(c.rollout.quantization)
+        if BACKENDS[c.rollout.engine.backend].learner_network or form is not None or config.get("quantization_config"):
+            model = ModelConfig.from_hf(config)
+            if form is not None:
+                yield from _dimensions(model, form)
         limits = limits_of(config)
     except ModelConfigError as error:
         others = "rollout.engine.backend=vllm runs others" if isinstance(error, UnsupportedModelError) else ""
+        if others and c.rollout.quantization != "none":
+            others += ", with rollout.quantization=none"
         yield Issue("model.path", f"{file}: {error}", remedy=others)
         return
     if c.drafter.train or c.model.implementation == "native":
@@ -80,6 +86,13 @@ def _model(c: Config) -> Iterator[Issue]:
             f"{asked} is more than the model's own limit of {limit} (max_position_embeddings in {file})",
             remedy=f"set it to {limit} at most, or leave it out",
         )
+
+
+def _dimensions(model: ModelConfig, form: LowBitFormat) -> Iterator[Issue]:
+    try:
+        require_low_bit(model, form)
+    except ModelConfigError as error:
+        yield Issue("rollout.quantization", str(error))
 
 
 def _of_ours(c: Config, config: dict[str, Any]) -> Iterator[Issue]:

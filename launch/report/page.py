@@ -116,11 +116,12 @@ def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]], nav: Seque
     started = f"started {clock(events[0].get('at_s'))} UTC, " if events else ""
     planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
     objective = f", objective {escape(summary.objective)}" if summary.objective is not None else ""
+    precision = f", {escape(summary.precision)}" if summary.precision is not None else ""
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in nav)
     return (
         f'<header id="summary"><h1>{escape(summary.name)}</h1>'
         f'<span class="badge {summary.status}">{summary.status}</span></header>\n'
-        f'<p class="sub">{started}{summary.steps_done}{planned} RL steps{objective}</p>\n<nav>{links}</nav>'
+        f'<p class="sub">{started}{summary.steps_done}{planned} RL steps{objective}{precision}</p>\n<nav>{links}</nav>'
     )
 
 
@@ -148,6 +149,11 @@ def _cards(summary: RunSummary) -> str:
     ]
     if summary.speculation is not None:
         cards.insert(5, _speculation_card(summary.speculation))
+    if summary.eval_masters is not None:
+        same_weights = _card(
+            "Held-out, full precision", f"{summary.eval_masters:.3f}", "the same weights in model.dtype"
+        )
+        cards.insert(1, same_weights)
     if summary.drafter is not None:
         cards.insert(-2, _drafter_card(summary.drafter))
     per_row = math.ceil(len(cards) / math.ceil(len(cards) / CARDS_PER_ROW))  # rows of equal length, nearly

@@ -18,6 +18,7 @@ from launch.observe.live import duration
 from launch.observe.records import PHASES
 from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of
 from launch.observe.symptoms import symptoms
+from launch.precision import MASTER_REWARD, precision_text
 from policies.speculation.catalogue import TRAINED
 
 REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs): one step's reward is noise
@@ -76,6 +77,9 @@ class RunSummary:
     seconds: Mapping[str, float]  # per phase, whole run; "other" is what no phase accounts for
     model: str | None  # exported model, if there is one
     best_model: str | None  # that of the highest held-out reward, if it was kept
+    precision: str | None = None  # of rollouts and learner, in words; None: rollouts are in model.dtype
+    evaluated_as: str | None = None  # the low-bit format of `eval_*`; None: model.dtype
+    eval_masters: float | None = None  # `eval_last` of the same weights in model.dtype
     speculation: SpeculationSummary | None = None  # None: it was off
     drafter: DrafterSummary | None = None  # None: none was trained
     objective: str | None = None  # its name
@@ -122,6 +126,8 @@ def summarise(run_dir: Path) -> RunSummary:
         seconds=seconds,
         model=_model(run_dir / "model"),
         best_model=_model(run_dir / "best"),
+        **_precision(run_dir),
+        eval_masters=_masters(rows, evals),
         speculation=speculation_summary(speculated),
         drafter=drafter_summary(read(run_dir / "drafter.jsonl"), speculated),
         objective=_text(run_options(run_dir, "objective").get("name")),
@@ -129,6 +135,21 @@ def summarise(run_dir: Path) -> RunSummary:
         tokens_refilled=round(math.fsum(numbers(steps, "tokens/refilled"))),
         warnings=[str(symptom) for symptom in symptoms(steps, over=True)],
     )
+
+
+def _precision(run_dir: Path) -> dict[str, str]:
+    form = run_options(run_dir, "rollout").get("quantization", "none")
+    if form == "none":
+        return {}
+    mirrors = str(run_options(run_dir, "learner").get("quantization", "rollout"))
+    dtype = str(run_options(run_dir, "model").get("dtype", "float32"))
+    return {"precision": precision_text(str(form), mirrors, dtype), "evaluated_as": str(form)}
+
+
+def _masters(rows: Sequence[Mapping[str, Any]], evals: Sequence[tuple[int, float]]) -> float | None:
+    """Of the last evaluation."""
+    last = evals[-1][0] if evals else None
+    return next(reversed(numbers([row for row in rows if row.get("step") == last], MASTER_REWARD)), None)
 
 
 def _model(folder: Path) -> str | None:
@@ -215,6 +236,9 @@ def summary_table(summary: RunSummary) -> Table:
     planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
     table.add_row("RL steps", f"{summary.steps_done}{planned} in {duration(summary.wall_s)}")
     table.add_row("held-out reward", change(summary.eval_first, summary.eval_last) + best_text(summary))
+    if summary.precision is not None:
+        table.add_row("precision", summary.precision)
+        table.add_row("evaluated as", evaluated_text(summary))
     table.add_row("train reward", change(summary.reward_first, summary.reward_last))
     speed = f", {summary.tokens_per_s:,.0f} tokens/s" if summary.tokens_per_s is not None else ""
     table.add_row("generated", f"{summary.tokens:,} tokens{speed}")
@@ -287,6 +311,14 @@ def refill_text(summary: RunSummary) -> str:
     """`56 groups sampled beyond the steps' own, with 23 % of the tokens`."""
     share = 100 * summary.tokens_refilled / summary.tokens if summary.tokens else 0.0
     return f"{summary.groups_refilled} groups sampled beyond the steps' own, with {share:.0f} % of the tokens"
+
+
+def evaluated_text(summary: RunSummary) -> str:
+    """`w8a8: 0.759; the same weights in model.dtype: 0.757`"""
+    if summary.eval_last is None:
+        return "-"
+    masters = "not evaluated" if summary.eval_masters is None else f"{summary.eval_masters:.3f}"
+    return f"{summary.evaluated_as}: {summary.eval_last:.3f}; the same weights in model.dtype: {masters}"
 
 
 def best_text(summary: RunSummary) -> str:

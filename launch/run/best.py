@@ -5,13 +5,14 @@ it is written and what is said of it; the learner writes it.
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from launch.observe.journal import replace
+from launch.precision import REWARD, evaluated_as
 from launch.run.job import Job
 
 BEST_DIR = "best"  # in the run's folder
-RECORD = "best.json"  # in it: {"step", "eval/reward"}
-REWARD = "eval/reward"
+RECORD = "best.json"  # in it: {"step", "eval/reward"}, of a low-bit run also {"evaluated_as", "weights"}
 
 
 def keep_best(job: Job, run_dir: Path) -> None:
@@ -25,7 +26,10 @@ def keep_best(job: Job, run_dir: Path) -> None:
         return
     (folder / RECORD).unlink(missing_ok=True)  # a folder without it was not finished
     job.learner.export(folder)
-    replace(folder / RECORD, json.dumps({"step": step, REWARD: reward}) + "\n")
+    record: dict[str, Any] = {"step": step, REWARD: reward}
+    if options.rollout.quantization != "none":  # what is kept is what is trained, what was measured are its rollouts
+        record |= {"evaluated_as": evaluated_as(options), "weights": options.model.dtype}
+    replace(folder / RECORD, json.dumps(record) + "\n")
     job.observer.event(
         "best_model", f"held-out reward {reward:.3f} after step {step}, the best so far: kept in {folder}"
     )

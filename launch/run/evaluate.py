@@ -2,6 +2,9 @@
 
 The noise is that of epoch -1 with the run's seed: every evaluation of a run, and a later `paceline eval`, draws with
 the same noise, so that differences come from the weights alone.
+
+With low-bit rollouts an evaluation is of what the run samples from, in that precision; `evaluate_masters` has engines
+compute with the same weights in model.dtype.
 """
 
 import time
@@ -9,13 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.data import PromptSet
+from actors.engine.capabilities import BACKENDS
 from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.cluster.session import ray_session
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.errors import PacelineError, show
 from launch.interrupt import interrupt_flag
-from launch.observe import Observer
+from launch.observe import Observer, Sample
+from launch.precision import MASTER_REWARD
 from launch.run.job import Job, open_job
 
 
@@ -27,8 +33,42 @@ def evaluate_job(job: Job) -> dict[str, float]:
     key = str(job.steps_done)
     if job.held_out is None or key in job.evaluations:
         return job.evaluations.get(key, {})
-    options, start_s = job.config.eval, time.monotonic()
-    picks = [Pick(EVAL_EPOCH, prompt) for prompt in job.held_out]
+    start_s = time.monotonic()
+    metrics, responses = _sampled(job, job.held_out)
+    job.evaluations[key] = metrics
+    job.observer.samples(job.steps_done, responses, held_out=True)
+    job.observer.evaluation(job.steps_done, metrics, time.monotonic() - start_s)
+    return metrics
+
+
+def evaluate_masters(job: Job) -> dict[str, float]:
+    """After `evaluate_job` of a run with low-bit rollouts, once: the same evaluation of the same weights in
+    model.dtype, as `eval/master_*`. From then on engines hold those: nothing is to be sampled for training before the
+    next `Job.publish`. Nothing where rollouts are in full precision, or where the engine keeps its precision."""
+    key, options = str(job.steps_done), job.config.rollout
+    metrics = job.evaluations.get(key, {})
+    if options.quantization == "none" or job.held_out is None or MASTER_REWARD in metrics:
+        return metrics
+    if not BACKENDS[options.engine.backend].follows_weights:
+        job.observer.event(
+            "evaluated_in_one_precision",
+            f"the {options.engine.backend} engine keeps its precision, {options.quantization}; to evaluate in "
+            f"{job.config.model.dtype}: paceline eval --model MODEL with rollout.quantization=none",
+        )
+        return metrics
+    start_s = time.monotonic()
+    job.publisher.publish(job.steps_done, masters=True)
+    full, _ = _sampled(job, job.held_out)
+    added = {name.replace("eval/", "eval/master_"): value for name, value in full.items()}
+    job.evaluations[key] = metrics | added
+    job.observer.evaluation(job.steps_done, job.evaluations[key], time.monotonic() - start_s)
+    return job.evaluations[key]
+
+
+def _sampled(job: Job, held_out: PromptSet) -> tuple[dict[str, float], list[Sample]]:
+    """Metrics and responses of what the workers hold."""
+    options = job.config.eval
+    picks = [Pick(EVAL_EPOCH, prompt) for prompt in held_out]
     batch = Batch(
         picks,
         [options.samples] * len(picks),
@@ -49,11 +89,7 @@ def evaluate_job(job: Job) -> dict[str, float]:
         "eval/length_mean": float(np.mean(lengths)),
         "eval/failed": float(collected.failed),
     }
-    job.evaluations[key] = metrics
-    responses = [member.sample(group.pick) for group in collected.groups for member in group.members]
-    job.observer.samples(job.steps_done, responses, held_out=True)
-    job.observer.evaluation(job.steps_done, metrics, time.monotonic() - start_s)
-    return metrics
+    return metrics, [member.sample(group.pick) for group in collected.groups for member in group.members]
 
 
 def with_model(config: Config, model: str | None) -> Config:
@@ -77,4 +113,5 @@ def evaluate(config: Config) -> dict[str, float]:
         open_job(config, observer, interrupt, Path(config.model.path), run_dir) as job,
     ):
         job.publish()
-        return evaluate_job(job)
+        evaluate_job(job)
+        return evaluate_masters(job)

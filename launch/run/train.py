@@ -15,10 +15,11 @@ from launch.drafter.weights import WEIGHTS_DIR
 from launch.errors import PacelineError, RayLostError, as_expected, show
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
 from launch.observe import Observer
+from launch.precision import note_evaluation
 from launch.report import write_report
 from launch.report.summary import print_summary
 from launch.run.best import keep_best
-from launch.run.evaluate import evaluate_job
+from launch.run.evaluate import evaluate_job, evaluate_masters
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.job import Job, open_job
 from launch.run.resume import check_resume, checkpoint_to_resume
@@ -160,13 +161,17 @@ def run(
             raise
         observer.progress("export")
         job.learner.export(run_dir / "model")
+        note_evaluation(config, run_dir / "model", job.steps_done, job.evaluations.get(str(job.steps_done), {}))
 
 
 def evaluate_if_due(job: Job, run_dir: Path) -> None:
-    """Before the first step, every eval.every steps, after the last; nothing where it was done already."""
+    """Before the first step, every eval.every steps, after the last (there in both precisions); nothing where it was
+    done already."""
     if job.steps_done == 0 or due(job.steps_done, job.config.eval.every, job.config.run.steps):
         evaluate_job(job)
         keep_best(job, run_dir)
+    if job.steps_done == job.config.run.steps:
+        evaluate_masters(job)
 
 
 def due(step: int, every: int, last: int) -> bool:

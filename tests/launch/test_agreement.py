@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from launch.config import Config, load_config
-from launch.run.agreement import DisagreementError, check_agreement, gap_limit
+from launch.run.agreement import DEFAULT_LIMITS, LOW_BIT_LIMITS, DisagreementError, check_agreement, gap_limit
+from models.formats import FORMATS
 
 Write = Callable[..., Path]
 
@@ -28,6 +29,24 @@ def test_only_the_worker_that_disagrees_is_named(write_config: Write, bad: float
 def test_agreement_and_an_empty_step_pass(write_config: Write) -> None:
     check_agreement(config(write_config), 1, {"logprob_gap/worker/rollout-0": 9e-4, "logprob_gap/max": 9.0})
     check_agreement(config(write_config), 1, {})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_only_a_learner_that_computes_otherwise_is_granted_more(write_config: Write, form: str) -> None:
+    def limit(*overrides: str) -> float:
+        base = config(write_config, *overrides)
+        rollout = base.rollout.model_copy(update={"quantization": form})
+        return gap_limit(base.model_copy(update={"rollout": rollout}))
+
+    assert limit() == DEFAULT_LIMITS["float32"]
+    apart = limit("learner.quantization=none")
+    assert apart == DEFAULT_LIMITS["float32"] + LOW_BIT_LIMITS[form]
+    assert apart > 20 * {8: 2e-3, 4: 5e-3, 3: 2e-2, 2: 0.2}[FORMATS[form].bits], "what is expected is no fault"
+    assert limit("rollout.engine.backend=vllm") == apart, "other kernels round other activations"
+
+
+def test_without_a_format_the_learners_key_changes_no_limit(write_config: Write) -> None:
+    assert gap_limit(config(write_config, "learner.quantization=none")) == DEFAULT_LIMITS["float32"]
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,19 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["rollout.engine.seeded_requests=true"], "rollout.engine.seeded_requests"),
         (["rollout.engine.vllm_arguments={quantization: fp8}"], "rollout.engine.vllm_arguments"),
         ([VLLM, "rollout.sampling.top_p=0.9"], "rollout.sampling.top_p"),
+        (["rollout.quantization=w4a16"], "rollout.quantization"),  # embedded: on CPU
+        (["rollout.quantization=fp8", "rollout.engine.device=cpu"], "rollout.quantization"),
+        ([VLLM, "rollout.quantization=w2a8"], "rollout.quantization"),
+        (["rollout.quantization=w8a8", "model.implementation=transformers"], "model.implementation"),
+        (["rollout.quantization=w8a8", "learner.autocast_bf16=true"], "learner.autocast_bf16"),
+        (
+            [VLLM, "rollout.quantization=w8a8", "rollout.engine.vllm_arguments={quantization: fp8}"],
+            "rollout.engine.vllm_arguments",
+        ),
+        (
+            [VLLM, "rollout.quantization=w8a8", "rollout.speculation.strategies=['self:4', plain]"],
+            "rollout.speculation.strategies",
+        ),
         (["drafter.train=true"], "drafter.train"),
         ([*TRAINED, VLLM, "drafter.recording.source=engine"], "drafter.recording.source"),
         ([*TRAINED, "rollout.speculation.mode=off"], "rollout.speculation.mode"),
@@ -184,6 +197,15 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         [VLLM, "rollout.engine.vllm_arguments={quantization: fp8}", "rollout.engine.seeded_requests=true"],
         [VLLM, *TRAINED],
         [VLLM, "cluster.layout=disaggregated", "cluster.gpus_per_worker=8"],
+        ["learner.quantization=none"],
+        ["rollout.quantization=w8a8"],
+        ["rollout.quantization=w2a8", "learner.quantization=none", "learner.autocast_bf16=true"],
+        ["rollout.quantization=w4a8", "learner.autocast_bf16=true", "model.dtype=bfloat16"],
+        ["rollout.quantization=w4a16", "cluster.layout=colocated"],
+        ["rollout.quantization=fp8", "cluster.layout=colocated", "rollout.engine.device=cuda"],
+        ["rollout.quantization=w8a8", "rollout.speculation.verification=rejection"],
+        [VLLM, "rollout.quantization=w8a8", "rollout.speculation.strategies=['suffix:8', plain]"],
+        [VLLM, "rollout.quantization=w8a8", "rollout.speculation={mode: off, strategies: ['self:4']}"],
     ],
 )
 def test_no_false_alarms(write_config: Write, overrides: list[str]) -> None:
@@ -466,3 +488,25 @@ def test_wandb_needs_a_login_or_no_network(
     assert len(found()) == 1
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config", "key", "said"),
+    [
+        (["rollout.quantization=w4a8"], {"hidden_size": 96}, "rollout.quantization", "groups of 128 inputs"),
+        ([VLLM, "rollout.quantization=w8a8"], {"architectures": ["GemmaForCausalLM"]}, "model.path", "none"),
+        ([], {"quantization_config": {"bits": 8}}, "model.path", "rollout.quantization"),
+        ([VLLM], {"quantization_config": {"bits": 8}}, "model.path", "master"),
+    ],
+)
+def test_a_model_that_low_bit_rollouts_cannot_be_made_of(
+    write_config: Write, tmp_path: Path, overrides: list[str], config: dict[str, Any], key: str, said: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(LLAMA | {"hidden_size": 128} | config))
+    loaded = load_config(write_config(), [*overrides, f"model.path={tmp_path / 'model'}"]).config
+    found = [issue for issue in check_environment(loaded) if issue.key == key and said in str(issue)]
+    assert len(found) == 1
+    fine = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update={"quantization": "none"})})
+    if "quantization_config" not in config:
+        assert not [issue for issue in check_environment(fine) if said in str(issue)]
