@@ -29,6 +29,11 @@ class LowBitWeight:
     zeros: Tensor | None = None  # uint8 [N, G], where the format is asymmetric
 
     @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Its tensors, in the order of `formats.part_names`."""
+        return (self.values, self.scales) if self.zeros is None else (self.values, self.scales, self.zeros)
+
+    @property
     def outputs(self) -> int:
         """N"""
         return self.values.shape[0]
@@ -85,8 +90,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def named_parts(name: str, weight: LowBitWeight) -> Iterator[tuple[str, Tensor]]:
     """A weight as it travels and is stored: its tensors under the name of the exact one and its suffixes."""
-    parts = (weight.values, weight.scales, *([weight.zeros] if weight.zeros is not None else []))
-    yield from zip(part_names(name, weight.format), parts, strict=True)
+    yield from zip(part_names(name, weight.format), weight.parts, strict=True)
 
 
 def is_quantised(name: str, dimensions: int) -> bool:

@@ -221,18 +221,23 @@ class Block(nn.Module):
 
     def stack_layer(self, input_norm: Tensor) -> ops.StackLayer:
         """The block's weights as the fused kernels take them."""
+
+        def weight(projection: nn.Module) -> Tensor | LowBitWeight:
+            assert isinstance(projection, Projection | LowBitProjection)
+            return projection.weight if isinstance(projection, Projection) else projection.stored
+
         return ops.StackLayer(
             input_norm=input_norm,
-            qkv=self.qkv_proj.weight,
+            qkv=weight(self.qkv_proj),
             qkv_bias=self.qkv_proj.bias,
             q_norm=None if self.q_norm is None else self.q_norm.weight,
             k_norm=None if self.k_norm is None else self.k_norm.weight,
-            o=self.o_proj.weight,
+            o=weight(self.o_proj),
             o_bias=self.o_proj.bias,
             mlp_norm=self.mlp_norm.weight,
-            gate_up=self.gate_up_proj.weight,
+            gate_up=weight(self.gate_up_proj),
             gate_up_bias=self.gate_up_proj.bias,
-            down=self.down_proj.weight,
+            down=weight(self.down_proj),
             down_bias=self.down_proj.bias,
         )
 

@@ -132,18 +132,26 @@ struct StackShape {
   int64_t layers, hidden, query_heads, kv_heads, head_dim, intermediate;
   int64_t vocab, positions;  // rows of the embedding and of the angle tables
   float eps, scale;           // of every norm; of attention scores
+  int64_t bits, group;        // of the blocks' products, inputs to a group (0: all); bits 0: they are of the other dtype
 
   // Bytes that `decoder_stack` needs for this many rows.
   template <typename T>
   int64_t workspace_bytes(int64_t rows) const;
 };
 
-// One block's weights. Products are in panels; biases and head norms are null where the model has none. Nothing but
-// pointers: models/ops/stack.py writes an array of these.
+// One block's weights. Products are in panels, of T or of StackShape's bits; biases and head norms are null where the
+// model has none. Nothing but pointers: models/ops/stack.py writes an array of these.
 template <typename T>
 struct StackLayer {
-  const T *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
-  const T *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+  const T* input_norm;
+  const void* qkv;
+  const T *qkv_bias, *q_norm, *k_norm;
+  const void* o;
+  const T *o_bias, *mlp_norm;
+  const void* gate_up;
+  const T* gate_up_bias;
+  const void* down;
+  const T* down_bias;
 };
 
 template <typename T>

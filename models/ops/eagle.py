@@ -36,6 +36,8 @@ class EaglePasses:
         (vocab, hidden), (positions, half) = embedding.shape, cos.shape
         if not self.supports(embedding, 2 * half):
             raise ValueError("EAGLE's passes need the native kernels, plain float32 or bfloat16 weights, D % 8 == 0")
+        if layer.form is not None:
+            raise ValueError("EAGLE's block is never in few bits")
         self._layer, self._fuse, self._embedding, self._head = layer, fuse, embedding.detach(), head.detach()
         self._source, self._cos, self._sin = head, cos, sin  # panels are kept on the head itself
         self._half, self._hidden = embedding.dtype is torch.bfloat16, hidden
@@ -46,7 +48,7 @@ class EaglePasses:
             query_heads=query_heads,
             kv_heads=kv_heads,
             head_dim=2 * half,
-            intermediate=layer.down.shape[1],
+            intermediate=layer.intermediate,
             vocab=vocab,
             positions=positions,
             eps=eps,

@@ -31,7 +31,7 @@ def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) 
     """
     if operators_take(x):
         return _by_operators(tokens_of(x, weight.format), weight, bias, x.dtype)
-    if not takes(x) or not _packable(weight):
+    if not takes(x) or not packable(weight):
         return reference(x, weight, bias)
     if bias is not None and not takes(x, bias):
         if bias.dtype is x.dtype or not takes(bias):
@@ -50,7 +50,7 @@ def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) 
         x.data_ptr(),
         x.stride(0),
         panels.data_ptr(),
-        container_bits(weight),
+        container_bits(weight.format),
         columns,
         depth,
         weight.scales.shape[1],
@@ -70,7 +70,7 @@ def prepack_low_bit(weight: LowBitWeight) -> None:
     nothing where there is no kernel for the weight. Raises ValueError where scales do not fit the values, or the sums
     of a product might not fit an int32.
     """
-    if not _packable(weight):
+    if not packable(weight):
         return
     columns, depth, groups = weight.outputs, weight.inputs, weight.scales.shape[1]
     per_group = 1 if weight.format.group is None else depth // weight.format.group
@@ -79,7 +79,7 @@ def prepack_low_bit(weight: LowBitWeight) -> None:
         raise ValueError(f"{weight.format.name}: scales {tuple(weight.scales.shape)} of a weight {[columns, depth]}")
     if depth > DEEPEST:
         raise ValueError(f"{weight.format.name}: {depth} inputs are more than the {DEEPEST} that an int32 sums exactly")
-    bits = container_bits(weight)
+    bits = container_bits(weight.format)
     old: tuple[Tensor, tuple[int, ...]] | None = getattr(weight.values, _PANELS, None)
     needed = kernels.low_bit_packed_bytes(bits, columns, depth, groups)  # type: ignore[union-attr]
     panels = torch.empty(needed, dtype=torch.uint8) if old is None else old[0]
@@ -112,16 +112,15 @@ def low_bit_panels(weight: LowBitWeight) -> Tensor:
 def low_bit_versions(weight: LowBitWeight) -> tuple[int, ...]:
     """Where the values lie (a copied tensor brings copied panels along), and counts of in-place changes of the weight's
     tensors, 0 always for inference tensors."""
-    parts = (weight.values, weight.scales) if weight.zeros is None else (weight.values, weight.scales, weight.zeros)
-    return weight.values.data_ptr(), *(0 if part.is_inference() else part._version for part in parts)
+    return weight.values.data_ptr(), *(0 if part.is_inference() else part._version for part in weight.parts)
 
 
-def container_bits(weight: LowBitWeight) -> int:
+def container_bits(form: LowBitFormat) -> int:
     """Of a stored value, as the kernel has them: 8, or 4 for fewer bits too."""
-    return 8 if weight.format.bits == 8 else 4
+    return 8 if form.bits == 8 else 4
 
 
-def _packable(weight: LowBitWeight) -> bool:
+def packable(weight: LowBitWeight) -> bool:
     """Whether the kernel has panels for the weight (an extension built before it existed has none)."""
     integers = weight.format.activations == "int8" and weight.scales.dtype is torch.float32
     return integers and takes(weight.scales) and weight.values.is_cpu and hasattr(kernels, "low_bit_linear")

@@ -10,6 +10,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from models.formats import LowBitFormat
+from models.low_bit import LowBitWeight
+from models.ops.low_bit import container_bits, low_bit_panels, packable
 from models.ops.matmul import panels_of, prepack
 from models.ops.native import as_int32, as_int64, kernels, takes
 
@@ -21,26 +24,37 @@ _PACKED = ("qkv", "o", "gate_up", "down")
 class StackLayer:
     """One block's weights: products [N, K] as in nn.Linear, biases [N], norms [H] (q_norm, k_norm: [D]).
 
+    Products are all of the dtype of the others, or all in one format of few bits with activations in int8.
+
     The order of the fields is that of the kernel's `StackLayer` (native/kernels.h).
     """
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Tensor | LowBitWeight
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: Tensor
+    o: Tensor | LowBitWeight
     o_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
+    gate_up: Tensor | LowBitWeight
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Tensor | LowBitWeight
     down_bias: Tensor | None
 
-    def named(self) -> dict[str, Tensor]:
+    def named(self) -> dict[str, Tensor | LowBitWeight]:
         """Weights that are there."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def form(self) -> LowBitFormat | None:
+        """Of the products, where they are in few bits."""
+        return self.down.format if isinstance(self.down, LowBitWeight) else None
+
+    @property
+    def intermediate(self) -> int:
+        return self.down.inputs if isinstance(self.down, LowBitWeight) else self.down.shape[1]
 
 
 class DecoderStack:
@@ -48,7 +62,7 @@ class DecoderStack:
 
     embedding [V, H]; cos, sin float32 [P, D/2], the angles of every position. Weights may be changed in place: the
     packed ones are noticed by their version counters; where these do not count (`.data`, under inference_mode),
-    `prepack` them again.
+    `prepack` or `prepack_low_bit` them again.
     Raises ValueError where the weights do not fit together or the kernel does not take them (ask `supports` first).
     """
 
@@ -67,7 +81,7 @@ class DecoderStack:
         (vocab, hidden), (positions, half) = embedding.shape, cos.shape
         if not layers or not self.supports(embedding, 2 * half):
             raise ValueError("the stack needs the native kernels, plain float32 or bfloat16 CPU weights, D % 8 == 0")
-        head_dim, intermediate = 2 * half, layers[0].down.shape[1]
+        head_dim, intermediate = 2 * half, layers[0].intermediate
         qkv_width, q_width = (query_heads + 2 * kv_heads) * head_dim, query_heads * head_dim
         shapes = {
             "input_norm": (hidden,),
@@ -83,17 +97,23 @@ class DecoderStack:
             "down": (hidden, intermediate),
             "down_bias": (hidden,),
         }
+        form = layers[0].form
         for number, layer in enumerate(layers):
             for name, weight in layer.named().items():
-                _check(f"layer {number} {name}", weight, shapes[name], embedding.dtype)
+                if form is not None and name in _PACKED:
+                    _check_low_bit(f"layer {number} {name}", weight, shapes[name], form)
+                else:
+                    _check(f"layer {number} {name}", weight, shapes[name], embedding.dtype)
         _check("embedding", embedding, (vocab, hidden), embedding.dtype)
         _check("final norm", final_norm, (hidden,), embedding.dtype)
         for angles in (cos, sin):
             _check("angles", angles, (positions, half), torch.float32)
         self._layers = list(layers)
-        self._packed = [getattr(layer, name) for layer in layers for name in _PACKED]
+        self._packed: list[Tensor | LowBitWeight] = [getattr(layer, name) for layer in layers for name in _PACKED]
         # Views of the same memory keep it alive, should a parameter be given other storage.
-        self._owners = [weight.detach() for layer in layers for weight in layer.named().values()]
+        self._owners = [
+            part.detach() for layer in layers for weight in layer.named().values() for part in _parts(weight)
+        ]
         self._embedding, self._final_norm = embedding.detach(), final_norm.detach()
         self._cos, self._sin = cos, sin
         self._half, self._hidden = embedding.dtype is torch.bfloat16, hidden
@@ -109,6 +129,8 @@ class DecoderStack:
             positions=positions,
             eps=eps,
             scale=head_dim**-0.5,
+            bits=0 if form is None else container_bits(form),
+            group=0 if form is None or form.group is None else form.group,
         )
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._workspace_rows = 0
@@ -120,13 +142,10 @@ class DecoderStack:
         return takes(weight) and head_dim % _LANES == 0 and hasattr(kernels, "decoder_stack")
 
     def refresh(self) -> None:
-        """The weights were written, and perhaps `prepack`ed: pack those whose panels are not of their version."""
-        for weight in self._packed:
-            if panels_of(weight) is None:
-                prepack(weight)
-        self._counted = [weight for weight in self._packed if not weight.is_inference()]
-        self._versions = [weight._version for weight in self._counted]
-        self._panels = [panels_of(weight) for weight in self._packed]
+        """The weights were written, and perhaps packed: pack those whose panels are not of their version."""
+        self._panels = [_packed(weight) for weight in self._packed]
+        self._counted = [part for weight in self._packed for part in _parts(weight) if not part.is_inference()]
+        self._versions = [part._version for part in self._counted]
         self._addresses = torch.tensor([layer_addresses(layer) for layer in self._layers], dtype=torch.int64)
 
     def reserve(self, rows: int) -> None:
@@ -155,7 +174,7 @@ class DecoderStack:
         [T, H]. Raises IndexError for a token, position, slot or block outside its table, ValueError for shapes and
         lengths that do not fit together.
         """
-        if [weight._version for weight in self._counted] != self._versions:
+        if [part._version for part in self._counted] != self._versions:
             self.refresh()
         rows, requests = tokens.shape[0], context_lens.shape[0]
         layers, kv_heads, head_dim = self._cache_shape
@@ -213,12 +232,39 @@ def layer_addresses(layer: StackLayer) -> list[int]:
     row = []
     for field in fields(layer):
         weight = getattr(layer, field.name)
-        source = panels_of(weight) if field.name in _PACKED else weight
+        source = _packed(weight) if field.name in _PACKED else weight
         row.append(0 if source is None else source.data_ptr())
     return row
 
 
-def _check(name: str, weight: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def _packed(weight: Tensor | LowBitWeight) -> Tensor:
+    """Its panels, made now if they are not of its version."""
+    if isinstance(weight, LowBitWeight):
+        return low_bit_panels(weight)
+    if panels_of(weight) is None:
+        prepack(weight)
+    panels = panels_of(weight)
+    assert panels is not None
+    return panels
+
+
+def _parts(weight: Tensor | LowBitWeight) -> tuple[Tensor, ...]:
+    return weight.parts if isinstance(weight, LowBitWeight) else (weight,)
+
+
+def _check_low_bit(name: str, weight: Tensor | LowBitWeight, shape: tuple[int, ...], form: LowBitFormat) -> None:
+    if (
+        not isinstance(weight, LowBitWeight)
+        or weight.format != form
+        or (weight.outputs, weight.inputs) != shape
+        or not packable(weight)
+    ):
+        raise ValueError(f"{name}: needs a CPU weight {list(shape)} in {form.name}, whose activations are int8")
+
+
+def _check(name: str, weight: Tensor | LowBitWeight, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if isinstance(weight, LowBitWeight):
+        raise ValueError(f"{name}: is in {weight.format.name}, the last product of the first layer is not in few bits")
     plain = takes(weight) and weight.is_contiguous()
     if not plain or weight.shape != shape or weight.dtype is not dtype:
         raise ValueError(

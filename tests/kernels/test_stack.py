@@ -12,6 +12,8 @@ from torch import Tensor
 
 from models import ops
 from models.config import ModelConfig
+from models.formats import FORMATS
+from models.low_bit import quantise
 from models.transformer import Block, Transformer
 from tests.models.families import CONFIGS, VOCAB
 
@@ -32,9 +34,10 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def random_model(family: str, dtype: torch.dtype, seed: int = 0) -> Transformer:
+def random_model(family: str, dtype: torch.dtype, seed: int = 0, **changed: int) -> Transformer:
     """Every term matters: norms around one, biases not zero."""
-    model = Transformer(ModelConfig.from_hf(CONFIGS[family].to_dict()), dtype=dtype, batch_invariant=True)
+    config = ModelConfig.from_hf(CONFIGS[family].to_dict() | changed)
+    model = Transformer(config, dtype=dtype, batch_invariant=True)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator) * (0.2 if parameter.dim() > 1 else 0.3)
@@ -42,10 +45,23 @@ def random_model(family: str, dtype: torch.dtype, seed: int = 0) -> Transformer:
     return model
 
 
+def low_bit_model(family: str, dtype: torch.dtype, name: str, seed: int = 0) -> Transformer:
+    """A `random_model`, of a width that the format's groups divide, whose matrices are in few bits."""
+    grouped = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
+    model = random_model(family, dtype, seed, **({} if FORMATS[name].group is None else grouped))
+    masters = [getattr(block, product).weight for block in model.blocks for product in Block.PROJECTIONS]
+    with model.storing(FORMATS[name]):
+        products = [getattr(block, product) for block in model.blocks for product in Block.PROJECTIONS]
+        for product, master in zip(products, masters, strict=True):
+            for mine, new in zip(product.stored.parts, quantise(master, FORMATS[name]).parts, strict=True):
+                mine.copy_(new)
+    return model
+
+
 def stack_of(model: Transformer) -> ops.DecoderStack:
     config, angles = model.config, model.rope.table(torch.device("cpu"))
     return ops.DecoderStack(
-        [_layer(block) for block in model.blocks if isinstance(block, Block)],
+        [block.stack_layer(block.input_norm.weight) for block in model.blocks if isinstance(block, Block)],
         model.embed_tokens.weight,
         model.norm.weight,
         angles.cos,
@@ -53,23 +69,6 @@ def stack_of(model: Transformer) -> ops.DecoderStack:
         query_heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         eps=config.rms_norm_eps,
-    )
-
-
-def _layer(block: Block) -> ops.StackLayer:
-    return ops.StackLayer(
-        input_norm=block.input_norm.weight,
-        qkv=block.qkv_proj.weight,
-        qkv_bias=block.qkv_proj.bias,
-        q_norm=None if block.q_norm is None else block.q_norm.weight,
-        k_norm=None if block.k_norm is None else block.k_norm.weight,
-        o=block.o_proj.weight,
-        o_bias=block.o_proj.bias,
-        mlp_norm=block.mlp_norm.weight,
-        gate_up=block.gate_up_proj.weight,
-        gate_up_bias=block.gate_up_proj.bias,
-        down=block.down_proj.weight,
-        down_bias=block.down_proj.bias,
     )
 
 
@@ -190,6 +189,44 @@ def test_chunks_decoding_and_trees(
         check(model, stack_of(model), paged)
 
 
+@pytest.mark.parametrize("count", [1, 2], ids=["1-thread", "2-threads"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("family", "name"), [*((family, "w8a8") for family in FAMILIES), ("qwen3-tied-biases", "w4a8"), ("qwen2", "w2a8")]
+)
+def test_products_in_few_bits(family: str, name: str, dtype: torch.dtype, count: int) -> None:
+    model = low_bit_model(family, dtype, name)
+    stack = stack_of(model)
+    with threads(count):
+        for batch in (1, 3, 13, 40):
+            check(model, stack, Paged.make(model, [1 + (7 * i) % 61 for i in range(batch)], [1] * batch, seed=batch))
+        check(model, stack, Paged.make(model, [400, 350, 9], [380, 1, 9]))
+
+
+@pytest.mark.parametrize("name", ["w8a8", "w4a8"])
+def test_low_bit_weights_changed_in_place_are_never_stale(name: str) -> None:
+    model, other = (low_bit_model("qwen2", torch.float32, name, seed) for seed in (0, 1))
+    stack = stack_of(model)
+    paged = Paged.make(model, [9, 3], [2, 3])
+    before = check(model, stack, paged.copy())
+    theirs = dict(other.named_buffers()) | dict(other.named_parameters())
+    with torch.no_grad():
+        for name_, mine in (*model.named_buffers(), *model.named_parameters()):
+            mine.copy_(theirs[name_])
+    after = check(model, stack, paged.copy())
+    assert not torch.equal(before, after)
+    assert_bitwise(after, check(other, stack_of(other), paged.copy()))
+
+
+def test_products_of_one_stack_are_in_one_format() -> None:
+    model, other = low_bit_model("qwen2", torch.float32, "w4a8"), low_bit_model("qwen2", torch.float32, "w2a8")
+    exact = random_model("qwen2", torch.float32, hidden_size=128, intermediate_size=256, num_attention_heads=4)
+    for first, second, reason in ((model, other, "in w4a8"), (model, exact, "in w4a8"), (exact, other, "is in w2a8")):
+        first.blocks[1] = second.blocks[0]
+        with pytest.raises(ValueError, match=f"layer 1 qkv: .*{reason}"):
+            stack_of(first)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_rows_are_shared_between_threads_without_a_trace(dtype: torch.dtype) -> None:
     """Enough rows that every operation splits its work."""
@@ -279,7 +316,9 @@ def test_errors_say_what_is_wrong_and_write_nothing() -> None:
     paged.keys = paged.keys.bfloat16()
     with pytest.raises(ValueError, match="dtype"):
         paged.run(stack, tokens)
-    layer = _layer(model.blocks[0])
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    layer = block.stack_layer(block.input_norm.weight)
     angles = model.rope.table(torch.device("cpu"))
     with pytest.raises(ValueError, match="layer 0 qkv: needs a contiguous CPU tensor"):
         ops.DecoderStack(

@@ -31,9 +31,9 @@ class FusedForward:
 
     @staticmethod
     def supports(model: Transformer) -> bool:
-        """Whether the model is ours, on CPU and of a dtype with kernels; weights in few bits go block by block."""
+        """Whether the model is ours, on CPU and of a dtype, or format of few bits, with kernels."""
         weight = model.embed_tokens.weight
-        if model.low_bit is not None:
+        if model.low_bit is not None and "cpu" not in model.low_bit.devices:
             return False
         return type(model) is Transformer and ops.DecoderStack.supports(weight, model.config.head_dim)
 
