@@ -67,6 +67,11 @@ def engine_arguments(
             f"rollout.engine.vllm_arguments: {', '.join(taken)} cannot be set there: Paceline sets it from "
             "rollout.engine, rollout.speculation or model"
         )
+    if start.quantization != "none" and "quantization" in options.vllm_arguments:
+        raise ValueError(
+            f"rollout.engine.vllm_arguments: quantization cannot be set beside rollout.quantization="
+            f"{start.quantization}: leave one of them out"
+        )
     on_cpu = device == "cpu"
     arguments: dict[str, Any] = {
         "model": start.model.path,

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from actors.engine.batch.core import BatchCore
 from actors.engine.vllm.arguments import engine_arguments, prepare_environment
 from actors.engine.vllm.engine import VllmEngine
+from actors.engine.vllm.low_bit import low_bit_target
 from actors.engine.vllm.model_drafters import ModelDrafter, eagle_drafter, self_drafter
 from actors.engine.vllm.proposer import NO_PROPOSER
 from actors.engine.vllm.versions import check_version
@@ -26,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 def build(start: Start) -> BatchCore:
-    """The engine that serves the model at `start.model.path`. Raises UnsupportedVllmError."""
+    """The engine that serves the model at `start.model.path`. Raises UnsupportedVllmError; ValueError for what does not
+    go with rollout.quantization."""
     installed = check_version()
     prepare_environment()
     options, speculation = start.options, start.speculation
@@ -39,16 +42,18 @@ def build(start: Start) -> BatchCore:
     policy = build_policy(speculation, sorted(names), trees=False, lag=0 if network is None else 1)
     max_nodes = 0 if policy is None else policy.max_nodes
     with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="paceline-vllm-")))
+        target = low_bit_target(start.model, start.quantization, directory / "target")
         drafter: ModelDrafter | None = None
         speculative: dict[str, Any] | None = None
         if network is not None and policy is not None:
-            directory = Path(stack.enter_context(TemporaryDirectory(prefix="paceline-drafter-")))
             drafter = _model_drafter(network, start, directory)
             speculative = drafter.speculative_config(max_nodes, ranks)
         elif policy is not None:
             speculative = {"method": "custom_class", "model": NO_PROPOSER, "num_speculative_tokens": max_nodes}
         from actors.engine.vllm.backend import VllmBackend  # imports vLLM
 
+        start = replace(start, model=target)
         arguments = engine_arguments(start, device=device, ranks=ranks, max_nodes=max_nodes, speculative=speculative)
         backend = VllmBackend(arguments, kv_tokens=options.kv_tokens, seeded=options.seeded_requests, drafter=drafter)
     _log.info("engine: %s %s on %s", installed.distribution, installed.version, device)
@@ -57,6 +62,7 @@ def build(start: Start) -> BatchCore:
         max_running=options.max_running,
         progress_every_tokens=options.progress_every_tokens,
         weights_version=start.weights_version,
+        quantization=start.quantization,
         drafters=build_retrieval(speculation, options.max_running, backend.model_tokens),
         worker=None
         if drafter is None or network is None
@@ -79,6 +85,11 @@ def _network(names: Collection[str]) -> str | None:
 
 def _model_drafter(name: str, start: Start, out: Path) -> ModelDrafter:
     if name == "self":
+        if start.quantization != "none":
+            raise ValueError(
+                f"rollout.speculation.strategies names self beside rollout.quantization={start.quantization}: an "
+                "eight-bit copy is no cheaper than such a target; draft with ngram, suffix or eagle"
+            )
         return self_drafter(Path(start.model.path), out / name)
     path = weights_path(name, start.speculation)
     assert path is not None, "wanted_drafters has seen to it"

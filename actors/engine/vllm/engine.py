@@ -38,6 +38,7 @@ from actors.engine.vllm.readout import ReadStep, read_decoding, read_step
 from actors.engine.vllm.worker_drafts import WorkerDrafter
 from actors.handoff.types import Offer
 from drafter.protocol import Drafter
+from models.formats import Quantization
 from models.manifest import WeightsManifest
 from models.weights import WeightsCorruptError
 from policies.speculation.policy import Load, StrategyPolicy
@@ -83,7 +84,8 @@ class Backend(Protocol):
 
 
 class VllmEngine:
-    """Continuous batching by vLLM; `weights_version` is the version of what it has loaded.
+    """Continuous batching by vLLM; `weights_version` is the version of what it has loaded, `quantization` the precision
+    that the backend was started in.
 
     `drafters`, `policy`, `on_step`: as of NativeEngine. Drafts are chains. `worker`: what vLLM drafts with itself. It
     drafts at the end of a step for the next, so where there is one every strategy is chosen a step before it is used,
@@ -97,6 +99,7 @@ class VllmEngine:
         max_running: int,
         progress_every_tokens: int,
         weights_version: int = 0,
+        quantization: Quantization = "none",
         drafters: Mapping[str, Drafter] = NO_DRAFTERS,
         worker: WorkerDrafter | None = None,
         policy: StrategyPolicy | None = None,
@@ -104,6 +107,7 @@ class VllmEngine:
         on_step: Callable[[EngineStepRecord], None] | None = None,
     ) -> None:
         self._backend, self._version, self._clock = backend, weights_version, clock
+        self._quantization = quantization
         self._limits = EngineLimits(
             backend.vocab_size, backend.model_tokens, backend.kv_blocks, backend.block_tokens, logprobs_t1=False
         )
@@ -201,7 +205,12 @@ class VllmEngine:
         self._version = manifest.version
         self._account.new_weights()
         self._speculator.new_target(manifest.version)
-        return WeightsLoaded(version=manifest.version, checksum=manifest.checksum, seconds=self._clock() - start_s)
+        return WeightsLoaded(
+            version=manifest.version,
+            checksum=manifest.checksum,
+            seconds=self._clock() - start_s,
+            quantization=self._quantization,
+        )
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
         """vLLM's ranks read whole tensors that lie in memory: its weights come through the object store."""

@@ -10,33 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from actors.engine.vllm.low_bit import mend_int8
 from actors.engine.vllm.worker import Converter, Named
 from drafter.eagle.files import eagle_at
 from drafter.eagle.model import Kind
 from drafter.export import vllm_tensors, write_for_vllm
+from models.compressed_tensors import write_quantised
 from models.config import ModelConfig, read_config
-from models.directory import SafetensorsDirectory, write_checkpoint
+from models.directory import SafetensorsDirectory
+from models.formats import FORMATS
 from models.low_bit import quantised
-
-W8A8: Mapping[str, Any] = {  # config.json's quantization_config for models.low_bit.quantised
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
-            "input_activations": {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "token",
-                "dynamic": True,
-            },
-        }
-    },
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,32 +78,6 @@ def self_drafter(target: Path, out: Path) -> ModelDrafter:
     source = read_config(target)
     ModelConfig.from_hf(source)
     with SafetensorsDirectory(target) as tensors:
-        write_checkpoint(source | {"quantization_config": dict(W8A8)}, quantised(tensors.items()), out)
+        write_quantised(source, tensors.items(), FORMATS["w8a8"], out)
     mend_int8()
     return ModelDrafter(method="draft_model", directory=out, convert=quantised, shapes={}, copies_target=True)
-
-
-def mend_int8() -> None:
-    """In this process, before an engine is made: two mends of eight-bit layers in vLLM's build for CPUs (0.32).
-
-    It picks its AMX kernel by the type of the weights alone, and that kernel refuses float32 activations: its oneDNN
-    kernel, which takes them, must be picked. (While layers are packed, the default dtype is the model's.) And a oneDNN
-    layer keeps a bare pointer to the scales that it was packed with, which vLLM frees when weights are reloaded.
-    """
-    try:
-        from vllm.model_executor.kernels.linear.scaled_mm import cpu
-    except ImportError:  # not a build for CPUs
-        return
-    suits, create = cpu.check_cpu_sgl_kernel, cpu.ops.create_onednn_scaled_mm
-    if suits.__module__ == __name__:
-        return
-
-    def suits_activations(n: int, k: int, dtype: torch.dtype) -> bool:
-        return torch.get_default_dtype() != torch.float32 and bool(suits(n, k, dtype))
-
-    def create_holding(weight: Tensor, scales: Tensor, *args: Any) -> Any:
-        handler = create(weight, scales, *args)
-        handler.scales = scales
-        return handler
-
-    cpu.check_cpu_sgl_kernel, cpu.ops.create_onednn_scaled_mm = suits_activations, create_holding

@@ -20,11 +20,12 @@ import torch
 from actors.engine.vllm.worker import Converter, PacelineWorker, Source
 from models.checkpoint import check_tensors
 from models.config import read_config
-from models.directory import SafetensorsDirectory
+from models.directory import SafetensorsDirectory, WeightsMismatchError
 from models.manifest import WeightsManifest
 from models.weights import Buffer, unpack
 
 SHARED_MEMORY = Path("/dev/shm")
+LOW_BIT_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn)
 
 
 class WeightsLoader:
@@ -45,7 +46,7 @@ class WeightsLoader:
         self.model = Path(model)
         self._core = core
         self._follower = follower
-        self._shapes, self._tied = _expected(self.model)
+        self._shapes, self._low_bit, self._tied = _expected(self.model)
         several: bool = core.vllm_config.parallel_config.world_size > 1
         self._through_file = several if through_file is None else through_file
 
@@ -57,7 +58,9 @@ class WeightsLoader:
         model of which nobody knows what it holds.
         """
         with self._source(manifest, buffer) as source:
-            check_tensors(self._shapes, dict(source.tensors()), tied=self._tied)
+            named = dict(source.tensors())
+            _check_precision(self._low_bit, named)
+            check_tensors(self._shapes, named, tied=self._tied)
             self._core.collective_rpc(PacelineWorker.paceline_load_target.__name__, args=(source,))
             if self._follower is not None:
                 self._core.collective_rpc(PacelineWorker.paceline_load_drafter.__name__, args=(source, self._follower))
@@ -113,15 +116,30 @@ def forget_prefixes(scheduler: Any) -> list[str]:
     return [request.request_id for request in restarted]
 
 
-def _expected(model: Path) -> tuple[dict[str, torch.Size], bool]:
-    """Shapes by name of the tensors that a checkpoint of this model has, and whether its head is its embedding."""
+def _expected(model: Path) -> tuple[dict[str, torch.Size], dict[str, torch.dtype], bool]:
+    """Shapes by name of the tensors that a checkpoint of this model has, dtypes of those in few bits, and whether its
+    head is its embedding."""
     tied = bool(read_config(model).get("tie_word_embeddings", False))
     with SafetensorsDirectory(model) as tensors:
         names = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
         shapes = {name: torch.Size(tensors.shape_of(name)) for name in names}
+        dtypes = {name: tensors.dtype_of(name) for name in names}
+        low_bit = {name: dtype for dtype in LOW_BIT_DTYPES for name in names if dtypes[name] == dtype}
     if tied:
         shapes.pop("lm_head.weight", None)
-    return shapes, tied
+    return shapes, low_bit, tied
+
+
+def _check_precision(expected: Mapping[str, torch.dtype], given: Mapping[str, torch.Tensor]) -> None:
+    """WeightsMismatchError if a tensor came in few bits that vLLM does not hold so, or the other way round."""
+    for name, tensor in given.items():
+        found = tensor.dtype if tensor.dtype in LOW_BIT_DTYPES else None
+        if found != expected.get(name):
+            raise WeightsMismatchError(
+                f"{name} came as {tensor.dtype}, but this engine holds it as {expected.get(name, 'floats')}: vLLM "
+                "stays in the precision that it was started in (rollout.quantization); rollout.engine.backend=native "
+                "follows the weights"
+            )
 
 
 def _roomy(size_bytes: int) -> Path | None:

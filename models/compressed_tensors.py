@@ -1,0 +1,67 @@
+"""Low-bit checkpoints as the format `compressed-tensors` describes them, which stock vLLM loads as they are.
+
+Owns what config.json says of them, and the writing of a model directory. Never rounds: `models.low_bit` does, and its
+names and bytes are those of this format, so that what an engine is handed needs no other names either.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.directory import write_checkpoint
+from models.formats import FORMATS, LowBitFormat
+from models.low_bit import quantised
+
+_LAYOUTS: Mapping[str, str] = {"int8": "int-quantized", "float8_e4m3fn": "float-quantized"}  # by LowBitFormat.stored
+
+
+def quantization_config(form: LowBitFormat) -> dict[str, Any]:
+    """config.json's `quantization_config`. Raises ValueError for a format whose groups and zero points are stored as
+    `compressed-tensors` does not have them: it packs eight values into an int32."""
+    if form.stored not in _LAYOUTS:
+        known = ", ".join(name for name, other in FORMATS.items() if other.stored in _LAYOUTS)
+        raise ValueError(f"no checkpoint is written in {form.name}: only {known} (compressed-tensors)")
+    numbers = {"num_bits": form.bits, "type": "int" if form.stored == "int8" else "float", "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": _LAYOUTS[form.stored],
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": numbers | {"strategy": "channel", "dynamic": False},
+                "input_activations": numbers | {"strategy": "token", "dynamic": True},
+            }
+        },
+    }
+
+
+def write_quantised(
+    config: Mapping[str, Any],
+    named: Iterable[tuple[str, Tensor]],
+    form: LowBitFormat,
+    out_dir: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    tokenizer_dir: str | os.PathLike[str] | None = None,
+    source_dir: str | os.PathLike[str] | None = None,
+) -> None:
+    """A model directory whose layers are in `form`, of a full-precision model's config.json and tensors.
+
+    `dtype`: what the tensors are rounded to first, as a learner that publishes in it does; default: as they are.
+    Raises ValueError (see `quantization_config`), and as `models.directory.write_checkpoint`.
+    """
+    described = dict(config) | {"quantization_config": quantization_config(form)}
+    rounded = ((name, tensor if dtype is None else tensor.to(dtype)) for name, tensor in named)
+    whole = str(dtype or torch.float32).removeprefix("torch.")
+    write_checkpoint(
+        described | {"dtype": config.get("dtype", whole) if dtype is None else whole},
+        quantised(rounded, form),
+        out_dir,
+        tokenizer_dir=tokenizer_dir,
+        source_dir=source_dir,
+    )
