@@ -3,7 +3,7 @@
 Owns how each engine is built and driven, in the cheapest way there is: no server, no detokenizer, a step per call in
 this process, log-probs of the sampled token alone, as RL needs them. "stock" is vLLM as it comes, its requests without
 seeds; where its expansion of temperatures answers wrongly, or its eight-bit kernel refuses float32, it is mended as
-Paceline mends it (`actors.engine.vllm.patches`, `model_drafters`): else its own drafters would decode noise, or not at
+Paceline mends it (`actors.engine.vllm.patches`, `low_bit`): else its own drafters would decode noise, or not at
 all. "paceline" and "native" are Paceline's engine over vLLM and over its own forward. A run is some waves, each
 submitted together and decoded until the last has ended.
 """
@@ -28,6 +28,7 @@ from benchmarks.tools.peers import serve
 from benchmarks.tools.rollouts import teach
 from benchmarks.tools.step_parts import Parts
 from drafter.build import build_drafters, build_retrieval
+from models.formats import Quantization, low_bit_format
 from models.options import DType, ModelOptions
 from policies.speculation.build import build_policy
 from policies.speculation.options import SpeculationOptions
@@ -40,6 +41,7 @@ PASS_PROMPT, PASS_TOKENS = 48, 160  # of the requests whose passes are timed: ab
 PASS_S, PASS_ROUNDS = 1.2, (5, 12)  # time for one number of requests; at least and at most
 Case = Sequence[Sequence[Mapping[str, Any]]]  # waves of requests, as `packed` has them
 Answer = dict[str, Any]
+Drawn = dict[str, tuple[list[int], list[float]]]  # by request: tokens and their log-probs
 
 
 def packed(waves: Sequence[Sequence[Request]], limits: Sequence[Sequence[int]]) -> Case:
@@ -86,7 +88,7 @@ def stock_core(path: str, dtype: DType, running: int, compiled: bool, speculativ
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
-    from actors.engine.vllm.model_drafters import mend_int8
+    from actors.engine.vllm.low_bit import mend_int8
     from actors.engine.vllm.patches import mend_worker
 
     mend_int8()
@@ -128,7 +130,10 @@ def add(core: Any, name: str, prompt: list[int], tokens: int) -> None:
     )
 
 
-def stock_wave(core: Any, wave: Sequence[Mapping[str, Any]], steps: list[EngineStepRecord]) -> None:
+def stock_wave(
+    core: Any, wave: Sequence[Mapping[str, Any]], steps: list[EngineStepRecord], told: Drawn | None = None
+) -> None:
+    """told: gets every request's tokens and their log-probs."""
     for of in wave:
         add(core, str(of["id"]), of["prompt"], of["tokens"])
     while core.scheduler.has_requests():
@@ -138,6 +143,12 @@ def stock_wave(core: Any, wave: Sequence[Mapping[str, Any]], steps: list[EngineS
         core.post_step(executed)
         end_s = perf_counter()
         drawn = [len(output.new_token_ids) for of in outputs.values() for output in of.outputs]
+        for output in (output for of in outputs.values() for output in of.outputs):
+            if told is None:
+                break
+            tokens, logprobs = told.setdefault(output.request_id, ([], []))
+            tokens += output.new_token_ids
+            logprobs += [float(row[0]) for row in output.new_logprobs.logprobs]
         if drawn:
             steps.append(step_record(start_s, len(drawn), sum(drawn), end_s - start_s, prefills))
 
@@ -164,12 +175,14 @@ def stock(
     """Plain vLLM, or with a drafter of its own."""
     core = stock_core(path, dtype, running, compiled, speculative)
 
-    def run(waves: Case, parts: bool = False, length: int | None = None) -> Answer:
-        """length: of the drafts, at most that of the configuration."""
+    def run(waves: Case, parts: bool = False, length: int | None = None, told: bool = False) -> Answer:
+        """length: of the drafts, at most that of the configuration. told: say what was drawn, too."""
         if length is not None:
             core.scheduler.num_spec_tokens = length
         measured = Parts.of_stock(core) if parts else None
-        return timed(lambda wave, steps: stock_wave(core, wave, steps), waves, measured)
+        drawn: Drawn | None = {} if told else None
+        found = timed(lambda wave, steps: stock_wave(core, wave, steps, drawn), waves, measured)
+        return found if drawn is None else found | {"drawn": drawn}
 
     return versions(), run
 
@@ -280,7 +293,9 @@ def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int
     return versions(), run
 
 
-def native(path: str, dtype: DType, running: int, threads: int, history: Path) -> tuple[Any, Any]:
+def native(
+    path: str, dtype: DType, running: int, threads: int, history: Path, quantization: Quantization
+) -> tuple[Any, Any]:
     """As `actors.engine.native.core.build` makes it, in fast mode."""
     import torch
 
@@ -288,11 +303,15 @@ def native(path: str, dtype: DType, running: int, threads: int, history: Path) -
     from models.checkpoint import load_model
 
     torch.set_num_threads(threads)
-    model = load_model(path, dtype=getattr(torch, dtype), batch_invariant=False)
+    low_bit = low_bit_format(quantization, "cpu")
+    model = load_model(path, dtype=getattr(torch, dtype), batch_invariant=False, low_bit=low_bit)
     options, speculation = engine_options(running, threads), Speculation(history, trees=True)
 
-    def run(waves: Case, parts: bool = False, cold: bool = False) -> Answer:
-        made, policy = speculation.make(cold, lambda of: build_drafters(of, model, options))
+    def run(waves: Case, parts: bool = False, cold: bool = False, plain: bool = False) -> Answer:
+        made: Any = {}
+        policy = None
+        if not plain:
+            made, policy = speculation.make(cold, lambda of: build_drafters(of, model, options))
         recorded: list[EngineStepRecord] = []
         engine = NativeEngine(model, options, drafters=made, policy=policy, on_step=recorded.append)
         return timed(partial(paceline_wave, engine, recorded), waves, None)
@@ -361,7 +380,14 @@ def versions() -> dict[str, str]:
 
 
 def contender(
-    kind: str, *, speculative: Mapping[str, Any] | None, history: str, threads: int, compiled: bool, **model: Any
+    kind: str,
+    *,
+    history: str,
+    threads: int,
+    compiled: bool,
+    speculative: Mapping[str, Any] | None = None,
+    quantization: Quantization = "none",
+    **model: Any,
 ) -> tuple[Any, Any]:
     """By the words of the command line: what it says once it is up, and what answers a case."""
     match kind:
@@ -370,7 +396,7 @@ def contender(
         case "paceline":
             return paceline(threads=threads, compiled=compiled, history=Path(history), **model)
         case "native":
-            return native(threads=threads, history=Path(history), **model)
+            return native(threads=threads, history=Path(history), quantization=quantization, **model)
         case _:
             raise ValueError(f"no contender {kind!r}")
 
