@@ -1,10 +1,12 @@
-"""Predicted milliseconds of engine steps on an H100, before and now: `python -m benchmarks.predicted_steps`.
+"""Predicted milliseconds of engine steps on an H100, before and now, and in few bits:
+`python -m benchmarks.predicted_steps`.
 
 Owns `results/predicted_steps.json`. Predictions, not measurements: the engine's own code on meta tensors says what it
 launches (`benchmarks.tools.engine_trace`), `policies.roofline`, fitted to a measured A100 sweep, what that takes. Per
 step: *floor* (every weight, key and value once), *before* (traced at commit 84d231c: graph, and sampling launched one
 by one), *now* (the present code, in a graph), *fused* (the list of kernels that a fused engine needs). Before flatters:
-perfect overlap, no under-occupied attention, contexts that are powers of two.
+perfect overlap, no under-occupied attention, contexts that are powers of two. In few bits: *now* with
+rollout.quantization, its list of kernels, bytes of weights and the engine that starts with them.
 """
 
 from collections.abc import Iterator
@@ -18,10 +20,12 @@ from benchmarks.tools.engine_trace import kernels_before, traced_step
 from benchmarks.tools.qwen import QWEN, network, qwen
 from policies.roofline.devices import DEVICES, Device
 from policies.roofline.kernels import floor_bytes, launches, step_kernels
+from policies.roofline.memory import GIB
 from policies.roofline.timing import DEFAULT, time_of
 
 GRID = tuple((batch, 1, context) for batch in (1, 8, 32, 64) for context in (1024, 8192, 32_768))
 VERIFYING = ((1, 9, 4096), (32, 9, 2048))
+QUANTIZATIONS = ("none", "w8a8", "fp8", "w4a8", "w4a16")
 
 
 def step_row(size: str, batch: int, rows: int, context: int, device: Device) -> dict[str, Any]:
@@ -50,6 +54,22 @@ def step_row(size: str, batch: int, rows: int, context: int, device: Device) -> 
     }
 
 
+def low_bit_row(size: str, batch: int, rows: int, context: int, device: Device) -> dict[str, Any]:
+    """One step by rollout.quantization: milliseconds."""
+    found: dict[str, Any] = {"size": size, "batch": batch, "rows": rows, "context": context}
+    for name in QUANTIZATIONS:
+        net = network(qwen(size), quantization=name)
+        step = time_of(step_kernels(net, batch, rows, context), device)
+        found[name] = {
+            "weight_gib": round(net.weight_bytes / GIB, 3),
+            "floor_ms": round(floor_bytes(net, batch, context) / device.bandwidth_bytes_s * 1e3, 3),
+            "ms": round(step.ms, 3),
+            "launches": step.launches,
+            "decides": step.decides,
+        }
+    return found
+
+
 def sweep_errors() -> dict[str, Any]:
     """Of the predictor, on the measured sweep: what it was fitted to, and what it was not."""
     found = cells()
@@ -74,11 +94,15 @@ def main(
 ) -> None:
     gpu = DEVICES[device]
     steps = [step_row(size, *cell, gpu) for size in QWEN for cell in (*GRID, *VERIFYING)]
+    low_bit = [low_bit_row(size, *cell, gpu) for size in QWEN for cell in (*GRID, *VERIFYING)]
     question = "PREDICTED, not measured: how long does an engine step take, before and now, beside a fused plan?"
     rates = {name: getattr(DEFAULT, name) for name in DEFAULT.__slots__}
-    save(out, {"question": question, "device": device, "rates": rates, "sweep_error": sweep_errors(), "steps": steps})
+    found = {"question": question, "device": device, "rates": rates, "sweep_error": sweep_errors(), "steps": steps}
+    save(out, found | {"low_bit": low_bit})
     names = ("size", "batch", "rows", "context", "floor_ms", "before_ms", "now_ms", "fused_ms")
     print(markdown([*names, "before / now"], [_line(step, names) for step in steps]))
+    shown = [[row[name] for name in names[:4]] + [row[form]["ms"] for form in QUANTIZATIONS] for row in low_bit]
+    print(markdown([*names[:4], *(f"{form} ms" for form in QUANTIZATIONS)], shown))
 
 
 def _line(step: dict[str, Any], names: tuple[str, ...]) -> list[object]:

@@ -22,9 +22,10 @@ from benchmarks.tools.op_trace import OpTrace, TracedOp, tensor_bytes
 from benchmarks.tools.qwen import network
 from drafter.protocol import Replay
 from models.config import ModelConfig
+from models.formats import FORMATS
 from models.ops.triton.operators import LAUNCHES
 from models.transformer import Transformer
-from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention
+from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, projection
 from policies.roofline.network import Network
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
@@ -47,15 +48,16 @@ class _Traced:
         pass
 
 
-def traced_step(config: ModelConfig, batch: int, rows: int, context: int) -> list[Kernel]:
+def traced_step(config: ModelConfig, batch: int, rows: int, context: int, quantization: str = "none") -> list[Kernel]:
     """What the graph of `batch` requests with `rows` rows each launches; chains where rows > 1."""
-    net = network(config)
+    net, form = network(config, quantization=quantization), FORMATS.get(quantization)
     own: dict[str, Callable[..., TracedOp]] = {
         "paceline::paged_attention": partial(_attention, net, batch, rows, context),
         "paceline::rope_write": _rope,
     }
     trace = OpTrace({f"paceline::{name}": count for name, count in LAUNCHES.items()}, own)
-    model = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False).requires_grad_(False)
+    model = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False, low_bit=form)
+    model.requires_grad_(False)
     blocks = 64
     cache = KVCache(config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, torch.bfloat16, "meta")
     steps = DeviceSteps(
@@ -93,6 +95,9 @@ def _rope(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tenso
 def _kernel(op: TracedOp, net: Network, batch: int, rows: int, context: int) -> Kernel:
     name = op.name.partition("::")[2] or op.name
     part: Part = "weights" if op.product is not None else _PARTS.get(name, "rest")
+    low = name == "low_bit_linear" and op.product is not None
+    m, n, k = op.product if op.product is not None and low else (0, 0, 0)
+    listed = list(projection(net, name, m, n, k))[-1] if low else None  # its rate; bytes are the trace's
     return Kernel(
         name=name,
         part=part,
@@ -101,6 +106,8 @@ def _kernel(op: TracedOp, net: Network, batch: int, rows: int, context: int) -> 
         flops=op.flops,
         launches=op.launches,
         product=op.product,
+        speed=1.0 if listed is None else listed.speed,
+        unpacked=0 if listed is None else listed.unpacked,
         walk=attention(net, batch, rows, context, SPLIT_TOKENS).walk if part == "kv" else None,
     )
 

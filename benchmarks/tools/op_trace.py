@@ -85,6 +85,8 @@ def _read(name: str, args: Any, kwargs: Any, out: Any) -> TracedOp:
     if name in _PRODUCTS:
         a, b = args[name == "addmm" :][:2]
         product = a.shape[0], b.shape[1], a.shape[1]
+    elif name == "low_bit_linear":  # values may lie two to a byte
+        product = args[0].shape[0], args[2].shape[0], args[0].shape[1]
     elif name in _WEIGHTED:  # of ours: a weight is [N, K]
         product = args[0].shape[0], args[1].shape[0], args[1].shape[1]
     if product is not None:

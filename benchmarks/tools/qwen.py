@@ -3,6 +3,7 @@
 from typing import Any
 
 from models.config import ModelConfig
+from models.formats import FORMATS
 from policies.roofline.network import Network
 
 # Fields of ModelConfig.
@@ -22,8 +23,8 @@ def qwen(size: str, **changed: Any) -> ModelConfig:
     return ModelConfig(**fields | QWEN[size] | changed)
 
 
-def network(config: ModelConfig, item_bytes: int = 2) -> Network:
-    """A model as the predictor takes it."""
+def network(config: ModelConfig, item_bytes: int = 2, quantization: str = "none") -> Network:
+    """A model as the predictor takes it, in an engine with that rollout.quantization."""
     return Network(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -36,4 +37,5 @@ def network(config: ModelConfig, item_bytes: int = 2) -> Network:
         qkv_bias=config.qkv_bias,
         qk_norm=config.qk_norm,
         item_bytes=item_bytes,
+        low_bits=FORMATS.get(quantization),
     )

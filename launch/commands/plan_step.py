@@ -18,7 +18,7 @@ from launch.errors import UsageError
 from models.config import ModelConfig, read_config
 from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
-from policies.roofline.learning import MFU, NETWORK_BYTES_S, hand_over_s, learner_tokens_s
+from policies.roofline.learning import MFU, NETWORK_BYTES_S, hand_over_s, learner_tokens_s, quantising_s
 from policies.roofline.memory import GIB, MemoryPlan
 from policies.roofline.network import Network
 from policies.roofline.timing import DEFAULT, StepTime, step_time, time_of
@@ -64,6 +64,7 @@ class LearnerRow:
     tokens_s: float
     mfu: float
     hand_over_s: dict[str, float]
+    quantising_s: float  # of all matrices once; 0: the learner computes with its masters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,8 @@ class StepReport:
 
     device: str
     device_bytes: int
+    quantization: str  # of the engines' matrices
+    weight_bytes: int  # of an engine
     steps: tuple[StepRow, ...]
     learner: LearnerRow | None
     engines_sleep: bool  # what fitting asks for
@@ -112,10 +115,13 @@ def step_report(config: Config, device_name: str | None) -> StepReport:
             tokens_s=learner_tokens_s(net, learner, device, length),
             mfu=MFU,
             hand_over_s=hand_over_s(net, learner, device, same_gpu=config.cluster.layout == "colocated"),
+            quantising_s=quantising_s(net, learner, device),
         )
     return StepReport(
         device=device.name,
         device_bytes=device.memory_bytes,
+        quantization=config.rollout.quantization,
+        weight_bytes=net.weight_bytes,
         steps=tuple(_steps(config, net, device)),
         learner=row,
         engines_sleep=sleep,
@@ -187,12 +193,12 @@ def _strategy(
 def rendered(report: StepReport) -> RenderableType:
     """Steps, strategies, the learner, and memory by phase."""
     parts: list[RenderableType] = [_step_table(report), _strategy_table(report)]
-    if report.learner is not None:
-        ways = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.learner.hand_over_s.items())
-        speed = (
-            f"{report.learner.tokens_s:,.0f} tokens/s on {report.learner.ranks} ranks, at {report.learner.mfu:.0%} MFU"
-        )
-        parts.append(Text(f"learner (estimates): {speed}; weights to the engines: {ways}\n"))
+    learner = report.learner
+    if learner is not None:
+        ways = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in learner.hand_over_s.items())
+        speed = f"{learner.tokens_s:,.0f} tokens/s on {learner.ranks} ranks, at {learner.mfu:.0%} MFU"
+        mirror = f"; its matrices quantised once: {learner.quantising_s:.2f} s" if learner.quantising_s else ""
+        parts.append(Text(f"learner (estimates): {speed}; weights to the engines: {ways}{mirror}\n"))
     parts += [_memory_table(plan, awake, report) for plan, awake in zip(report.memory, report.awake, strict=True)]
     parts.append(
         Text(
@@ -205,7 +211,9 @@ def rendered(report: StepReport) -> RenderableType:
 
 
 def _step_table(report: StepReport) -> Table:
-    table = Table(title=f"One engine step on one {report.device}, predicted", title_justify="left")
+    stored = "" if report.quantization == "none" else f" in {report.quantization}"
+    weights = f"weights{stored} {report.weight_bytes / GIB:.2f} GiB"
+    table = Table(title=f"One engine step on one {report.device}, predicted; {weights}", title_justify="left")
     names = ("requests", "context", "floor ms", "step ms", "of floor", "without graphs", "tokens/s")
     for name in names:
         table.add_column(name, justify="right")

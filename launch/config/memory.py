@@ -12,6 +12,7 @@ from typing import Any
 from launch.config.issues import ConfigError, Issue
 from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, read_config
+from models.formats import FORMATS
 from policies.roofline.devices import Device, device_named
 from policies.roofline.memory import (
     GIB,
@@ -49,6 +50,7 @@ def network_of(config: Config) -> Network | None:
         qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
         item_bytes=4 if config.model.dtype == "float32" else 2,
+        low_bits=FORMATS.get(config.rollout.quantization),
     )
 
 
@@ -135,6 +137,7 @@ def learner_shape(config: Config) -> LearnerShape | None:
         compute_bytes=4 if wide and not learner.autocast_bf16 else 2,
         reference=config.objective.kl != "none",
         entropy_gradient=config.objective.entropy_coef > 0,
+        mirrored=config.learner.quantization == "rollout" and config.rollout.quantization != "none",
     )
 
 
@@ -193,6 +196,7 @@ _LEARNER_STATE = (
     "reference weights",
     "weights cast",
 )
+_QUANTISED = ("quantised matrices", "a matrix quantised")
 _LEARNER_STEP = ("activations", "activations kept", "layer computed again", "backward of a layer", "head")
 _TRAINER = ("trainer's drafter", "target's tables", "trainer's step")
 
@@ -206,6 +210,7 @@ def _lever(config: Config, items: Mapping[str, int]) -> tuple[str, str]:
         ("learner.micro_batch_tokens", smaller): _LEARNER_STEP,
         ("learner.ranks", "raise it: ranks share weights, gradients and the optimizer"): _LEARNER_STATE,
         ("rollout.engine.prefill_chunk_tokens", "lower it, or rollout.engine.max_running"): ("engine step", "graphs"),
+        ("learner.quantization", "set it to none: engine and learner then differ by the rounding"): _QUANTISED,
         ("drafter.micro_step_tokens", "lower it, or set drafter.train=false"): _TRAINER,
     }
     return max(levers, key=lambda lever: sum(items.get(name, 0) for name in levers[lever]))

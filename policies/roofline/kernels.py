@@ -5,7 +5,7 @@ real step to it. Never says how long anything takes (`policies.roofline.timing`)
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from policies.roofline.network import Network
@@ -39,6 +39,8 @@ class Kernel:
     flops: float = 0.0
     launches: int = 1
     product: tuple[int, int, int] | None = None  # (m, n, k) of a matrix product: [m, k] times [k, n]
+    speed: float = 1.0  # of its flops, in bfloat16's
+    unpacked: int = 0  # weights made whole from four bits, by ordinary instructions
     walk: Walk | None = None
 
     @property
@@ -81,22 +83,23 @@ def block(
     first_norm: bool = True,
     split_tokens: int = SPLIT_TOKENS,
 ) -> Iterator[Kernel]:
-    """Decoder layers: ten launches each. inputs: widths of the residual stream that the first matrix takes."""
+    """Decoder layers: ten launches each, and one per product whose tokens are rounded first. inputs: widths of the
+    residual stream that the first matrix takes."""
     total, item = batch * rows, net.item_bytes
     hidden, inner = net.hidden_size, net.intermediate_size
     for layer in range(layers):
         if first_norm:
             yield _normed(net, "rms_norm" if layer == 0 else "add_rms_norm", total, *((1, 1) if layer == 0 else (2, 2)))
-        yield product(net, "qkv", total, net.qkv_size, inputs * hidden, bias=net.qkv_bias)
+        yield from projection(net, "qkv", total, net.qkv_size, inputs * hidden, bias=net.qkv_bias)
         tables = total * (net.head_dim * 4 + 2 * _INDEX_BYTES)  # cos and sin, position and slot
         moved = total * net.qkv_size * item
         yield Kernel(name="rope_write", part="rest", read_bytes=moved + tables, write_bytes=moved)
         yield attention(net, batch, rows, context, split_tokens)
-        yield product(net, "o", total, hidden, net.query_size)
+        yield from projection(net, "o", total, hidden, net.query_size)
         yield _normed(net, "add_rms_norm", total, 2, 2)
-        yield product(net, "gate_up", total, 2 * inner, hidden)
+        yield from projection(net, "gate_up", total, 2 * inner, hidden)
         yield Kernel(name="swiglu", part="rest", read_bytes=2 * total * inner * item, write_bytes=total * inner * item)
-        yield product(net, "down", total, hidden, inner)
+        yield from projection(net, "down", total, hidden, inner)
 
 
 def attention(net: Network, batch: int, rows: int, context: int, split_tokens: int) -> Kernel:
@@ -167,7 +170,7 @@ def draft_kernels(net: Network, batch: int, strategy: Strategy, context: int) ->
 
 
 def _eagle_pass(net: Network, batch: int, rows: int, context: int) -> Iterator[Kernel]:
-    total = batch * rows
+    net, total = replace(net, low_bits=None), batch * rows  # a drafter's own weights stay
     moved = 2 * total * net.hidden_size * net.item_bytes
     yield Kernel(name="draft_inputs", part="rest", read_bytes=moved + total * _INDEX_BYTES, write_bytes=moved)
     yield product(net, "fuse", total, net.hidden_size, 2 * net.hidden_size)
@@ -196,6 +199,30 @@ def product(
     )
 
 
+def projection(net: Network, name: str, m: int, n: int, k: int, *, bias: bool = False) -> Iterator[Kernel]:
+    """[m, k] times a block's matrix [n, k], as it is stored: in few bits tokens are rounded first, where they are."""
+    low, item = net.low_bits, net.item_bytes
+    if low is None:
+        yield product(net, name, m, n, k, bias=bias)
+        return
+    tokens = m * k * item
+    if net.rounds_tokens:
+        rounded = m * (k + 4)  # and a scale each
+        yield Kernel(name="quantise_tokens", part="rest", read_bytes=tokens, write_bytes=rounded)
+        tokens = rounded
+    tile_rows = 128 if net.rounds_tokens else 64  # of the kernel: weights are unpacked once for each (launch_low_bit)
+    yield Kernel(
+        name=name,
+        part="weights",
+        read_bytes=net.matrix_bytes(n, k) + tokens + bias * n * item,
+        write_bytes=m * n * item,
+        flops=2.0 * m * n * k,
+        product=(m, n, k),
+        speed=2.0 if net.rounds_tokens else 1.0,
+        unpacked=n * k * -(-m // tile_rows) if low.bits < 8 else 0,
+    )
+
+
 def _normed(net: Network, name: str, total: int, reads: int, writes: int) -> Kernel:
     row = total * net.hidden_size * net.item_bytes
     weight = net.hidden_size * net.item_bytes
@@ -204,7 +231,7 @@ def _normed(net: Network, name: str, total: int, reads: int, writes: int) -> Ker
 
 def floor_bytes(net: Network, batch: int, context: int) -> int:
     """What any step must read: every weight that it uses, and every key and value, once."""
-    return net.read_parameters * net.item_bytes + batch * context * net.kv_token_bytes
+    return net.read_bytes + batch * context * net.kv_token_bytes
 
 
 def launches(kernels: Iterable[Kernel]) -> int:

@@ -10,6 +10,7 @@ from policies.roofline.network import Network
 MFU = 0.40  # of the bfloat16 peak, of the flops that learning needs (not of those computed again); an estimate
 NETWORK_BYTES_S = 25e9  # between nodes: 200 Gbit/s, an assumption
 HOST_COPY_BYTES_S = 5e9  # one pass over a buffer in host memory by one thread; an estimate
+QUANTISING_BYTES = 40  # read and written per weight, five passes over float32; an estimate
 _HOST_PASSES = 4  # object store: off the device, checked and stored, read and checked, onto the device
 
 
@@ -28,8 +29,15 @@ def learner_tokens_s(net: Network, learner: LearnerShape, device: Device, length
 def hand_over_s(net: Network, learner: LearnerShape, device: Device, *, same_gpu: bool) -> dict[str, float]:
     """Seconds by way: gathered over the ranks' links, then `direct` (CUDA IPC on the same GPU, else NCCL over the
     network) or through the object store."""
-    wire_bytes = net.parameters * net.item_bytes
+    wire_bytes = net.weight_bytes  # low-bit where the engines are
     gather_s = net.parameters * learner.master_bytes * (learner.ranks - 1) / learner.ranks / device.peer_bytes_s
     direct_s = 2 * wire_bytes / device.bandwidth_bytes_s if same_gpu else wire_bytes / NETWORK_BYTES_S
     store_s = _HOST_PASSES * wire_bytes / HOST_COPY_BYTES_S + 2 * wire_bytes / device.host_bytes_s
     return {"direct": gather_s + direct_s, "object store": gather_s + store_s}
+
+
+def quantising_s(net: Network, learner: LearnerShape, device: Device) -> float:
+    """Of every matrix once, by torch's elementwise kernels: after an update where one rank keeps the copies, in each
+    forward (and in each that is computed again) where several gather the masters."""
+    passes_bytes = QUANTISING_BYTES * net.num_layers * net.matrix_parameters
+    return passes_bytes / device.bandwidth_bytes_s if learner.mirrored and net.low_bits is not None else 0.0

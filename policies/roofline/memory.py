@@ -51,6 +51,7 @@ class LearnerShape:
     moments: int = 2  # AdamW; Muon keeps one for matrices
     reference: bool = False  # a frozen copy for the KL term
     entropy_gradient: bool = False
+    mirrored: bool = False  # forward with the engine's low-bit matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +94,14 @@ class MemoryPlan:
         return self.worst.total_bytes <= device_bytes
 
 
-def saved_bytes(net: Network) -> int:
-    """Of one token and layer, by autograd in bfloat16: inputs of products, norms, SwiGLU and attention, each once."""
-    return 8 * net.hidden_size + 6 * net.intermediate_size + 6 * (net.query_size + net.kv_size)
+def saved_bytes(net: Network, *, mirrored: bool = False) -> int:
+    """Of one token and layer, by autograd in bfloat16: inputs of products, norms, SwiGLU and attention, each once.
+    mirrored: products keep their inputs in eight bits, with a scale, where the format rounds tokens."""
+    exact = 8 * net.hidden_size + 6 * net.intermediate_size + 6 * (net.query_size + net.kv_size)
+    if not (mirrored and net.rounds_tokens):
+        return exact
+    # Attention keeps its output as well: that of two bytes stays beside the one of one.
+    return exact - 2 * net.hidden_size - net.intermediate_size + net.query_size + 4 * 4
 
 
 def plan_colocated(
@@ -149,7 +155,7 @@ def plan_learner(net: Network, learner: LearnerShape, device_bytes: int) -> Memo
 
 def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
     """What an engine that sleeps keeps."""
-    weights = net.parameters * net.item_bytes // engine.gpus
+    weights = net.weight_bytes // engine.gpus
     drafter = net.drafter_parameters * net.item_bytes if engine.drafter else 0
     outputs = engine.most_rows * (4 * net.vocab_size + net.item_bytes * net.hidden_size)
     graphs = GRAPHS_BYTES + outputs + engine.most_rows * _row_bytes(net) if engine.graphs else 0
@@ -213,7 +219,7 @@ def _learner_working(net: Network, learner: LearnerShape, device_bytes: int) -> 
 def _backward(net: Network, learner: LearnerShape, device_bytes: int) -> dict[str, int]:
     tokens = learner.micro_batch_tokens
     wide = learner.compute_bytes // 2  # saved_bytes counts bfloat16
-    layer = tokens * saved_bytes(net) * wide
+    layer = tokens * saved_bytes(net, mirrored=learner.mirrored) * wide
     temporaries = tokens * (16 * net.intermediate_size + 8 * net.hidden_size)  # of the backward pass of one SwiGLU
     if learner.checkpointing:
         kept = net.num_layers * tokens * net.hidden_size * learner.compute_bytes
@@ -223,7 +229,7 @@ def _backward(net: Network, learner: LearnerShape, device_bytes: int) -> dict[st
     chunk = device_bytes // LOGITS_SHARE
     copies = _LOGITS_COPIES + learner.entropy_gradient
     head = int(copies * min(chunk, tokens * 4 * net.vocab_size)) + net.embedding_parameters * learner.compute_bytes
-    return activations | {"head": head} | _gathered(net, learner)
+    return activations | {"head": head} | _gathered(net, learner) | _mirror(net, learner)
 
 
 def _gathered(net: Network, learner: LearnerShape) -> dict[str, int]:
@@ -235,6 +241,16 @@ def _gathered(net: Network, learner: LearnerShape) -> dict[str, int]:
     # FSDP2: the root stays gathered, one block computes, the next is on its way; gradients are reduced in float32.
     gathered = (tables + 2 * net.layer_parameters) * learner.compute_bytes
     return {"weights gathered": gathered, "gradients reduced": 4 * max(tables, 2 * net.layer_parameters)}
+
+
+def _mirror(net: Network, learner: LearnerShape) -> dict[str, int]:
+    """Quantised matrices beside the masters: kept from update to update by one rank; by several, gathered whole, from a
+    layer's forward to its backward. And one matrix in float32 three times over, while it is rounded or made whole."""
+    if not learner.mirrored or net.low_bits is None:
+        return {}
+    layers = 1 if learner.ranks > 1 and learner.checkpointing else net.num_layers
+    largest = max(outputs * inputs for outputs, inputs in net.matrices)
+    return {"quantised matrices": layers * net.matrices_bytes, "a matrix quantised": 3 * 4 * largest}
 
 
 def _handing_over(net: Network, learner: LearnerShape) -> dict[str, int]:

@@ -1,6 +1,23 @@
 """The shape of a decoder-only transformer and of its drafter, as counts. Owns no name of any weight."""
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class LowBits(Protocol):
+    """How matrices are stored in few bits: what of `models.formats.LowBitFormat` decides bytes and flops."""
+
+    @property
+    def bits(self) -> int:
+        """Of a weight; fewer than eight lie two to a byte."""
+
+    @property
+    def group(self) -> int | None:
+        """Inputs that share a scale and a zero point; None: a row, without a zero point."""
+
+    @property
+    def activations(self) -> str:
+        """ "none", or the dtype of eight bits that tokens are rounded to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +35,7 @@ class Network:
     qkv_bias: bool = False
     qk_norm: bool = False
     item_bytes: int = 2
+    low_bits: LowBits | None = None  # of the engine's matrices
 
     @property
     def query_size(self) -> int:
@@ -32,10 +50,50 @@ class Network:
         return self.query_size + 2 * self.kv_size
 
     @property
-    def layer_parameters(self) -> int:
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of a layer's four products, in order."""
         hidden, inner = self.hidden_size, self.intermediate_size
-        matrices = hidden * self.qkv_size + self.query_size * hidden + 3 * hidden * inner
-        return matrices + 2 * hidden + self.qkv_bias * self.qkv_size + self.qk_norm * 2 * self.head_dim
+        return (self.qkv_size, hidden), (hidden, self.query_size), (2 * inner, hidden), (hidden, inner)
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Of a layer."""
+        return sum(outputs * inputs for outputs, inputs in self.matrices)
+
+    @property
+    def layer_parameters(self) -> int:
+        norms = 2 * self.hidden_size + self.qk_norm * 2 * self.head_dim
+        return self.matrix_parameters + norms + self.qkv_bias * self.qkv_size
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Of one of `matrices` as an engine stores it: values, float32 scales, zero points of one byte."""
+        low = self.low_bits
+        if low is None:
+            return outputs * inputs * self.item_bytes
+        of_groups = 4 if low.group is None else 5 * (inputs // low.group)
+        return outputs * (inputs // (1 if low.bits == 8 else 2) + of_groups)
+
+    @property
+    def matrices_bytes(self) -> int:
+        """Of a layer."""
+        return sum(self.matrix_bytes(*matrix) for matrix in self.matrices)
+
+    @property
+    def rounds_tokens(self) -> bool:
+        """Whether the layers' products take activations of eight bits."""
+        return self.low_bits is not None and self.low_bits.activations != "none"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all parameters, as an engine stores them."""
+        saved = self.matrix_parameters * self.item_bytes - self.matrices_bytes
+        return self.parameters * self.item_bytes - self.num_layers * saved
+
+    @property
+    def read_bytes(self) -> int:
+        """Of `read_parameters`, likewise."""
+        saved = self.matrix_parameters * self.item_bytes - self.matrices_bytes
+        return self.read_parameters * self.item_bytes - self.num_layers * saved
 
     @property
     def embedding_parameters(self) -> int:

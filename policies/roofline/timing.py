@@ -33,6 +33,9 @@ class Rates:
     eager_kernel_s: float = 6e-6  # launch without a graph, which the host cannot hide
     tile_s: float  # 64 keys of a head of 128 against 64 rows of queries, by one block
     crowding: float  # by how much a further block on a multiprocessor prolongs the walk of those there
+    # Of a weight of four bits, by one multiprocessor of 128 lanes at 1.7 GHz: 10 instructions, as counted in sm_90's
+    # code beside bfloat16 (7 beside int8; 18 in sm_80's). No fit.
+    unpack_s: float = 4.6e-11
     host_s: float  # of a step: schedule, upload, download, the loop in Python
     request_s: float = 0.0  # of a step and request
 
@@ -81,7 +84,8 @@ def busy_s(kernel: Kernel, device: Device, rates: Rates) -> float:
     """Seconds by bytes, flops and walks alone."""
     moving = kernel.moved_bytes / (device.bandwidth_bytes_s * rates.bandwidth_share)
     if kernel.product is not None:
-        computing = product_s(*kernel.product, device, rates)
+        computing = product_s(*kernel.product, device, rates) / kernel.speed
+        computing += kernel.unpacked * rates.unpack_s / device.multiprocessors
         return float((moving**rates.overlap + computing**rates.overlap) ** (1 / rates.overlap))
     computing = kernel.flops / (device.bf16_flops_s * rates.matmul_share)
     return max(moving, computing, 0.0 if kernel.walk is None else walk_s(kernel.walk, device, rates))

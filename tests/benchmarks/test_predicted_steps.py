@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.harness import RESULTS, load
-from benchmarks.predicted_steps import GRID, VERIFYING, step_row, sweep_errors
+from benchmarks.predicted_steps import GRID, QUANTIZATIONS, VERIFYING, low_bit_row, step_row, sweep_errors
 from benchmarks.tools.engine_trace import kernels_before, traced_step
 from benchmarks.tools.qwen import QWEN, network, qwen
 from policies.roofline.devices import DEVICES
@@ -15,15 +15,28 @@ from policies.roofline.kernels import launches, step_kernels
 
 RECORD = load(RESULTS / "predicted_steps.json")
 NAMES = {"embedding": "embed", "addmm": "product", "mm": "product", "linear": "product", "cat": "pack"}
+NAMES |= {"low_bit_linear": "product"}
 PRODUCTS = ("qkv", "o", "gate_up", "down")
 
 
-@pytest.mark.parametrize("size", QWEN)
-@pytest.mark.parametrize(("batch", "rows", "context"), [(1, 1, 1024), (32, 1, 8192), (8, 9, 2048), (1, 512, 512)])
-def test_the_list_of_kernels_is_what_the_engine_launches(size: str, batch: int, rows: int, context: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "quantization", "batch", "rows", "context"),
+    [
+        *(
+            (size, "none", *shape)
+            for size in QWEN
+            for shape in ((1, 1, 1024), (32, 1, 8192), (8, 9, 2048), (1, 512, 512))
+        ),
+        *((size, name, 8, 9, 2048) for size in QWEN for name in QUANTIZATIONS[1:]),
+    ],
+)
+def test_the_list_of_kernels_is_what_the_engine_launches(
+    size: str, quantization: str, batch: int, rows: int, context: int
+) -> None:
     """The engine's own step on meta tensors: every kernel, its launches, and bytes and flops within one percent."""
     config = qwen(size)
-    traced, listed = traced_step(config, batch, rows, context), step_kernels(network(config), batch, rows, context)
+    traced = traced_step(config, batch, rows, context, quantization)
+    listed = step_kernels(network(config, quantization=quantization), batch, rows, context)
     found = Counter(NAMES.get(kernel.name, kernel.name) for kernel in traced)
     assert found == Counter("product" if kernel.name in PRODUCTS else kernel.name for kernel in listed)
     assert launches(traced) == launches(listed)
@@ -39,6 +52,8 @@ def test_the_record_is_what_the_command_computes_now() -> None:
     for step in RECORD["steps"][:: len(RECORD["steps"]) // 6]:
         cell = step["size"], step["batch"], step["rows"], step["context"]
         assert step_row(*cell, device) == step, "run: python -m benchmarks.predicted_steps"
+    for row in RECORD["low_bit"][:: len(RECORD["low_bit"]) // 6]:
+        assert low_bit_row(row["size"], row["batch"], row["rows"], row["context"], device) == row
     assert RECORD["sweep_error"] == sweep_errors()
     assert "PREDICTED" in RECORD["question"]
 
@@ -48,6 +63,17 @@ def test_every_step_is_within_fifteen_percent_of_the_fused_plan() -> None:
     for step in RECORD["steps"]:
         assert step["now_ms"] <= 1.15 * step["fused_ms"], step
         assert step["floor_ms"] < step["now_ms"] < step["before_ms"], step
+
+
+def test_few_bits_pay_where_weights_decide_and_cost_launches_where_they_do_not() -> None:
+    """As predicted: 7B decodes faster in each format, one request of 0.5B does not where tokens are rounded."""
+    found = {(row["size"], row["batch"], row["rows"], row["context"]): row for row in RECORD["low_bit"]}
+    large, small = found["7b", 1, 1, 1024], found["0.5b", 1, 1, 1024]
+    for name in QUANTIZATIONS[1:]:
+        assert large[name]["weight_gib"] < 0.62 * large["none"]["weight_gib"]
+        assert large["none"]["ms"] > large[name]["ms"] > large[name]["floor_ms"]
+    assert small["w8a8"]["launches"] == small["none"]["launches"] + 4 * QWEN["0.5b"]["num_layers"]
+    assert small["w8a8"]["ms"] > small["none"]["ms"]
 
 
 def test_before_is_the_trace_of_what_there_was() -> None:

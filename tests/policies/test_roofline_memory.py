@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models.config import ModelConfig
+from models.formats import FORMATS
 from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, device_named
 from policies.roofline.memory import (
@@ -52,7 +53,7 @@ class _Context:
         return out
 
 
-def meta_model(net: Network, layers: int) -> Transformer:
+def meta_model(net: Network, layers: int, quantization: str = "none") -> Transformer:
     config = ModelConfig(
         family="qwen2",
         vocab_size=net.vocab_size,
@@ -66,12 +67,17 @@ def meta_model(net: Network, layers: int) -> Transformer:
         tie_word_embeddings=net.tied,
         qkv_bias=net.qkv_bias,
     )
-    return Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False)
+    form = FORMATS.get(quantization)
+    return Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False, low_bit=form)
 
 
-def kept_bytes(net: Network, layers: int, tokens: int, *, checkpointing: bool = False) -> int:
+def kept_bytes(
+    net: Network, layers: int, tokens: int, *, checkpointing: bool = False, mirrored: str | None = None
+) -> int:
     """Of tensors that autograd keeps for the backward pass, parameters left out."""
     model = meta_model(net, layers)
+    if mirrored is not None:
+        model.mirror(FORMATS[mirrored], torch.bfloat16, cached=True)
     model.set_activation_checkpointing(checkpointing)
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, Tensor] = {}
@@ -101,6 +107,33 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(name: str) -> None:
     assert saved_bytes(net) == pytest.approx(found, rel=0.01)
     first, second = (kept_bytes(net, layers, tokens, checkpointing=True) for layers in (1, 2))
     assert second - first == tokens * 2 * net.hidden_size
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_in_few_bits_are_as_large_as_the_engines(name: str, quantization: str) -> None:
+    net = replace(NETWORKS[name], num_layers=3, low_bits=FORMATS[quantization])
+    stored = [*meta_model(net, 3, quantization).state_dict(keep_vars=True).values()]
+    assert sum(t.numel() * t.element_size() for t in {id(t): t for t in stored}.values()) == net.weight_bytes
+    assert net.weight_bytes < replace(net, low_bits=None).weight_bytes
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w4a16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_a_mirrored_layer_keeps_is_what_autograd_keeps(name: str, quantization: str) -> None:
+    net, tokens = replace(NETWORKS[name], low_bits=FORMATS[quantization]), 512
+    two, one = (kept_bytes(net, layers, tokens, mirrored=quantization) for layers in (2, 1))
+    assert saved_bytes(net, mirrored=True) == pytest.approx((two - one) / tokens, rel=0.01)
+
+
+def test_a_mirror_costs_its_copies_and_room_to_round_a_matrix() -> None:
+    net = replace(SEVEN, low_bits=FORMATS["w8a8"])
+    exact, mirrored = (plan_learner(net, replace(LEARNER, mirrored=on), H100.memory_bytes) for on in (False, True))
+    copies = {name for phase in mirrored.phases for name in phase.items} - {n for p in exact.phases for n in p.items}
+    assert copies == {"quantised matrices", "a matrix quantised"}
+    alone = plan_learner(net, replace(LEARNER, mirrored=True, ranks=1), 10 * H100.memory_bytes)
+    kept = alone.phases[0].items["quantised matrices"]
+    assert kept == net.num_layers * net.matrices_bytes > mirrored.phases[0].items["quantised matrices"]
 
 
 def test_sleep_and_offload_only_take_away() -> None:
