@@ -6,6 +6,9 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <type_traits>
 #include <vector>
 
 #include "cpu.h"
@@ -90,6 +93,27 @@ void task(const Product<T, float>& p, int64_t row, int64_t rows, int64_t first, 
   }
 }
 
+// Memory for elements that begins on a cache line: a tile register loads one that does not at half the speed.
+template <typename T>
+class Lines {
+ public:
+  T* take(int64_t elements) {
+    if (elements > elements_) {
+      std::free(data_);
+      elements_ = 0;
+      data_ = static_cast<T*>(std::aligned_alloc(64, (elements * sizeof(T) + 63) / 64 * 64));
+      if (data_ == nullptr) throw std::bad_alloc();
+      elements_ = elements;
+    }
+    return data_;
+  }
+  ~Lines() { std::free(data_); }
+
+ private:
+  T* data_ = nullptr;
+  int64_t elements_ = 0;
+};
+
 const float* as_float(const float* x, int64_t, int64_t&, int64_t, std::vector<float>&) { return x; }
 
 const float* as_float(const bf16* x, int64_t rows, int64_t& stride, int64_t depth, std::vector<float>& wide) {
@@ -101,6 +125,26 @@ const float* as_float(const bf16* x, int64_t rows, int64_t& stride, int64_t dept
     }
   stride = depth;
   return wide.data();
+}
+
+// x in the form of TileProduct.
+const bf16* as_tiles(const bf16* x, int64_t rows, int64_t stride, int64_t depth, int threads, Lines<bf16>& tiles) {
+  const int64_t steps = panel_size(depth) / (kBf16TileDepth * kPanel), blocks = (rows + kTileRows - 1) / kTileRows;
+  bf16* const to = tiles.take(blocks * steps * kTileRows * kBf16TileDepth);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * depth > kParallelWork)
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t step = 0; step < steps; ++step) {
+      bf16* line = to + ((row / kTileRows * steps + step) * kTileRows + row % kTileRows) * kBf16TileDepth;
+      int64_t count = std::min(kBf16TileDepth, depth - step * kBf16TileDepth);
+      const bf16* from = x + row * stride + step * kBf16TileDepth;
+      if (count == kBf16TileDepth) {
+        std::memcpy(line, from, kBf16TileDepth * sizeof(bf16));
+      } else {
+        std::copy_n(from, count, line);
+        std::fill(line + count, line + kBf16TileDepth, bf16{});
+      }
+    }
+  return to;
 }
 
 }  // namespace
@@ -116,7 +160,7 @@ void pack_weight(const T* weight, int64_t columns, int64_t depth, T* out) {
       for (int64_t n = 0; n < kPanel; ++n)
         for (int64_t i = 0; i < deep; ++i)
           out[n * deep + i] = n < present && k + i < depth ? weight[(first + n) * depth + k + i] : T{};
-    if (deep == 1 && depth % 2) out = std::fill_n(out, kPanel, T{});
+    out = std::fill_n(out, panel_size(depth) - (depth + deep - 1) / deep * deep * kPanel, T{});
   }
 }
 
@@ -124,14 +168,16 @@ template <typename T>
 void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* bias, T* out, int64_t rows,
             int64_t columns, int64_t depth, int threads) {
   static thread_local std::vector<float> wide;
-  static thread_local std::vector<T> panels;
+  static thread_local Lines<T> panels;
   if (!packed) {
-    panels.resize(packed_size(columns, depth));
-    pack_weight(weight, columns, depth, panels.data());
-    weight = panels.data();
+    T* to = panels.take(packed_size(columns, depth));
+    pack_weight(weight, columns, depth, to);
+    weight = to;
   }
   const int64_t all = (columns + kPanel - 1) / kPanel, groups = (all + kGroup - 1) / kGroup;
-  const int64_t chunk = std::max<int64_t>(24, kCacheFloats / std::max<int64_t>(depth, 1) / 12 * 12);
+  const bool in_tiles = std::is_same_v<T, bf16> && has_amx();
+  const int64_t chunk = in_tiles ? std::max<int64_t>(64, 4 * kCacheFloats / std::max<int64_t>(depth, 1) / 32 * 32)
+                                 : std::max<int64_t>(24, kCacheFloats / std::max<int64_t>(depth, 1) / 12 * 12);
   const int64_t tasks = groups * ((rows + chunk - 1) / chunk);
   auto for_each = [&](auto run) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * columns * depth > kParallelWork)
@@ -140,6 +186,14 @@ void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* b
       run(row, std::min(chunk, rows - row), panel, std::min(all, panel + kGroup));
     }
   };
+#if defined(PACELINE_AMX)
+  if constexpr (std::is_same_v<T, bf16>)
+    if (in_tiles) {
+      static thread_local Lines<bf16> tiles;
+      TileProduct product{as_tiles(x, rows, stride, depth, threads, tiles), depth, columns, weight, bias, out};
+      return for_each([&](auto... part) { amx::multiply(product, part...); });
+    }
+#endif
 #if defined(PACELINE_AVX512)
   if (has_avx512()) {
     Product<T, T> product{x, stride, depth, columns, weight, bias, out};

@@ -14,8 +14,12 @@ constexpr int64_t kGroup = 4;   // panels per task: read from memory once for al
 template <typename T>
 constexpr int64_t kDeep = 4 / sizeof(T);
 
+constexpr int64_t kBf16TileDepth = 32;  // k that a tile register of bfloat16 holds; panels have a multiple of it
+
 // Always inlined, as files compiled for different CPUs share it.
-__attribute__((always_inline)) inline int64_t panel_size(int64_t depth) { return (depth + 1) / 2 * 2 * kPanel; }
+__attribute__((always_inline)) inline int64_t panel_size(int64_t depth) {
+  return (depth + kBf16TileDepth - 1) / kBf16TileDepth * kBf16TileDepth * kPanel;
+}
 
 template <typename T, typename X>
 struct Product {
@@ -35,4 +39,21 @@ template <typename T>
 void multiply(const Product<T, T>& product, int64_t row, int64_t rows, int64_t first, int64_t last);
 
 }  // namespace avx512
+
+constexpr int64_t kTileRows = 16;
+
+// x in tiles: [rows / 16][depth / 32][16][32], zero past the depth; rows past the last hold anything.
+struct TileProduct {
+  const bf16* x;
+  int64_t depth, columns;
+  const bf16 *panels, *bias;
+  bf16* out;
+};
+
+namespace amx {
+
+// As avx512::multiply; `row` is a multiple of 16.
+void multiply(const TileProduct& product, int64_t row, int64_t rows, int64_t first, int64_t last);
+
+}  // namespace amx
 }  // namespace paceline

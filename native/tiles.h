@@ -1,0 +1,75 @@
+// Tile registers of AMX as functions, and how a kernel gets them.
+//
+// Only for files compiled with AMX flags, and everything local, as they are for other CPUs than the rest. Written with
+// asm, because the compilers' intrinsics take no template arguments and do not tell that they read memory.
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+
+namespace paceline {
+namespace {
+
+constexpr int kTileRowBytes = 64;
+constexpr int kTileBytes = kTileRows * kTileRowBytes;
+
+// The thread's tile registers, for a while: another library that uses them (oneDNN) configures them anew. All eight have
+// rows of 64 bytes, and `rows[i]` of these.
+class Tiles {
+ public:
+  explicit Tiles(const uint8_t (&rows)[8]) {
+    struct alignas(64) Layout {
+      uint8_t palette, start_row, unused[14];
+      uint16_t row_bytes[16];
+      uint8_t rows[16];
+    } layout{};
+    layout.palette = 1;
+    for (int i = 0; i < 8; ++i) layout.row_bytes[i] = kTileRowBytes, layout.rows[i] = rows[i];
+    asm volatile("ldtilecfg %0" ::"m"(layout));
+  }
+  ~Tiles() { asm volatile("tilerelease"); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+template <int kTile>
+inline void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
+
+// Rows of 64 bytes, one behind the other, on a cache line.
+template <int kTile>
+inline void load_tile(const void* from) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{kTileRowBytes}), "i"(kTile) : "memory");
+}
+// The same of what is not used again soon: it leaves the first-level cache to other things.
+template <int kTile>
+inline void stream_tile(const void* from) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{kTileRowBytes}), "i"(kTile) : "memory");
+}
+template <int kTile>
+inline void store_tile(void* to) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(int64_t{kTileRowBytes}), "i"(kTile) : "memory");
+}
+
+template <int kSums, int kA, int kB>
+inline void add_products_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
+}
+
+// f(Index<0>), ..., f(Index<kEnd - 1>): a loop whose counter may name a register.
+template <int kValue>
+struct Index {
+  static constexpr int value = kValue;
+};
+template <int kEnd, int kFirst = 0, typename Function>
+__attribute__((always_inline)) inline void unrolled(Function f) {
+  if constexpr (kFirst < kEnd) {
+    f(Index<kFirst>{});
+    unrolled<kEnd, kFirst + 1>(f);
+  }
+}
+
+}  // namespace
+}  // namespace paceline
