@@ -48,6 +48,14 @@ def test_the_rule_of_failure_is_the_one_fixed_beforehand() -> None:
     assert [bench.failed(one, base[one["seed"]]) for one in RUNS] == [False, False, True, False, False, True]
 
 
+def test_long_runs_are_compared_with_long_ones() -> None:
+    assert {bench.base_of(arm) for arm in bench.ARMS if "long" in arm} == {"fp32 long"}
+    assert {bench.base_of(arm) for arm in bench.ARMS if "long" not in arm} == {"fp32"}
+    text = bench.table([run("fp32 long", 0, 0.4, 0.8), run("w2a8 unaligned long", 0, 0.3, 0.2)], MACHINE)
+    assert "| w2a8 unaligned long | 1 | 0.300 | 0.200 | -0.600 | 1 |" in text
+    assert "| warm start | 0.400 |" in text
+
+
 def test_differences_are_paired_by_seed_and_leave_out_what_did_not_finish() -> None:
     arms = bench.by_arm(RUNS)
     assert bench.paired(arms["w2a8 unaligned"], arms["fp32"]) == pytest.approx([-0.31, -0.2])
