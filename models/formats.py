@@ -4,7 +4,7 @@ Owns the names of the tensors of a weight, and the one table that configuration,
 torch, no arithmetic (`models.low_bit`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +61,16 @@ FORMATS: Mapping[str, LowBitFormat] = {
 def part_names(name: str, form: LowBitFormat) -> tuple[str, ...]:
     """The tensors that a weight called `name` is stored as: its values under that name, its scales, its zero points."""
     return (name, name + SCALE_SUFFIX, *([name + ZERO_SUFFIX] if form.asymmetric else []))
+
+
+def part_specs(name: str, shape: tuple[int, ...], form: LowBitFormat) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Of a weight [N, K]: name, dtype (a key of models.manifest.ITEM_BYTES) and shape of each of `part_names`."""
+    outputs, inputs = shape
+    scales = outputs, form.groups(inputs)
+    values = outputs, inputs if form.bits == 8 else inputs // 2
+    described = ((form.stored, values), ("float32", scales), ("uint8", scales))
+    for part, (dtype, dimensions) in zip(part_names(name, form), described, strict=False):  # symmetric: no zero points
+        yield part, dtype, dimensions
 
 
 def low_bit_format(name: Quantization, device: str) -> LowBitFormat | None:

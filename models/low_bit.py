@@ -59,16 +59,16 @@ def quantise(weight: Tensor, form: LowBitFormat) -> LowBitWeight:
     low, high = exact.amin(2, keepdim=True).clamp(max=0), exact.amax(2, keepdim=True).clamp(min=0)
     scales = _positive(_over(high - low, most))
     zeros = (-low / scales).round().clamp(0, most)
-    values = ((exact / scales).round() + zeros).clamp(0, most).to(torch.uint8).flatten(1)
+    values = (exact / scales).round_().add_(zeros).clamp_(0, most).to(torch.uint8).flatten(1)
     return LowBitWeight(form, values[:, 0::2] | values[:, 1::2] << 4, scales[..., 0], zeros[..., 0].to(torch.uint8))
 
 
 def dequantise(weight: LowBitWeight) -> Tensor:
     """float32 [N, K]"""
     if weight.zeros is None:
-        return weight.values.float() * weight.scales
+        return weight.values.float().mul_(weight.scales)
     levels = levels_of(weight).float().view(*weight.scales.shape, -1)
-    return ((levels - weight.zeros[..., None].float()) * weight.scales[..., None]).flatten(1)
+    return levels.sub_(weight.zeros[..., None]).mul_(weight.scales[..., None]).flatten(1)
 
 
 def levels_of(weight: LowBitWeight) -> Tensor:
@@ -85,7 +85,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     exact = weight.float()
     scales = _positive(_over(exact.abs().amax(1, keepdim=True), LEVELS))
-    return (exact / scales).round().clamp(-LEVELS, LEVELS).to(torch.int8), scales
+    return (exact / scales).round_().clamp_(-LEVELS, LEVELS).to(torch.int8), scales
 
 
 def named_parts(name: str, weight: LowBitWeight) -> Iterator[tuple[str, Tensor]]:

@@ -190,6 +190,6 @@ class _Mirrored(torch.autograd.Function):
         grad_master = None
         if for_master:
             values, *scales = ctx.saved_tensors
-            x = (values.float() * scales[0]).to(ctx.dtype) if scales else values
+            x = values.float().mul_(scales[0]).to(ctx.dtype) if scales else values
             grad_master = grad.t() @ x
         return grad_x, grad_master, None, grad.sum(0) if for_bias else None
