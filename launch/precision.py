@@ -35,13 +35,16 @@ def precision_text(rollouts: str, learner: str, dtype: str) -> str:
     return f"rollouts in {rollouts}, the learner in {dtype}: not aligned, the log-prob gap says how far apart they are"
 
 
-def note_evaluation(config: Config, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Beside a model of a low-bit run: in which precision it was evaluated, and its rewards in both. The weights in the
-    folder are those that were trained, in model.dtype."""
+def note_evaluation(
+    config: Config, folder: Path, step: int, metrics: Mapping[str, float], weights: str | None = None
+) -> None:
+    """Beside a model of a low-bit run: in which precision it was evaluated, and its rewards in both. `weights`: of the
+    folder; default: model.dtype, as they are trained."""
     if config.rollout.quantization == "none" or REWARD not in metrics:
         return
     rewards = {evaluated_as(config): metrics[REWARD]}
     if MASTER_REWARD in metrics:
         rewards[config.model.dtype] = metrics[MASTER_REWARD]
-    note = {"step": step, "weights": config.model.dtype, "evaluated_as": evaluated_as(config), REWARD: rewards}
+    weights = weights or config.model.dtype
+    note = {"step": step, "weights": weights, "evaluated_as": evaluated_as(config), REWARD: rewards}
     replace(folder / EVALUATION, json.dumps(note) + "\n")

@@ -16,14 +16,14 @@ from models.formats import FORMATS, LowBitFormat
 from models.low_bit import quantised
 
 _LAYOUTS: Mapping[str, str] = {"int8": "int-quantized", "float8_e4m3fn": "float-quantized"}  # by LowBitFormat.stored
+EXPORTED = tuple(form.name for form in FORMATS.values() if form.stored in _LAYOUTS)
 
 
 def quantization_config(form: LowBitFormat) -> dict[str, Any]:
     """config.json's `quantization_config`. Raises ValueError for a format whose groups and zero points are stored as
     `compressed-tensors` does not have them: it packs eight values into an int32."""
     if form.stored not in _LAYOUTS:
-        known = ", ".join(name for name, other in FORMATS.items() if other.stored in _LAYOUTS)
-        raise ValueError(f"no checkpoint is written in {form.name}: only {known} (compressed-tensors)")
+        raise ValueError(f"no checkpoint is written in {form.name}: only {', '.join(EXPORTED)} (compressed-tensors)")
     numbers = {"num_bits": form.bits, "type": "int" if form.stored == "int8" else "float", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -31,10 +32,11 @@ from actors.training.recording import StepRecording
 from actors.training.statistics import StepStatistics
 from actors.training.types import Demonstration, StepResult, TrainSequence
 from models.checkpoint import hf_shapes, hf_tensors, write_checkpoint
+from models.compressed_tensors import write_quantised
 from models.config import UnsupportedModelError
-from models.dtypes import DTYPE_NAMES, DTYPES
-from models.formats import FORMATS, LowBitFormat, Quantization
-from models.low_bit import quantised
+from models.dtypes import DTYPES
+from models.formats import FORMATS, LowBitFormat, Quantization, part_specs
+from models.low_bit import is_quantised, quantised
 from models.manifest import TensorSpec, WeightsManifest, lay_out
 from models.options import ModelOptions, batch_invariance
 from models.transformer import Transformer
@@ -258,18 +260,25 @@ class Trainer:
 
     def published_layout(self, *, masters: bool = False) -> tuple[tuple[TensorSpec, ...], int]:
         """How the published weights lie in their buffer, and its size in bytes. Nothing is gathered for it."""
-        shapes, dtype = hf_shapes(self.network), self.publish_dtype
-        named = ((name, torch.empty(shape, dtype=dtype, device="meta")) for name, shape in shapes.items())
-        rounded = named if masters or self._form is None else quantised(named, self._form)
-        return lay_out((name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in rounded)
+        described: list[tuple[str, str, tuple[int, ...]]] = []
+        for name, shape in hf_shapes(self.network).items():
+            if masters or self._form is None or not is_quantised(name, len(shape)):
+                described.append((name, self.model_options.dtype, tuple(shape)))
+            else:
+                described += part_specs(name, tuple(shape), self._form)
+        return lay_out(described)
 
-    def export(self, out_dir: str | Path) -> None:
-        """Write a Hugging Face model directory with the tokenizer, atomically. All ranks call it, rank 0 writes."""
+    def export(self, out_dir: str | Path, form: LowBitFormat | None = None) -> None:
+        """Write a Hugging Face model directory with the tokenizer, atomically: the masters, or quantised to `form`, as
+        stock vLLM loads it. All ranks call it, rank 0 writes. Raises ValueError for a form that has no such checkpoint.
+        """
         if self.rank.index == 0:
-            tokenizer = self.model_options.tokenizer or self.model_options.path
-            source, tensors = self.model_options.path, self.published_tensors(masters=True)
+            config, tensors = self.network.hf_config(), self.published_tensors(masters=True)
+            source = self.model_options.path
+            tokenizer = self.model_options.tokenizer or source
+            write = write_checkpoint if form is None else partial(write_quantised, form=form, dtype=self.publish_dtype)
             try:
-                write_checkpoint(self.network.hf_config(), tensors, out_dir, tokenizer_dir=tokenizer, source_dir=source)
+                write(config, tensors, out_dir=out_dir, tokenizer_dir=tokenizer, source_dir=source)
             finally:
                 deque(tensors, maxlen=0)  # Others wait in every gather, also if the disk is full.
         else:

@@ -169,13 +169,16 @@ def export_model(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the model goes")],
     step: Annotated[int | None, typer.Option("--step", help="of this checkpoint; default: the newest")] = None,
+    quantization: Annotated[
+        str, typer.Option("--quantization", help="w8a8 or fp8: layers in few bits (compressed-tensors, for vLLM)")
+    ] = "none",
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint of a run as a Hugging Face model. (The best by held-out reward is in RUN/best already.)"""
     with failures(debug):
         from launch.commands.export_model import export
 
-        typer.echo(export(run, out, step))
+        typer.echo(export(run, out, step, quantization))
 
 
 @app.command("export-drafter")

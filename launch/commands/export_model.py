@@ -9,11 +9,19 @@ from actors.training.options import LearnerOptions
 from actors.training.trainer import Trainer
 from launch.config import load_config
 from launch.errors import UsageError
+from launch.precision import note_evaluation
+from models.compressed_tensors import EXPORTED
+from models.formats import FORMATS
 from policies.options import ObjectiveOptions
 
 
-def export(run: Path, out: Path, step: int | None = None) -> str:
-    """Write the model after `step` RL steps (default: of the newest checkpoint) to `out`, and say so."""
+def export(run: Path, out: Path, step: int | None = None, quantization: str = "none") -> str:
+    """Write the model after `step` RL steps (default: of the newest checkpoint) to `out`, and say so. `quantization`:
+    the format of its layers, as stock vLLM loads it; none: as it is trained."""
+    if quantization != "none" and quantization not in EXPORTED:
+        raise UsageError(
+            f"--quantization: no checkpoint is written in {quantization}", remedy=f"one of {', '.join(EXPORTED)}, none"
+        )
     if not (run / "config.yaml").is_file():
         raise UsageError(f"no run in {run}", remedy="give the folder that contains config.yaml")
     found = {int(read_state(path)["step"]): path for path in checkpoints(run / "checkpoints")}
@@ -32,5 +40,11 @@ def export(run: Path, out: Path, step: int | None = None) -> str:
     # Fresh weights, so that those the run began with need not be there any more: every one is replaced.
     trainer = Trainer(config.model, learner, ObjectiveOptions(), init="random")
     trainer.load_weights(found[step] / LEARNER_DIR)
-    trainer.export(out)
-    return f"{out}: the model after {step} RL steps"
+    form = FORMATS.get(quantization)
+    trainer.export(out, form)
+    evaluated = read_state(found[step]).get("evaluations", {}).get(str(step), {})
+    note_evaluation(config, out, step, evaluated, weights=None if form is None else form.name)
+    said = "" if form is None else f", in {form.name}"
+    if config.rollout.quantization != "none":
+        said += f"; rollouts and evaluations of the run are in {config.rollout.quantization}"
+    return f"{out}: the model after {step} RL steps{said}"

@@ -61,6 +61,13 @@ def test_kept_where_it_is_better_than_everything_before(
         assert len(job.exported) == 1
 
 
+def test_of_a_low_bit_run_it_says_in_which_precision_it_was_evaluated(tmp_path: Path) -> None:
+    rollout = make_config().rollout.model_copy(update={"quantization": "w4a8"})
+    keep_best(FakeJob({0: 0.5, 2: 0.6}, rollout=rollout), tmp_path)
+    record = {"step": 2, "eval/reward": 0.6, "evaluated_as": "w4a8", "weights": "float32"}
+    assert json.loads((tmp_path / "best/best.json").read_text()) == record
+
+
 def test_an_evaluation_later_than_this_one_does_not_count() -> None:
     assert improves({"2": {"eval/reward": 0.6}, "4": {"eval/reward": 0.9}}, 2)
     assert not improves({"2": {}}, 2)

@@ -1,5 +1,6 @@
 """`paceline export-model`: the very weights of a checkpoint, as a Hugging Face model."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from actors.training.checkpoint import write_checkpoint
 from actors.training.options import OptimizerOptions
 from launch.commands.export_model import export
 from launch.errors import UsageError
+from models.checkpoint import load_model
+from models.compressed_tensors import quantization_config
+from models.config import ModelConfigError
+from models.formats import FORMATS
+from models.low_bit import quantised
 from tests.learner.tiny import make_sequences, make_trainer, write_config
 
 KL = {"kl": "k3", "kl_coef": 0.1}  # its checkpoints hold a reference model too
@@ -44,6 +50,36 @@ def test_the_weights_are_those_of_the_checkpoint(run: Path, tmp_path: Path, step
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_in_few_bits_it_is_what_engines_are_handed_and_what_was_evaluated_is_noted(run: Path, tmp_path: Path) -> None:
+    path = run / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"rollout": {"quantization": "w8a8"}}))
+    state = run / "checkpoints/step_000002/state.json"
+    evaluations = {"2": {"eval/reward": 0.5, "eval/master_reward": 0.4}}
+    state.write_text(json.dumps({"step": 2, "evaluations": evaluations}))
+    said = export(run, tmp_path / "out", quantization="w8a8")
+    assert "2 RL steps, in w8a8; rollouts and evaluations of the run are in w8a8" in said
+    found = load_file(tmp_path / "out/model.safetensors")
+    masters = load_file(tmp_path / "exported-2/model.safetensors")
+    expected = dict(quantised(masters.items(), FORMATS["w8a8"]))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["quantization_config"] == quantization_config(FORMATS["w8a8"])
+    note = json.loads((tmp_path / "out/evaluation.json").read_text())
+    rewards = {"w8a8": 0.5, "float32": 0.4}
+    assert note == {"step": 2, "weights": "w8a8", "evaluated_as": "w8a8", "eval/reward": rewards}
+    with pytest.raises(ModelConfigError, match="master weights"):
+        load_model(tmp_path / "out")
+    export(run, tmp_path / "full")
+    assert json.loads((tmp_path / "full/evaluation.json").read_text()) == note | {"weights": "float32"}
+
+
+def test_a_format_without_a_checkpoint_is_refused_with_those_that_have_one(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no checkpoint is written in w4a8") as caught:
+        export(run, tmp_path / "out", quantization="w4a8")
+    assert "w8a8, fp8" in str(caught.value.remedy)
 
 
 def test_what_is_not_there_is_said_with_what_is(run: Path, tmp_path: Path) -> None:
