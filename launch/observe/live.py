@@ -110,7 +110,8 @@ def render(state: RunState, now_s: float) -> RenderableType:
     body += [Text(warning, style="yellow") for warning in state.warnings]
     if state.workers:
         body.append(_workers(state, now_s))
-    return Panel(Group(*body), title=f"Paceline  {state.name}", title_align="left", border_style="blue")
+    rollouts = f"  (rollouts in {state.precision})" if state.precision else ""
+    return Panel(Group(*body), title=f"Paceline  {state.name}{rollouts}", title_align="left", border_style="blue")
 
 
 def _numbers(state: RunState) -> Table:

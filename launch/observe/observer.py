@@ -63,7 +63,14 @@ class Observer:
         self._log = RunLog(run_dir / "run.log")
         self._journals = {name: Journal(run_dir / f"{name}.jsonl") for name in FILES}
         self._spans = SpanJoiner()
-        self._state = RunState(name=config.run.name, steps=config.run.steps, started_s=clock(), step=resume_from or 0)
+        form = config.rollout.quantization
+        self._state = RunState(
+            name=config.run.name,
+            steps=config.run.steps,
+            started_s=clock(),
+            precision="" if form == "none" else form,
+            step=resume_from or 0,
+        )
         self._watch = Watch()
         self._recall()
         self._console = console if console is not None else Console(stderr=False)

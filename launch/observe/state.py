@@ -23,6 +23,7 @@ class RunState:
     name: str
     steps: int
     started_s: float
+    precision: str = ""  # of low-bit rollouts; empty: they are in model.dtype
     step: int = 0  # last complete RL step
     phase: str = "starting"
     phase_since_s: float = 0.0

@@ -406,6 +406,11 @@ def test_live_panel_shows_the_run() -> None:
     assert "gap" not in step_line(state)
 
 
+def test_the_live_panel_says_in_which_precision_rollouts_are_where_it_is_a_low_one() -> None:
+    assert "rollouts in w4a8" in shown(RunState(name="demo", steps=10, started_s=0.0, precision="w4a8"), 1.0)
+    assert "rollouts in" not in shown(RunState(name="demo", steps=10, started_s=0.0), 1.0)
+
+
 def shown(state: RunState, now_s: float, width: int = 100) -> str:
     out = StringIO()
     Console(file=out, width=width).print(render(state, now_s))

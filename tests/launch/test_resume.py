@@ -80,6 +80,8 @@ def test_what_only_changes_speed_place_or_length_passes(tmp_path: Path, run_dir:
         ("rollout.engine.max_model_tokens=3000", "rollout.engine.max_model_tokens"),
         ("rollout.speculation.verification=rejection", "rollout.speculation.verification"),
         ("eval.samples=1", "eval.samples"),
+        ("rollout.quantization=w8a8", "rollout.quantization"),
+        ("learner.quantization=none", "learner.quantization"),
     ],
 )
 def test_another_experiment_is_refused_unless_its_key_is_allowed(

@@ -393,3 +393,21 @@ def test_a_corrected_gap_says_so(tmp_path: Path) -> None:
     print_summary(tmp_path, console=console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert said.count("mean 1.0e-06; corrected for by token") == 1
+
+
+@pytest.mark.parametrize(("masters", "said"), [({"eval/master_reward": 0.5}, "0.500"), ({}, "not evaluated")])
+def test_a_low_bit_run_says_which_precision_each_reward_is_of(
+    tmp_path: Path, masters: dict[str, float], said: str
+) -> None:
+    config = make_config()
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"quantization": "w8a8"})})
+    with Observer(tmp_path, config) as observer:
+        observer.evaluation(0, {"eval/reward": 0.25})
+        observer.evaluation(4, {"eval/reward": 0.75})
+        observer.evaluation(4, {"eval/reward": 0.75, **masters})
+    out = StringIO()
+    summary = print_summary(tmp_path, console=Console(file=out, width=200))
+    assert (summary.eval_last, summary.eval_masters) == (0.75, masters.get("eval/master_reward"))
+    assert f"w8a8: 0.750; the same weights in model.dtype: {said}" in out.getvalue()
+    assert "rollouts in w8a8, which the learner mirrors" in out.getvalue()
+    assert json.loads((tmp_path / "summary.json").read_text())["evaluated_as"] == "w8a8"

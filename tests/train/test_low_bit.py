@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from launch.config import load_config
 from launch.report import write_report
 from launch.report.summary import summarise
-from launch.run.resume import ResumeError, check_resume
 from tests.train.conftest import SHARP, Runs
 from tests.train.test_determinism import learning
 
@@ -67,16 +65,3 @@ def test_an_unaligned_run_goes_on_and_its_gap_is_a_metric(runs: Runs, ray_head: 
     events = [json.loads(line) for line in (runs.root / "unaligned/events.jsonl").read_text().splitlines()]
     (said,) = [event["message"] for event in events if event["kind"] == "precision"]
     assert "not aligned" in said
-
-
-@pytest.mark.parametrize("change", ["rollout.quantization=none", "learner.quantization=none"])
-def test_a_run_goes_on_in_another_precision_only_if_that_is_allowed(
-    runs: Runs, plain: list[dict[str, Any]], change: str
-) -> None:
-    loaded = load_config(runs.config, runs.overrides("w8a8", SHARP, W8A8, "rollout.speculation.mode=off", change))
-    key = change.partition("=")[0]
-    with pytest.raises(ResumeError, match=key) as caught:
-        check_resume(runs.root / "w8a8", loaded.config)
-    assert f"--allow {key}" in str(caught.value.remedy)
-    (difference,) = check_resume(runs.root / "w8a8", loaded.config, [key])
-    assert difference.key == key
