@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -75,6 +76,13 @@ COMPARED = [
     for form in FORMATS
     for one, other in (("aligned", "unaligned"), ("aligned tbpo", "aligned"), ("unaligned tbpo", "unaligned"))
 ]
+# QaRL, Table 1: average score in distribution; its unaligned and aligned runs roll out in W4A16, the aligned with TBPO.
+PAPER = {
+    "Qwen2.5-1.5B-Math": (34.5, 29.3, 33.9),
+    "Qwen2.5-7B-Math": (43.3, 40.9, 43.5),
+    "Qwen3-8B-Base": (51.8, 43.9, 48.9),
+    "Qwen3-30B-A3B-Base": (52.1, 45.7, 51.2),
+}
 CURVES = (
     "reward/mean", "length/mean", "rollouts/truncated_share", "tokens/generated", "entropy", "grad_norm/mean",
     "logprob_gap/mean", "logprob_gap/max", "logprob_gap/k3", "kl_old", "ratio/token_max", "ratio/sequence_max",
@@ -199,6 +207,12 @@ def table(runs: Sequence[Run], of: Mapping[str, Any]) -> str:
         for one, other in COMPARED
         if (less := paired(arms.get(one, {}), arms.get(other, {})))
     ]
+    beside = [" | ".join([f"paper: {model}", *map(str, scores), "-"]) for model, scores in PAPER.items()]
+    for form, length in product(FORMATS, ("", " long")):
+        ours = (f"{BASE}{length}", *(f"{form} {kind}{length}" for kind in ("unaligned", "aligned tbpo", "aligned")))
+        if any(arm in arms for arm in ours[1:]):
+            steps = "72 steps" if length else "24 steps"
+            beside.append(" | ".join([f"the demo, {form}, {steps}", *(_mean_after(arms.get(arm, {})) for arm in ours)]))
     seeds = sorted({r["seed"] for r in runs})
     each = [
         f"{arm} | " + " | ".join(_final(found.get(seed), bases[arm].get(seed)) for seed in seeds)
@@ -215,11 +229,18 @@ def table(runs: Sequence[Run], of: Mapping[str, Any]) -> str:
         "by `python -m benchmarks.low_bit_learning`.\n\n"
         f"{markdown(head, rows)}\n\n"
         f"{markdown('paired by seed | seeds | difference of final rewards | seeds above 0', pairs)}\n\n"
+        "Beside the paper (QaRL, Table 1: scores in percent, rollouts in W4A16, full precision is bfloat16):\n\n"
+        f"{markdown('final | full precision | unaligned | aligned, TBPO | aligned', beside)}\n\n"
         "Final rewards by seed; * failed:\n\n"
         f"{markdown(' | '.join(['arm', *map(str, seeds)]), [' | '.join(['warm start', *warm]), *each])}\n\n"
         f"{of['cores']} cores, {of['cpu']}; "
         f"{', '.join(f'{package} {version}' for package, version in of['versions'].items())}.\n"
     )
+
+
+def _mean_after(found: Mapping[int, Run]) -> str:
+    good = [after(r) for r in found.values() if r["exit_code"] == 0]
+    return f"{fmean(good):.3f}" if good else "-"
 
 
 def _final(one: Run | None, base: Run | None) -> str:
