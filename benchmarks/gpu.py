@@ -36,13 +36,14 @@ class Part:
 
 
 PARTS = (
-    Part("machine", 20, "versions; which attention torch chooses"),
+    Part("machine", 15, "versions; which attention torch chooses"),
     Part("ceilings", 20, "the predictor's constants"),
     Part("checks", 90, "tests/gpu and the kernels against their oracles"),
-    Part("steps", 130, "the step table, with graphs and without"),
-    Part("mixed", 40, "prompt chunks beside decoding, shapes seen first, peak memory"),
-    Part("verifying", 70, "verification, EAGLE, the sampler, the best speculation"),
-    Part("captures", 35, "captures, sleep and wake; a whole engine's step"),
+    Part("steps", 120, "the step table, with graphs and without"),
+    Part("mixed", 35, "prompt chunks beside decoding, shapes seen first, peak memory"),
+    Part("verifying", 65, "verification, EAGLE, the sampler, the best speculation"),
+    Part("low_bits", 40, "products and steps with weights in few bits beside bfloat16"),
+    Part("captures", 30, "captures, sleep and wake; a whole engine's step"),
     Part("learning", 65, "the learner's tokens per second, MFU, peak memory"),
     Part("handing", 30, "the hand-over of weights"),
     Part("agreement", 50, "equal tokens with speculation; the demo"),

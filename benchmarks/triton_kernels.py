@@ -1,9 +1,10 @@
 """What the Triton kernels become on a GPU, without one: `python -m benchmarks.triton_kernels`.
 
 Owns `results/triton_kernels.json`. Compiles every launch of the engine at the shapes of Qwen2.5 0.5B, 1.5B and 7B, from
-the launchers' own plans over meta tensors, for sm_80 and sm_90, and reads the machine code: registers, bytes of
-spills, shared memory, 128-bit loads, tensor core instructions. It times nothing and runs nothing; the committed record
-changes when a kernel, its shapes or the compiler does. Not to be run with TRITON_INTERPRET.
+the launchers' own plans over meta tensors, for sm_80 and sm_90 (fp8: sm_90), and reads the machine code: registers,
+bytes of spills, shared memory, 128-bit loads, tensor core instructions; of low-bit kernels PTX's float32 arithmetic. It
+times nothing and runs nothing; the committed record changes when a kernel, its shapes or the compiler does. Not to be
+run with TRITON_INTERPRET.
 """
 
 import re
@@ -21,8 +22,12 @@ from triton.runtime import driver
 
 from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.qwen import QWEN
+from models.dtypes import DTYPES
+from models.formats import FORMATS
 from models.ops.triton import launch as launches
 from models.ops.triton import launch_drafting as drafting
+from models.ops.triton import launch_low_bit as low_bit
+from models.ops.triton import low_bit as low_bit_kernels
 from models.ops.triton.draft_operators import empty_fed
 from models.ops.triton.launch import Launch
 
@@ -82,6 +87,7 @@ def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str,
         yield from zip((f"top {k}, chunks", f"top {k}, rows"), plan, strict=True)
     yield from zip(("cutoff",), launches.plan_cutoff(logits, wide, rows, wide, wide), strict=True)
     yield from _drafting_plans(hidden, vocab, empty)
+    yield from _low_bit_plans(shape, empty)
 
 
 def _drafting_plans(hidden: int, vocab: int, empty: Callable[..., Tensor]) -> Iterator[tuple[str, Launch]]:
@@ -106,6 +112,29 @@ def _drafting_plans(hidden: int, vocab: int, empty: Callable[..., Tensor]) -> It
     yield "tree feed", drafting.plan_tree_feed(*level, k, outputs, before, known, found)
     best = numbers(REQUESTS, 12), numbers(REQUESTS, 12), scores(REQUESTS, 12)
     yield "tree best", drafting.plan_tree_best(*level, known, best)
+
+
+def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Iterator[tuple[str, Launch]]:
+    """Tokens and products of the narrowest and the widest matrix, for rows of decoding and of the learner."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    for form in FORMATS.values():
+        if form.bits in (2, 3):
+            continue  # the same kernel as four bits
+        stored, eight = DTYPES[form.stored], {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+        kind = eight.get(form.activations, torch.bfloat16)
+        for rows, outputs, inputs in ((8, hidden, inner), (ROWS, 2 * inner, hidden), (4096, hidden, inner)):
+            x, scales = empty(rows, inputs, kind=kind), empty(rows, 1, kind=torch.float32)
+            groups = form.groups(inputs)
+            weight = empty(outputs, inputs if form.bits == 8 else inputs // 2, kind=stored)
+            zeros = empty(outputs, groups, kind=torch.uint8) if form.asymmetric else None
+            of_weight = weight, empty(outputs, groups, kind=torch.float32), zeros, empty(outputs)
+            out, of_tokens = empty(rows, outputs), scales if kind in eight.values() else None
+            yield (
+                f"{form.name}, {rows} x {outputs} x {inputs}",
+                low_bit.plan_low_bit_linear(x, of_tokens, *of_weight, out),
+            )
+            if rows == ROWS and form.name in ("w8a8", "fp8"):
+                yield f"quantise tokens, {form.name}", low_bit.plan_quantise_tokens(empty(rows, inputs), x, scales)
 
 
 class _Pretended:
@@ -153,12 +182,20 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
         "products": ", ".join(
             sorted(set(re.findall(r"#(?:mma|blocked)\w* = (#ttg\.nvidia_mma<.*>)", found.asm["ttgir"])))
         ),
-        "tensor_core": len(re.findall(r"\b(?:HMMA|HGMMA)\.", code)),
-    }
+        "tensor_core": len(re.findall(r"\b(?:HMMA|HGMMA|IMMA|IGMMA|QMMA|QGMMA)\.", code)),
+    } | ({"float32": _float32(found.asm["ptx"])} if kernel in LOW_BIT else {})
+
+
+def _float32(ptx: str) -> str:
+    """The float32 arithmetic by name: how each operation rounds."""
+    return ", ".join(sorted(set(re.findall(r"\b(?:add|sub|mul|div|fma|rcp)\.[\w.]*f32\b", ptx))))
 
 
 def _dumped(what: str, path: str) -> str:
     return subprocess.run([_TOOL, what, path], capture_output=True, text=True, check=True).stdout
+
+
+LOW_BIT = (low_bit_kernels.quantise_tokens, low_bit_kernels.multiply_bytes, low_bit_kernels.multiply_nibbles)
 
 
 def table(sizes: Sequence[str], architectures: Sequence[int]) -> list[dict[str, Any]]:
@@ -166,6 +203,8 @@ def table(sizes: Sequence[str], architectures: Sequence[int]) -> list[dict[str, 
     for size in sizes:
         for name, launch in plans(size):
             for architecture in architectures:
+                if "fp8" in name and architecture < 89:
+                    continue
                 row = {"kernel": name, "model": size, "architecture": f"sm_{architecture}"}
                 found.append(row | compiled(launch, architecture))
                 print(*found[-1].values(), sep="\t", flush=True)

@@ -17,11 +17,13 @@ import torch
 from benchmarks.harness import command
 from benchmarks.tools.qwen import qwen
 from models.config import ModelConfig
+from models.formats import LowBitFormat
 from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, Device, device_named
 
 TINY: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2}
 TINY |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
+WIDE = TINY | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # which groups of 128 divide
 BLOCK_TOKENS = 16
 
 
@@ -123,13 +125,17 @@ class Session:
         return ("tiny",) if self.rehearse else wanted
 
     def config(self, size: str) -> ModelConfig:
-        return qwen("0.5b", **TINY) if size == "tiny" else qwen(size)
+        small = {"tiny": TINY, "wide": WIDE}
+        return qwen("0.5b", **small[size]) if size in small else qwen(size)
 
-    def model(self, size: str, dtype: torch.dtype = torch.bfloat16) -> Transformer:
-        """Random weights, made where they stay; what a step costs does not depend on them."""
+    def model(self, size: str, dtype: torch.dtype = torch.bfloat16, low_bit: LowBitFormat | None = None) -> Transformer:
+        """Random weights, made where they stay; what a step costs does not depend on them. In few bits: ones."""
         torch.manual_seed(0)
-        model = Transformer(self.config(size), dtype=dtype, device=self.device, batch_invariant=False)
+        config = self.config(size)
+        model = Transformer(config, dtype=dtype, device=self.device, batch_invariant=False, low_bit=low_bit)
         with torch.no_grad():
+            for buffer in () if low_bit is None else model.buffers():
+                buffer.fill_(1)
             for name, parameter in model.named_parameters():
                 if parameter.ndim > 1:
                     parameter.normal_(0.0, 0.02)

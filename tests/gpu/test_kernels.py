@@ -11,7 +11,7 @@ from models.formats import FORMATS
 from models.low_bit import quantise
 from models.ops import low_bit, low_bit_reference
 from models.ops.triton import LAUNCHES, operators
-from models.ops.triton.launch_low_bit import FP8_CAPABILITY
+from models.ops.triton.low_bit_operators import FP8_CAPABILITY
 from tests.ops.test_operators import arguments, operator_named, tensors
 from tests.ops.triton.paged import Paged, paged
 

@@ -9,6 +9,7 @@ from drafter.build import build_drafters
 from models.checkpoint import load_model
 from models.device import choose_device
 from models.formats import low_bit_format
+from models.ops.triton.low_bit_operators import require_products
 from models.ops.triton.operators import installed
 from models.options import batch_invariance
 from policies.speculation.build import build_policy
@@ -27,12 +28,15 @@ def build(start: Start) -> BatchCore:
             "model.batch_invariant=engine needs the Triton kernels on a GPU, and Triton is not installed for this "
             "process: pip install triton, or leave model.batch_invariant unset"
         )
+    low_bit = low_bit_format(start.quantization, device)
+    if low_bit is not None:
+        require_products(low_bit, device)
     model = load_model(
         start.model.path,
         dtype=getattr(torch, start.model.dtype),
         device=device,
         batch_invariant=invariant,
-        low_bit=low_bit_format(start.quantization, device),
+        low_bit=low_bit,
     )
     speculation = start.speculation
     drafters, policy = {}, None

@@ -11,7 +11,6 @@ from models.ops.low_bit_reference import SMALLEST
 from models.ops.triton import low_bit
 from models.ops.triton.launch import Launch, power_of_2
 
-FP8_CAPABILITY = (8, 9)
 _TILE_DEPTH = 128  # bytes of a row that lie together; every matrix of Qwen2.5 is a multiple
 
 
@@ -39,8 +38,6 @@ def quantise_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = x if x.stride(1) == 1 else x.contiguous()
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
-    if dtype is not torch.int8:
-        refuse_without_fp8(x.device)
     if x.numel():
         plan_quantise_tokens(x, values, scales).run()
     return values, scales
@@ -105,22 +102,7 @@ def low_bit_linear(
 ) -> Tensor:
     x, weight, scales = x.contiguous(), weight.contiguous(), scales.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
-    if weight.dtype is torch.float8_e4m3fn:
-        refuse_without_fp8(x.device)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
     if out.numel():
         plan_low_bit_linear(x, token_scales, weight, scales, zeros, bias, out).run()
     return out
-
-
-def refuse_without_fp8(device: torch.device) -> None:
-    """Raises RuntimeError where a GPU's tensor cores know no fp8: Triton's own refusal names neither GPU nor remedy."""
-    if device.type != "cuda":
-        return
-    found = torch.cuda.get_device_capability(device)
-    if found < FP8_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
-        raise RuntimeError(
-            f"{name} (compute capability {found[0]}.{found[1]}) has no fp8 products, which begin with 8.9: take"
-            " rollout.quantization=w8a8, which is as small, or a GPU of Ada's or Hopper's generation"
-        )

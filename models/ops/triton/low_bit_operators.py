@@ -10,16 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.formats import FORMATS
+from models.formats import FORMATS, LowBitFormat
 from models.low_bit import LowBitWeight
 from models.ops.low_bit_reference import product, rounded_tokens
 from models.ops.triton.operators import installed
 
+FP8_CAPABILITY = (8, 9)
 _SCHEMAS = (
     "quantise_tokens(Tensor x, ScalarType dtype) -> (Tensor values, Tensor scales)",
     "low_bit_linear(Tensor x, Tensor? token_scales, Tensor weight, Tensor scales, Tensor? zeros, Tensor? bias,"
     " ScalarType dtype) -> Tensor",
 )
+
+
+def require_products(form: LowBitFormat, device: torch.device | str) -> None:
+    """Raises ValueError where the GPU's tensor cores know no products of the format: Triton's own refusal, in the first
+    step, names neither the GPU nor a remedy."""
+    if torch.device(device).type != "cuda" or form.stored != "float8_e4m3fn":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < FP8_CAPABILITY:
+        raise ValueError(
+            f"rollout.quantization={form.name}: {torch.cuda.get_device_name(device)} has compute capability"
+            f" {found[0]}.{found[1]}, and products of fp8 begin with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}"
+            " (Ada, Hopper): take w8a8, which is as small, or such a GPU"
+        )
 
 
 def _cpu_low_bit_linear(

@@ -11,8 +11,19 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import RESULTS, ROOT
+from models.formats import FORMATS
 
-KERNELS_WITH_WIDE_LOADS = ("rms_norm", "rope_write", "swiglu", "attention", "linear", "chunks", "cutoff")
+KERNELS_WITH_WIDE_LOADS = (
+    *FORMATS,
+    "quantise",
+    "rms_norm",
+    "rope_write",
+    "swiglu",
+    "attention",
+    "linear",
+    "chunks",
+    "cutoff",
+)
 ATTENTION_REGISTERS = {"whole": 192, "split": 168, "merge": 168}
 
 
@@ -38,8 +49,11 @@ def assert_fit_for_use(rows: list[dict[str, Any]]) -> None:
             kind = name.split()[1].rstrip(",")
             assert row["registers"] <= ATTENTION_REGISTERS[kind], row
             assert kind == "merge" or row["tensor_core"] > 0, row
-        if name.startswith("linear"):
+        if name.startswith(("linear", *FORMATS)):
             assert row["tensor_core"] > 0, row
+        if "float32" in row:  # each operation rounded by itself, or integer formats would lose their bits
+            assert set(row["float32"].split(", ")) <= {"add.rn.f32", "mul.rn.f32", "div.rn.f32"}, row
+    assert any("float32" in row for row in rows)
     for model in {row["model"] for row in rows}:
         for architecture in {row["architecture"] for row in rows}:
             mine = [row for row in rows if (row["model"], row["architecture"]) == (model, architecture)]

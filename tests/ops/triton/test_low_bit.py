@@ -12,6 +12,7 @@ from models.formats import FORMATS, LowBitFormat
 from models.low_bit import LowBitWeight, quantise
 from models.ops import low_bit_reference
 from models.ops.triton import launch_low_bit
+from models.ops.triton.low_bit_operators import require_products
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 INTEGERS = pytest.mark.parametrize("name", ["w8a8", "w4a8", "w3a8", "w2a8"])
@@ -128,13 +129,15 @@ def capability(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> Non
 @pytest.mark.parametrize("version", [(8, 9), (9, 0), (10, 0)])
 def test_fp8_runs_where_there_are_products_of_it(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> None:
     capability(monkeypatch, version)
-    launch_low_bit.refuse_without_fp8(torch.device("cuda"))
+    require_products(FORMATS["fp8"], "cuda")
 
 
 def test_fp8_is_refused_by_name_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     capability(monkeypatch, (8, 0))
-    with pytest.raises(RuntimeError, match=r"A100.*8\.0.*has no fp8 products.*rollout.quantization=w8a8"):
-        launch_low_bit.refuse_without_fp8(torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"rollout.quantization=fp8: NVIDIA A100.*capability 8\.0.*8\.9.*take w8a8"):
+        require_products(FORMATS["fp8"], "cuda")
+    require_products(FORMATS["fp8"], "cpu")  # where the format is refused by the table, or is the oracle's
+    require_products(FORMATS["w8a8"], "cuda")
 
 
 def plan(rows: int, form: LowBitFormat) -> Callable[[str], int]:
