@@ -21,6 +21,11 @@ constexpr int64_t kParts = 4;                   // vectors of sums of a panel: f
 constexpr int64_t kCacheBytes = 1 << 18;        // rows of x per task, so that they stay in the second-level cache
 constexpr int64_t kParallelWork = 1 << 18;      // multiply-adds below which a second thread costs more than it gives
 
+#if defined(PACELINE_AMX)
+// Rows from which tiles are faster than VNNI: values of 4 bits are unpacked first.
+int64_t least_tile_rows(const LowBitWeight& weight) { return weight.bits == 8 ? 12 : 24; }
+#endif
+
 struct alignas(64) Line {
   uint8_t bytes[64];
 };
@@ -131,7 +136,8 @@ void low_bit_linear(const T* x, int64_t stride, const LowBitWeight& weight, cons
   quantise_rows(x, stride, rows, weight.depth, weight.groups, start, padded, scales.data(), sums.data(), threads);
   const LowBitProduct<T> product{{start, scales.data(), sums.data()}, weight, bias, out};
   const int64_t all = (weight.columns + kPanel - 1) / kPanel, groups = (all + kGroup - 1) / kGroup;
-  const int64_t chunk = std::max<int64_t>(24, kCacheBytes / std::max<int64_t>(padded, 1) / 12 * 12);
+  const int64_t block = 96;  // rows: whole blocks of the kernels for AVX-512 and for tiles
+  const int64_t chunk = std::max<int64_t>(block, kCacheBytes / std::max<int64_t>(padded, 1) / block * block);
   const int64_t tasks = groups * ((rows + chunk - 1) / chunk);
   auto for_each = [&](auto run) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * weight.columns * weight.depth > kParallelWork)
@@ -140,6 +146,15 @@ void low_bit_linear(const T* x, int64_t stride, const LowBitWeight& weight, cons
       run(product, row, std::min(chunk, rows - row), panel, std::min(all, panel + kGroup));
     }
   };
+#if defined(PACELINE_AMX)
+  const LowBitPanels& panels = product.weight;
+  if (has_amx() && rows >= least_tile_rows(weight) && panels.group_depth() % kTileDepth == 0)
+    return for_each([&](auto... part) {
+      static thread_local std::vector<Line> scratch;
+      if (weight.bits != 8) scratch.resize(kGroup * kPanel * padded / sizeof(Line));
+      amx::multiply(part..., reinterpret_cast<uint8_t*>(scratch.data()));
+    });
+#endif
 #if defined(PACELINE_AVX512)
   if (has_avx512()) return for_each([](auto... part) { avx512::multiply(part...); });
 #endif

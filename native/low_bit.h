@@ -60,4 +60,12 @@ template <typename T>
 void multiply(const LowBitProduct<T>& product, int64_t row, int64_t rows, int64_t first, int64_t last);
 
 }  // namespace avx512
+
+namespace amx {
+
+// The same where groups of inputs are whole tiles. scratch, not used for 8 bits: kGroup panels of bytes, on a cache line.
+template <typename T>
+void multiply(const LowBitProduct<T>& product, int64_t row, int64_t rows, int64_t first, int64_t last, uint8_t* scratch);
+
+}  // namespace amx
 }  // namespace paceline

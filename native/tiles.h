@@ -38,10 +38,10 @@ inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
 
-// Rows of 64 bytes, one behind the other, on a cache line.
+// Rows of 64 bytes, `apart` bytes from one to the next; fast where they begin on cache lines.
 template <int kTile>
-inline void load_tile(const void* from) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{kTileRowBytes}), "i"(kTile) : "memory");
+inline void load_tile(const void* from, int64_t apart = kTileRowBytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(apart), "i"(kTile) : "memory");
 }
 // The same of what is not used again soon: it leaves the first-level cache to other things.
 template <int kTile>
@@ -56,6 +56,16 @@ inline void store_tile(void* to) {
 template <int kSums, int kA, int kB>
 inline void add_products_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
+}
+
+// A [rows][64] signed bytes times B [16][16][4] signed, or unsigned, bytes: exact in int32, but for wrapping.
+template <int kSums, int kA, int kB>
+inline void add_products_signed() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
+}
+template <int kSums, int kA, int kB>
+inline void add_products_unsigned() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
 }
 
 // f(Index<0>), ..., f(Index<kEnd - 1>): a loop whose counter may name a register.

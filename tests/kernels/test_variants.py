@@ -31,7 +31,7 @@ def compute() -> dict[str, Tensor]:
             x, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in shapes)
             results[f"linear {dtype} {rows}"] = ops.linear(x, weight, bias, invariant=True)
         for name in ("w8a8", "w4a8"):
-            for rows in (1, 7, 40):
+            for rows in (1, 7, 16, 40, 70):  # by tiles from 12 or 24 rows on, where there are any
                 low_bit = quantise(torch.randn(100, 384, generator=generator), FORMATS[name])
                 x = torch.randn(rows, 384, generator=generator).to(dtype)
                 results[f"low-bit {name} {dtype} {rows}"] = ops.low_bit_linear(x, low_bit)
