@@ -122,10 +122,11 @@ template <typename T>
 void quantise_rows(const T* x, int64_t stride, int64_t rows, int64_t depth, int64_t groups, int8_t* values,
                    int64_t value_stride, float* scales, int32_t* sums, int threads);
 
-// out [rows, columns] = x [rows, depth] weight^T + bias (or null).
+// out [rows, columns] = x [rows, depth] weight^T + bias (or null). What x was rounded to goes to `values` [rows, depth]
+// and `scales` [rows], unless null.
 template <typename T>
 void low_bit_linear(const T* x, int64_t stride, const LowBitWeight& weight, const T* bias, T* out, int64_t rows,
-                    int threads);
+                    int threads, int8_t* values = nullptr, float* scales = nullptr);
 
 // A decoder-only transformer between token ids and hidden states, as models/transformer.py computes it.
 struct StackShape {

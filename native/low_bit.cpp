@@ -124,7 +124,7 @@ void task(const LowBitProduct<T>& p, int64_t row, int64_t rows, int64_t first, i
 
 template <typename T>
 void low_bit_linear(const T* x, int64_t stride, const LowBitWeight& weight, const T* bias, T* out, int64_t rows,
-                    int threads) {
+                    int threads, int8_t* values_out, float* scales_out) {
   static thread_local std::vector<Line> values;
   static thread_local std::vector<float> scales;
   static thread_local std::vector<int32_t> sums;
@@ -134,6 +134,11 @@ void low_bit_linear(const T* x, int64_t stride, const LowBitWeight& weight, cons
   sums.resize(rows * weight.groups);
   int8_t* start = reinterpret_cast<int8_t*>(values.data());
   quantise_rows(x, stride, rows, weight.depth, weight.groups, start, padded, scales.data(), sums.data(), threads);
+  if (values_out != nullptr) {
+    for (int64_t row = 0; row < rows; ++row)
+      std::memcpy(values_out + row * weight.depth, start + row * padded, weight.depth);
+    std::copy_n(scales.data(), rows, scales_out);
+  }
   const LowBitProduct<T> product{{start, scales.data(), sums.data()}, weight, bias, out};
   const int64_t all = (weight.columns + kPanel - 1) / kPanel, groups = (all + kGroup - 1) / kGroup;
   const int64_t block = 96;  // rows: whole blocks of the kernels for AVX-512 and for tiles
@@ -161,7 +166,9 @@ void low_bit_linear(const T* x, int64_t stride, const LowBitWeight& weight, cons
   for_each([](auto... part) { task(part...); });
 }
 
-template void low_bit_linear(const float*, int64_t, const LowBitWeight&, const float*, float*, int64_t, int);
-template void low_bit_linear(const bf16*, int64_t, const LowBitWeight&, const bf16*, bf16*, int64_t, int);
+template void low_bit_linear(const float*, int64_t, const LowBitWeight&, const float*, float*, int64_t, int,
+                             int8_t*, float*);
+template void low_bit_linear(const bf16*, int64_t, const LowBitWeight&, const bf16*, bf16*, int64_t, int, int8_t*,
+                             float*);
 
 }  // namespace paceline

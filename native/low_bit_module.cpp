@@ -27,11 +27,12 @@ void bind_low_bit(nb::module_& m) {
     });
   });
   m.def("low_bit_linear", [](bool half, Address x, int64_t stride, Address panels, int64_t bits, int64_t columns,
-                             int64_t depth, int64_t groups, Address bias, Address out, int64_t rows, int threads) {
+                             int64_t depth, int64_t groups, Address bias, Address out, int64_t rows, int threads,
+                             Address values, Address scales) {
     by_dtype(half, [&](auto* tag) {
       using T = STORAGE(tag);
       paceline::low_bit_linear(at<const T>(x), stride, {at<const uint8_t>(panels), bits, columns, depth, groups},
-                               at<const T>(bias), at<T>(out), rows, threads);
+                               at<const T>(bias), at<T>(out), rows, threads, at<int8_t>(values), at<float>(scales));
     });
   });
 }

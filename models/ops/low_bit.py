@@ -31,35 +31,12 @@ def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) 
     """
     if operators_take(x):
         return _by_operators(tokens_of(x, weight.format), weight, bias, x.dtype)
-    if not takes(x) or not packable(weight):
-        return reference(x, weight, bias)
-    if bias is not None and not takes(x, bias):
-        if bias.dtype is x.dtype or not takes(bias):
-            return reference(x, weight, bias)
+    if _kernel_takes(x, weight, bias):
+        return _by_kernel(x, weight, bias)
+    if bias is not None and bias.dtype is not x.dtype and _kernel_takes(x, weight, None):
         # Widening is exact and the result is rounded once either way.
         return low_bit_linear(x.float(), weight, bias.float()).to(x.dtype)
-    rows, depth = x.shape
-    columns = weight.outputs
-    if depth != weight.inputs or (bias is not None and bias.shape != (columns,)):
-        raise ValueError(f"x {tuple(x.shape)}, a weight {[columns, weight.inputs]} and the bias do not fit together")
-    x = x if x.stride(1) == 1 else x.contiguous()
-    panels = low_bit_panels(weight)
-    out = x.new_empty((rows, columns))
-    kernels.low_bit_linear(  # type: ignore[union-attr]
-        x.dtype is torch.bfloat16,
-        x.data_ptr(),
-        x.stride(0),
-        panels.data_ptr(),
-        container_bits(weight.format),
-        columns,
-        depth,
-        weight.scales.shape[1],
-        0 if bias is None else bias.contiguous().data_ptr(),
-        out.data_ptr(),
-        rows,
-        torch.get_num_threads(),
-    )
-    return out
+    return reference(x, weight, bias)
 
 
 def prepack_low_bit(weight: LowBitWeight) -> None:
@@ -158,6 +135,41 @@ def tokens_of(x: Tensor, form: LowBitFormat) -> tuple[Tensor, ...]:
     return quantise_tokens(x) if form.activations == "int8" else _rounded(x, torch.float8_e4m3fn)
 
 
+def _kernel_takes(x: Tensor, weight: LowBitWeight, bias: Tensor | None) -> bool:
+    return (takes(x) if bias is None else takes(x, bias)) and packable(weight)
+
+
+def _by_kernel(
+    x: Tensor, weight: LowBitWeight, bias: Tensor | None, tokens: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """tokens: where what x was rounded to shall go as well, as of `quantise_tokens`."""
+    rows, depth = x.shape
+    columns = weight.outputs
+    if depth != weight.inputs or (bias is not None and bias.shape != (columns,)):
+        raise ValueError(f"x {tuple(x.shape)}, a weight {[columns, weight.inputs]} and the bias do not fit together")
+    x = x if x.stride(1) == 1 else x.contiguous()
+    bias = bias if bias is None else bias.contiguous()
+    panels = low_bit_panels(weight)
+    out = x.new_empty((rows, columns))
+    kernels.low_bit_linear(  # type: ignore[union-attr]
+        x.dtype is torch.bfloat16,
+        x.data_ptr(),
+        x.stride(0),
+        panels.data_ptr(),
+        container_bits(weight.format),
+        columns,
+        depth,
+        weight.scales.shape[1],
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        rows,
+        torch.get_num_threads(),
+        0 if tokens is None else tokens[0].data_ptr(),
+        0 if tokens is None else tokens[1].data_ptr(),
+    )
+    return out
+
+
 def _by_operators(tokens: tuple[Tensor, ...], weight: LowBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     require_fit(tokens[0], weight)
     values, scales = tokens if len(tokens) == 2 else (tokens[0], None)
@@ -178,6 +190,10 @@ class _Mirrored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, master: Tensor, weight: LowBitWeight, bias: Tensor | None) -> Tensor:
         ctx.weight, ctx.dtype = weight, x.dtype
+        if _kernel_takes(x, weight, bias):
+            values, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty((len(x), 1), dtype=torch.float32)
+            ctx.save_for_backward(values, scales)
+            return _by_kernel(x, weight, bias, (values, scales))
         tokens = tokens_of(x, weight.format)
         ctx.save_for_backward(*tokens)  # in eight bits a quarter of the memory, and what the product is computed from
         return _by_operators(tokens, weight, bias, x.dtype) if operators_take(x) else low_bit_linear(x, weight, bias)

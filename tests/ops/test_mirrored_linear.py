@@ -12,16 +12,16 @@ from models.ops.low_bit import quantise_tokens
 INTEGER = ["w8a8", "w4a8", "w3a8", "w2a8"]
 
 
-def _leaves(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _leaves(dtype: torch.dtype, depth: int = 256) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    x, master, bias = (torch.randn(*shape, generator=generator) for shape in ((9, 256), (40, 256), (40,)))
+    x, master, bias = (torch.randn(*shape, generator=generator) for shape in ((9, depth), (40, depth), (40,)))
     x, master, bias = (leaf.to(dtype).requires_grad_() for leaf in (x, master, bias))
     return x, master, bias
 
 
-@pytest.mark.parametrize("name", INTEGER)
-def test_gradients_are_those_of_an_explicit_straight_through_graph(name: str) -> None:
-    x, master, bias = _leaves(torch.float32)
+@pytest.mark.parametrize(("name", "depth"), [*((name, 256) for name in INTEGER), ("w8a8", 101)])
+def test_gradients_are_those_of_an_explicit_straight_through_graph(name: str, depth: int) -> None:
+    x, master, bias = _leaves(torch.float32, depth)
     weight = quantise(master, FORMATS[name])
     mirrored = ops.mirrored_linear(x, master, weight, bias)
     values, scales = quantise_tokens(x.detach())
