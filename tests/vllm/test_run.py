@@ -53,6 +53,17 @@ def test_a_run_agrees_with_its_engine_and_is_resumed(runs: Runs) -> None:
     assert (folder / "model" / "config.json").is_file()
 
 
+def test_a_low_bit_run_agrees_with_a_learner_that_mirrors_it(runs: Runs) -> None:
+    """Weights come in few bits at every hand-over; vLLM cannot be evaluated in full precision afterwards."""
+    options = (*ENGINE, "rollout.quantization=w8a8", "run.steps=2")
+    assert check_environment(load_config(runs.config, runs.overrides("low-bit", *options)).config) == []
+    aligned = runs.run("low-bit", *options)
+    apart = runs.run("low-bit-unaligned", *options, "learner.quantization=none")
+    for row, other in zip(aligned, apart, strict=True):
+        assert row["groups/used"] > 0
+        assert row["logprob_gap/mean"] < 0.2 * other["logprob_gap/mean"]
+
+
 def test_another_architecture_learns(runs: Runs) -> None:
     """A learner of transformers' and vLLM's engine, through the program."""
     shutil.copytree(runs.root / "model", runs.root / "mistral")
