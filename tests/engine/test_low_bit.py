@@ -14,6 +14,7 @@ from torch import Tensor
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native import core
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.forward.fused import FusedForward
 from actors.engine.options import EngineOptions
 from actors.engine.process import EngineStartError, spawn_engine
 from actors.engine.types import Recorded, Request, Rollout, WeightsLoaded
@@ -142,6 +143,41 @@ def test_speculation_changes_nothing(folder: Path, name: Quantization, dtype: to
     core = engine_of(model, strategy, prefill_chunk_tokens=32, on_step=records.append)
     assert_same(run(core, requests), expected)
     assert sum(record.drafted for record in records) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["w8a8", "w4a8", "w2a8"])
+def test_the_fused_stack_and_the_modules_give_the_same_tokens(
+    folder: Path, later: Path, name: Quantization, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the weights it started from, new ones in place, and through a change of precision and back."""
+    if not FusedForward.supports(target(folder, name, dtype)):
+        pytest.skip("paceline_native is not installed: pip install -e .")
+    calls: list[int] = []
+    forward = FusedForward.__call__
+
+    def counted(self: FusedForward, tokens: Tensor, context: Any) -> Tensor:
+        calls.append(len(tokens))
+        return forward(self, tokens, context)
+
+    monkeypatch.setattr(FusedForward, "__call__", counted)
+    requests, masters = make_requests(12, prompts=4, seed=6, max_new_tokens=12), load_model(later)
+    fused = engine_of(target(folder, name, dtype), prefill_chunk_tokens=16)
+    with monkeypatch.context() as patched:
+        patched.setattr(FusedForward, "supports", staticmethod(lambda model: False))
+        modules = engine_of(target(folder, name, dtype), prefill_chunk_tokens=16)
+    assert_same(run(fused, requests), run(modules, requests))
+    for version, form in enumerate((name, "none", name), start=1):
+        manifest, buffer = pack(published(masters, form, dtype), version)
+        with monkeypatch.context() as patched:
+            patched.setattr(FusedForward, "supports", staticmethod(lambda model: False))
+            modules.update_weights(manifest, buffer)
+            before = len(calls)
+            expected = run(modules, requests)
+            assert len(calls) == before
+        fused.update_weights(manifest, buffer)
+        assert_same(run(fused, requests), expected)
+        assert len(calls) > before
 
 
 @pytest.mark.parametrize("name", NAMES)
