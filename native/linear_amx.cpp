@@ -51,8 +51,8 @@ constexpr int weight_tile(int n) {
   return kM == 1 ? 5 + n % 3 : 6 + n % 2;
 }
 
-// Meanwhile the next panels come into the second-level cache. With 32 rows those of x stay in the first, past which the
-// weights are streamed.
+// Weights are streamed, so that x stays in the first-level cache. Meanwhile the next panels come into the second: a tile
+// at a time between two loads, as more requests than there are fill buffers would hold up the loads.
 template <int kM, int kN>
 void block(const TileProduct& p, int64_t row, int64_t rows, int64_t panel) {
   const int64_t apart = panel_size(p.depth), steps = apart / kTile;
@@ -61,17 +61,12 @@ void block(const TileProduct& p, int64_t row, int64_t rows, int64_t panel) {
     clear_tile<sums_tile<kM>(decltype(i)::value / kN, decltype(i)::value % kN)>();
   });
   for (int64_t s = 0; s < steps; ++s, x += kTile, w += kTile) {
-    const char* next = reinterpret_cast<const char*>(w + kN * apart);
-    for (int64_t at = 0; at < kTileBytes; at += kTileRowBytes)
-      unrolled<kN>([&](auto n) __attribute__((always_inline)) {
-        _mm_prefetch(next + decltype(n)::value * apart * sizeof(bf16) + at, _MM_HINT_T1);
-      });
     unrolled<kN>([&](auto n) __attribute__((always_inline)) {
       constexpr int kColumn = decltype(n)::value, kWeights = weight_tile<kM>(kColumn);
-      if constexpr (kM == 1)
-        load_tile<kWeights>(w + kColumn * apart);
-      else
-        stream_tile<kWeights>(w + kColumn * apart);
+      const char* next = reinterpret_cast<const char*>(w + (kN + kColumn) * apart);
+#pragma GCC unroll 16
+      for (int at = 0; at < kTileBytes; at += kTileRowBytes) _mm_prefetch(next + at, _MM_HINT_T1);
+      stream_tile<kWeights>(w + kColumn * apart);
       unrolled<kM>([&](auto m) __attribute__((always_inline)) {
         constexpr int kRow = decltype(m)::value;
         if constexpr (kColumn == 0) load_tile<4 + kRow>(x + kRow * apart);
