@@ -2,19 +2,14 @@
 // on its query and its list of keys and values alone, each sum in one order, however many heads are computed together.
 //
 // Compiled with AVX-512 flags, so everything here is local, without the standard library: see linear_avx512.cpp.
-#include <immintrin.h>
-
 #include "attention.h"
+#include "lanes512.h"
 
 namespace paceline {
 namespace {
 
 constexpr int kWide = 16;     // lanes of a float32 vector
 constexpr int kColumns = 64;  // columns of the output summed at a time
-
-// Masks of the first `count` lanes; none if it is negative.
-inline __mmask32 first_halves(int64_t count) { return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0; }
-inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>(first_halves(count)); }
 
 // Elements of a key that fit into one register: a step of a dot product.
 template <typename T>

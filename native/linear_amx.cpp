@@ -3,8 +3,7 @@
 // subnormals taken as zero. Every number of rows goes through tiles, as no other instruction sums so.
 //
 // Compiled with AMX flags, so everything here is local, without the standard library: see linear_avx512.cpp.
-#include <immintrin.h>
-
+#include "lanes512.h"
 #include "tiles.h"
 
 namespace paceline {
@@ -12,17 +11,11 @@ namespace {
 
 constexpr int64_t kTile = kTileBytes / sizeof(bf16);  // elements
 
-inline __m512 widened(const bf16* p, __mmask16 lanes) {
-  return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p)), 16);
-}
-
-inline __mmask32 first_lanes(int64_t count) { return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0; }
-
 // Sums of one panel, or of two side by side, plus bias, rounded.
 template <int kN>
 void finish(const TileProduct& p, const float (*sums)[kTileRows * kPanel], int64_t row, int64_t rows, int64_t panel) {
   const int64_t column = panel * kPanel;
-  const __mmask32 lanes = first_lanes(p.columns - column);
+  const __mmask32 lanes = first_halves(p.columns - column);
   __m512 bias[kN];
   for (int n = 0; n < kN; ++n)
     bias[n] = p.bias == nullptr ? _mm512_setzero_ps() : widened(p.bias + column + n * kPanel, lanes >> (n * kPanel));

@@ -3,8 +3,7 @@
 //
 // Compiled with AVX-512 flags: nothing here may be a function that other files share, or the linker could keep this
 // copy of it for CPUs that cannot run it. So no standard library, and everything local.
-#include <immintrin.h>
-
+#include "lanes512.h"
 #include "linear.h"
 
 namespace paceline {
@@ -17,14 +16,6 @@ inline __m512 multiply_add(__m512 x, __m512 w, __m512 sum, bf16) {
   return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
 
-inline __mmask16 first_lanes(int64_t count) { return count >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << count) - 1); }
-
-inline __m512 widened(const float* p, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, p); }
-inline __m512 widened(const bf16* p, __mmask16 lanes) {
-  return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p)), 16);
-}
-
-inline void store_lanes(float* p, __m512 x, __mmask16 lanes) { _mm512_mask_storeu_ps(p, lanes, x); }
 inline void store_lanes(bf16* p, __m512 x, __mmask16 lanes) {
   _mm256_mask_storeu_epi16(p, lanes, (__m256i)_mm512_cvtneps_pbh(x));
 }

@@ -1,32 +1,13 @@
 // The products with weights in few bits for AVX-512 VNNI: four inputs of sixteen outputs to an instruction.
 //
 // Compiled with AVX-512 flags: as in linear_avx512.cpp, nothing here may be a function that other files share.
-#include <immintrin.h>
-
+#include "lanes512.h"
 #include "low_bit.h"
 
 namespace paceline {
 namespace {
 
 constexpr int kRows = 12;  // 12 x 2 vectors of sums leave 8 of the 32 registers for weights
-
-inline __mmask16 first_lanes(int64_t count) { return count >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << count) - 1); }
-
-inline __m512 widened(const float* p, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, p); }
-inline __m512 widened(const bf16* p, __mmask16 lanes) {
-  return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p)), 16);
-}
-
-inline void store_lanes(float* p, __m512 x, __mmask16 lanes) { _mm512_mask_storeu_ps(p, lanes, x); }
-// As in vec.h, not cvtneps_pbh, which takes subnormals as zero.
-inline void store_lanes(bf16* p, __m512 x, __mmask16 lanes) {
-  const __m512i bits = (__m512i)x, high = _mm512_srli_epi32(bits, 16);
-  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-  __m512i half = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd), 16);
-  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  half = _mm512_mask_or_epi32(half, nan, high, _mm512_set1_epi32(0x40));
-  _mm512_mask_cvtepi32_storeu_epi16(p, lanes, half);
-}
 
 // Four values of a row of x in every lane.
 inline __m512i four_values(const int8_t* p) {
@@ -108,7 +89,7 @@ void block(const LowBitProduct<T>& p, int64_t row, int64_t panel, int64_t turn, 
     for (int m = 0; m < kM; ++m) {
       __m512 value = _mm512_mul_ps(totals[m][c], _mm512_set1_ps(p.x.scales[row + m]));
       if (p.bias != nullptr) value = _mm512_add_ps(value, bias);
-      store_lanes(p.out + (row + m) * w.columns + column, value, lanes);
+      store_rounded(p.out + (row + m) * w.columns + column, value, lanes);
     }
   }
 }
