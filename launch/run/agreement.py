@@ -28,7 +28,7 @@ def gap_limit(config: Config) -> float:
     """`rollout.max_logprob_gap`, or the default for the numerics of engine and learner."""
     coarse = "bfloat16" if config.learner.autocast_bf16 else config.model.dtype
     same = aligned(config) and BACKENDS[config.rollout.engine.backend].learner_network
-    apart = 0.0 if same else LOW_BIT_LIMITS[config.rollout.quantization]
+    apart = 0.0 if same else LOW_BIT_LIMITS.get(config.rollout.quantization, 0.0)
     return config.rollout.max_logprob_gap or DEFAULT_LIMITS[coarse] + apart
 
 

@@ -45,8 +45,9 @@ def test_only_a_learner_that_computes_otherwise_is_granted_more(write_config: Wr
     assert limit("rollout.engine.backend=vllm") == apart, "other kernels round other activations"
 
 
-def test_without_a_format_the_learners_key_changes_no_limit(write_config: Write) -> None:
+def test_without_a_format_neither_the_learners_key_nor_the_engine_changes_a_limit(write_config: Write) -> None:
     assert gap_limit(config(write_config, "learner.quantization=none")) == DEFAULT_LIMITS["float32"]
+    assert gap_limit(config(write_config, "rollout.engine.backend=vllm")) == DEFAULT_LIMITS["float32"]
 
 
 @pytest.mark.parametrize(
