@@ -44,6 +44,7 @@ QUESTION = "what do low-bit rollouts give, and what do they cost?"
 PAGE = ROOT / "docs/quantization.md"
 PROMPTS = 48  # at most, of the demo's
 LENGTHS_EPOCH, LEARNING_EPOCH, MEASURED_EPOCH = 10, 20, 100  # MEASURED_EPOCH + round
+SETTLE_S = 0.3  # before a turn: for so long the threads of the one before may still spin, waiting for work
 LEAST_LENGTH = 12  # to which responses of a slow model are cut
 # Engines by name: dtype and format of ours.
 OURS = {
@@ -172,6 +173,7 @@ class Cell:
             at = (turn * 3) % len(names)
             case = self._packed(self.limits, MEASURED_EPOCH + turn)
             for name in (*names[at:], *names[:at]):
+                time.sleep(SETTLE_S)
                 seconds[name].append(self.contenders[name].run(case)["seconds"])
         tokens = sum(map(sum, self.limits))
         row: Record = {
