@@ -125,7 +125,7 @@ def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Itera
         for rows, outputs, inputs in ((8, hidden, inner), (ROWS, 2 * inner, hidden), (4096, hidden, inner)):
             x, scales = empty(rows, inputs, kind=kind), empty(rows, 1, kind=torch.float32)
             groups = form.groups(inputs)
-            weight = empty(outputs, inputs if form.bits == 8 else inputs // 2, kind=stored)
+            weight = empty(outputs, inputs * form.container_bits // 8, kind=stored)
             zeros = empty(outputs, groups, kind=torch.uint8) if form.asymmetric else None
             of_weight = weight, empty(outputs, groups, kind=torch.float32), zeros, empty(outputs)
             out, of_tokens = empty(rows, outputs), scales if kind in eight.values() else None

@@ -30,6 +30,11 @@ class LowBitFormat:
     devices: tuple[str, ...]
 
     @property
+    def container_bits(self) -> int:
+        """Of a stored value: 8, or 4 for fewer bits too."""
+        return 8 if self.bits == 8 else 4
+
+    @property
     def asymmetric(self) -> bool:
         """Whether there are zero points."""
         return self.group is not None
@@ -67,7 +72,7 @@ def part_specs(name: str, shape: tuple[int, ...], form: LowBitFormat) -> Iterato
     """Of a weight [N, K]: name, dtype (a key of models.manifest.ITEM_BYTES) and shape of each of `part_names`."""
     outputs, inputs = shape
     scales = outputs, form.groups(inputs)
-    values = outputs, inputs if form.bits == 8 else inputs // 2
+    values = outputs, inputs * form.container_bits // 8
     described = ((form.stored, values), ("float32", scales), ("uint8", scales))
     for part, (dtype, dimensions) in zip(part_names(name, form), described, strict=False):  # symmetric: no zero points
         yield part, dtype, dimensions

@@ -41,7 +41,7 @@ class LowBitWeight:
     @property
     def inputs(self) -> int:
         """K"""
-        return self.values.shape[1] * (1 if self.format.bits == 8 else 2)
+        return self.values.shape[1] * 8 // self.format.container_bits
 
 
 def quantise(weight: Tensor, form: LowBitFormat) -> LowBitWeight:
@@ -50,14 +50,14 @@ def quantise(weight: Tensor, form: LowBitFormat) -> LowBitWeight:
     groups = form.groups(weight.shape[1])
     exact = weight.detach().float()
     if form.stored == "float8_e4m3fn":
-        scales = _positive(_over(exact.abs().amax(1, keepdim=True), FP8_LARGEST))
+        scales = _positive(over(exact.abs().amax(1, keepdim=True), FP8_LARGEST))
         return LowBitWeight(form, (exact / scales).to(torch.float8_e4m3fn), scales)
     if form.group is None:
         return LowBitWeight(form, *quantise_rows(exact))
     exact = exact.reshape(len(exact), groups, form.group)
     most = 2**form.bits - 1
     low, high = exact.amin(2, keepdim=True).clamp(max=0), exact.amax(2, keepdim=True).clamp(min=0)
-    scales = _positive(_over(high - low, most))
+    scales = _positive(over(high - low, most))
     zeros = (-low / scales).round().clamp(0, most)
     values = (exact / scales).round_().add_(zeros).clamp_(0, most).to(torch.uint8).flatten(1)
     return LowBitWeight(form, values[:, 0::2] | values[:, 1::2] << 4, scales[..., 0], zeros[..., 0].to(torch.uint8))
@@ -73,7 +73,7 @@ def dequantise(weight: LowBitWeight) -> Tensor:
 
 def levels_of(weight: LowBitWeight) -> Tensor:
     """The stored integers one by one, [N, K]: int8, or uint8 before the zero points."""
-    if weight.format.bits == 8:
+    if weight.format.container_bits == 8:
         return weight.values
     return torch.stack((weight.values & 15, weight.values >> 4), dim=-1).flatten(1)
 
@@ -84,7 +84,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = max|row| / 127, value = round(weight / scale), halves to even, in float32. A row of zeros has scale 1.
     """
     exact = weight.float()
-    scales = _positive(_over(exact.abs().amax(1, keepdim=True), LEVELS))
+    scales = _positive(over(exact.abs().amax(1, keepdim=True), LEVELS))
     return (exact / scales).round_().clamp_(-LEVELS, LEVELS).to(torch.int8), scales
 
 
@@ -109,7 +109,7 @@ def quantised(
             yield name, tensor
 
 
-def _over(x: Tensor, number: float) -> Tensor:
+def over(x: Tensor, number: float) -> Tensor:
     """x / number, rounded once on every device: CUDA multiplies by the inverse of a Python number."""
     return x / torch.full_like(x, number)
 

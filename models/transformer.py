@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from models import ops
 from models.config import ModelConfig, require_low_bit
 from models.dtypes import DTYPES
-from models.formats import LowBitFormat
+from models.formats import LowBitFormat, part_specs
 from models.layout import Slice, hf_layout
 from models.low_bit import LowBitWeight, quantise
 from models.rope import RopeTable, Rotation
@@ -104,15 +104,10 @@ class LowBitProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.inputs, self.outputs, self.form = inputs, outputs, form
-        groups = form.groups(inputs)
-        stored = DTYPES[form.stored]
-
-        def buffer(columns: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(outputs, columns, dtype=dtype, device=device)
-
-        self.register_buffer("weight", buffer(inputs if form.bits == 8 else inputs // 2, stored))
-        self.register_buffer("weight_scale", buffer(groups, torch.float32))
-        self.register_buffer("weight_zero", buffer(groups, torch.uint8) if form.asymmetric else None)
+        for name, dtype, shape in part_specs("weight", (outputs, inputs), form):
+            self.register_buffer(name, torch.empty(shape, dtype=DTYPES[dtype], device=device))
+        if not form.asymmetric:
+            self.register_buffer("weight_zero", None)
         self.bias = bias
 
     @property

@@ -33,17 +33,6 @@ void finish(const TileProduct& p, const float (*sums)[kTileRows * kPanel], int64
   }
 }
 
-// Tile registers of a block of kM times 16 rows and up to 4 / kM panels: sums in 0 to 3, then x, and weights in turn in
-// the others.
-template <int kM>
-constexpr int sums_tile(int m, int n) {
-  return m * (4 / kM) + n;
-}
-template <int kM>
-constexpr int weight_tile(int n) {
-  return kM == 1 ? 5 + n % 3 : 6 + n % 2;
-}
-
 // Weights are streamed, so that x stays in the first-level cache. Meanwhile the next panels come into the second: a tile
 // at a time between two loads, as more requests than there are fill buffers would hold up the loads.
 template <int kM, int kN>

@@ -11,16 +11,6 @@ namespace {
 
 constexpr int64_t kSums = kTileRows * kPanel;  // of a tile
 
-// Tile registers as in linear_amx.cpp: sums in 0 to 3, then x, and weights in the others.
-template <int kM>
-constexpr int sums_tile(int m, int n) {
-  return m * (4 / kM) + n;
-}
-template <int kM>
-constexpr int weight_tile(int n) {
-  return kM == 1 ? 5 + n % 3 : 6 + n % 2;
-}
-
 // Values of 4 bits of a panel less their zero points: [padded depth / 4][16][4] signed bytes.
 void unpack(const LowBitPanels& w, int64_t panel, uint8_t* out) {
   const __m512i low = _mm512_set1_epi8(15), each = _mm512_set1_epi32(0x01010101);

@@ -33,6 +33,17 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
+// Tile registers of a block of kM times 16 rows and up to 4 / kM panels: sums in 0 to 3, then x, and weights in turn in
+// the others.
+template <int kM>
+constexpr int sums_tile(int m, int n) {
+  return m * (4 / kM) + n;
+}
+template <int kM>
+constexpr int weight_tile(int n) {
+  return kM == 1 ? 5 + n % 3 : 6 + n % 2;
+}
+
 template <int kTile>
 inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));

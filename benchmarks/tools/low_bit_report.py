@@ -63,24 +63,21 @@ def table(record: Row) -> str:
     return "\n\n".join(texts)
 
 
+def _by_contender(title: str, names: Sequence[str], cells: Sequence[tuple[Row, Mapping[str, str]]]) -> str:
+    """A row of each cell, a column of each name that any has."""
+    there = [name for name in names if any(name in found for _, found in cells)]
+    lines = [[row["target"], row["requests"]] + [found.get(name, "") for name in there] for row, found in cells]
+    return markdown([title, "requests", *there], lines)
+
+
 def _speeds(rows: Sequence[Row]) -> str:
-    names = [name for name in SPEEDS if any(name in row["tokens_per_s"] for row in rows)]
-    lines = [
-        [row["target"], row["requests"]]
-        + [f"{speed:,.0f}" if (speed := row["tokens_per_s"].get(name)) else "" for name in names]
-        for row in rows
-    ]
-    return markdown(["tokens/s, plain", "requests", *names], lines)
+    cells = [(row, {name: f"{speed:,.0f}" for name, speed in row["tokens_per_s"].items()}) for row in rows]
+    return _by_contender("tokens/s, plain", SPEEDS, cells)
 
 
 def _ratios(rows: Sequence[Row]) -> str:
-    names = [name for name in RATIOS if any(name in row["ratios"] for row in rows)]
-    lines = [
-        [row["target"], row["requests"]]
-        + [f"{row['ratios'][name]['median']:.2f}" if name in row["ratios"] else "" for name in names]
-        for row in rows
-    ]
-    return markdown(["times faster", "requests", *names], lines)
+    cells = [(row, {name: f"{of['median']:.2f}" for name, of in row["ratios"].items()}) for row in rows]
+    return _by_contender("times faster", RATIOS, cells)
 
 
 def _cuts(rows: Sequence[Row]) -> list[str]:

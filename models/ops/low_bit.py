@@ -50,13 +50,13 @@ def prepack_low_bit(weight: LowBitWeight) -> None:
     if not packable(weight):
         return
     columns, depth, groups = weight.outputs, weight.inputs, weight.scales.shape[1]
-    per_group = 1 if weight.format.group is None else depth // weight.format.group
+    per_group = weight.format.groups(depth)
     zeros = weight.zeros
     if weight.scales.shape != (columns, per_group) or (zeros is not None and zeros.shape != (columns, per_group)):
         raise ValueError(f"{weight.format.name}: scales {tuple(weight.scales.shape)} of a weight {[columns, depth]}")
     if depth > DEEPEST:
         raise ValueError(f"{weight.format.name}: {depth} inputs are more than the {DEEPEST} that an int32 sums exactly")
-    bits = container_bits(weight.format)
+    bits = weight.format.container_bits
     old: tuple[Tensor, tuple[int, ...]] | None = getattr(weight.values, _PANELS, None)
     needed = kernels.low_bit_packed_bytes(bits, columns, depth, groups)  # type: ignore[union-attr]
     panels = torch.empty(needed, dtype=torch.uint8) if old is None else old[0]
@@ -90,11 +90,6 @@ def low_bit_versions(weight: LowBitWeight) -> tuple[int, ...]:
     """Where the values lie (a copied tensor brings copied panels along), and counts of in-place changes of the weight's
     tensors, 0 always for inference tensors."""
     return weight.values.data_ptr(), *(0 if part.is_inference() else part._version for part in weight.parts)
-
-
-def container_bits(form: LowBitFormat) -> int:
-    """Of a stored value, as the kernel has them: 8, or 4 for fewer bits too."""
-    return 8 if form.bits == 8 else 4
 
 
 def packable(weight: LowBitWeight) -> bool:
@@ -156,7 +151,7 @@ def _by_kernel(
         x.data_ptr(),
         x.stride(0),
         panels.data_ptr(),
-        container_bits(weight.format),
+        weight.format.container_bits,
         columns,
         depth,
         weight.scales.shape[1],

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.low_bit import FP8_LARGEST, LEVELS, LowBitWeight, dequantise, levels_of
+from models.low_bit import FP8_LARGEST, LEVELS, LowBitWeight, dequantise, levels_of, over
 
 SMALLEST = 2.0**-100  # of a token's largest value: below, 127 / max might be infinite, and the token counts as zeros
 
@@ -14,12 +14,11 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = exact.abs().amax(1, keepdim=True)
     finite = largest.isfinite() & ~exact.isnan().any(1, keepdim=True)
     counts = finite & (largest >= SMALLEST)
-    # 127 / max, rounded once (divisions with a Python number are products with an inverse, here or on CUDA): a product
-    # with it is what the kernels compute, a division by the scale is not.
-    levels = torch.full_like(largest, LEVELS)
-    inverse = torch.where(counts, levels / largest, torch.zeros_like(largest))
+    # 127 / max, rounded once (torch takes a Python number over a tensor as a product with its inverse): a product with
+    # it is what the kernels compute, a division by the scale is not.
+    inverse = torch.where(counts, torch.full_like(largest, LEVELS) / largest, torch.zeros_like(largest))
     values = torch.where(finite, exact * inverse, torch.zeros_like(exact)).round().to(torch.int8)
-    scales = torch.where(counts, largest / levels, torch.zeros_like(largest))
+    scales = torch.where(counts, over(largest, LEVELS), torch.zeros_like(largest))
     return values, torch.where(finite, scales, torch.full_like(scales, torch.nan))
 
 
@@ -27,7 +26,7 @@ def quantise_tokens_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """[T, K] -> float8_e4m3fn [T, K] and float32 scales [T, 1], likewise."""
     exact = x.float()
     largest = exact.abs().amax(1, keepdim=True)
-    scales = torch.where(largest > 0, largest / torch.full_like(largest, FP8_LARGEST), torch.ones_like(largest))
+    scales = torch.where(largest > 0, over(largest, FP8_LARGEST), torch.ones_like(largest))
     return (exact / scales).to(torch.float8_e4m3fn), scales
 
 

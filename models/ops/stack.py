@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.formats import LowBitFormat
 from models.low_bit import LowBitWeight
-from models.ops.low_bit import container_bits, low_bit_panels, packable
+from models.ops.low_bit import low_bit_panels, packable
 from models.ops.matmul import panels_of, prepack
 from models.ops.native import as_int32, as_int64, kernels, takes
 
@@ -129,7 +129,7 @@ class DecoderStack:
             positions=positions,
             eps=eps,
             scale=head_dim**-0.5,
-            bits=0 if form is None else container_bits(form),
+            bits=0 if form is None else form.container_bits,
             group=0 if form is None or form.group is None else form.group,
         )
         self._workspace = torch.empty(0, dtype=torch.uint8)
