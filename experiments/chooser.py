@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from benchmarks.harness import ROOT, command, write
 from policies.speculation.build import build_policy
 from policies.speculation.options import SpeculationOptions
-from policies.speculation.policy import Load, StrategyPolicy
+from policies.speculation.policy import Load, StepKind, StepOutcome, StrategyPolicy
+from policies.speculation.strategy import Strategy
 
 TARGET_NS = 50_000
 DRAFTERS = ("suffix", "ngram", "eagle")
@@ -45,11 +46,28 @@ def time_steps(policy: StrategyPolicy, schedule: tuple[int, ...], accept: float,
         accepted = sum(accept**depth for depth in range(1, strategy.depth + 1)) * running
         elapsed_s = FIXED_S + (DRAFT_S if drafted else 0.0) + ROW_S * (running + drafted)
         elapsed_s *= 1 + 0.05 * draw.uniform(-1, 1)
-        whole = int(accepted + draw.random())
+        outcome = _outcome(strategy, load, drafted, int(accepted + draw.random()), elapsed_s)
         start = clock()
-        policy.record(strategy, load, drafted, whole, elapsed_s)
+        policy.record(outcome)
         taken[step] = chosen + clock() - start  # warm-up steps are negative indices, written over later
     return taken
+
+
+def _outcome(strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> StepOutcome:
+    stood = np.minimum(np.full(load.running, accepted // load.running), strategy.depth)
+    return StepOutcome(
+        kind=StepKind.USUAL,
+        strategy=strategy,
+        load=load,
+        prompt_tokens=0,
+        drafted=drafted,
+        accepted=accepted,
+        elapsed_s=elapsed_s,
+        draft_s=DRAFT_S if drafted else 0.0,
+        prompt_ids=np.zeros(load.running, np.int64) if drafted else None,
+        reached=np.full(load.running, strategy.depth) if drafted else None,
+        stood=stood if drafted else None,
+    )
 
 
 def quantiles(taken: NDArray[np.int64]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from statistics import median
 
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load
+from policies.speculation.policy import Load, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -79,18 +79,15 @@ class BegMabPolicy:
         rewards = self._rewards[strategy]
         return median(rewards) if rewards else float("inf")
 
-    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
+    def record(self, outcome: StepOutcome) -> None:
+        strategy, running, elapsed_s = outcome.strategy, outcome.load.running, outcome.elapsed_s
+        if outcome.kind is not StepKind.USUAL:
+            return
         if strategy.depth == 0:
-            self._cost.add(load.running, elapsed_s)
+            self._cost.add(running, elapsed_s)
         if strategy in self._rewards and elapsed_s > 0:
-            accept_length = accepted / load.running + 1
-            self._rewards[strategy].append(accept_length * load.running / elapsed_s)
-
-    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        pass
-
-    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        pass
+            accept_length = outcome.accepted / running + 1
+            self._rewards[strategy].append(accept_length * running / elapsed_s)
 
     def unavailable(self, drafter: str) -> None:
         self._failed.add(drafter)

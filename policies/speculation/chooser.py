@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from policies.speculation.arms import FIRST_WAIT_STEPS, SURE_TRIES, Arm, ArmBelief, Bucket, Hold, speedup
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load
+from policies.speculation.policy import Load, StepKind, StepOutcome
 from policies.speculation.profile import DrafterProfile
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -126,17 +126,16 @@ class AdaptivePolicy:
         self._strategy = self._arm.strategy
         return self._strategy
 
-    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
-        if strategy is self._strategy:
-            self._times_s.append(elapsed_s)
-            self._drafted += drafted
-            self._accepted += accepted
+    def record(self, outcome: StepOutcome) -> None:
+        if outcome.kind is StepKind.USUAL:
+            if outcome.strategy is self._strategy:
+                self._times_s.append(outcome.elapsed_s)
+                self._drafted += outcome.drafted
+                self._accepted += outcome.accepted
+        elif outcome.kind is StepKind.CAUGHT_UP:
+            self._caught_up(outcome.strategy, outcome.load.running, outcome.elapsed_s)
 
-    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        pass
-
-    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        running = load.running
+    def _caught_up(self, strategy: Strategy, running: int, elapsed_s: float) -> None:
         plain_s = self._cost.at(running) or elapsed_s
         drafting_s = self._profiles[strategy.drafter].extra_s(strategy, running) or 0.0
         late_s = max(0.0, elapsed_s - plain_s - drafting_s)

@@ -1,10 +1,17 @@
 """The seam between an engine and what chooses its strategies: called in its loop, before and after each step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.speculation.strategy import PLAIN, Strategy
+
+Int64Array = NDArray[np.int64]
+NO_REQUESTS: Int64Array = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +21,39 @@ class Load:
     running: int  # requests that decode, at least 1
     waiting: int  # requests without a place in the running batch
     context_tokens: int  # known tokens of those that decode: what attention reads
+    # [running] or empty, read-only; the same array while the batch is the same
+    prompt_ids: Int64Array = field(default_factory=lambda: NO_REQUESTS, compare=False)
+
+
+class StepKind(Enum):
+    """What the time and the tokens of an engine step say."""
+
+    USUAL = "usual"  # nothing but decoding and drafting
+    CAUGHT_UP = "caught_up"  # the drafter first worked through text that it had not followed: the price of switching
+    DISTURBED = "disturbed"  # prompt chunks, copied blocks, a captured graph, new weights: no time of a strategy
+    EVALUATION = "evaluation"  # other prompts at another temperature: says nothing about RL steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What an engine step did. Per request of those S that drew tokens: arrays [S], None where nothing was drafted."""
+
+    kind: StepKind
+    strategy: Strategy  # by which it drafted, if anything
+    load: Load
+    prompt_tokens: int  # rows of prompt chunks
+    drafted: int  # rows of drafts, over all requests
+    accepted: int  # tokens beyond the one that each request gets, over all requests
+    elapsed_s: float  # of the whole step
+    draft_s: float  # of it, drafting
+    prompt_ids: Int64Array | None = None
+    reached: Int64Array | None = None  # depth of each request's draft; 0: its drafter had nothing to say
+    stood: Int64Array | None = None  # depth to which the draft was accepted, at most `reached`
+
+    @property
+    def rows(self) -> int:
+        """That the target computed."""
+        return self.load.running + self.drafted + self.prompt_tokens
 
 
 class StrategyPolicy(Protocol):
@@ -32,16 +72,8 @@ class StrategyPolicy(Protocol):
     def choose(self, load: Load) -> Strategy:
         """The strategy of the step at hand."""
 
-    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
-        """What a step brought: of `drafted` tokens `accepted` beyond the one token that each request gets, summed over
-        its requests; or `skip`."""
-
-    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        """A step whose time says nothing about the strategy: it held prompt chunks or copied blocks, captured a graph,
-        or was the first with new weights."""
-
-    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        """A step in which the drafter worked through text that it had not followed: what switching to it costs."""
+    def record(self, outcome: StepOutcome) -> None:
+        """What the step brought for which `choose` was asked last, of whatever kind."""
 
     def unavailable(self, drafter: str) -> None:
         """The drafter failed: do not choose it until it is `renewed`."""
@@ -70,13 +102,7 @@ class FixedPolicy:
     def choose(self, load: Load) -> Strategy:
         return PLAIN if self._failed or load.running > self._max_running else self._strategy
 
-    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
-        pass
-
-    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        pass
-
-    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
+    def record(self, outcome: StepOutcome) -> None:
         pass
 
     def unavailable(self, drafter: str) -> None:

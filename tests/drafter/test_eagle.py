@@ -16,7 +16,7 @@ from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
 from policies.speculation.options import EagleOptions
-from policies.speculation.policy import FixedPolicy, Load
+from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.eagle_oracle import Oracle
 from tests.engine.support import FAMILIES, DrafterBase, assert_same, make_requests, options_of, run, tiny_model
@@ -97,9 +97,7 @@ class Turns:
         self.step += 1
         return self.strategies[self.step // 3 % len(self.strategies)]
 
-    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None: ...
-    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None: ...
-    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None: ...
+    def record(self, outcome: StepOutcome) -> None: ...
     def unavailable(self, drafter: str) -> None:
         raise AssertionError(f"{drafter} failed")
 
@@ -144,12 +142,12 @@ def test_a_step_that_catches_up_is_not_a_measurement(tmp_path: Path) -> None:
             super().__init__("plain", "plain", "plain", "eagle:2")
             self.kinds: list[str] = []
 
-        def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
-            self.kinds += ["usual"] if strategy.depth else []
-
-        def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-            assert strategy.depth
-            self.kinds.append("late")
+        def record(self, outcome: StepOutcome) -> None:
+            if outcome.kind is StepKind.CAUGHT_UP:
+                assert outcome.strategy.depth
+                self.kinds.append("late")
+            elif outcome.kind is StepKind.USUAL and outcome.strategy.depth:
+                self.kinds.append("usual")
 
     model = tiny_model(tmp_path)
     policy = Noting()

@@ -16,7 +16,7 @@ from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
 from policies.speculation.options import EagleOptions
-from policies.speculation.policy import FixedPolicy, Load
+from policies.speculation.policy import FixedPolicy, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.test_eagle import Turns
 from tests.engine.support import FAMILIES, make_requests, options_of, run, tiny_model
@@ -241,11 +241,9 @@ def test_a_step_whose_draft_was_captured_is_not_a_measurement(tmp_path: Path) ->
             super().__init__("eagle:3")
             self.kinds: list[str] = []
 
-        def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
-            self.kinds.append("measured")
-
-        def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-            self.kinds.append("skipped")
+        def record(self, outcome: StepOutcome) -> None:
+            if outcome.kind is not StepKind.CAUGHT_UP:
+                self.kinds.append("measured" if outcome.kind is StepKind.USUAL else "skipped")
 
     model = tiny_model(tmp_path)
     for sampling, first in (({}, "measured"), ({"top_k": 5}, "skipped")):

@@ -22,7 +22,7 @@ from models import staging, weights
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
-from policies.speculation.policy import FixedPolicy
+from policies.speculation.policy import FixedPolicy, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import (
     FAMILIES,
@@ -264,11 +264,9 @@ def test_steps_that_capture_say_nothing_about_a_strategy(tmp_path: Path) -> None
     class Listening(FixedPolicy):
         recorded = skipped = 0
 
-        def record(self, *_: Any) -> None:
-            self.recorded += 1
-
-        def skip(self, *_: Any) -> None:
-            self.skipped += 1
+        def record(self, outcome: StepOutcome) -> None:
+            usual = outcome.kind is StepKind.USUAL
+            self.recorded, self.skipped = self.recorded + usual, self.skipped + (not usual)
 
     requests = make_requests(6, seed=76, max_new_tokens=20, top_p=0.9)  # truncated: not captured at the start
     seen = []

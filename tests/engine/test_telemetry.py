@@ -13,7 +13,7 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.types import EngineWindow, StrategyUse
 from models import weights
 from models.checkpoint import hf_state_dict
-from policies.speculation.policy import FixedPolicy, Load
+from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import drain, engine, make_requests, options_of, run, tiny_model
 from tests.engine.test_speculation import Oracle
@@ -33,11 +33,12 @@ class Turns(FixedPolicy):
         self.step += 1
         return self.strategies[self.step % len(self.strategies)]
 
-    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
-        self.recorded.append((strategy, load.running, drafted, accepted, elapsed_s))
-
-    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        self.skipped.append((strategy, load.running, elapsed_s))
+    def record(self, outcome: StepOutcome) -> None:
+        strategy, running, elapsed_s = outcome.strategy, outcome.load.running, outcome.elapsed_s
+        if outcome.kind is StepKind.USUAL:
+            self.recorded.append((strategy, running, outcome.drafted, outcome.accepted, elapsed_s))
+        else:
+            self.skipped.append((strategy, running, elapsed_s))
 
     def plain_s(self, load: Load) -> float | None:
         return None if self.cost_s is None else self.cost_s * load.running

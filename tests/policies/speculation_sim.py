@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from policies.speculation.policy import StrategyPolicy
+from policies.speculation.policy import StepKind, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
-from tests.policies.loads import load
+from tests.policies.loads import load, outcome
 
 CONTEXT_TOKENS = 64  # kept per request for a drafter that is switched on
 
@@ -142,12 +142,12 @@ class Simulation:
             late_s = world.switched_on_s(strategy, count, self.tokens - self._followed.get(strategy.drafter, 0.0))
             elapsed_s += late_s
             if late_s:
-                self.policy.caught_up(strategy, load(count), elapsed_s)
+                self.policy.record(outcome(strategy, count, 0, 0, elapsed_s, kind=StepKind.CAUGHT_UP))
             elif prefill_every and index % prefill_every == 0:
                 elapsed_s += 3e-3
-                self.policy.skip(strategy, load(count), elapsed_s)
+                self.policy.record(outcome(strategy, count, 0, 0, elapsed_s, kind=StepKind.DISTURBED))
             else:
-                self.policy.record(strategy, load(count), strategy.tokens_to_verify * count, accepted, elapsed_s)
+                self.policy.record(outcome(strategy, count, strategy.tokens_to_verify * count, accepted, elapsed_s))
             self.tokens += 1 + accepted / count
             self._followed[strategy.drafter] = self.tokens
             done.append(Step(world, strategy, count, accepted, elapsed_s, late_s))

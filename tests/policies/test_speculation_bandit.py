@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.speculation.bandit import BegMabPolicy
+from policies.speculation.policy import StepKind
 from policies.speculation.strategy import PLAIN, Strategy
-from tests.policies.loads import load
+from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import Simulation, World, arms, constant, long_tail, share
 
 POOL = arms(
@@ -78,18 +79,18 @@ def test_same_choices_as_the_printed_algorithm(
         lens = [draw.randint(0, ran.tokens_to_verify) for _ in range(running)]
         elapsed_s = draw.choice((1e-4, 2e-4, 2e-3)) * running
         oracle.record(ran, elapsed_s, lens, running)
-        policy.record(ran, load(running), ran.tokens_to_verify * running, sum(lens), elapsed_s)
+        policy.record(outcome(ran, running, ran.tokens_to_verify * running, sum(lens), elapsed_s))
 
 
 def test_the_median_of_the_window_counts() -> None:
     first, second = arms("suffix:8", "ngram:8")
     policy = build((first, second), epsilon=0, window=3)
     for elapsed_s in (1e-6, 9e-3, 9e-3):  # the first has the larger mean
-        policy.record(first, load(1), 8, 8, elapsed_s)
-        policy.record(second, load(1), 8, 8, 8e-3)
+        policy.record(outcome(first, 1, 8, 8, elapsed_s))
+        policy.record(outcome(second, 1, 8, 8, 8e-3))
     assert policy.choose(load(1)) == second
     for _ in range(2):  # two of three
-        policy.record(first, load(1), 8, 8, 7e-3)
+        policy.record(outcome(first, 1, 8, 8, 7e-3))
     assert policy.choose(load(1)) == first
 
 
@@ -175,8 +176,8 @@ def test_plain_decoding_may_be_an_arm_and_its_cost_is_known() -> None:
 def test_skipped_steps_and_a_clock_that_stands_still_teach_nothing() -> None:
     first, second = arms("suffix:8", "ngram:8")
     policy = build((first, second), epsilon=0)
-    policy.record(first, load(1), 8, 0, 1e-3)
-    policy.record(second, load(1), 8, 4, 1e-3)
-    policy.skip(first, load(1), 1e-9)
-    policy.record(first, load(1), 8, 8, 0.0)
+    policy.record(outcome(first, 1, 8, 0, 1e-3))
+    policy.record(outcome(second, 1, 8, 4, 1e-3))
+    policy.record(outcome(first, 1, 0, 0, 1e-9, kind=StepKind.DISTURBED))
+    policy.record(outcome(first, 1, 8, 8, 0.0))
     assert policy.choose(load(1)) == second

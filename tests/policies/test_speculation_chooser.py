@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from policies.speculation.arms import ArmBelief
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
+from policies.speculation.policy import StepKind
 from policies.speculation.strategy import PLAIN, Strategy
-from tests.policies.loads import load
+from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
     Running,
     Simulation,
@@ -320,11 +321,11 @@ def test_nothing_it_is_told_breaks_it(
             assert not (failed and strategy.drafter == "suffix")
             assert running <= max_running or strategy == PLAIN
             if how == "skip":
-                policy.skip(strategy, load(running), step_s)
+                policy.record(outcome(strategy, running, 0, 0, step_s, kind=StepKind.DISTURBED))
             elif how != "lost":
                 ran = PLAIN if how == "other" else strategy
                 drafted = ran.tokens_to_verify * running
-                policy.record(ran, load(running), drafted, int(accepted * drafted), step_s)
+                policy.record(outcome(ran, running, drafted, int(accepted * drafted), step_s))
     for belief in policy.beliefs():
         assert belief.reward is None or (math.isfinite(belief.reward) and belief.reward >= 0)
         assert not (failed and belief.strategy.drafter == "suffix")
@@ -334,7 +335,7 @@ def test_nothing_it_is_told_breaks_it(
 def test_nothing_measured_is_nothing_chosen() -> None:
     policy = build()
     for _ in range(300):
-        policy.skip(policy.choose(load(4)), load(4), 1e-3)
+        policy.record(outcome(policy.choose(load(4)), 4, 0, 0, 1e-3, kind=StepKind.DISTURBED))
     assert policy.choose(load(4)) == PLAIN
     assert policy.plain_s(load(4)) is None
     assert all(belief.holds == 0 for belief in policy.beliefs())
@@ -357,7 +358,7 @@ def test_an_evaluation_is_decoded_with_the_best_arm_and_changes_no_belief() -> N
         best = DEEP.best(policy.arms_at(1), 1)
         for _ in range(3000):
             chosen.append(policy.choose(load(1)))
-            policy.skip(chosen[-1], load(1), 0.006)
+            policy.record(outcome(chosen[-1], 1, 0, 0, 0.006, kind=StepKind.DISTURBED))
             believed.append(beliefs_at(simulation, 1))
         assert believed[-1] == believed[500], "but for the hold that it found"
         assert DEEP.gain(chosen[-1], 1) >= 0.9 * DEEP.gain(best, 1)
@@ -392,7 +393,7 @@ def test_an_unavailable_drafter_is_replaced_at_once() -> None:
     simulation.run(DEEP, constant(1), 3000)
     assert simulation.policy.choose(load(1)) == chosen[0]
     simulation.policy.unavailable("suffix")
-    simulation.policy.record(chosen[0], load(1), 8, 8, 1e-9)  # the step in which it failed
+    simulation.policy.record(outcome(chosen[0], 1, 8, 8, 1e-9))  # the step in which it failed
     after = simulation.run(DEEP, constant(1), 3000)
     assert share(after, chosen[0]) == 0
     assert share(after[1000:], chosen[1]) >= 0.9

@@ -2,8 +2,9 @@
 
 from policies.speculation.arms import FIRST_WAIT_STEPS, ArmBelief
 from policies.speculation.chooser import PLAIN_STEPS, AdaptivePolicy
+from policies.speculation.policy import StepKind
 from policies.speculation.strategy import PLAIN, Strategy
-from tests.policies.loads import load
+from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import World
 
 EAGLE = Strategy.parse("eagle:4")
@@ -27,10 +28,12 @@ class Engine:
             elapsed_s = WORLD.step_s(strategy, running)
             if strategy == EAGLE and self._behind:
                 self.late += 1
-                self.policy.caught_up(strategy, load(running), elapsed_s + running * self.late_s)
+                self.policy.record(
+                    outcome(strategy, running, 0, 0, elapsed_s + running * self.late_s, kind=StepKind.CAUGHT_UP)
+                )
             else:
                 accepted = self.accepted * running * bool(strategy.depth)
-                self.policy.record(strategy, load(running), running * strategy.depth, accepted, elapsed_s)
+                self.policy.record(outcome(strategy, running, running * strategy.depth, accepted, elapsed_s))
             self._behind = strategy != EAGLE
         return chosen
 

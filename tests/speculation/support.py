@@ -14,7 +14,7 @@ from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.transformer import Transformer
 from policies.speculation.options import EagleOptions, SpeculationOptions
-from policies.speculation.policy import Load, StrategyPolicy
+from policies.speculation.policy import Load, StepOutcome, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import VOCAB, DrafterBase, options_of, rollouts, write_config
 
@@ -91,13 +91,7 @@ class Mixed:
     def choose(self, load: Load) -> Strategy:
         return self.strategies[int(self.rng.integers(len(self.strategies)))]
 
-    def record(self, strategy: Strategy, load: Load, drafted: int, accepted: int, elapsed_s: float) -> None:
-        pass
-
-    def skip(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
-        pass
-
-    def caught_up(self, strategy: Strategy, load: Load, elapsed_s: float) -> None:
+    def record(self, outcome: StepOutcome) -> None:
         pass
 
     def renewed(self, drafter: str) -> None:

@@ -4,13 +4,16 @@ strategy; reads no clock but the one given."""
 from collections.abc import Callable
 from time import perf_counter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.speculation import Speculator
 from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMeter, WindowMeter
 from actors.engine.types import EngineWindow
-from policies.speculation.policy import Load
+from policies.speculation.policy import Load, StepKind, StepOutcome
 from policies.speculation.strategy import Strategy
 
 
@@ -66,16 +69,21 @@ class StepAccount:
         ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != evaluation else None
         meter.evaluation = evaluation
         if policy is not None and decoding:
-            if evaluation:  # Another temperature, other prompts: what the policy believes is about RL steps.
-                policy.skip(strategy, load, elapsed_s)
-            elif typical and speculator.caught_up:
-                policy.caught_up(strategy, load, elapsed_s)
-            elif typical:
-                # An accepted token that ends its response is followed by none of the target's own: `accepted_tokens`
-                # would count it beside the one token that every request gets.
-                policy.record(strategy, load, drafted, emitted - decoding, elapsed_s)
-            else:
-                policy.skip(strategy, load, elapsed_s)
+            policy.record(
+                StepOutcome(
+                    kind=_kind(evaluation, typical, speculator.caught_up),
+                    strategy=strategy,
+                    load=load,
+                    prompt_tokens=plan.prefill_tokens,
+                    drafted=drafted,
+                    # An accepted token that ends its response is followed by none of the target's own:
+                    # `accepted_tokens` would count it beside the one token that every request gets.
+                    accepted=emitted - decoding,
+                    elapsed_s=elapsed_s,
+                    draft_s=speculator.draft_s,
+                    **_by_request(plan, self._table, drafts, settled),
+                )
+            )
         timed_s = elapsed_s if typical else 0.0
         meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)
         if strategy.depth and policy is not None:
@@ -101,3 +109,23 @@ class StepAccount:
             )
             self._on_step(record)
         return ended
+
+
+def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:
+    if evaluation:
+        return StepKind.EVALUATION
+    if not typical:
+        return StepKind.DISTURBED
+    return StepKind.CAUGHT_UP if caught_up else StepKind.USUAL
+
+
+def _by_request(
+    plan: StepPlan, table: SlotTable, drafts: StepDrafts | None, settled: Settled
+) -> dict[str, NDArray[np.int64]]:
+    """The arrays of a StepOutcome; nothing where nothing was drafted."""
+    if drafts is None or settled.accepted is None:
+        return {}
+    slots, reached = plan.slots, drafts.reached
+    if plan.prefill_tokens:  # and a chain: requests that drew nothing have no draft
+        slots, reached = slots[plan.samples], reached[plan.samples]
+    return {"prompt_ids": table.prompt_id[slots], "reached": reached, "stood": settled.accepted}

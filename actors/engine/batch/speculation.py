@@ -35,7 +35,7 @@ from drafter.protocol import (
 from models import weights
 from models.manifest import WeightsManifest
 from policies.speculation.budget import DraftBudget
-from policies.speculation.policy import Load, StrategyPolicy
+from policies.speculation.policy import NO_REQUESTS, Load, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class Speculator:
         self._other_noise = _OTHER_NOISE if rejection else 0
         self._requests = _Requests.of(table, np.zeros(0, np.int64), self._other_noise)
         self.draft_s, self.caught_up, self.captured = 0.0, False, False  # of the last step
-        self._counted, self._context_tokens = self._requests.slots, 0  # known tokens of the requests in those slots
+        # Of the requests in those slots: known tokens, and prompts.
+        self._counted, self._context_tokens, self._prompt_ids = self._requests.slots, 0, NO_REQUESTS
         self._budget = budget
         self.use(policy)
 
@@ -228,7 +229,9 @@ class Speculator:
         slots = plan.decoding
         if slots is not self._counted:
             self._counted, self._context_tokens = slots, int(self._table.length[slots].sum())
-        return Load(len(slots), waiting, self._context_tokens)
+            self._prompt_ids = self._table.prompt_id[slots]
+            self._prompt_ids.flags.writeable = False
+        return Load(len(slots), waiting, self._context_tokens, self._prompt_ids)
 
     def drew(self, new_tokens: int) -> None:
         """The step brought its requests so many tokens."""
