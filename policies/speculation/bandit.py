@@ -14,7 +14,7 @@ from statistics import median
 
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load, StepKind, StepOutcome
+from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -52,6 +52,7 @@ class BegMabPolicy:
         self._max_running = max_running
         self._switch, self._cost = ElasticSwitch(max_running), PlainCost()
         self._failed: set[str] = set()
+        self._reason = Reason.PAYS_MOST
 
     @property
     def max_nodes(self) -> int:
@@ -65,15 +66,23 @@ class BegMabPolicy:
     def choose(self, load: Load) -> Strategy:
         running = load.running
         if not self._switch.on(running):
+            self._reason = Reason.TOO_MANY
             return PLAIN
+        self._reason = Reason.PAYS_MOST
         valid = self._groups[bisect_right(self._thresholds, running) - 1]
         if self._failed:
             valid = [strategy for strategy in valid if strategy.drafter not in self._failed]
         if len(valid) <= 1:
+            self._reason = Reason.PAYS_MOST if valid else Reason.NO_DRAFTER
             return valid[0] if valid else PLAIN
         if self._random.random() < self._epsilon:
+            self._reason = Reason.TRIAL
             return self._random.choice(valid)
         return max(valid, key=self._median)
+
+    @property
+    def reason(self) -> Reason:
+        return self._reason
 
     def _median(self, strategy: Strategy) -> float:
         rewards = self._rewards[strategy]
@@ -97,3 +106,6 @@ class BegMabPolicy:
 
     def plain_s(self, load: Load) -> float | None:
         return self._cost.at(load.running)
+
+    def expected_s(self, outcome: StepOutcome) -> float | None:
+        return None

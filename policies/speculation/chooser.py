@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from policies.speculation.arms import FIRST_WAIT_STEPS, SURE_TRIES, Arm, ArmBelief, Bucket, Hold, speedup
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load, StepKind, StepOutcome
+from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
 from policies.speculation.profile import DrafterProfile
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -167,6 +167,19 @@ class AdaptivePolicy:
                 if arm.strategy.drafter == drafter:
                     arm.wait_steps, arm.due_step = FIRST_WAIT_STEPS, min(arm.due_step, self._step)
                     arm.holds = deque(list(arm.holds)[-KEPT_HOLDS:], arm.holds.maxlen)
+
+    @property
+    def reason(self) -> Reason:
+        if self._held is self._off:
+            return Reason.TOO_MANY
+        if self._strategy is not PLAIN:
+            return Reason.TRIAL if self._exploring else Reason.PAYS_MOST
+        if not self._held.arms:
+            return Reason.NO_DRAFTER
+        return Reason.UNMEASURED if self._cost.at(self._running) is None else Reason.PLAIN_IS_FASTER
+
+    def expected_s(self, outcome: StepOutcome) -> float | None:
+        return None
 
     def plain_s(self, load: Load) -> float | None:
         return self._cost.at(load.running) if self._cost.measured_since(self._step - RECENT_STEPS) else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,18 @@ class StepKind(Enum):
     CAUGHT_UP = "caught_up"  # the drafter first worked through text that it had not followed: the price of switching
     DISTURBED = "disturbed"  # prompt chunks, copied blocks, a captured graph, new weights: no time of a strategy
     EVALUATION = "evaluation"  # other prompts at another temperature: says nothing about RL steps
+
+
+class Reason(StrEnum):
+    """Why a step decodes the way it does: what a report says where speculation was off."""
+
+    PAYS_MOST = "pays most"
+    TRIAL = "trial"
+    PLAIN_IS_FASTER = "plain is faster"
+    TOO_MANY = "more requests than max_running"
+    NO_DRAFTER = "no drafter"  # none of those that strategies name is at hand, or all failed
+    UNMEASURED = "unmeasured"  # what a step costs is not known yet
+    FIXED = "fixed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +84,10 @@ class StrategyPolicy(Protocol):
     def choose(self, load: Load) -> Strategy:
         """The strategy of the step at hand."""
 
+    @property
+    def reason(self) -> Reason:
+        """Of the last choice."""
+
     def record(self, outcome: StepOutcome) -> None:
         """What the step brought for which `choose` was asked last, of whatever kind."""
 
@@ -84,13 +100,16 @@ class StrategyPolicy(Protocol):
     def plain_s(self, load: Load) -> float | None:
         """Seconds of a plain decoding step of that load; None: never measured, or not lately."""
 
+    def expected_s(self, outcome: StepOutcome) -> float | None:
+        """Seconds that this step, with the rows it had, should have taken; None: the policy predicts none."""
+
 
 class FixedPolicy:
     """Always the same strategy while at most `max_running` requests decode; `PLAIN` is 'off'."""
 
     def __init__(self, strategy: Strategy, max_running: int = 1 << 30) -> None:
         self._strategy, self._max_running = strategy, max_running
-        self._failed = False
+        self._failed, self._reason = False, Reason.FIXED
 
     @property
     def max_nodes(self) -> int:
@@ -100,7 +119,15 @@ class FixedPolicy:
         return () if running > self._max_running else (self._strategy,)
 
     def choose(self, load: Load) -> Strategy:
-        return PLAIN if self._failed or load.running > self._max_running else self._strategy
+        if self._failed:
+            self._reason = Reason.NO_DRAFTER
+        else:
+            self._reason = Reason.TOO_MANY if load.running > self._max_running else Reason.FIXED
+        return self._strategy if self._reason is Reason.FIXED else PLAIN
+
+    @property
+    def reason(self) -> Reason:
+        return self._reason
 
     def record(self, outcome: StepOutcome) -> None:
         pass
@@ -112,4 +139,7 @@ class FixedPolicy:
         self._failed = self._failed and drafter != self._strategy.drafter
 
     def plain_s(self, load: Load) -> float | None:
+        return None
+
+    def expected_s(self, outcome: StepOutcome) -> float | None:
         return None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.speculation.bandit import BegMabPolicy
-from policies.speculation.policy import StepKind
+from policies.speculation.policy import Reason, StepKind
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import Simulation, World, arms, constant, long_tail, share
@@ -161,7 +161,7 @@ def test_an_unavailable_drafter_is_left_out() -> None:
     policy.unavailable("eagle")
     assert {policy.choose(load(1)) for _ in range(50)} == set(arms("ngram:8"))
     policy.unavailable("ngram")
-    assert {policy.choose(load(1)) for _ in range(50)} == {PLAIN}
+    assert {(policy.choose(load(1)), policy.reason) for _ in range(50)} == {(PLAIN, Reason.NO_DRAFTER)}
 
 
 def test_plain_decoding_may_be_an_arm_and_its_cost_is_known() -> None:

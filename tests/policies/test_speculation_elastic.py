@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import FixedPolicy, StrategyPolicy
+from policies.speculation.policy import FixedPolicy, Reason, StrategyPolicy
 from policies.speculation.strategy import PLAIN
 from tests.policies.loads import load
 from tests.policies.speculation_sim import Simulation, World, arms, constant
@@ -57,12 +57,16 @@ def test_policies_switch_off_and_on_again(policy: StrategyPolicy) -> None:
     assert speculating(33) == speculating(64) == speculating(32) == speculating(29) == 0  # hysteresis
     assert speculating(28) > 0.5
     assert speculating(32) > 0.5  # coming from below, the threshold itself still speculates
+    reasons = [(policy.choose(load(running)), policy.reason)[1] for running in (32, 33)]
+    assert reasons[0] is not Reason.TOO_MANY
+    assert reasons[1] is Reason.TOO_MANY
     assert policy.arms_at(33) == ()
     assert all(policy.arms_at(running) for running in (1, 8, 32))
 
 
 def test_a_fixed_strategy_stops_above_its_threshold() -> None:
     policy = FixedPolicy(ARMS[0], max_running=16)
-    assert [policy.choose(load(running)) for running in (16, 17, 16)] == [ARMS[0], PLAIN, ARMS[0]]
+    chosen = [(policy.choose(load(running)), policy.reason) for running in (16, 17, 16)]
+    assert chosen == [(ARMS[0], Reason.FIXED), (PLAIN, Reason.TOO_MANY), (ARMS[0], Reason.FIXED)]
     assert policy.arms_at(16) == (ARMS[0],)
     assert policy.arms_at(17) == ()

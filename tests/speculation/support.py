@@ -14,7 +14,7 @@ from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.transformer import Transformer
 from policies.speculation.options import EagleOptions, SpeculationOptions
-from policies.speculation.policy import Load, StepOutcome, StrategyPolicy
+from policies.speculation.policy import Load, Reason, StepOutcome, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import VOCAB, DrafterBase, options_of, rollouts, write_config
 
@@ -90,6 +90,13 @@ class Mixed:
 
     def choose(self, load: Load) -> Strategy:
         return self.strategies[int(self.rng.integers(len(self.strategies)))]
+
+    @property
+    def reason(self) -> Reason:
+        return Reason.FIXED
+
+    def expected_s(self, outcome: StepOutcome) -> float | None:
+        return None
 
     def record(self, outcome: StepOutcome) -> None:
         pass
