@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.transformer import Transformer
 from policies.speculation.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
@@ -72,7 +73,9 @@ class BatchView:
     vocab_size: int
     top_k: Int64Array  # [R], 0 is off
     top_p: NDArray[np.float32]  # [R], 1 is off
-    room: Int64Array  # [R], the most tokens to draft: what the request's limit leaves, or its budget
+    # [R], the most tokens to draft: what the request's limit leaves, or its budget; for a SharingDrafter also what the
+    # request's KV blocks hold
+    room: Int64Array
     hidden: HiddenSource | None = None  # only for drafters with `needs_hidden`
     kv: KVPlaces | None = None  # only for drafters with `needs_hidden`
 
@@ -126,6 +129,38 @@ class Drafter(Protocol):
 
     def load(self, directory: str) -> None:
         """Restore what `save` wrote; a missing or unreadable file leaves the drafter as it is, with a warning."""
+
+
+class TargetPasses(Protocol):
+    """Passes of a copy of the target over the target's own KV cache, for the requests of a batch."""
+
+    captured: bool  # a graph was captured in the last `chain`
+
+    def chain(
+        self, copy: Transformer, batch: BatchView, depth: int, *, logits: bool = False
+    ) -> tuple[Int64Array, Tensor | None]:
+        """Draws of `copy`, one behind the other, from the last known token on: tokens [R, depth], of request r the
+        first min(room[r], depth), -1 behind; with `logits` what they were drawn from as well, [R, depth, V] of any
+        float dtype on the target's device, of no meaning behind the counts.
+
+        The draw behind position p has the noise of the batch's keys at the noise position of a target's draw there. K/V
+        of the positions lengths - 1 .. lengths + counts - 2 are written. They are provisional: the target has computed
+        none of those positions, and does so before it reads them. `copy` has the target's configuration; its weights
+        may be changed in place between calls.
+        """
+
+    def plan_graphs(
+        self, copy: Transformer, drafts: Sequence[tuple[int, Strategy]], graph_capture: "GraphCapture"
+    ) -> None:
+        """As `GraphedDrafter.plan_graphs`, of chains by `copy`. Nothing on a CPU."""
+
+
+@runtime_checkable
+class SharingDrafter(Protocol):
+    """A Drafter that computes over the target's KV cache. Blocks of what it may draft are reserved before `propose`."""
+
+    def attach(self, target: TargetPasses) -> None:
+        """Called once, before anything is drafted and before graphs are planned."""
 
 
 @runtime_checkable

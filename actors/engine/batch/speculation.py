@@ -30,6 +30,8 @@ from drafter.protocol import (
     GraphedDrafter,
     HiddenSource,
     KVPlaces,
+    SharingDrafter,
+    TargetPasses,
     TrainedDrafter,
 )
 from models import weights
@@ -94,6 +96,7 @@ class Speculator:
         rejection: bool = False,
         hidden: HiddenStates | None = None,
         kv: KVPlaces | None = None,
+        target: TargetPasses | None = None,
         on_failure: Callable[[DrafterFailed], None] = lambda failure: None,
     ) -> None:
         self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
@@ -112,6 +115,8 @@ class Speculator:
         self._counted, self._context_tokens, self._prompt_ids = self._requests.slots, 0, NO_REQUESTS
         self._budget = budget
         self.use(policy)
+        if target is not None:
+            self._tell(lambda drafter: drafter.attach(target) if isinstance(drafter, SharingDrafter) else None)
 
     def use(self, policy: StrategyPolicy | None) -> None:
         self.policy = policy
@@ -263,6 +268,8 @@ class Speculator:
     def _draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:
         drafter, slots = self._drafters[strategy.drafter], plan.decoding  # in a prompt nothing is speculated on
         batch = self._view(slots, drafter.needs_hidden, strategy)
+        if isinstance(drafter, SharingDrafter):  # it writes K/V behind those that are there
+            batch = replace(batch, room=reserve(slots, np.minimum(batch.room, strategy.depth)))
         if self._budget is not None and not batch.room.any():
             return None
         try:

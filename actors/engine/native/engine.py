@@ -116,30 +116,6 @@ class NativeEngine:
             kv = KVPlaces(block_tables, block_tokens)
         self._events: list[Event] = []
         self._steps = step_arrays(self._table, block_tokens)
-        self._speculator = Speculator(
-            self._table,
-            self._steps,
-            config.vocab_size,
-            next(model.parameters()).device,
-            drafters,
-            policy,
-            budget=budget,
-            rejection=verification == "rejection",
-            hidden=self._hidden,
-            kv=kv,
-            on_failure=lambda failure: self._events.append(failure),
-        )
-        self._speculator.new_target(weights_version)
-        self._stops = RuleStops(self._table, config.vocab_size)
-        prompts = PromptMeter(self._table)
-        watchers: list[SlotWatcher] = [self._stops]
-        if self._speculator.has_drafters:
-            watchers += [self._speculator, prompts]
-        if self._recording is not None:
-            watchers.append(self._recording)
-        self._scheduler = Scheduler(
-            self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watchers
-        )
         self._max_nodes = 0 if policy is None else policy.max_nodes
         if graph_capture is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
             graph_capture = CudaGraphCapture()
@@ -158,6 +134,31 @@ class NativeEngine:
             recorded=recorded,
             keep_rows=self._hidden is not None or self._recording is not None,
             make_memory=make_memory,
+        )
+        self._speculator = Speculator(
+            self._table,
+            self._steps,
+            config.vocab_size,
+            next(model.parameters()).device,
+            drafters,
+            policy,
+            budget=budget,
+            rejection=verification == "rejection",
+            hidden=self._hidden,
+            kv=kv,
+            target=self._runner.passes,
+            on_failure=lambda failure: self._events.append(failure),
+        )
+        self._speculator.new_target(weights_version)
+        self._stops = RuleStops(self._table, config.vocab_size)
+        prompts = PromptMeter(self._table)
+        watchers: list[SlotWatcher] = [self._stops]
+        if self._speculator.has_drafters:
+            watchers += [self._speculator, prompts]
+        if self._recording is not None:
+            watchers.append(self._recording)
+        self._scheduler = Scheduler(
+            self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watchers
         )
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
@@ -319,6 +320,8 @@ class NativeEngine:
         if plan is not None:
             load = self._speculator.load_of(plan, self._scheduler.waiting)
             strategy = self._speculator.choose(load)
+            if plan.copies:  # before anything reads them: drafters may
+                self._runner.copy_blocks(plan.copies)
             drafts = self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
             draws = self._runner.run(plan, drafts)
             settled = self._advance(plan, draws, drafts)

@@ -5,7 +5,7 @@ what is in the cache, and draws happen at the rows from its last known token on.
 `device_steps` runs them. It never decides what runs (scheduler) nor what a draw means (engine).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts, StepRows
 from actors.engine.native.forward import rejection
+from actors.engine.native.forward.chains import CpuChains
 from actors.engine.native.forward.context import CachedContext, KVCache, MakeMemory
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.draws import Draws, nothing_drawn
@@ -23,7 +24,7 @@ from actors.engine.native.forward.fused import FusedForward
 from actors.engine.native.forward.kv_memory import kv_memory
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from actors.engine.native.forward.packed_weights import pack_weights
-from drafter.protocol import GraphCapture
+from drafter.protocol import GraphCapture, TargetPasses
 from models import ops
 from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan
@@ -76,6 +77,8 @@ class ModelRunner:
                 trash_slot=blocks * block_tokens,
                 graph_capture=graph_capture,
             )
+        # What a drafter may compute over this cache; on a device there is none yet.
+        self.passes: TargetPasses | None = None if reserved else CpuChains(table, self._cache)
         self._arrays: Mapping[str, NDArray[np.generic]] | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self.resize(max_nodes)
@@ -123,6 +126,17 @@ class ModelRunner:
         elif self._fused is not None:
             self._fused.weights_changed()
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Carry out a plan's copies of KV blocks: before its drafts and its `run`, which read them."""
+        if not self._awake:
+            raise RuntimeError("the engine sleeps: wake it before it steps")
+        pairs = np.array(copies, np.int64).T
+        with torch.inference_mode():
+            if self._device_steps is None:
+                self._cache.copy_blocks(*torch.from_numpy(pairs))
+            else:
+                self._device_steps.copy_blocks(pairs)
+
     def run(self, plan: StepPlan, drafts: StepDrafts | None) -> Draws:
         """Compute the plan's rows, and behind them those of drafted tokens, which the caller has put into the token
         table behind the last known one."""
@@ -130,12 +144,6 @@ class ModelRunner:
             raise RuntimeError("the engine sleeps: wake it before it steps")
         device_steps = self._device_steps
         with torch.inference_mode():
-            if plan.copies:
-                copies = np.array(plan.copies, np.int64).T
-                if device_steps is None:
-                    self._cache.copy_blocks(*torch.from_numpy(copies))
-                else:
-                    device_steps.copy_blocks(copies)
             rows = self._steps.rows(plan, drafts)
             return self._run(rows, drafts) if device_steps is None else device_steps.run(rows, drafts)
 
