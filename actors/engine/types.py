@@ -170,6 +170,9 @@ class StrategyUse:
     seconds: float  # of the steps, drafting included
     draft_s: float  # of it, drafting
     saved_s: float  # measured plain-decoding seconds of the same tokens, less `seconds`; 0 where that is not known
+    expected_s: float = 0.0  # of those timed steps whose time was predicted beforehand, the sum of the predictions ...
+    measured_s: float = 0.0  # ... and what they took: part of `seconds`
+    missed_s: float = 0.0  # sum of the absolute differences of the two, step by step
     offered: tuple[int, ...] = ()  # [depth]: requests whose draft reached this depth
     taken: tuple[int, ...] = ()  # [depth]: of them, accepted there
 
@@ -181,6 +184,16 @@ class PromptUse:
     prompt_id: int
     drafted: int
     accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonUse:
+    """How many engine steps a policy chose for a reason."""
+
+    reason: str  # a policies.speculation.policy.Reason
+    engine_steps: int
+    judged: int = 0  # of them, those for which the speed of the best drafts beside plain decoding was predicted
+    advantage: float = 0.0  # sum of those predictions; 1 is plain decoding's speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +214,7 @@ class EngineWindow:
     trace: tuple[tuple[float, int, str], ...] = ()
     evaluation: bool = False  # these steps decoded a held-out evaluation; no window has steps of both kinds
     prompts: tuple[PromptUse, ...] = ()  # since the last window; very many are spread over several
+    reasons: tuple[ReasonUse, ...] = ()  # why the steps that decoded did it the way they did; none without a policy
 
 
 class Answer:

@@ -181,7 +181,7 @@ def _speculation(m: dict[str, float]) -> str:
     """What the last RL step's speculation did: the drafter of most steps, accept length, seconds saved."""
     steps = {name.split("/")[1]: value for name, value in m.items() if name.endswith("/steps") and name.count("/") == 2}
     if m["speculation/share"] == 0 or not any(steps.values()):
-        return "off: plain decoding is faster"
+        return f"off: {_most_reason(m)}"
     most_used = max(steps, key=lambda name: steps[name])
     if not m.get("speculation/acceptance"):
         return f"{most_used}: no drafts accepted"
@@ -189,6 +189,13 @@ def _speculation(m: dict[str, float]) -> str:
     # 0: plain decoding was not measured
     paid = f", {abs(saved):.2f} s {'saved' if saved > 0 else 'lost'}" if saved else ""
     return f"{most_used}, accept length {accept:.2f}{paid}"
+
+
+def _most_reason(m: dict[str, float]) -> str:
+    """Of most engine steps; where none is recorded, what it used to be."""
+    prefix = "speculation/reason/"
+    reasons = {name.removeprefix(prefix): value for name, value in m.items() if name.startswith(prefix)}
+    return max(reasons, key=lambda name: reasons[name]).replace("_", " ") if reasons else "plain decoding is faster"
 
 
 def _drafter(m: dict[str, float]) -> str:

@@ -12,12 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from actors.engine.types import EngineWindow, StrategyUse
+from launch.observe import reasons
+from launch.observe.reasons import Reasons, ReasonTotals
 
 PLAIN = "plain"  # plain decoding, as a strategy and instead of a drafter
 MAX_POINTS = 4000  # of the traces of one RL step, all workers together
 MAX_PROMPTS = 512  # in one record; those that were drafted for most
 Item = TypeVar("Item")
 
+_SECONDS = ("seconds", "draft_s", "saved_s", "expected_s", "measured_s", "missed_s")
 Point = tuple[float, int, str]  # (time, requests running from then on, drafter)
 
 
@@ -32,6 +35,9 @@ class Totals:
     seconds: float = 0.0  # of the timed steps (without prompt chunks), drafting included
     draft_s: float = 0.0
     saved_s: float = 0.0  # against measured plain decoding; negative: lost
+    expected_s: float = 0.0  # predicted for those timed steps of which anything was, beforehand ...
+    measured_s: float = 0.0  # ... and what they took
+    missed_s: float = 0.0  # absolute differences, step by step
     offered: list[int] = field(default_factory=list)  # [depth]: requests whose draft was so deep
     taken: list[int] = field(default_factory=list)  # [depth]: of them, accepted so deep
 
@@ -43,6 +49,9 @@ class Totals:
         self.seconds += other.seconds
         self.draft_s += other.draft_s
         self.saved_s += other.saved_s
+        self.expected_s += other.expected_s
+        self.measured_s += other.measured_s
+        self.missed_s += other.missed_s
         _add_each(self.offered, other.offered)
         _add_each(self.taken, other.taken)
 
@@ -56,6 +65,16 @@ class Totals:
         """Accepted of drafted tokens. Of a tree at most one path can be accepted."""
         return self.accepted / self.drafted if self.drafted else None
 
+    @property
+    def predicted_error(self) -> float | None:
+        """Mean absolute error of the predicted times of engine steps, relative to what they took."""
+        return self.missed_s / self.measured_s if self.measured_s else None
+
+    @property
+    def predicted_ratio(self) -> float | None:
+        """What they took over what was predicted: 1 where errors of single steps even out."""
+        return self.measured_s / self.expected_s if self.expected_s else None
+
     def plausible(self) -> "Totals":
         """With `saved_s` as far as it can be true: a verification takes no less time than a plain step of the same
         requests, so what was spent, times the tokens that each brought beyond the first, is the most that plain
@@ -67,7 +86,7 @@ class Totals:
         return [taken / offered if offered else None for offered, taken in zip(self.offered, self.taken, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        seconds = {name: round(getattr(self, name), 6) for name in ("seconds", "draft_s", "saved_s")}
+        seconds = {name: round(getattr(self, name), 6) for name in _SECONDS}
         return {
             "engine_steps": self.engine_steps,
             "request_steps": self.request_steps,
@@ -87,6 +106,7 @@ class StepSpeculation:
     traces: Mapping[str, Sequence[Point]]  # by worker, by time; the last point ends the trace with 0 running
     requests: Sequence[tuple[int, int]] = ()  # (tokens, verifications) of each response made by one worker
     prompts: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) by prompt id
+    reasons: Reasons = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Trace points as [ms since origin_s, running, index in `drafters`]."""
@@ -95,6 +115,7 @@ class StepSpeculation:
         index = {drafter: i for i, drafter in enumerate(drafters)}
         return {
             "strategies": {name: totals.to_json() for name, totals in sorted(self.strategies.items())},
+            "reasons": {name: totals.to_json() for name, totals in sorted(self.reasons.items())},
             "origin_s": round(origin_s, 4),
             "drafters": drafters,
             "traces": {
@@ -114,7 +135,7 @@ class StepSpeculation:
         """Scalars `speculation/*` and `engine/steps`; what has no value (nothing was drafted) is left out."""
         engine_steps = sum(totals.engine_steps for totals in self.strategies.values())
         drafters = by_drafter(self.strategies)
-        speculated = speculating(self.strategies)
+        speculated, whole = speculating(self.strategies), summed(self.strategies.values())
         values: dict[str, float | None] = {
             "engine/steps": float(engine_steps),
             "speculation/share": speculated.engine_steps / engine_steps if engine_steps else None,
@@ -122,6 +143,9 @@ class StepSpeculation:
             "speculation/acceptance": speculated.acceptance,
             "speculation/saved_s": speculated.saved_s,
             "speculation/draft_s": speculated.draft_s,
+            "speculation/predicted_error": whole.predicted_error,
+            "speculation/predicted_ratio": whole.predicted_ratio,
+            **reasons.metrics(self.reasons),
         }
         for name, totals in drafters.items():
             if name != PLAIN:
@@ -144,6 +168,7 @@ class SpeculationMeter:
 
     def begin(self) -> None:
         self._strategies: defaultdict[str, Totals] = defaultdict(Totals)
+        self._reasons: defaultdict[str, ReasonTotals] = defaultdict(ReasonTotals)
         self._traces: dict[str, list[Point]] = {}
         self._end_s: dict[str, float] = {}
         self._drafted, self._accepted = Counter[int](), Counter[int]()  # by prompt id
@@ -151,6 +176,8 @@ class SpeculationMeter:
     def window(self, worker: str, window: EngineWindow) -> None:
         for use in window.strategies:
             self._strategies[use.strategy].add(use)
+        for choice in window.reasons:
+            self._reasons[choice.reason].add(choice)
         for prompt in window.prompts:
             self._drafted[prompt.prompt_id] += prompt.drafted
             self._accepted[prompt.prompt_id] += prompt.accepted
@@ -165,7 +192,8 @@ class SpeculationMeter:
         traces = {worker: thinned(points, share) for worker, points in closed.items()}
         strategies = {name: totals.plausible() for name, totals in self._strategies.items()}
         prompts = {prompt_id: (drafted, self._accepted[prompt_id]) for prompt_id, drafted in self._drafted.items()}
-        taken = StepSpeculation(strategies, {w: p for w, p in traces.items() if p}, requests, prompts)
+        kept = {worker: points for worker, points in traces.items() if points}
+        taken = StepSpeculation(strategies, kept, requests, prompts, dict(self._reasons))
         self.begin()
         return taken
 
@@ -185,10 +213,14 @@ def by_drafter(strategies: Mapping[str, Totals]) -> dict[str, Totals]:
 
 def speculating(strategies: Mapping[str, Totals]) -> Totals:
     """Summed over all strategies that draft."""
+    return summed(totals for strategy, totals in strategies.items() if strategy != PLAIN)
+
+
+def summed(parts: Iterable[Totals]) -> Totals:
+    """Of several strategies."""
     total = Totals()
-    for strategy, totals in strategies.items():
-        if strategy != PLAIN:
-            total.add(totals)
+    for part in parts:
+        total.add(part)
     return total
 
 

@@ -162,7 +162,7 @@ def _cards(summary: RunSummary) -> str:
 
 def _speculation_card(s: SpeculationSummary) -> str:
     if s.accept_length is None:
-        return _card("Speculation", "off", "never paid")
+        return _card("Speculation", "off", "never chosen")
     if not s.acceptance:
         return _card("Speculation", "-", "no drafts accepted")
     if not any(s.saved_by.values()):
@@ -235,8 +235,12 @@ def _speculation(data: Mapping[str, Any]) -> tuple[str, str, str, str]:
         _sub("Share of drafts accepted to a position (of 20 drafts or more)", "chart-positions"),
         _sub("Seconds saved since the first step, by drafter", "chart-saved"),
         _sub("Share of engine steps, %", "chart-strategies"),
+        _sub("Why: share of engine steps by the reason of their choice, %", "chart-reasons"),
+        _sub("Seconds of engine steps, measured and predicted beforehand", "chart-predicted"),
+        _sub("Mean error of a step's predicted time, %", "chart-predicted-error"),
     )
-    whole_run = f"<h3>Strategies, whole run</h3>{strategies_table(data['strategies'])}"
+    why = f'<p class="note">Whole run: speculation was {escape(data["off"])}.</p>' if data["off"] else ""
+    whole_run = f"{why}<h3>Strategies, whole run</h3>{strategies_table(data['strategies'])}"
     if data["prompts"]:
         whole_run += f"<h3>Prompts with the least and the most acceptance</h3>{prompts_table(data['prompts'])}"
     return "speculation", "Speculative decoding", f'<div id="chart-running"></div>{charts}{whole_run}', SPECULATION_NOTE

@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from launch.observe.speculation import PLAIN, Totals, by_drafter, over_run, prompts_over_run, strategies_of, traces_of
+from launch.observe.reasons import off_text, reasons_of, reasons_over_run, shares
+from launch.observe.speculation import (
+    PLAIN,
+    Totals,
+    by_drafter,
+    over_run,
+    prompts_over_run,
+    strategies_of,
+    summed,
+    traces_of,
+)
 
 BINS = 240  # of one chart of running requests
 MIN_DRAFTS = 20  # that reach a position, for its acceptance to be shown
@@ -24,6 +34,8 @@ def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
     per_step = [by_drafter(strategies_of(record)) for record in records]
     names = sorted({name for drafters in per_step for name in drafters} - {PLAIN})
     whole = over_run(records)
+    reasons = [shares(reasons_of(record)) for record in records]
+    over_all = reasons_over_run(records)
     return {
         "steps": [record["step"] for record in records],
         "drafters": names,
@@ -33,6 +45,11 @@ def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
         "saved_s": {name: _cumulative([_of(d, name).saved_s for d in per_step]) for name in names},
         "positions": {name: _positions(by_drafter(whole)[name]) for name in names},
         "strategies": [_row(name, totals, whole) for name, totals in _by_use(whole)],
+        "reasons": {name: [per.get(name, 0.0) for per in reasons] for name in shares(over_all)},
+        "off": off_text(over_all),
+        "expected_s": {name: [_of(d, name).expected_s or None for d in per_step] for name in [PLAIN, *names]},
+        "measured_s": {name: [_of(d, name).measured_s or None for d in per_step] for name in [PLAIN, *names]},
+        "predicted_error": [summed(drafters.values()).predicted_error for drafters in per_step],
         "prompts": _prompts(prompts_over_run(records)),
         "running": [_running(record) for record in _first_middle_last(records)],
     }

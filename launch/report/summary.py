@@ -15,12 +15,14 @@ from rich.text import Text
 from launch.observe.drafter import Update, updates_of
 from launch.observe.journal import read, replace
 from launch.observe.live import duration
+from launch.observe.reasons import off_share, off_text, reasons_over_run
 from launch.observe.records import PHASES
-from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of
+from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of, summed
 from launch.observe.symptoms import symptoms
 from launch.precision import MASTER_REWARD, precision_text
 from policies.speculation.catalogue import TRAINED
 
+MOSTLY = 0.5  # of the engine steps without speculation: the summary says why
 REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs): one step's reward is noise
 
 
@@ -33,6 +35,9 @@ class SpeculationSummary:
     acceptance: float | None  # accepted of drafted tokens; None: nothing was drafted, 0: nothing was accepted
     saved_s: float  # engine seconds of decoding; negative: lost
     saved_by: Mapping[str, float]  # by drafter, of those that were used; the best first
+    off_share: float | None = None  # of the engine steps for which plain decoding was chosen; None: not recorded
+    off: str = ""  # why it was off there, in words
+    predicted_error: float | None = None  # mean absolute error of a step's predicted time, relative; None: none was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +169,16 @@ def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSumm
         return None
     total = speculating(strategies)
     saved = {name: totals.saved_s for name, totals in by_drafter(strategies).items() if name != PLAIN}
+    reasons = reasons_over_run(records)
     return SpeculationSummary(
         share=total.engine_steps / engine_steps,
         accept_length=total.accept_length,
         acceptance=total.acceptance,
         saved_s=total.saved_s,
         saved_by=dict(sorted(saved.items(), key=lambda item: -item[1])),
+        off_share=off_share(reasons) if reasons else None,
+        off=off_text(reasons),
+        predicted_error=summed(strategies.values()).predicted_error,
     )
 
 
@@ -249,6 +258,8 @@ def summary_table(summary: RunSummary) -> Table:
     table.add_row("time", shares or "-")
     if summary.speculation is not None:
         table.add_row("speculation", speculation_text(summary.speculation))
+        if why := mostly_off(summary.speculation):
+            table.add_row("speculation was", why)
     if summary.drafter is not None:
         table.add_row("drafter", drafter_text(summary.drafter))
     if summary.logprob_gap_mean is not None:
@@ -266,7 +277,7 @@ def summary_table(summary: RunSummary) -> Table:
 def speculation_text(s: SpeculationSummary) -> str:
     """`accept length 2.40, 61 % of drafts accepted, 4.1 s of decoding saved (suffix 3.2, ngram 0.9)`."""
     if s.accept_length is None:
-        return "never paid: plain decoding throughout"
+        return s.off or "never paid: plain decoding throughout"
     if not s.acceptance:
         return f"no drafts accepted ({', '.join(s.saved_by)})"
     accepted = f", {100 * s.acceptance:.0f} % of drafts accepted" if s.acceptance is not None else ""
@@ -275,6 +286,11 @@ def speculation_text(s: SpeculationSummary) -> str:
         return f"{text} ({', '.join(s.saved_by)})"
     parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in s.saved_by.items())
     return f"{text}, {seconds_text(abs(s.saved_s))} s of decoding {'saved' if s.saved_s >= 0 else 'lost'} ({parts})"
+
+
+def mostly_off(s: SpeculationSummary) -> str:
+    """`off in 62 % of steps: plain decoding was faster ...`, where it was off in most of them; else nothing."""
+    return s.off if MOSTLY < (s.off_share or 0.0) < 1 else ""  # throughout: its own line says so already
 
 
 def drafter_text(d: DrafterSummary) -> str:

@@ -1,6 +1,6 @@
 """Windows add up to the steps they hold, per strategy and depth; savings follow from the policy's plain cost."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.types import EngineWindow, StrategyUse
 from models import weights
 from models.checkpoint import hf_state_dict
-from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome
+from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import drain, engine, make_requests, options_of, run, tiny_model
 from tests.engine.test_speculation import Oracle
@@ -42,6 +42,14 @@ class Turns(FixedPolicy):
 
     def plain_s(self, load: Load) -> float | None:
         return None if self.cost_s is None else self.cost_s * load.running
+
+    @property
+    def reason(self) -> Reason:
+        return Reason.PAYS_MOST if self.strategies[self.step % len(self.strategies)].depth else Reason.TOO_MANY
+
+    def expected_s(self, outcome: StepOutcome) -> float | None:
+        """Nothing of steps with an odd number of requests."""
+        return 1e-4 * outcome.rows if outcome.load.running % 2 == 0 else None
 
 
 @pytest.mark.parametrize("plain_s", [None, 0.5])
@@ -88,6 +96,35 @@ def test_windows_are_the_sum_of_their_steps(tmp_path: Path, plain_s: float | Non
             assert saved_s == pytest.approx(0.5 * sum(emitted) - sum(step[-1] for step in timed))
     assert len(policy.recorded) + len(policy.skipped) == sum(record.running > 0 for record in records)
     assert {strategy for strategy, *_ in policy.recorded} == {PLAIN, chain, tree}
+
+
+def test_windows_add_up_predictions_and_reasons_of_their_steps(tmp_path: Path) -> None:
+    """Of what was predicted, timed and chosen for: by strategy and by reason, nothing twice and nothing lost."""
+    model = tiny_model(tmp_path)
+    requests = make_requests(20, prompts=6, seed=31, max_new_tokens=30)
+    expected = run(engine(model), requests)
+    chain = Strategy("oracle", 4)
+    policy, records = Turns([PLAIN, chain], 0.5), list[EngineStepRecord]()
+    drafters = {"oracle": Oracle(expected, spoil=True)}
+    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, on_step=records.append)
+    core.submit(requests)
+    windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
+    timed_s = {id(step): step[-1] for step in policy.recorded}.values()
+    for strategy in (PLAIN, chain):
+        uses = [use for window in windows for use in window.strategies if use.strategy == str(strategy)]
+        mine = [r for r in records if r.strategy == strategy and r.expected_s is not None and r.elapsed_s in timed_s]
+        assert sum(use.expected_s for use in uses) == pytest.approx(sum(r.expected_s or 0.0 for r in mine)) != 0
+        assert sum(use.measured_s for use in uses) == pytest.approx(sum(r.elapsed_s for r in mine))
+        missed = [abs(r.elapsed_s - (r.expected_s or 0.0)) for r in mine]
+        assert sum(use.missed_s for use in uses) == pytest.approx(sum(missed))
+        assert all(use.measured_s <= use.seconds for use in uses)
+    counts: Counter[str] = Counter()
+    for window in windows:
+        counts.update({use.reason: use.engine_steps for use in window.reasons})
+        assert sum(use.engine_steps for use in window.reasons) <= window.engine_steps
+    assert counts == Counter(str(record.reason) for record in records if record.reason is not None)
+    assert sum(counts.values()) == sum(record.running > 0 for record in records)
+    assert set(counts) == {"pays most", "more requests than max_running"}
 
 
 def test_an_accepted_stop_token_is_not_counted_twice(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.types import EngineWindow, PromptUse, StrategyUse
+from actors.engine.types import EngineWindow, PromptUse, ReasonUse, StrategyUse
 from launch.observe import SpeculationMeter
+from launch.observe.reasons import off_share, off_text, reasons_of, reasons_over_run
 from launch.observe.speculation import (
     MAX_POINTS,
     MAX_PROMPTS,
@@ -85,6 +86,30 @@ def test_metrics_of_a_step() -> None:
     assert "speculation/ngram/acceptance" not in metrics  # nothing was drafted: there is none
     assert metrics["speculation/request_accept_length/p50"] == 3.0
     assert not any(name.startswith("speculation/plain") for name in metrics)
+
+
+def test_predictions_and_reasons_of_an_rl_step_are_metrics_and_come_back_from_the_file() -> None:
+    plain = replace(PLAIN, expected_s=0.8, measured_s=0.9, missed_s=0.2)
+    chain = replace(CHAIN, expected_s=0.4, measured_s=0.3, missed_s=0.1)
+    meter = SpeculationMeter()
+    meter.window("rollout-0", replace(window(plain), reasons=(ReasonUse("plain is faster", 6, 4, 3.6),)))
+    choices = (ReasonUse("pays most", 12), ReasonUse("plain is faster", 2, 1, 0.9))
+    meter.window("rollout-1", replace(window(chain), reasons=choices))
+    step = meter.take()
+    metrics = step.metrics()
+    assert metrics["speculation/predicted_error"] == pytest.approx(0.3 / 1.2)
+    assert metrics["speculation/predicted_ratio"] == pytest.approx(1.0)
+    assert metrics["speculation/reason/plain_is_faster"] == pytest.approx(0.4)
+    assert metrics["speculation/reason/pays_most"] == pytest.approx(0.6)
+    record = json.loads(json.dumps(step.to_json()))
+    assert strategies_of(record) == step.strategies
+    assert reasons_of(record) == step.reasons
+    assert not meter.take().reasons
+    whole = reasons_over_run([record, {}, record])
+    assert off_share(whole) == pytest.approx(0.4)
+    assert off_text(whole) == "off in 40 % of steps: plain decoding was faster (drafts predicted at 0.90x of it) 40 %"
+    assert off_text({}) == ""
+    assert reasons_of({"reasons": {"x": 3, "y": [1, 2]}}) == {}
 
 
 def test_position_counts_add_up_over_strategies_of_different_depth() -> None:

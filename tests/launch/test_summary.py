@@ -1,13 +1,14 @@
 """The summary: hand-computed from a few records; the terminal table says it; summary.json holds it."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from actors.engine.types import EngineWindow, StrategyUse
+from actors.engine.types import EngineWindow, ReasonUse, StrategyUse
 from actors.spot.types import MicroStep
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.report.summary import correction_text, print_summary, summarise
@@ -148,7 +149,7 @@ def test_paths_are_whole_in_a_log_however_long(tmp_path: Path) -> None:
     assert [line.split()[1] for line in lines[-2:]] == [str(run_dir / "model"), str(run_dir / "report.html")]
 
 
-def speculate(run_dir: Path, *uses: StrategyUse) -> str:
+def speculate(run_dir: Path, *uses: StrategyUse, reasons: tuple[ReasonUse, ...] = ()) -> str:
     """Two equal RL steps with these strategies; returns the table."""
     meter = SpeculationMeter()
     with Observer(run_dir, make_config()) as observer:
@@ -165,6 +166,7 @@ def speculate(run_dir: Path, *uses: StrategyUse) -> str:
                     waiting=0,
                     kv_tokens_used=0,
                     strategies=uses,
+                    reasons=reasons,
                 ),
             )
             observer.step(StepRecord(step=step, metrics={}, seconds={"step": 1.0}, speculation=meter.take()))
@@ -230,6 +232,37 @@ def test_speculation_that_never_paid_and_that_was_off(tmp_path: Path) -> None:
     )
     write(tmp_path / "off")
     assert summarise(tmp_path / "off").speculation is None
+
+
+def test_the_summary_says_why_speculation_was_mostly_off(tmp_path: Path) -> None:
+    plain = StrategyUse(
+        strategy="plain",
+        engine_steps=80,
+        request_steps=800,
+        drafted=0,
+        accepted=0,
+        seconds=1.0,
+        draft_s=0.0,
+        saved_s=0.0,
+        expected_s=0.9,
+        measured_s=1.0,
+        missed_s=0.15,
+    )
+    suffix = replace(plain, strategy="suffix:4", engine_steps=20, drafted=40, accepted=20, saved_s=0.5)
+    slow, many = ReasonUse("plain is faster", 50, 50, 46.5), ReasonUse("more requests than max_running", 30)
+    text = speculate(tmp_path / "mostly", plain, suffix, reasons=(slow, many, ReasonUse("pays most", 20)))
+    assert (
+        "off in 80 % of steps: plain decoding was faster (drafts predicted at 0.93x of it) 50 %, "
+        "more requests ran than rollout.speculation.max_running 30 %"
+    ) in text
+    stored = json.loads((tmp_path / "mostly" / "summary.json").read_text())["speculation"]
+    assert stored["off_share"] == pytest.approx(0.8)
+    assert stored["predicted_error"] == pytest.approx(0.15)
+    assert "off in" not in speculate(tmp_path / "seldom", plain, suffix, reasons=(slow, ReasonUse("pays most", 60)))
+    throughout = speculate(tmp_path / "throughout", plain, reasons=(many,))
+    assert "off in 100 % of steps: more requests ran than rollout.speculation.max_running 100 %" in throughout
+    assert "never paid" not in throughout
+    assert throughout.count("off in") == 1
 
 
 def test_a_run_of_which_no_draft_was_accepted_saved_nothing(tmp_path: Path) -> None:

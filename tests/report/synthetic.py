@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import EngineWindow, PromptUse, StrategyUse
+from actors.engine.types import EngineWindow, PromptUse, ReasonUse, StrategyUse
 from actors.spot.types import MicroStep, TrainStopped
 from launch.config.tree import Config
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Sample, Span, SpeculationMeter, StepDrafter, StepRecord
@@ -145,6 +145,9 @@ def _speculate(
                 seconds=0.08,
                 draft_s=0.0,
                 saved_s=0.0,
+                expected_s=0.075,
+                measured_s=0.08,
+                missed_s=0.007,
             ),
             StrategyUse(
                 strategy="ngram:3",
@@ -201,6 +204,7 @@ def _speculate(
             strategies=uses,
             trace=tuple(trace),
             prompts=PROMPTS,
+            reasons=(ReasonUse("plain is faster", 80, 60, 54.0), ReasonUse("pays most", 110), ReasonUse("trial", 10)),
         )
         meter.window(f"rollout-{worker}", window)
     return meter.take()

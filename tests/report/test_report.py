@@ -28,6 +28,7 @@ VOID = frozenset({"meta", "br", "input", "link", "img"})
 CHARTS = (
     "reward", "lengths", "histogram", "time", "speed", "gantt", "gap", "loss", "grad", "clip", "entropy", "kl",
     "groups", "failures", "running", "acceptance", "accept-length", "positions", "saved", "strategies",
+    "reasons", "predicted", "predicted-error",
     "drafter-accuracy", "drafter-length", "drafter-positions", "drafter-time", "drafter-steps", "drafter-loss",
 )  # fmt: skip
 
@@ -476,6 +477,22 @@ def test_no_change_is_neither_good_nor_bad(tmp_path: Path) -> None:
         for step, reward in ((0, 0.5), (2, 0.5001)):
             observer.evaluation(step, {"eval/reward": reward})
     assert '<span class="same">+0.000</span>' in render(tmp_path)
+
+
+def test_the_report_says_why_speculation_was_off_and_how_long_steps_should_have_taken(run_dir: Path) -> None:
+    data = chart_data(run_dir)["speculation"]
+    assert data["reasons"] == {
+        "pays most": pytest.approx([0.55] * 20),
+        "plain is faster": pytest.approx([0.4] * 20),
+        "trial": pytest.approx([0.05] * 20),
+    }
+    workers = 2
+    assert data["expected_s"]["plain"] == pytest.approx([workers * 0.075] * 20)
+    assert data["measured_s"]["plain"] == pytest.approx([workers * 0.08] * 20)
+    assert data["expected_s"]["suffix"] == [None] * 20
+    assert data["predicted_error"] == pytest.approx([0.007 / 0.08] * 20)
+    text = "off in 40 % of steps: plain decoding was faster (drafts predicted at 0.90x of it) 40 %"
+    assert f"Whole run: speculation was {text}." in render(run_dir)
 
 
 def test_nothing_of_the_report_is_wider_than_its_column(run_dir: Path) -> None:

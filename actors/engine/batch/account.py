@@ -68,24 +68,29 @@ class StepAccount:
         evaluation = bool(self._table.evaluation[plan.slots].any())
         ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != evaluation else None
         meter.evaluation = evaluation
+        expected_s, reason = None, None
         if policy is not None and decoding:
-            policy.record(
-                StepOutcome(
-                    kind=_kind(evaluation, typical, speculator.caught_up),
-                    strategy=strategy,
-                    load=load,
-                    prompt_tokens=plan.prefill_tokens,
-                    drafted=drafted,
-                    # An accepted token that ends its response is followed by none of the target's own:
-                    # `accepted_tokens` would count it beside the one token that every request gets.
-                    accepted=emitted - decoding,
-                    elapsed_s=elapsed_s,
-                    draft_s=speculator.draft_s,
-                    **_by_request(plan, self._table, drafts, settled),
-                )
+            outcome = StepOutcome(
+                kind=_kind(evaluation, typical, speculator.caught_up),
+                strategy=strategy,
+                load=load,
+                prompt_tokens=plan.prefill_tokens,
+                drafted=drafted,
+                # An accepted token that ends its response is followed by none of the target's own:
+                # `accepted_tokens` would count it beside the one token that every request gets.
+                accepted=emitted - decoding,
+                elapsed_s=elapsed_s,
+                draft_s=speculator.draft_s,
+                **_by_request(plan, self._table, drafts, settled),
             )
+            expected_s, reason = policy.expected_s(outcome), policy.reason  # before it learns of this step
+            policy.record(outcome)
         timed_s = elapsed_s if typical else 0.0
         meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)
+        if policy is not None and reason is not None:
+            meter.count_choice(reason, None)
+            if expected_s is not None and typical:
+                meter.count_expected(expected_s, elapsed_s)
         if strategy.depth and policy is not None:
             plain_s = policy.plain_s(load) if typical else None
             saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
@@ -106,6 +111,8 @@ class StepAccount:
                 elapsed_s=elapsed_s,
                 draft_s=speculator.draft_s,
                 prefill_tokens=plan.prefill_tokens,
+                expected_s=expected_s,
+                reason=reason,
             )
             self._on_step(record)
         return ended

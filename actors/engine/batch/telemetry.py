@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.plan import PromptEntry
 from actors.engine.batch.slots import SlotTable
-from actors.engine.types import EngineWindow, PromptUse, StrategyUse
+from actors.engine.types import EngineWindow, PromptUse, ReasonUse, StrategyUse
+from policies.speculation.policy import Reason
 from policies.speculation.strategy import PLAIN, Strategy
 
 WINDOW_S = 0.2
@@ -47,6 +48,8 @@ class EngineStepRecord:
     elapsed_s: float  # of the whole step
     draft_s: float  # of it, drafting
     prefill_tokens: int
+    expected_s: float | None = None  # what the step should have taken, by what the policy knew before it
+    reason: Reason | None = None  # why the policy chose the strategy; None: there is no policy, or nothing decoded
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +63,9 @@ class _Use:
     seconds: float = 0.0
     draft_s: float = 0.0
     saved_s: float = 0.0
+    expected_s: float = 0.0
+    measured_s: float = 0.0
+    missed_s: float = 0.0
     reached: list[Int64Array] = field(default_factory=list)
     stood: list[Int64Array] = field(default_factory=list)
 
@@ -73,6 +79,9 @@ class _Use:
             seconds=self.seconds,
             draft_s=self.draft_s,
             saved_s=self.saved_s,
+            expected_s=self.expected_s,
+            measured_s=self.measured_s,
+            missed_s=self.missed_s,
             offered=_at_least(self.reached, strategy.depth),
             taken=_at_least(self.stood, strategy.depth),
         )
@@ -122,6 +131,7 @@ class WindowMeter:
         self._start_s = 0.0
         self._prefill_tokens = self._decode_tokens = self._preempted_before = 0
         self._uses: dict[Strategy, _Use] = {}
+        self._reasons: dict[Reason, list[float]] = {}  # steps, judged, sum of advantages
         self._strategy, self._use = PLAIN, _Use()  # of the last step
         self._trace: list[tuple[float, int, str]] = []
         self._traced: tuple[float, int, str] = (-TRACE_S, 0, PLAIN.drafter)
@@ -151,6 +161,23 @@ class WindowMeter:
         before_s, running_before, drafter_before = self._traced
         if (running != running_before or strategy.drafter != drafter_before) and now_s - before_s >= TRACE_S:
             self._note(now_s, running, strategy.drafter)
+
+    def count_choice(self, reason: Reason, advantage: float | None) -> None:
+        """Why the step just counted decoded the way it did; the predicted speed of the best drafts beside plain."""
+        counts = self._reasons.get(reason)
+        if counts is None:
+            counts = self._reasons[reason] = [0, 0, 0.0]
+        counts[0] += 1
+        if advantage is not None:
+            counts[1] += 1
+            counts[2] += advantage
+
+    def count_expected(self, expected_s: float, elapsed_s: float) -> None:
+        """The step just counted is timed, and this was predicted of it."""
+        use = self._use
+        use.expected_s += expected_s
+        use.measured_s += elapsed_s
+        use.missed_s += abs(expected_s - elapsed_s)
 
     def count_drafting(self, drafted: int, accepted: int, draft_s: float, saved_s: float) -> None:
         """Of the step just counted, whose strategy is to draft."""
@@ -187,10 +214,14 @@ class WindowMeter:
             trace=tuple(self._trace),
             evaluation=self.evaluation,
             prompts=self._prompts.cut(),
+            reasons=tuple(
+                ReasonUse(str(reason), int(steps), int(judged), advantage)
+                for reason, (steps, judged, advantage) in self._reasons.items()
+            ),
         )
         self.engine_steps = self._prefill_tokens = self._decode_tokens = 0
         self._preempted_before = occupancy.preempted
-        self._uses, self._trace = {}, []
+        self._uses, self._trace, self._reasons = {}, [], {}
         return window
 
     def _note(self, now_s: float, running: int, drafter: str) -> None:

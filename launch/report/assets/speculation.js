@@ -2,6 +2,10 @@
 // The section on speculation: who decoded what, and what it brought. Drawn only where the page has the section.
 
 const DRAFTER_COLORS = { plain: "--faint", ngram: "--gold", suffix: "--teal", eagle: "--violet" };
+const REASON_COLORS = {
+  "pays most": "--teal", trial: "--gold", fixed: "--blue", "plain is faster": "--faint",
+  "more requests than max_running": "--orange", "no drafter": "--red", unmeasured: "--violet",
+};
 const drafterColor = (name) => css(DRAFTER_COLORS[name] || "--pink");
 
 // Mean numbers of running requests per time bin, stacked: {step, width_s, running: {drafter: [mean per bin]}}.
@@ -58,5 +62,22 @@ if (DATA.speculation) {
     S.steps,
     Object.keys(S.engine_steps).map((name) => ({ name, color: drafterColor(name), y: S.engine_steps[name].map((v, i) => (100 * v) / all[i]) })),
     { height: 190, unit: " %" },
+  );
+  const percent = (values) => values.map((v) => (v === null ? null : 100 * v));
+  stackedBars(
+    host("chart-reasons"),
+    S.steps,
+    Object.keys(S.reasons).map((name) => ({ name, color: css(REASON_COLORS[name] || "--pink"), y: percent(S.reasons[name]) })),
+    { height: 190, unit: " %" },
+  );
+  const both = Object.keys(S.expected_s).flatMap((name) => [
+    { name, color: drafterColor(name), x: S.steps, y: S.measured_s[name] },
+    { name: `${name}, predicted`, color: drafterColor(name), x: S.steps, y: S.expected_s[name], dash: "5 4", faint: true },
+  ]);
+  lineChart(host("chart-predicted"), both, { zero: true, height: 190, unit: " s" });
+  lineChart(
+    host("chart-predicted-error"),
+    [{ name: "mean absolute error", color: css("--red"), x: S.steps, y: percent(S.predicted_error) }],
+    { zero: true, height: 190, unit: " %" },
   );
 }

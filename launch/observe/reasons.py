@@ -1,0 +1,105 @@
+"""Why engine steps decoded the way they did: from windows to numbers and a sentence for people. Pure.
+
+The reasons themselves are the policies' (`policies.speculation.policy.Reason`); records of other releases may hold
+others.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.engine.types import ReasonUse
+from policies.speculation.policy import Reason
+
+_DRAFTED = frozenset({Reason.PAYS_MOST, Reason.TRIAL, Reason.FIXED})  # reasons to speculate
+_IN_WORDS: Mapping[str, str] = {
+    Reason.PLAIN_IS_FASTER: "plain decoding was faster",
+    Reason.TOO_MANY: "more requests ran than rollout.speculation.max_running",
+    Reason.NO_DRAFTER: "no drafter was at hand",
+    Reason.UNMEASURED: "what a step costs was not known yet",
+}
+SHOWN_SHARE = 0.05  # of the steps: less is no answer to "why was it off"
+
+
+@dataclass(slots=True)
+class ReasonTotals:
+    """Of one reason, summed over engine steps. `judged`, `advantage`: as of ReasonUse."""
+
+    engine_steps: int = 0
+    judged: int = 0
+    advantage: float = 0.0
+
+    def add(self, other: "ReasonTotals | ReasonUse") -> None:
+        self.engine_steps += other.engine_steps
+        self.judged += other.judged
+        self.advantage += other.advantage
+
+    @property
+    def mean_advantage(self) -> float | None:
+        """Predicted speed of the best drafts beside plain decoding, over the steps of which it was predicted."""
+        return self.advantage / self.judged if self.judged else None
+
+    def to_json(self) -> list[float]:
+        return [self.engine_steps, self.judged, round(self.advantage, 3)]
+
+
+Reasons = Mapping[str, ReasonTotals]
+
+
+def reasons_of(record: Mapping[str, Any]) -> dict[str, ReasonTotals]:
+    """Of one record of speculation.jsonl; {} where there are none."""
+    found: dict[str, ReasonTotals] = {}
+    given = record.get("reasons")
+    for name, values in (given if isinstance(given, dict) else {}).items():
+        try:
+            steps, judged, advantage = values
+            found[str(name)] = ReasonTotals(int(steps), int(judged), float(advantage))
+        except (TypeError, ValueError):
+            continue
+    return found
+
+
+def reasons_over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, ReasonTotals]:
+    """Summed over records of speculation.jsonl."""
+    total: dict[str, ReasonTotals] = {}
+    for record in records:
+        for name, totals in reasons_of(record).items():
+            total.setdefault(name, ReasonTotals()).add(totals)
+    return total
+
+
+def shares(reasons: Reasons) -> dict[str, float]:
+    """Of the engine steps that a policy chose for, by reason; the largest first."""
+    steps = sum(totals.engine_steps for totals in reasons.values())
+    most = sorted(reasons.items(), key=lambda item: (-item[1].engine_steps, item[0]))
+    return {name: totals.engine_steps / steps for name, totals in most} if steps else {}
+
+
+def metrics(reasons: Reasons) -> dict[str, float]:
+    """Shares of the engine steps: `speculation/reason/plain_is_faster` and the like."""
+    return {f"speculation/reason/{slug(name)}": share for name, share in shares(reasons).items()}
+
+
+def slug(reason: str) -> str:
+    """As metrics name it."""
+    return reason.replace(" ", "_")
+
+
+def off_share(reasons: Reasons) -> float:
+    """Share of the engine steps for which plain decoding was chosen."""
+    return sum(share for name, share in shares(reasons).items() if name not in _DRAFTED)
+
+
+def off_text(reasons: Reasons) -> str:
+    """`off in 62 % of steps: plain decoding was faster 45 % (drafts predicted at 0.93x), ...`; empty: never off."""
+    off = {name: share for name, share in shares(reasons).items() if name not in _DRAFTED}
+    whole = sum(off.values())
+    if not whole:
+        return ""
+    parts = []
+    for name, share in off.items():
+        if share >= min(SHOWN_SHARE, max(off.values())):
+            speed = reasons[name].mean_advantage
+            predicted = f" (drafts predicted at {speed:.2f}x of it)" if speed is not None else ""
+            parts.append(f"{_IN_WORDS.get(name, name)}{predicted} {100 * share:.0f} %")
+    return f"off in {100 * whole:.0f} % of steps: {', '.join(parts)}"
