@@ -1,0 +1,159 @@
+"""A calibration as a file: what was measured on a device with a model, and what was fitted to it.
+
+Owns the schema, its version and what becomes of a file that is another machine's or damaged. Measures nothing.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
+from policies.speculation.strategy import Strategy
+
+FEW = 5  # measurements from which on a typical time is sure
+MOST = 1000  # that count of one shape
+VERSION: Literal[1] = 1
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class CalibrationRefusedError(ValueError):
+    """A calibration of another model, precision or device, or of another version."""
+
+
+class CalibrationKey(BaseModel, frozen=True, extra="forbid"):
+    """What times depend on. Two that differ in any field have nothing to say about each other."""
+
+    model: str  # its shape
+    precision: str  # dtype and quantization
+    device: str  # processor, instruction set and threads, or the GPU's name
+    engine: str = "native"  # whose passes these are
+
+    def differences(self, other: "CalibrationKey") -> list[str]:
+        """A line per field that differs, with both values."""
+        return [
+            f"{name} is {getattr(self, name)!r}, not {getattr(other, name)!r}"
+            for name in type(self).model_fields
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+class PassCost(BaseModel, frozen=True, extra="forbid"):
+    """A pass of the target without drafting: typical seconds of `count` steps."""
+
+    requests: int = Field(ge=1)
+    rows: int = Field(ge=1)
+    context_tokens: int = Field(ge=0)
+    seconds: _Seconds
+    count: int = Field(default=1, ge=1)
+
+    @property
+    def measured(self) -> MeasuredPass:
+        return MeasuredPass(self.requests, self.rows, self.context_tokens, self.seconds, min(self.count, FEW) / FEW)
+
+
+class DraftCost(BaseModel, frozen=True, extra="forbid"):
+    """Drafting for one step, all requests together."""
+
+    strategy: str
+    requests: int = Field(ge=1)
+    seconds: _Seconds
+    count: int = Field(default=1, ge=1)
+
+    @field_validator("strategy")
+    @classmethod
+    def _parses(cls, value: str) -> str:
+        Strategy.parse(value)
+        return value
+
+
+class Calibration(BaseModel, frozen=True, extra="forbid"):
+    """Everything that is kept between runs."""
+
+    version: Literal[1] = VERSION
+    key: CalibrationKey
+    passes: tuple[PassCost, ...] = ()
+    drafts: tuple[DraftCost, ...] = ()
+    fitted: Roofline | None = None  # None: to be fitted to the passes
+
+    @classmethod
+    def measured(
+        cls, key: CalibrationKey, passes: Iterable[PassCost], drafts: Iterable[DraftCost] = ()
+    ) -> "Calibration":
+        """With the roofline fitted to the passes, if there are any."""
+        passes = tuple(passes)
+        fitted = fit_roofline([one.measured for one in passes]) if passes else None
+        return cls(key=key, passes=passes, drafts=tuple(drafts), fitted=fitted)
+
+    def merged(self, other: "Calibration") -> "Calibration":
+        """Both, of one key: passes and drafts of the same shape as their mean by count, and fitted anew.
+
+        Raises CalibrationRefusedError for another key.
+        """
+        if differences := other.key.differences(self.key):
+            raise CalibrationRefusedError(f"calibrations of two engines: {'; '.join(differences)}")
+        passes: dict[tuple[int, int, int], PassCost] = {}
+        for one in (*self.passes, *other.passes):
+            # Contexts within a quarter of each other are of one shape.
+            shape = one.requests, one.rows, round(4 * math.log2(max(one.context_tokens, 1)))
+            before = passes.get(shape)
+            passes[shape] = one if before is None else one.model_copy(update=_mean(before, one))
+        drafts: dict[tuple[str, int], DraftCost] = {}
+        for draft in (*self.drafts, *other.drafts):
+            known = drafts.get((draft.strategy, draft.requests))
+            drafts[draft.strategy, draft.requests] = (
+                draft if known is None else draft.model_copy(update=_mean(known, draft))
+            )
+        return Calibration.measured(self.key, passes.values(), drafts.values())
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.new")
+        beside.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, key: CalibrationKey) -> "Calibration | None":
+        """That of `path`; None: there is none, or what lay there was damaged and is now beside it, as NAME.corrupt.
+
+        Raises CalibrationRefusedError for one of another key or version, and OSError for what cannot be read.
+        """
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            _set_aside(path)
+            return None
+        try:
+            version = json.loads(text)["version"]
+        except (ValueError, KeyError, TypeError):
+            _set_aside(path)
+            return None
+        if version != VERSION:
+            raise CalibrationRefusedError(
+                f"{path}: version is {version!r}, this program reads {VERSION}; remove the file or calibrate anew"
+            )
+        try:
+            found = cls.model_validate_json(text)
+        except ValidationError:
+            _set_aside(path)
+            return None
+        if differences := found.key.differences(key):
+            raise CalibrationRefusedError(f"{path}: a calibration of another engine: {'; '.join(differences)}")
+        return found
+
+
+def _mean(first: PassCost | DraftCost, second: PassCost | DraftCost) -> dict[str, float]:
+    """Seconds by count, and the count, which stays bounded so that a new run still says something."""
+    count = first.count + second.count
+    seconds = math.exp((math.log(first.seconds) * first.count + math.log(second.seconds) * second.count) / count)
+    return {"seconds": seconds, "count": min(count, MOST)}
+
+
+def _set_aside(path: Path) -> None:
+    path.replace(path.with_name(f"{path.name}.corrupt"))

@@ -1,0 +1,87 @@
+"""Seconds of one pass by a roofline, in seconds: bytes against arithmetic, and what every request costs besides.
+
+    memory  = fixed_s + context_s * context tokens          weights and launches; keys and values
+    compute = rows * (row_s + pair_s * context / requests)  products; attention
+    pass    = (memory^overlap + compute^overlap)^(1 / overlap) + request_s * requests
+
+EfficientRollout's eq. 2 is the limit overlap -> infinity, where one hides the other altogether; at 1 they add up. Owns
+the formula and its fit to measured passes; knows no device.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from policies.calibration.solve import FloatArray, fit_positive
+
+_SPREAD = 0.05  # relative deviation of a well measured pass from the formula
+# Where a fit begins and what holds it while little was measured, with standard deviations of the logarithms: a pass
+# whose arithmetic outweighs its weights from 16 rows on (processors 4 to 16, GPUs 100 and more).
+_ROWS, _REQUESTS, _CONTEXT = (16.0, 1.5), (100.0, 1.5), (20_000.0, 2.0)
+_OVERLAP = (1.5, 0.4)
+
+
+class Roofline(BaseModel, frozen=True, extra="forbid"):
+    """Costs of a pass. All are at least 0, `fixed_s` above."""
+
+    fixed_s: float = Field(gt=0)
+    context_s: float = Field(ge=0)
+    row_s: float = Field(ge=0)
+    pair_s: float = Field(default=0.0, ge=0)
+    request_s: float = Field(ge=0)
+    overlap: float = Field(default=1.0, ge=1)
+
+    def seconds(self, requests: int, rows: int, context_tokens: int) -> float:
+        """Of a pass of `rows` rows for `requests` >= 1 requests that know `context_tokens` together."""
+        memory = self.fixed_s + self.context_s * context_tokens
+        compute = rows * (self.row_s + self.pair_s * context_tokens / requests)
+        high, low = (memory, compute) if memory > compute else (compute, memory)
+        return float(high * (1 + (low / high) ** self.overlap) ** (1 / self.overlap) + self.request_s * requests)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPass:
+    """Typical seconds of passes of that shape, `sure` as many standard deviations of 5 %: 1 after a few."""
+
+    requests: int
+    rows: int
+    context_tokens: int
+    seconds: float
+    sure: float = 1.0
+
+
+def fit_roofline(passes: Sequence[MeasuredPass], pair_s: float = 0.0) -> Roofline:
+    """The roofline of least relative error; what the passes do not tell stays near a prior. Needs one pass at least."""
+    requests, rows, context, seconds, sure = (
+        np.array([getattr(one, name) for one in passes], float)
+        for name in ("requests", "rows", "context_tokens", "seconds", "sure")
+    )
+    logs, weights = np.log(seconds), sure / _SPREAD
+    least = float(seconds.min())
+    prior = np.log([least, least / _ROWS[0], least / _REQUESTS[0], least / _CONTEXT[0], _OVERLAP[0]])
+    spreads = np.array([1.0, _ROWS[1], _REQUESTS[1], _CONTEXT[1], _OVERLAP[1]])
+
+    def residuals(at: FloatArray) -> FloatArray:
+        fixed_s, row_s, request_s, context_s, overlap = np.exp(at)
+        overlap = max(overlap, 1.0)
+        memory = fixed_s + context_s * context
+        compute = rows * (row_s + pair_s * context / requests)
+        high, low = np.maximum(memory, compute), np.minimum(memory, compute)
+        found = np.log(high * (1 + (low / high) ** overlap) ** (1 / overlap) + request_s * requests)
+        # Prices are held in proportion to the whole pass: a slow machine is slow in all of them.
+        held = at - prior
+        held[1:4] -= held[0]
+        return np.concatenate(((found - logs) * weights, held / spreads))
+
+    fixed_s, row_s, request_s, context_s, overlap = (float(value) for value in np.exp(fit_positive(residuals, prior)))
+    return Roofline(
+        fixed_s=fixed_s,
+        context_s=context_s,
+        row_s=row_s,
+        pair_s=pair_s,
+        request_s=request_s,
+        overlap=max(overlap, 1.0) if math.isfinite(overlap) else 1.0,
+    )

@@ -1,0 +1,46 @@
+"""Small non-linear least squares over positive parameters. Knows no costs."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+_STEP = 1e-5  # of a logarithm, for differences
+_FAR = 3.0  # residuals beyond so many standard deviations count for less, without bound
+
+
+def fit_positive(residuals: Callable[[FloatArray], FloatArray], start: FloatArray, rounds: int = 40) -> FloatArray:
+    """Logarithms [P] that make residuals(logarithms) [M] small: Levenberg-Marquardt, with Cauchy's weights beyond 3.
+
+    Residuals are in standard deviations; those that hold parameters near a prior belong among them.
+    """
+    at, damping = start.astype(float), 1e-2
+    found = residuals(at)
+    loss = _loss(found)
+    for _ in range(rounds):
+        jacobian = np.empty((len(found), len(at)))
+        for column in range(len(at)):
+            moved = at.copy()
+            moved[column] += _STEP
+            jacobian[:, column] = (residuals(moved) - found) / _STEP
+        weights = 1 / (1 + (found / _FAR) ** 2)
+        normal, slope = jacobian.T @ (jacobian * weights[:, None]), jacobian.T @ (found * weights)
+        better = False
+        for _ in range(8):
+            step = -np.linalg.solve(normal + np.diag(damping * (np.diag(normal) + 1e-9)), slope)
+            tried = at + np.clip(step, -2.0, 2.0)
+            there = residuals(tried)
+            lower = _loss(there)
+            if lower < loss:
+                better = loss - lower > 1e-7 * (1 + loss)
+                at, found, loss, damping = tried, there, lower, damping / 5
+                break
+            damping = min(damping * 5, 1e9)
+        if not better:
+            return at
+    return at
+
+
+def _loss(residuals: FloatArray) -> float:
+    return float(np.log1p((residuals / _FAR) ** 2).sum()) * _FAR**2
