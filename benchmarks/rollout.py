@@ -7,16 +7,27 @@ natural lengths. A case is a number of requests submitted together, decoded unti
 speed-up is the mean time of the two plain runs around a contender's run over its own, and medians are reported. Every
 run must draw the tokens of the first.
 
-Drafters know one earlier epoch of the same prompts (other noise), as in RL, and the chooser has decoded
-`--learning-runs` runs of this size, well under a second each; "cold" ones know nothing. A "hostile" drafter is wrong at
-every token. The bound is that of `tools/bound.py`. Cases are merged into the record one by one, so that a run may cover
-some of them; a record is of one machine.
+adaptive             drafters know one earlier epoch of the same prompts (other noise), as in RL, and the chooser has
+                     decoded `--learning-runs` runs of this size
+cold                 the same drafters, a fresh chooser with a calibration: a worker that has just started
+cold, no history     a fresh chooser and drafters that know nothing: the first RL step, with a calibration
+cold, uncalibrated   the first RL step of a user who never ran `paceline calibrate`
+hostile              drafters that are wrong at every token; "cold": a fresh chooser that believes in them
+
+`first`: adaptive and cold decode on to `--first-seconds` of engine time. The tokens that adaptive has written by then
+are the work; compared is how long either needs for as many tokens, from its first step on.
+
+The bound is that of `tools/bound.py`: no contender of the case can exceed it. Cases are merged into the record one by
+one, so that a run may cover some of them; a record is of one machine. `--before`: the record that an older checkout
+made on this machine; its adaptive column stands beside ours.
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any
@@ -25,16 +36,16 @@ import torch
 
 from benchmarks.harness import RESULTS, command, interval, load
 from benchmarks.tools import rollouts
-from benchmarks.tools.bound import PassCost, bound_s, interpolated
+from benchmarks.tools.bound import bound_s
 from benchmarks.tools.contenders import FIXED, FIXED_EAGLE, Contender, adaptive, fixed, hostile
-from benchmarks.tools.passes import pass_seconds
 from benchmarks.tools.rollout_report import merge, plot, table
 from benchmarks.tools.rollouts import MEASURED_EPOCH, WARMUP_EPOCH, History, Run, decode, engine_options, waves
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import PLAIN
 
-ALWAYS = 4  # contenders that no time limit leaves out: adaptive, hostile and both cold
+ALWAYS = 6  # contenders that no time limit leaves out: all that choose
+PAUSE_S = 0.02  # between runs: what the last one left behind comes to an end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +60,11 @@ class Options:
     learning_runs: Annotated[int, "runs in which the chooser learns, not counted"] = 4
     seconds: Annotated[float, "of a plain run, at least"] = 0.4
     min_requests: Annotated[int, "in a run, at least"] = 8
-    case_seconds: Annotated[float, "leave out fixed contenders beyond it"] = 25.0
+    case_seconds: Annotated[float, "leave out fixed contenders beyond it"] = 12.0
+    first_seconds: Annotated[float, "in which cold is compared with adaptive; 0: not at all"] = 2.0
+    first_repeats: int = 2
     threads: int = 2
+    before: Annotated[Path | None, "an older checkout's record, for a column beside ours"] = None
     out: Path = RESULTS / "rollout.json"
 
 
@@ -58,7 +72,7 @@ class Case:
     """One target at one number of requests: its runs, interleaved."""
 
     def __init__(self, target: Target, task: Task, history: History, batch: int, options: Options) -> None:
-        self.target, self.history, self.batch = target, history, batch
+        self.target, self.history, self.batch, self._task = target, history, batch, task
         once = decode(target, waves(task, 1, batch, WARMUP_EPOCH))
         needed = max(options.seconds / once.seconds, options.min_requests / batch)
         self.count = max(1, min(round(needed), len(task.prompts)))
@@ -74,47 +88,56 @@ class Case:
         return next(token for token in range(self.target.model.config.vocab_size + 1) if token not in used)
 
     def run(self, contender: Contender, warmup: bool = False) -> Run:
-        if contender.name not in self._policies or not contender.learns:
-            self._policies[contender.name] = contender.policy()
-        run = decode(
-            self.target,
-            self.warmup_waves if warmup else self.waves,
-            policy=self._policies[contender.name],
-            drafters=contender.drafters(self.engine),
-            history=self.history if contender.knows_history else None,
-        )
+        run = self._decode(contender, self.warmup_waves if warmup else self.waves)
         if not warmup:
             rollouts.require_same(self.reference, run, f"{contender.name} at {self.batch} requests")
         return run
 
     def off(self) -> Run:
         """Plain decoding: no drafters, no policy."""
+        time.sleep(PAUSE_S)
         run = decode(self.target, self.waves)
         rollouts.require_same(self.reference, run, f"off at {self.batch} requests")
         return run
 
+    def long_pair(self, first: Contender, second: Contender, count: int) -> tuple[Run, Run]:
+        """Both on the same `count` waves, one after the other."""
+        together = waves(self._task, count, self.batch, MEASURED_EPOCH)
+        runs = self._decode(first, together), self._decode(second, together)
+        rollouts.require_same(*runs, f"{second.name} at {self.batch} requests, {count} waves")
+        return runs
 
-def measure(
-    case: Case, contenders: Sequence[Contender], pass_cost: PassCost, *, repeats: int, learning_runs: int
-) -> dict[str, Any]:
+    def _decode(self, contender: Contender, together: Sequence[Sequence[Any]]) -> Run:
+        if contender.name not in self._policies or not contender.learns:
+            self._policies[contender.name] = contender.policy()
+        time.sleep(PAUSE_S)
+        return decode(
+            self.target,
+            together,
+            policy=self._policies[contender.name],
+            drafters=contender.drafters(self.engine),
+            history=self.history if contender.knows_history else None,
+        )
+
+
+def measure(case: Case, contenders: Sequence[Contender], *, repeats: int, learning_runs: int) -> dict[str, Any]:
     """All runs of a case, as a row of the record."""
     for contender in contenders:
         if contender.learns:
             for _ in range(learning_runs):
                 case.run(contender, warmup=True)
     off = [case.off()]
-    runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
+    turns: list[dict[str, Run]] = []
     for _ in range(repeats):
-        for contender in contenders:
-            runs[contender.name].append(case.run(contender))
+        turns.append({contender.name: case.run(contender) for contender in contenders})
         off.append(case.off())
     around_s = [fmean((before.seconds, after.seconds)) for before, after in pairwise(off)]
-    found = {name: summary(of, around_s) for name, of in runs.items()}
-    steps = [step for of in runs.values() for run in of for step in run.steps]
-    off_steps = [step for run in off for step in run.steps]
-    off_s = sum(run.seconds for run in off)
-    outside_s = off_s - sum(step.elapsed_s for step in off_steps)
-    bound = off_s / (bound_s(off_steps, steps, pass_cost) + outside_s)
+    found = {of.name: summary([turn[of.name] for turn in turns], around_s) for of in contenders}
+    bounds = [
+        bound_s([(run.seconds, run.steps) for run in (*turn.values(), *plain)])
+        for turn, plain in zip(turns, pairwise(off), strict=True)
+    ]
+    of_bound = [bound / turn["adaptive"].seconds for bound, turn in zip(bounds, turns, strict=True)]
     return {
         "target": case.target.size,
         "dtype": case.target.dtype,
@@ -125,8 +148,8 @@ def measure(
         "off_tokens_per_s": round(case.reference.tokens / median(run.seconds for run in off), 1),
         "off_spread": round(max(r.seconds for r in off) / min(r.seconds for r in off), 3),
         "contenders": found,
-        "bound_speedup": round(bound, 3),
-        "adaptive_of_bound": round(found["adaptive"]["speedup"] / bound, 3),
+        "bound_speedup": round(median(at / bound for at, bound in zip(around_s, bounds, strict=True)), 3),
+        "adaptive_of_bound": round(median(of_bound), 3),
     }
 
 
@@ -148,18 +171,55 @@ def summary(runs: Sequence[Run], around_s: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def measure_first(case: Case, warm: Contender, cold: Contender, seconds: float, repeats: int) -> dict[str, Any]:
+    """The two in their first `seconds`; `warm` has learnt already. See the module docstring."""
+    usual = case.run(warm)
+    count = max(1, ceil(1.1 * seconds / usual.seconds * case.count))
+    shares, compared = [], []
+    for turn in range(repeats):
+        pair = (warm, cold) if turn % 2 == 0 else (cold, warm)
+        runs = dict(zip(pair, case.long_pair(*pair, count), strict=True))
+        share, warm_s = share_of_first(runs[warm], runs[cold], seconds)
+        shares.append(share)
+        compared.append(warm_s)
+    return {
+        "cold_of_adaptive": round(median(shares), 3),
+        "shares": [round(value, 3) for value in shares],
+        "seconds": round(median(compared), 2),
+    }
+
+
+def share_of_first(warm: Run, cold: Run, seconds: float) -> tuple[float, float]:
+    """(Speed of `cold` over that of `warm` for the tokens that `warm` writes in its first `seconds`, what it took)."""
+    tokens = 0
+    for step in warm.steps:
+        tokens += step.emitted
+        warm_s = step.at_s + step.elapsed_s - warm.steps[0].at_s
+        if warm_s >= seconds:
+            break
+    written = 0
+    for step in cold.steps:
+        written += step.emitted
+        if written >= tokens:
+            break
+    cold_s = step.at_s + step.elapsed_s - cold.steps[0].at_s
+    return warm_s / cold_s, warm_s
+
+
 def contenders_for(case: Case, eagle: str | None, options: Options) -> tuple[list[Contender], list[str]]:
     """Those that fit the time of a case, the most telling first; and the names of those that do not."""
     target, token = case.target, case.unused_token()
     free = [
         adaptive(target, eagle=eagle),
         hostile(token),
-        adaptive(target, "adaptive, cold", eagle=eagle, cold=True),
-        hostile(token, cold=True),
+        adaptive(target, "cold", eagle=eagle, learnt=False),
+        adaptive(target, "cold, no history", eagle=eagle, history=False, learnt=False),
+        adaptive(target, "cold, uncalibrated", eagle=eagle, history=False, learnt=False),
+        hostile(token, learnt=False),
     ]
     plain = Contender("off, policy asked", lambda: FixedPolicy(PLAIN), adaptive(target, eagle=eagle).drafters)
     strategies = [*options.fixed, *(FIXED_EAGLE if eagle is not None else ())]
-    everyone = [*free, plain, *(fixed(target, text, eagle) for text in strategies)]
+    everyone = [*free, *(fixed(target, text, eagle) for text in strategies), plain]
     fitting = int(options.case_seconds / (case.reference.seconds * (options.repeats + 0.5)))
     kept = max(ALWAYS, fitting)
     return everyone[:kept], [contender.name for contender in everyone[kept:]]
@@ -171,11 +231,15 @@ def measure_target(demo: Path, size: str, dtype: str, task: Task, history: Histo
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(size)
     trained = "warm start" if demo.parent.name == "warm_starts" else "after RL"
     for batch in options.batches:
+        begin_s = time.monotonic()
         case = Case(target, task, history, batch, options)
         contenders, left_out = contenders_for(case, eagle, options)
-        pass_cost = interpolated({2**i: pass_seconds(target, 2**i) for i in range(batch.bit_length())})
-        row = measure(case, contenders, pass_cost, repeats=options.repeats, learning_runs=options.learning_runs)
+        row = measure(case, contenders, repeats=options.repeats, learning_runs=options.learning_runs)
+        if options.first_seconds:
+            warm, cold = (next(of for of in contenders if of.name == name) for name in ("adaptive", "cold"))
+            row["first"] = measure_first(case, warm, cold, options.first_seconds, options.first_repeats)
         row |= {"parameters": target.parameters, "eagle": eagle is not None, "left_out": left_out}
+        row["measured_in_s"] = round(time.monotonic() - begin_s, 1)
         print(line(row), flush=True)
         question = "what does speculation give a rollout, beside the same engine decoding plainly?"
         merge(options.out, row, question, {"threads": options.threads, "demo": trained})
@@ -185,7 +249,9 @@ def line(row: dict[str, Any]) -> str:
     speeds = "  ".join(f"{name} {found['speedup']:.2f}" for name, found in row["contenders"].items())
     return (
         f"{row['target']:>5} {row['dtype']:>8} {row['requests']:4d} requests, off {row['off_tokens_per_s']:8,.0f}/s: "
-        f"{speeds}  bound {row['bound_speedup']:.2f}  adaptive/bound {row['adaptive_of_bound']:.2f}"
+        f"{speeds}  bound {row['bound_speedup']:.2f}  adaptive/bound {row['adaptive_of_bound']:.2f}  "
+        f"cold/adaptive {row['first']['cold_of_adaptive'] if 'first' in row else float('nan'):.2f} in the first seconds"
+        f" ({row['measured_in_s']:.0f} s)"
     )
 
 
@@ -199,7 +265,7 @@ def main(options: Options) -> None:
             measure_target(demo, size, dtype, task, history, options)
     record = load(options.out)
     plot(record, options.out.with_suffix(".svg"))
-    print(table(record))
+    print(table(record, load(options.before) if options.before else None))
 
 
 if __name__ == "__main__":

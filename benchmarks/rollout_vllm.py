@@ -12,10 +12,10 @@ paceline     Paceline on vLLM with default options: policy and drafters that kno
 native       Paceline's own engine, likewise
 
 Rounds are interleaved: plain, every contender, plain, every contender, ..., plain; a speed-up is the mean time of the
-two plain runs around a contender's run over its own; medians are reported. The bound is that of `tools/bound.py` with
-vLLM's passes as measured in the same run, over every step that Paceline made on vLLM and over fixed strategies, whose
-acceptance and drafting time come from the native engine. A slow model's lengths are cut so that a wave ends in time;
-the record says where. A record is of one machine.
+two plain runs around a contender's run over its own; medians are reported. The bound is the estimate of
+`tools/bound.py` with vLLM's passes as measured in the same run, over every step that Paceline made on vLLM and over
+fixed strategies, whose acceptance and drafting time come from the native engine. A slow model's lengths are cut so that
+a wave ends in time; the record says where. A record is of one machine.
 """
 
 import shutil
@@ -36,7 +36,7 @@ from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.types import SamplingParams
 from benchmarks.harness import RESULTS, ROOT, command, interval, write
 from benchmarks.tools import rollouts
-from benchmarks.tools.bound import PassCost, bound_s, bucket, interpolated
+from benchmarks.tools.bound import PassCost, bucket, estimate_s, interpolated
 from benchmarks.tools.peers import Peer
 from benchmarks.tools.rollouts import History
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
@@ -204,7 +204,7 @@ class Cell:
         off_steps = [step for run in off for step in steps_of(run)]
         off_s = sum(run["seconds"] for run in off)
         outside_s = off_s - sum(step.elapsed_s for step in off_steps)
-        bound = off_s / (bound_s(off_steps, [*tried, *fixed], cost) + outside_s)
+        bound = off_s / (estimate_s(off_steps, [*tried, *fixed], cost) + outside_s)
         kept = {name: found[name]["speedup"] for name in self._built_ins() if name not in left_out}
         best = max(kept, key=lambda name: kept[name])
         case = self.case(LEARNING_EPOCH)

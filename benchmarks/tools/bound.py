@@ -1,13 +1,24 @@
-"""How fast a rollout could be: pass cost, draft cost and acceptance of one run, put together without any choosing.
+"""How fast a rollout could be at best, in hindsight, and what another engine's passes would make of one.
 
-Pure functions over step records. For every number of running requests the bound takes the strategy that is best in
-hindsight, and charges each of its steps what a plain step costs beside its forward (scheduling, bookkeeping), the
-measured forward of so many rows, and its measured drafting: exploration, a wrong choice and every other cost of
-speculation count against what is compared with it.
+Pure functions over step records.
+
+`bound_s` is a bound by construction. A run is so many tokens at every `bucket` of running requests, each at so many
+seconds; the bound charges, for every bucket, the fewest seconds per token at which *any* run of the same turn wrote
+tokens there, be it by one of its strategies or by its own mixture of them, with the passes, drafts and acceptance of
+that very run. Drafts also decide how many tokens are left for small batches (a request that is guessed well ends
+early), so the bound takes the run whose distribution comes out cheapest. No run of the turn can be faster: at its own
+distribution the bound charges it no more than what it took. It needs no cost that was measured apart (which made the
+older estimate smaller than what was reached: other passes, on a machine at another speed, and no switching within a
+bucket). It errs upwards: the luckiest of several noisy figures counts, as far as it is of MIN_STEPS steps.
+
+`estimate_s` is that older one: every step costs what a plain one costs beside its forward, a forward measured apart,
+and its own drafting. Runs can exceed it. It is for engines whose drafts were made elsewhere
+(`benchmarks.rollout_vllm`).
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from actors.engine.batch.telemetry import EngineStepRecord
@@ -19,6 +30,60 @@ PassCost = Callable[[int, int], float]  # running requests, rows of all -> secon
 def bucket(running: int) -> int:
     """1, 2, 4, 8, ...: the power of two from which on `running` counts."""
     return 1 << (running.bit_length() - 1)
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a run did at one bucket, or by one strategy there."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, step: EngineStepRecord) -> None:
+        self.steps += 1
+        self.tokens += step.emitted
+        self.seconds += step.elapsed_s
+
+    @property
+    def token_s(self) -> float:
+        return self.seconds / self.tokens
+
+
+@dataclass(slots=True)
+class _Split:
+    """A run by bucket, and what no choice of strategies changes: prompts, and what happens between its steps."""
+
+    other_s: float
+    shares: dict[int, _Share] = field(default_factory=lambda: defaultdict(_Share))
+    by_strategy: dict[tuple[int, str], _Share] = field(default_factory=lambda: defaultdict(_Share))
+
+
+def _split(seconds: float, steps: Sequence[EngineStepRecord]) -> _Split:
+    found = _Split(seconds)
+    for step in steps:
+        if not step.prefill_tokens and step.emitted:
+            size = bucket(step.running)
+            found.shares[size].add(step)
+            found.by_strategy[size, str(step.strategy)].add(step)
+            found.other_s -= step.elapsed_s
+    return found
+
+
+def bound_s(runs: Sequence[tuple[float, Sequence[EngineStepRecord]]]) -> float:
+    """Seconds of which no run has fewer; of each its seconds and its steps. All runs write the same tokens."""
+    splits = [_split(*run) for run in runs]
+    least: dict[int, float] = {}  # seconds per token by bucket, over all runs
+    for split in splits:
+        everything = [*split.shares.items(), *((size, share) for (size, _), share in split.by_strategy.items())]
+        for size, share in everything:
+            if share.steps >= MIN_STEPS:
+                least[size] = min(least.get(size, share.token_s), share.token_s)
+    return min(
+        split.other_s
+        + sum(share.tokens * min(least.get(size, share.token_s), share.token_s) for size, share in split.shares.items())
+        for split in splits
+    )
 
 
 def interpolated(seconds: Mapping[int, Mapping[int, float]]) -> PassCost:
@@ -36,8 +101,8 @@ def interpolated(seconds: Mapping[int, Mapping[int, float]]) -> PassCost:
     return cost
 
 
-def bound_s(off: Sequence[EngineStepRecord], others: Sequence[EngineStepRecord], pass_cost: PassCost) -> float:
-    """Seconds in which the tokens of `off`, plain decoding of the whole case, could have come at best.
+def estimate_s(off: Sequence[EngineStepRecord], others: Sequence[EngineStepRecord], pass_cost: PassCost) -> float:
+    """Seconds in which the tokens of `off`, plain decoding of the whole case, could have come.
 
     others: steps of the same case under any strategies. Steps with prompt chunks stay as they are.
     """

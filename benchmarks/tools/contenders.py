@@ -76,9 +76,10 @@ def adaptive(
     eagle: str | None = None,
     strategies: Sequence[str] | None = None,
     max_running: int | None = None,
-    cold: bool = False,
+    history: bool = True,
+    learnt: bool = True,
 ) -> Contender:
-    """The default policy. cold: as in the first RL step, with a chooser and drafters that have seen nothing."""
+    """The default policy. `history`: drafters know an earlier epoch; `learnt`: the chooser has decoded before."""
     options = SpeculationOptions(
         eagle=EagleOptions(path=eagle), strategies=None if strategies is None else tuple(strategies)
     )
@@ -89,17 +90,17 @@ def adaptive(
         name,
         lambda: build_policy(options, names),
         lambda engine: build_drafters(options, target.model, engine),
-        knows_history=not cold,
-        learns=not cold,
+        knows_history=history,
+        learns=learnt,
     )
 
 
-def hostile(token: int, names: Sequence[str] = ("ngram", "suffix"), *, cold: bool = False) -> Contender:
+def hostile(token: int, names: Sequence[str] = ("ngram", "suffix"), *, learnt: bool = True) -> Contender:
     """The default policy over drafters that are always wrong."""
     return Contender(
-        "hostile, cold" if cold else "hostile",
+        "hostile" if learnt else "hostile, cold",
         lambda: build_policy(SpeculationOptions(), names),
         lambda engine: {name: WrongDrafter(name, token) for name in names},
         knows_history=False,
-        learns=not cold,
+        learns=learnt,
     )

@@ -1,13 +1,17 @@
 """The record of `benchmarks.rollout`: kept, tabulated, drawn. Measures nothing."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.figures import Line, Panel, draw
 from benchmarks.harness import load, machine, markdown, write
 
 Record = dict[str, Any]
-_NOT_FIXED = ("adaptive", "hostile", "off")
+_NOT_FIXED = ("adaptive", "cold", "hostile", "off")
+_CHOOSING = ("cold", "cold, no history", "cold, uncalibrated", "hostile", "hostile, cold")
+LEAST_COLD, LEAST_OF_OFF = 0.90, 0.97  # the goals
 
 
 def merge(path: Path, row: Record, question: str, settings: Record) -> None:
@@ -39,41 +43,65 @@ def best_fixed(case: Record) -> tuple[str, float] | None:
     return max(speedups.items(), key=lambda item: item[1]) if speedups else None
 
 
-def table(record: Record) -> str:
-    """Markdown: a line per case."""
+def table(record: Record, before: Record | None = None) -> str:
+    """Markdown: a line per case. `before`: an older checkout's record, for what adaptive was."""
+    older = {_key(case): case["contenders"]["adaptive"]["speedup"] for case in (before or {"cases": []})["cases"]}
     head = "target | requests | off tokens/s | adaptive | accept length | bound | adaptive / bound | best fixed | "
-    head += "adaptive, cold | hostile | hostile, cold"
+    head += "cold / adaptive, first 2 s | " + " | ".join(_CHOOSING) + (" | adaptive before" if older else "")
     lines = []
     for case in record["cases"]:
         found, best = case["contenders"], best_fixed(case)
-        others = (found[name]["speedup"] for name in ("adaptive, cold", "hostile", "hostile, cold"))
-        lines.append(
-            f"{case['target']} {case['dtype']} | {case['requests']} | {case['off_tokens_per_s']:,.0f} | "
-            f"**{found['adaptive']['speedup']:.2f}x** | {found['adaptive']['accept_length']:.2f} | "
-            f"{case['bound_speedup']:.2f}x | {case['adaptive_of_bound']:.2f} | "
-            f"{f'{best[1]:.2f}x {best[0]}' if best else ''} | {' | '.join(f'{value:.2f}x' for value in others)}"
-        )
-    return "\n".join([markdown(head, lines), "", *verdicts(record)])
+        first = f"{case['first']['cold_of_adaptive']:.2f}" if "first" in case else ""
+        cells = [
+            f"{case['target']} {case['dtype']}",
+            case["requests"],
+            f"{case['off_tokens_per_s']:,.0f}",
+            f"**{found['adaptive']['speedup']:.2f}x**",
+            f"{found['adaptive']['accept_length']:.2f}",
+            f"{case['bound_speedup']:.2f}x",
+            f"{case['adaptive_of_bound']:.2f}",
+            f"{best[1]:.2f}x {best[0]}" if best else "",
+            first,
+            *(f"{found[name]['speedup']:.2f}x" if name in found else "" for name in _CHOOSING),
+        ]
+        lines.append(cells + ([f"{older[_key(case)]:.2f}x" if _key(case) in older else ""] if older else []))
+    return "\n".join([markdown(head, lines), "", *verdicts(record, older)])
 
 
-def verdicts(record: Record) -> list[str]:
-    """The figures that the goals are about, over all cases of the record."""
+def verdicts(record: Record, older: Mapping[tuple[int, str, int], float]) -> list[str]:
+    """The figures that the goals are about, over all cases of the record. older: adaptive's speed-up before."""
     cases = record["cases"]
 
     def where(case: Record) -> str:
         return f"{case['target']} {case['dtype']} at {case['requests']}"
 
     of_bound = min(cases, key=lambda case: case["adaptive_of_bound"])
-    slowest = min(
-        (found["speedup"], name, where(case))
+    found = [f"Smallest share of the bound: {of_bound['adaptive_of_bound']:.0%} ({where(of_bound)} requests)."]
+    if first := [(case["first"]["cold_of_adaptive"], where(case)) for case in cases if "first" in case]:
+        found.append(
+            f"Cold over adaptive in the first seconds: at least {LEAST_COLD:.2f} in "
+            f"{sum(share >= LEAST_COLD for share, _ in first)} of {len(first)} cases; smallest: {min(first)[0]:.2f} "
+            f"({min(first)[1]} requests)."
+        )
+    for name in ("adaptive", *_CHOOSING):
+        if of := [(case["contenders"][name]["speedup"], where(case)) for case in cases if name in case["contenders"]]:
+            found.append(
+                f"{name[0].upper()}{name[1:]} against off: at least {LEAST_OF_OFF:.2f}x in "
+                f"{sum(speedup >= LEAST_OF_OFF for speedup, _ in of)} of {len(of)} cases; slowest: {min(of)[0]:.2f}x "
+                f"({min(of)[1]} requests)."
+            )
+    both = [
+        (case["contenders"]["adaptive"]["speedup"] / older[_key(case)], where(case))
         for case in cases
-        for name, found in case["contenders"].items()
-        if name.startswith(("adaptive", "hostile"))
-    )
-    return [
-        f"Smallest share of the bound: {of_bound['adaptive_of_bound']:.0%} ({where(of_bound)} requests).",
-        f"Slowest against off: {slowest[0]:.2f}x ({slowest[1]}, {slowest[2]} requests).",
+        if _key(case) in older
     ]
+    if both:
+        found.append(
+            f"Adaptive over what it was before: at least {LEAST_OF_OFF:.2f} in "
+            f"{sum(ratio >= LEAST_OF_OFF for ratio, _ in both)} of {len(both)} cases; smallest {min(both)[0]:.2f} "
+            f"({min(both)[1]} requests), median {median(ratio for ratio, _ in both):.2f}."
+        )
+    return [f"- {line}" for line in found]
 
 
 def plot(record: Record, path: Path) -> None:
@@ -91,7 +119,7 @@ def plot(record: Record, path: Path) -> None:
 def _lines(cases: list[Record]) -> list[Line]:
     lines = [Line("bound", [(case["requests"], case["bound_speedup"]) for case in cases], "--")]
     for name in dict.fromkeys(name for case in cases for name in case["contenders"]):
-        if name not in ("hostile, cold", "off, policy asked"):
+        if name not in ("hostile, cold", "cold, uncalibrated", "off, policy asked"):
             points = [(c["requests"], c["contenders"][name]["speedup"]) for c in cases if name in c["contenders"]]
             lines.append(Line(name, points))
     return lines

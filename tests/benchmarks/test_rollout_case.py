@@ -7,9 +7,7 @@ import pytest
 
 from benchmarks import rollout
 from benchmarks.tools import rollouts
-from benchmarks.tools.bound import interpolated
 from benchmarks.tools.contenders import adaptive, fixed, hostile
-from benchmarks.tools.passes import pass_seconds
 from benchmarks.tools.targets import Target, Task
 from experiments import switching
 from models.checkpoint import init_model, parameter_count
@@ -55,19 +53,24 @@ def test_a_case_with_every_kind_of_contender(target: Target, task: Task) -> None
     assert [contender.name for contender in contenders] == [
         "adaptive",
         "hostile",
-        "adaptive, cold",
+        "cold",
+        "cold, no history",
+        "cold, uncalibrated",
         "hostile, cold",
-        "off, policy asked",
         "suffix:4",
+        "off, policy asked",
     ]
     assert left_out == []
-    pass_cost = interpolated({size: pass_seconds(target, size, repeats=1) for size in (1, 2)})
-    row = rollout.measure(case, contenders, pass_cost, repeats=2, learning_runs=1)
+    row = rollout.measure(case, contenders, repeats=2, learning_runs=1)
     assert (row["requests"], row["tokens"]) == (2, case.reference.tokens)
     assert row["contenders"]["hostile"]["accept_length"] in (0.0, 1.0)  # 0: it never drafted
     assert row["contenders"]["suffix:4"]["accept_length"] > 1.0
     assert row["contenders"]["off, policy asked"]["steps"] == {"plain": 1.0}
-    assert row["bound_speedup"] > 0.5
+    assert all(found["speedup"] <= row["bound_speedup"] for found in row["contenders"].values())
+    assert 0 < row["adaptive_of_bound"] <= 1
+    first = rollout.measure_first(case, contenders[0], contenders[2], seconds=0.05, repeats=2)
+    assert first["cold_of_adaptive"] > 0
+    assert first["seconds"] > 0
 
 
 def test_no_time_leaves_the_fixed_contenders_out_and_says_so(target: Target, task: Task) -> None:
@@ -75,7 +78,7 @@ def test_no_time_leaves_the_fixed_contenders_out_and_says_so(target: Target, tas
     case = rollout.Case(target, task, ([], []), 1, options)
     contenders, left_out = rollout.contenders_for(case, None, options)
     assert len(contenders) == rollout.ALWAYS
-    assert left_out == ["off, policy asked", "suffix:4", "ngram:4"]
+    assert left_out == ["suffix:4", "ngram:4", "off, policy asked"]
 
 
 def test_other_tokens_end_the_benchmark(target: Target, task: Task) -> None:
@@ -122,7 +125,7 @@ def test_a_switching_run_is_measured(target: Target, task: Task) -> None:
 
 
 def test_adaptive_contenders_are_warm_and_cold(target: Target) -> None:
-    warm, cold = adaptive(target), adaptive(target, "cold", cold=True)
+    warm, cold = adaptive(target), adaptive(target, "cold", history=False, learnt=False)
     assert (warm.knows_history, warm.learns) == (True, True)
     assert (cold.knows_history, cold.learns) == (False, False)
     assert set(cold.drafters(rollouts.engine_options(1))) == {"ngram", "suffix"}

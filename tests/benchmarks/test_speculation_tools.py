@@ -1,15 +1,19 @@
 """The tools of the speculation benchmarks: bounds worked out by hand, requests, switches, records, tables, charts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.engine.batch.telemetry import EngineStepRecord
+from benchmarks.rollout import share_of_first
 from benchmarks.tools import rollout_report, rollouts
-from benchmarks.tools.bound import MIN_STEPS, bound_s, bucket, interpolated
+from benchmarks.tools.bound import MIN_STEPS, bound_s, bucket, estimate_s, interpolated
 from benchmarks.tools.contenders import WrongDrafter
 from benchmarks.tools.targets import Task
 from drafter.protocol import BatchView
@@ -52,7 +56,7 @@ def test_pass_costs_are_linear_between_rows_and_beyond() -> None:
     assert [bucket(running) for running in (1, 2, 3, 4, 127, 128)] == [1, 2, 2, 4, 64, 128]
 
 
-def test_the_bound_takes_the_best_strategy_of_each_batch_size_at_its_bare_cost() -> None:
+def test_the_estimate_takes_the_best_strategy_of_each_batch_size_at_its_bare_cost() -> None:
     # 10 plain steps of 1 s at one request: 0.6 s forward, 0.4 s beside it. 4 at two requests. One with a prompt: 3 s.
     off = (
         [step() for _ in range(10)] + [step(running=2, emitted=2) for _ in range(4)] + [step(prefill=8, elapsed_s=3.0)]
@@ -61,15 +65,88 @@ def test_the_bound_takes_the_best_strategy_of_each_batch_size_at_its_bare_cost()
     # 3 tokens for 0.4 + 1.0 + 0.1 s at one request: 0.5 s per token. At two requests a loss: 4 tokens for 0.2 + 2.4 s.
     tried = [step("suffix:4", drafted=4, emitted=3, elapsed_s=2.0, draft_s=0.1)] * MIN_STEPS
     tried += [step("suffix:4", 2, drafted=8, emitted=4, elapsed_s=3.0)] * MIN_STEPS
-    assert bound_s(off, tried, cost) == pytest.approx(10 * 0.5 + 4 * 1.0 + 3.0)
+    assert estimate_s(off, tried, cost) == pytest.approx(10 * 0.5 + 4 * 1.0 + 3.0)
     # Too few steps say nothing, and steps of the plain arm are no news.
-    assert bound_s(off, tried[: MIN_STEPS - 1] + [step()] * 99, cost) == pytest.approx(10 + 4 + 3)
+    assert estimate_s(off, tried[: MIN_STEPS - 1] + [step()] * 99, cost) == pytest.approx(10 + 4 + 3)
 
 
-def test_the_bound_is_never_above_what_was_measured() -> None:
+def test_the_estimate_is_never_above_what_was_measured() -> None:
     off = [step() for _ in range(4)]
     tried = [step("suffix:4", drafted=4, emitted=5, elapsed_s=1.0)] * MIN_STEPS
-    assert bound_s(off, tried, lambda running, rows: 0.5 * rows) == pytest.approx(4 * 0.2)
+    assert estimate_s(off, tried, lambda running, rows: 0.5 * rows) == pytest.approx(4 * 0.2)
+
+
+Steps = list[EngineStepRecord]
+
+
+def timed(steps: Steps, other_s: float = 0.0) -> tuple[float, Steps]:
+    return sum(step.elapsed_s for step in steps) + other_s, steps
+
+
+def test_the_bound_takes_the_fewest_seconds_per_token_of_any_run_at_each_batch_size() -> None:
+    # Ten tokens at one request, four at two; one step with a prompt.
+    prompt = step(prefill=8, elapsed_s=3.0)
+    off = timed([*(step() for _ in range(40)), *(step(running=2, emitted=2) for _ in range(20)), prompt], other_s=0.5)
+    # At one request 2 tokens a second, at two 1: half of what plain decoding has there.
+    fixed = [step("suffix:4", drafted=4, emitted=2) for _ in range(20)]
+    fixed += [step("suffix:4", 2, drafted=8, emitted=4, elapsed_s=4.0) for _ in range(20)]
+    assert bound_s([off, timed([*fixed, prompt], 0.5)]) == pytest.approx(0.5 + 3 + 40 * 0.5 + 40 * 0.5)
+
+
+def test_a_strategy_of_a_run_that_also_tried_others_counts_by_itself() -> None:
+    off = timed([step() for _ in range(60)])
+    good = [step("suffix:4", drafted=4, emitted=4) for _ in range(MIN_STEPS)]
+    chooser = timed([*good, *(step("ngram:4", drafted=4, emitted=1, elapsed_s=3.0) for _ in range(20))])
+    tokens = 4 * MIN_STEPS + 20
+    assert bound_s([off, chooser]) == pytest.approx(min(60, tokens) * 0.25)
+
+
+def test_few_steps_say_nothing_about_other_runs() -> None:
+    lucky = timed([step("suffix:4", drafted=4, emitted=5), *(step(elapsed_s=2.0) for _ in range(55))])
+    assert bound_s([timed([step() for _ in range(60)]), lucky]) == pytest.approx(60)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[tuple[float, Steps]]:
+    """Runs of any strategies at any batch sizes, that each write the same tokens."""
+
+    def one() -> tuple[float, Steps]:
+        steps: Steps = []
+        left = 120
+        while left > 0:
+            running = draw(st.sampled_from((1, 2, 3, 8)))
+            text = draw(st.sampled_from(("plain", "suffix:4", "ngram:4")))
+            count = draw(st.integers(1, 30))
+            emitted = running * (1 if text == "plain" else draw(st.integers(1, 5)))
+            seconds = draw(st.floats(0.01, 10))
+            prefill = draw(st.sampled_from((0, 0, 0, 5)))
+            for _ in range(count):
+                wrote = min(emitted, left)
+                left -= wrote
+                if not wrote:
+                    break
+                steps.append(step(text, running, emitted=wrote, elapsed_s=seconds, prefill=prefill))
+        return timed(steps, draw(st.floats(0, 5)))
+
+    return [one() for _ in range(draw(st.integers(1, 4)))]
+
+
+@given(runs())
+def test_no_run_is_faster_than_the_bound(found: list[tuple[float, Steps]]) -> None:
+    assert 0 < bound_s(found) <= min(seconds for seconds, _ in found) * (1 + 1e-9)
+
+
+def test_the_first_seconds_are_compared_by_the_same_work() -> None:
+    def run(*taken_s: float) -> rollouts.Run:
+        at_s, steps = 5.0, []
+        for seconds in taken_s:
+            steps.append(replace(step(emitted=2, elapsed_s=seconds), at_s=at_s))
+            at_s += seconds
+        return rollouts.Run(at_s, {}, steps)
+
+    # Four tokens in the first two seconds; the cold one explores first, and is as fast then.
+    assert share_of_first(run(1, 1, 1, 1), run(2, 1, 1, 1), 2.0) == (2 / 3, 2)
+    assert share_of_first(run(1, 1), run(1, 0.5), 9.0) == (2 / 1.5, 2)  # it ends before
 
 
 def task() -> Task:
@@ -156,7 +233,7 @@ def case(requests: int, speedup: float, hostile: float = 1.0, dtype: str = "floa
     contenders = {
         "adaptive": {"speedup": speedup, "accept_length": 2.0},
         "hostile": {"speedup": hostile, "accept_length": 1.0},
-        "adaptive, cold": {"speedup": 1.0, "accept_length": 1.0},
+        "cold": {"speedup": 1.0, "accept_length": 1.0},
         "hostile, cold": {"speedup": 1.0, "accept_length": 1.0},
         "suffix:4": {"speedup": 1.5, "accept_length": 2.5},
         "ngram:4": {"speedup": 1.25, "accept_length": 2.0},
@@ -177,11 +254,17 @@ def test_cases_are_merged_and_replaced_but_only_on_one_machine(tmp_path: Path) -
 
 
 def test_the_table_tells_the_best_fixed_and_the_worst_cases() -> None:
-    record = {"machine": {}, "cases": [case(1, 1.9), case(2, 1.6, hostile=0.97)]}
+    first = {"cold_of_adaptive": 0.88}
+    record = {"machine": {}, "cases": [case(1, 1.9, first=first), case(2, 1.6, hostile=0.96)]}
     text = rollout_report.table(record)
-    assert "| 20m float32 | 1 | 1,000 | **1.90x** | 2.00 | 2.00x | 0.95 | 1.50x suffix:4 |" in text
+    assert "| 20m float32 | 1 | 1,000 | **1.90x** | 2.00 | 2.00x | 0.95 | 1.50x suffix:4 | 0.88 | 1.00x |  |" in text
     assert "Smallest share of the bound: 80% (20m float32 at 2 requests)." in text
-    assert "Slowest against off: 0.97x (hostile, 20m float32 at 2 requests)." in text
+    assert "at least 0.90 in 0 of 1 cases; smallest: 0.88 (20m float32 at 1 requests)" in text
+    assert "Hostile against off: at least 0.97x in 1 of 2 cases; slowest: 0.96x (20m float32 at 2 requests)." in text
+    before = {"cases": [case(1, 2.0), case(4, 3.0)]}
+    text = rollout_report.table(record, before)
+    assert "| 1.00x | 2.00x |\n" in text
+    assert "smallest 0.95 (20m float32 at 1 requests), median 0.95." in text
 
 
 def test_a_figure_has_every_line_and_is_the_same_file_twice(tmp_path: Path) -> None:
