@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actors.engine.batch.slots import SlotTable
 from actors.engine.native.forward.context import KVCache
+from actors.engine.native.forward.device_chains import DeviceChains
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from benchmarks.gpu_parts.session import BLOCK_TOKENS
@@ -28,6 +30,7 @@ from models.transformer import Transformer
 from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, projection
 from policies.roofline.network import Network
 from policies.speculation.graph_plan import CapturePlan, GraphShape
+from policies.speculation.strategy import Strategy
 
 BEFORE = Path(__file__).parents[1] / "data/steps_before.json"
 _PARTS: dict[str, Part] = {"head": "weights", "linear": "weights", "sample": "sampling", "paged_attention": "kv"}
@@ -74,6 +77,25 @@ def traced_step(config: ModelConfig, batch: int, rows: int, context: int, quanti
     steps.resize(batch * rows, rows)
     steps.plan_graphs(CapturePlan((GraphShape("target", batch, rows),)))
     return [_kernel(op, net, batch, rows, context) for op in trace.ops]
+
+
+def traced_chain(config: ModelConfig, batch: int, depth: int, context: int, quantization: str) -> list[Kernel]:
+    """What a draft of `depth` tokens by a copy of the target in few bits launches, for `batch` requests of so much
+    context before the first draw."""
+    net, form = network(config, quantization=quantization), FORMATS[quantization]
+    own: dict[str, Callable[..., TracedOp]] = {
+        "paceline::paged_attention": partial(_attention, net, batch, 1, context),
+        "paceline::rope_write": _rope,
+    }
+    trace = OpTrace({f"paceline::{name}": count for name, count in LAUNCHES.items()}, own)
+    copy = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False, low_bit=form)
+    copy.requires_grad_(False)
+    blocks = 64
+    cache = KVCache(config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, torch.bfloat16, "meta")
+    table = SlotTable(batch, context + depth, -(-context // BLOCK_TOKENS))
+    chains = DeviceChains(table, cache, torch.device("meta"), trash_slot=blocks * BLOCK_TOKENS, keep_logits=False)
+    chains.plan_graphs(copy, [(batch, Strategy("self", depth))], _Traced(trace))
+    return [_kernel(op, net, batch, 1, context) for op in trace.ops]
 
 
 def _attention(net: Network, batch: int, rows: int, context: int, *given: Any) -> TracedOp:

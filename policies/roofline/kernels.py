@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from policies.roofline.network import Network
+from policies.roofline.network import LowBits, Network
 from policies.speculation.strategy import Strategy
 
 Part = Literal["weights", "kv", "sampling", "rest"]
@@ -57,13 +57,19 @@ def step_kernels(
     """
     total = batch * rows
     return [
-        *embed(net, total),
-        *block(net, batch, rows, context, layers=net.num_layers, split_tokens=split_tokens),
-        _normed(net, "add_rms_norm", total, 2, 1),
-        *head(net, total),
-        *sampling(net, total),
+        *_drawn(net, batch, rows, context, split_tokens),
         Kernel(name="pack", part="rest", read_bytes=total * 16, write_bytes=total * 16),  # draws, for one download
     ]
+
+
+def _drawn(net: Network, batch: int, rows: int, context: int, split_tokens: int = SPLIT_TOKENS) -> Iterator[Kernel]:
+    """A forward, and a draw from every row."""
+    total = batch * rows
+    yield from embed(net, total)
+    yield from block(net, batch, rows, context, layers=net.num_layers, split_tokens=split_tokens)
+    yield _normed(net, "add_rms_norm", total, 2, 1)
+    yield from head(net, total)
+    yield from sampling(net, total)
 
 
 def embed(net: Network, total: int) -> Iterator[Kernel]:
@@ -140,15 +146,21 @@ def sampling(net: Network, total: int) -> Iterator[Kernel]:
     yield Kernel(name="sample", part="sampling", read_bytes=read, write_bytes=total * 32, launches=2)
 
 
-def draft_kernels(net: Network, batch: int, strategy: Strategy, context: int) -> list[Kernel]:
-    """An EAGLE drafter's work for one step, as the engine's drafter launches it; none for one that is no network.
+def draft_kernels(
+    net: Network, batch: int, strategy: Strategy, context: int, copy: LowBits | None = None
+) -> list[Kernel]:
+    """A drafter's work for one step, as the engine's drafter launches it; none for one that is no network.
 
-    It catches up with what a usual step brings at most, draws, and then feeds what was drawn, level by level: a tree
-    all of its rows again. The last level's tokens need no pass. A drafter that copies the target takes its passes.
+    EAGLE's catches up with what a usual step brings at most, draws, and then feeds what was drawn, level by level: a
+    tree all of its rows again. The last level's tokens need no pass. The self-drafter passes a copy of the target, its
+    matrices stored in `copy` (None: as the target's), over the target's own keys and values, from the last known token
+    on.
     """
+    few = batch * strategy.tokens_to_verify * 20
     if strategy.drafter == "self":
-        total = [step_kernels(net, batch, 1, context) for _ in range(strategy.depth)]
-        return [kernel for level in total for kernel in level]
+        own = net if copy is None else replace(net, low_bits=copy)
+        passes = [kernel for level in range(strategy.depth) for kernel in _drawn(own, batch, 1, context + level)]
+        return [*passes, Kernel(name="tokens", part="rest", read_bytes=few, write_bytes=few)]
     if strategy.drafter != "eagle":
         return []
     k = strategy.top_k
@@ -164,7 +176,6 @@ def draft_kernels(net: Network, batch: int, strategy: Strategy, context: int) ->
             kernels.append(_moved(net, "newest", batch * k))
         kernels += [*head(net, batch * k), *sampling(net, batch * k)]
     # Tokens and scores of a chain side by side, or the best nodes of a tree.
-    few = batch * strategy.tokens_to_verify * 20
     ends = ("tree_best",) if strategy.is_tree else ("tokens", "scores")
     return kernels + [Kernel(name=name, part="rest", read_bytes=few, write_bytes=few) for name in ends]
 

@@ -10,9 +10,9 @@ Estimates, marked so: contexts, NCCL's buffers, one graph, and the slack of a ca
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from policies.roofline.network import Network
+from policies.roofline.network import LowBits, Network
 
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT_BYTES = 600 * MIB  # a process's CUDA context, cuBLAS included; an estimate
@@ -36,6 +36,7 @@ class EngineShape:
     copies: int = 1  # engines that share the GPU
     graphs: bool = True
     drafter: bool = False
+    self_copy: LowBits | None = None  # what a copy of the target's matrices that drafts is stored in
     recording_bytes: int = 0
 
 
@@ -160,9 +161,16 @@ def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
     outputs = engine.most_rows * (4 * net.vocab_size + net.item_bytes * net.hidden_size)
     graphs = GRAPHS_BYTES + outputs + engine.most_rows * _row_bytes(net) if engine.graphs else 0
     kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES, "graphs": graphs}
+    if engine.self_copy is not None:
+        kept["self-drafter's copy"] = copy_bytes(net, engine.self_copy) // engine.gpus
     if engine.gpus > 1:
         kept["engine NCCL"] = NCCL_BYTES
     return _times(kept, engine.copies)
+
+
+def copy_bytes(net: Network, form: LowBits) -> int:
+    """Of a target's matrices once more, in few bits: embedding, norms, biases and head are the target's own."""
+    return net.num_layers * replace(net, low_bits=form).matrices_bytes
 
 
 def _engine_awake(net: Network, engine: EngineShape) -> dict[str, int]:

@@ -8,10 +8,12 @@ import pytest
 
 from benchmarks.harness import RESULTS, load
 from benchmarks.predicted_steps import GRID, QUANTIZATIONS, VERIFYING, low_bit_row, step_row, sweep_errors
-from benchmarks.tools.engine_trace import kernels_before, traced_step
+from benchmarks.tools.engine_trace import kernels_before, traced_chain, traced_step
 from benchmarks.tools.qwen import QWEN, network, qwen
+from models.formats import FORMATS
 from policies.roofline.devices import DEVICES
-from policies.roofline.kernels import launches, step_kernels
+from policies.roofline.kernels import draft_kernels, launches, step_kernels
+from policies.speculation.strategy import Strategy
 
 RECORD = load(RESULTS / "predicted_steps.json")
 NAMES = {"embedding": "embed", "addmm": "product", "mm": "product", "linear": "product", "cat": "pack"}
@@ -45,6 +47,21 @@ def test_the_list_of_kernels_is_what_the_engine_launches(
     for part in ("weights", "sampling", "rest"):
         of_part = [sum(k.moved_bytes for k in kernels if k.part == part) for kernels in (traced, listed)]
         assert of_part[0] == pytest.approx(of_part[1], rel=0.03), part
+
+
+@pytest.mark.parametrize("quantization", ["w4a16", "w8a8"])
+@pytest.mark.parametrize("size", QWEN)
+def test_the_list_of_a_self_draft_is_what_the_engine_launches(size: str, quantization: str) -> None:
+    config, batch, depth, context = qwen(size), 8, 3, 2048
+    traced = traced_chain(config, batch, depth, context, quantization)
+    strategy = Strategy("self", depth)
+    listed = draft_kernels(network(config), batch, strategy, context, FORMATS[quantization])
+    names = {"stack": "tokens"}
+    found = Counter(names.get(kernel.name, NAMES.get(kernel.name, kernel.name)) for kernel in traced)
+    assert found == Counter("product" if kernel.name in PRODUCTS else kernel.name for kernel in listed)
+    assert launches(traced) == launches(listed)
+    assert sum(k.moved_bytes for k in traced) == pytest.approx(sum(k.moved_bytes for k in listed), rel=0.01)
+    assert sum(k.flops for k in traced) == pytest.approx(sum(k.flops for k in listed), rel=0.01)
 
 
 def test_the_record_is_what_the_command_computes_now() -> None:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tools.a100_sweep import Cell, cells, fitted, relative_error
+from models.formats import FORMATS
 from policies.roofline.devices import DEVICES
-from policies.roofline.kernels import draft_kernels, floor_bytes, launches, step_kernels
+from policies.roofline.kernels import Kernel, draft_kernels, floor_bytes, launches, step_kernels
 from policies.roofline.timing import DEFAULT, product_s, step_time
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.networks import NETWORKS
@@ -100,4 +101,18 @@ def test_drafting_costs_passes_of_networks_only() -> None:
     chain, tree = (draft_kernels(net, 4, Strategy.parse(text), 1024) for text in ("eagle:4", "eagle:4x3/12"))
     assert launches(chain) <= 4 * 20, "the budget of a drafted token"
     assert launches(tree) <= 4 * 20
-    assert len(draft_kernels(net, 1, Strategy("self", 2), 1024)) == 2 * len(step_kernels(net, 1, 1, 1024))
+
+
+def test_the_self_drafter_passes_its_copy_over_the_targets_keys() -> None:
+    net, strategy = NETWORKS["7b"], Strategy("self", 2)
+    plain = step_kernels(net, 8, 1, 1024)
+    exact, few = (draft_kernels(net, 8, strategy, 1024, copy) for copy in (None, FORMATS["w4a16"]))
+    assert launches(exact) == 2 * (launches(plain) - 1) + 1, "a download for all tokens"
+
+    def read(kernels: list[Kernel], part: str) -> int:
+        return sum(kernel.read_bytes for kernel in kernels if kernel.part == part)
+
+    assert read(exact, "kv") == read(few, "kv") > 2 * read(plain, "kv"), "the second draw sees one key more"
+    assert read(exact, "weights") == 2 * read(plain, "weights")
+    saved = 2 * 28 * (net.matrix_parameters * 2 - replace(net, low_bits=FORMATS["w4a16"]).matrices_bytes)
+    assert read(exact, "weights") - read(few, "weights") == saved

@@ -55,13 +55,13 @@ class DeviceSteps:
         weight = model.embed_tokens.weight.detach()
         self._device = weight.device
         self._width = (len(recorded) + 1) * model.config.hidden_size
-        by_kernels = DecoderForward.supports(model) and (weight.is_cpu or operators_take(weight))
+        by_kernels = has_kernels(model)
         if not by_kernels:
             _log.warning(
                 "decoding on %s runs on torch's operations, several times slower than by kernels, and without graphs",
                 self._device,
             )
-        self._forward: Forward = DecoderForward(model, recorded) if by_kernels else _Reference(model, recorded)
+        self._forward = forward_of(model, recorded)
         self._graphs: StepGraphs | None = None
         if graph_capture is not None and by_kernels:
             self._graphs = StepGraphs(
@@ -213,6 +213,17 @@ class DeviceSteps:
             offsets=offsets,
             captured=captured,
         )
+
+
+def has_kernels(model: Transformer) -> bool:
+    """Whether this model's forward on its device is kernels, which graphs can be captured of."""
+    weight = model.embed_tokens.weight.detach()
+    return DecoderForward.supports(model) and (weight.is_cpu or operators_take(weight))
+
+
+def forward_of(model: Transformer, recorded: tuple[int, ...] = ()) -> Forward:
+    """By kernels, or where there are none by the model itself: (rows with recorded layers, final states)."""
+    return DecoderForward(model, recorded) if has_kernels(model) else _Reference(model, recorded)
 
 
 class _Reference:

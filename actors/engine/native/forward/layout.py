@@ -6,7 +6,7 @@ Rows are packed. Behind the real ones lie rows of nobody: they write their K/V i
 request, so that attention gives them zeros, and draw greedily what nobody reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -77,14 +77,47 @@ class StepShape:
         )
 
 
-class StepLayout:
+Part = tuple[str, type[np.generic], tuple[int, ...], Any]  # name, dtype, shape, what padding holds
+
+
+class Layout:
+    """The places of arrays in one buffer, each aligned behind the one before it."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = {name: (dtype, size, fill) for name, dtype, size, fill in parts}
+        self._offsets: dict[str, int] = {}
+        self.size_bytes = 0
+        for name, dtype, size, _ in parts:
+            self._offsets[name] = self.size_bytes
+            self.size_bytes += aligned(prod(size) * np.dtype(dtype).itemsize)
+
+    def host(self, memory: NDArray[np.uint8]) -> dict[str, Array]:
+        """The arrays as views of a host buffer."""
+        views = {}
+        for name, (dtype, size, _) in self._parts.items():
+            start = self._offsets[name]
+            length = prod(size) * np.dtype(dtype).itemsize
+            views[name] = memory[start : start + length].view(dtype).reshape(size)
+        return views
+
+    def tensors(self, memory: Tensor) -> dict[str, Tensor]:
+        """The arrays as views of a device buffer."""
+        views = {}
+        for name, (dtype, size, _) in self._parts.items():
+            start = self._offsets[name]
+            length = prod(size) * np.dtype(dtype).itemsize
+            views[name] = memory[start : start + length].view(getattr(torch, dtype.__name__)).view(size)
+        return views
+
+
+class StepLayout(Layout):
     """The places of one shape's arrays, and what padding holds there."""
 
     def __init__(self, shape: StepShape, trash_slot: int, block_tokens: int) -> None:
         self.shape = shape
         rows, draws, requests = shape.rows, shape.draws, shape.requests
         trash = trash_slot + np.arange(rows) % block_tokens
-        parts: list[tuple[str, type[np.generic], tuple[int, ...], Any]] = [
+        parts: list[Part] = [
             ("tokens", np.int64, (rows,), 0),
             ("positions", np.int64, (rows,), 0),
             ("kv_slots", np.int64, (rows,), trash),
@@ -101,29 +134,12 @@ class StepLayout:
         if shape.mask_width:
             parts.append(("tree_mask", np.uint8, (rows, shape.mask_width), 0))
         parts.append(("block_tables", np.int32, (shape.blocks, requests), 0))
-        self._parts = {name: (dtype, size, fill) for name, dtype, size, fill in parts}
-        self._offsets: dict[str, int] = {}
-        self.size_bytes = 0
-        for name, dtype, size, _ in parts:
-            self._offsets[name] = self.size_bytes
-            self.size_bytes += aligned(prod(size) * np.dtype(dtype).itemsize)
-
-    def host(self, memory: NDArray[np.uint8]) -> dict[str, Array]:
-        """The arrays as views of a host buffer, for `write`."""
-        views = {}
-        for name, (dtype, size, _) in self._parts.items():
-            start = self._offsets[name]
-            length = prod(size) * np.dtype(dtype).itemsize
-            views[name] = memory[start : start + length].view(dtype).reshape(size)
-        return views
+        super().__init__(parts)
 
     def device(self, memory: Tensor) -> DeviceStep:
         """The arrays as views of a device buffer."""
         views: dict[str, Any] = dict.fromkeys(("top_k", "top_p", "sample_rows", "tree_mask"))
-        for name, (dtype, size, _) in self._parts.items():
-            start = self._offsets[name]
-            length = prod(size) * np.dtype(dtype).itemsize
-            views[name] = memory[start : start + length].view(getattr(torch, dtype.__name__)).view(size)
+        views |= self.tensors(memory)
         tables = views.pop("block_tables").t()
         return DeviceStep(**views, block_tables=tables, max_query=self.shape.most, max_context=self.shape.max_context)
 

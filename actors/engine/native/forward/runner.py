@@ -18,6 +18,7 @@ from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts, S
 from actors.engine.native.forward import rejection
 from actors.engine.native.forward.chains import CpuChains
 from actors.engine.native.forward.context import CachedContext, KVCache, MakeMemory
+from actors.engine.native.forward.device_chains import DeviceChains
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.draws import Draws, nothing_drawn
 from actors.engine.native.forward.fused import FusedForward
@@ -77,8 +78,13 @@ class ModelRunner:
                 trash_slot=blocks * block_tokens,
                 graph_capture=graph_capture,
             )
-        # What a drafter may compute over this cache; on a device there is none yet.
-        self.passes: TargetPasses | None = None if reserved else CpuChains(table, self._cache)
+        # What a drafter may compute over this cache.
+        self._device_chains: DeviceChains | None = None
+        if reserved:
+            self._device_chains = DeviceChains(
+                table, self._cache, device, trash_slot=blocks * block_tokens, keep_logits=rejection
+            )
+        self.passes: TargetPasses = self._device_chains or CpuChains(table, self._cache)
         self._arrays: Mapping[str, NDArray[np.generic]] | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self.resize(max_nodes)
@@ -112,8 +118,10 @@ class ModelRunner:
         """Have a KV cache again. Graphs are captured again only where it lies elsewhere now."""
         if not self._awake:
             self._awake = True
-            if not self._cache.wake() and self._device_steps is not None:
+            if not self._cache.wake() and self._device_steps is not None and self._device_chains is not None:
+                self._device_chains.forget()
                 self._device_steps.moved()
+                self._device_chains.capture()
 
     def weights_changed(self) -> None:
         """The model's parameters were written in place, or are stored otherwise now: pack them again for the CPU's
