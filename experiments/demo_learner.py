@@ -65,7 +65,11 @@ class DemoLearner:
         """Grade and learn; returns the mean reward."""
         groups = self._groups(batch, rollouts)
         self._trainer.rl_step(self._sequences(groups), temperature=self._config.rollout.sampling.temperature)
-        return fmean(member.grade.value for group in groups for member in group.members)
+        return _mean_reward(groups)
+
+    def reward(self, batch: Batch, rollouts: Mapping[int, Rollout]) -> float:
+        """The mean; nothing learns."""
+        return _mean_reward(self._groups(batch, rollouts))
 
     def sequences(self, batch: Batch, rollouts: Mapping[int, Rollout]) -> list[TrainSequence]:
         """What `learn` would learn from, graded; nothing learns."""
@@ -92,3 +96,7 @@ class DemoLearner:
         published = self._trainer.publish(version)
         assert published is not None
         return published
+
+
+def _mean_reward(groups: Sequence[Group]) -> float:
+    return fmean(member.grade.value for group in groups for member in group.members)

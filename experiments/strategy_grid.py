@@ -5,8 +5,13 @@
 Owns `results/strategy_grid.json` and `strategy_grid.md`: the tables beside TLT's Tables 1 and 4 and Figure 13. Requests
 are those of `benchmarks.rollout`, but the running batch is kept full: as one ends the next takes its place, and only
 steps with exactly that many running requests count. A cell's speed-up is over plain decoding at the same batch size,
-measured between the cells. The chooser then decodes with all cells of its batch size as arms, plain decoding among
-them; its regret is what the arm it used most, in the second half of that run, lacks to the best cell.
+measured between the cells. Row "all" has the arms that a run has by default, of every drafter.
+
+The chooser then decodes with all cells of its batch size as arms, plain decoding among them, in turns with what came
+out best: its `--finalists` fastest cells and plain decoding, so that the best fixed strategy is known in hindsight from
+runs beside the chooser's, and not from the luckiest of many before. Its *regret* is the share of its time that the
+fastest of them would have saved for the same tokens: everything counts, trials and decisions included. A fresh chooser
+with the engine's calibration begins; its first run (a second or so) is told apart, `first_regret`.
 """
 
 from collections import Counter
@@ -18,14 +23,28 @@ from typing import Annotated, Any
 
 import torch
 
-from benchmarks.harness import ROOT, command, write
+from benchmarks.harness import ROOT, command, interval, load, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import Contender, adaptive, fixed
-from benchmarks.tools.rollouts import MEASURED_EPOCH, WARMUP_EPOCH, History, Run, decode, engine_options, waves
+from benchmarks.tools.rollouts import (
+    MEASURED_EPOCH,
+    WARMUP_EPOCH,
+    History,
+    Run,
+    Speed,
+    decode,
+    engine_options,
+    waves,
+)
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
 from experiments.grid_report import tables
+from policies.speculation.catalogue import at_hand
+from policies.speculation.defaults import default_arms
+from policies.speculation.options import SpeculationOptions
 from policies.speculation.strategy import PLAIN, Strategy
 
+SELF_DEPTHS = (3, 5, 7, 10)
+ALL = "all"  # of the drafters that a run has by default
 DEPTHS = (2, 4, 8, 12)
 VERIFY = (2, 4, 8, 16, 24)  # Figure 13, with TOP_K
 TOP_KS = (1, 2, 4, 8)  # Table 1, with depth 8 and 16 tokens to verify
@@ -40,10 +59,11 @@ class Options:
     sizes: Annotated[Sequence[str], "of the target", SIZES] = ("20m",)
     dtypes: Annotated[Sequence[str], "of the target", DTYPES] = ("float32",)
     batches: Sequence[int] = BATCHES
-    drafters: Sequence[str] = ("suffix", "ngram", "eagle")
+    drafters: Sequence[str] = ("suffix", "ngram", "self", ALL, "eagle")
     eagle: Annotated[Sequence[str], "SIZE=DIR: drafter weights of a size"] = ()
     repeats: int = 2
-    chooser_runs: Annotated[int, "runs that the chooser learns in"] = 6
+    chooser_runs: Annotated[int, "of the chooser and of the finalists, behind its first"] = 5
+    finalists: int = 2
     seconds: Annotated[float, "of a plain run"] = 1.0
     threads: int = 2
     out: Path = ROOT / "experiments/results/strategy_grid.json"
@@ -57,6 +77,10 @@ def strategy(drafter: str, depth: int, top_k: int, verify: int) -> Strategy:
 
 def cells(drafter: str, batch: int) -> list[Strategy]:
     """The grid of a batch size: depth x tokens to verify, and top-k, at batch 1; tokens to verify elsewhere."""
+    if drafter == ALL:
+        return list(default_arms(at_hand(SpeculationOptions())))
+    if drafter == "self":
+        return [Strategy(drafter, depth) for depth in SELF_DEPTHS]
     found: dict[Strategy, None] = {}
     for verify in TABLE_4_VERIFY:
         found[strategy(drafter, TABLE_4_DEPTH, TOP_K, verify)] = None
@@ -91,11 +115,9 @@ class Bench:
         ]
         return decode(self.target, [together], running=self.batch, **how)
 
-    def token_s(self, contender: Contender | None = None) -> tuple[float, float]:
-        """(Seconds per token, accept length) at the full batch; None: plain decoding."""
-        run = self.run(contender)
-        speed = rollouts.speed_of(run.steps, running=self.batch)
-        return speed.token_s, speed.accept_length
+    def speed(self, contender: Contender | None = None, epoch: int = MEASURED_EPOCH) -> Speed:
+        """At the full batch; None: plain decoding."""
+        return rollouts.speed_of(self.run(contender, epoch).steps, running=self.batch)
 
     def run(self, contender: Contender | None, epoch: int = MEASURED_EPOCH) -> Run:
         how: dict[str, Any] = {}
@@ -118,13 +140,14 @@ def measure_cells(
     speedups: dict[Strategy, list[float]] = {cell: [] for cell in strategies}
     accepted: dict[Strategy, float] = {}
     for _ in range(repeats):
-        plain = [bench.token_s()[0]]
+        plain = [bench.speed().token_s]
         found = {}
         for number, cell in enumerate(strategies):
-            found[cell], accepted[cell] = bench.token_s(fixed(bench.target, str(cell), eagle))
+            speed = bench.speed(fixed(bench.target, str(cell), eagle))
+            found[cell], accepted[cell] = speed.token_s, speed.accept_length
             if number % 6 == 5:
-                plain.append(bench.token_s()[0])
-        plain.append(bench.token_s()[0])
+                plain.append(bench.speed().token_s)
+        plain.append(bench.speed().token_s)
         for cell, token_s in found.items():
             speedups[cell].append(fmean(plain) / token_s)
     return [
@@ -140,32 +163,36 @@ def measure_cells(
     ]
 
 
-def measure_choice(bench: Bench, row: Sequence[dict[str, Any]], eagle: str | None, repeats: int) -> dict[str, Any]:
-    """What the default policy makes of the cells in `repeats` runs like theirs, between plain ones."""
+def measure_choice(bench: Bench, row: Sequence[dict[str, Any]], eagle: str | None, options: Options) -> dict[str, Any]:
+    """What the default policy makes of the cells, in turns with the best of them. See the module docstring."""
+    ranked = sorted(row, key=lambda cell: -cell["speedup"])
     names = [cell["strategy"] for cell in row]
     chooser = adaptive(bench.target, eagle=eagle, strategies=names, max_running=bench.batch)
     policy = chooser.policy()
     kept = Contender("chooser", lambda: policy, chooser.drafters)
-    steps, plain = [], []
-    for i in range(repeats):
-        plain.append(bench.token_s()[0])
-        run = bench.run(kept, WARMUP_EPOCH if i == 0 else MEASURED_EPOCH)
-        steps += [step for step in run.steps if not step.prefill_tokens]
-    full = [step for step in steps if step.running == bench.batch]
-    late = full[len(full) // 2 :]
-    chosen, count = Counter(str(step.strategy) for step in late).most_common(1)[0]
-    best = max(row, key=lambda cell: cell["speedup"])
-    speedup_of = {cell["strategy"]: cell["speedup"] for cell in row} | {str(PLAIN): 1.0}
-    best_speedup = max(1.0, best["speedup"])
-    reached = fmean(plain) / rollouts.Speed.of(late).token_s
+    others: dict[str, Contender | None] = {str(PLAIN): None}
+    others |= {cell["strategy"]: fixed(bench.target, cell["strategy"], eagle) for cell in ranked[: options.finalists]}
+    first = bench.speed(kept, WARMUP_EPOCH)
+    best_first = min((bench.speed(other, WARMUP_EPOCH) for other in others.values()), key=lambda speed: speed.token_s)
+    ours: list[Run] = []
+    theirs: dict[str, list[Speed]] = {name: [] for name in others}
+    for _ in range(options.chooser_runs):
+        ours.append(bench.run(kept))
+        for name, other in others.items():
+            theirs[name].append(bench.speed(other))
+    seconds = {name: [speed.token_s for speed in speeds] for name, speeds in theirs.items()}
+    best = min(seconds, key=lambda name: fmean(seconds[name]))
+    reached = [rollouts.speed_of(run.steps, running=bench.batch).token_s for run in ours]
+    full = [step for run in ours for step in run.steps if step.running == bench.batch and not step.prefill_tokens]
+    used = Counter(str(step.strategy) for step in full)
     return {
-        "best": best["strategy"] if best["speedup"] > 1 else str(PLAIN),
-        "best_speedup": best_speedup,
-        "chosen": chosen,
-        "chosen_share": round(count / len(late), 3),
-        "chosen_speedup": speedup_of[chosen],
-        "choice_regret": round(1 - speedup_of[chosen] / best_speedup, 3),
-        "reached_speedup": round(reached, 3),
+        "best": best,
+        "best_speedup": round(fmean(seconds[str(PLAIN)]) / fmean(seconds[best]), 3),
+        "chosen": {name: round(count / len(full), 3) for name, count in used.most_common(4)},
+        "reached_speedup": round(fmean(seconds[str(PLAIN)]) / fmean(reached), 3),
+        "regret": round(1 - fmean(seconds[best]) / fmean(reached), 3),
+        "regrets": interval([1 - of / own for of, own in zip(seconds[best], reached, strict=True)]),
+        "first_regret": round(1 - best_first.token_s / first.token_s, 3),
     }
 
 
@@ -176,11 +203,11 @@ def grid_of(target: Target, task: Task, history: History, options: Options) -> I
         bench = Bench(target, task, history, batch, options.seconds)
         for drafter in drafters:
             row = measure_cells(bench, cells(drafter, batch), eagle, options.repeats)
-            choice = measure_choice(bench, row, eagle, options.chooser_runs)
+            choice = measure_choice(bench, row, eagle, options)
             print(
-                f"{target.name} batch {batch} {drafter}: best {choice['best']} {choice['best_speedup']:.2f}x, chosen "
-                f"{choice['chosen']} ({choice['chosen_share']:.0%} of late steps), "
-                f"regret {choice['choice_regret']:.1%}, reached {choice['reached_speedup']:.2f}x",
+                f"{target.name} batch {batch} {drafter}: best {choice['best']} {choice['best_speedup']:.2f}x, reached "
+                f"{choice['reached_speedup']:.2f}x, regret {choice['regret']:.1%} (first run "
+                f"{choice['first_regret']:.1%}), chosen {choice['chosen']}",
                 flush=True,
             )
             yield {
@@ -194,6 +221,11 @@ def grid_of(target: Target, task: Task, history: History, options: Options) -> I
             }
 
 
+def _asked(row: dict[str, Any], options: Options) -> bool:
+    asked = (options.sizes, options.dtypes, options.batches, options.drafters)
+    return all(row[name] in of for name, of in zip(("target", "dtype", "batch", "drafter"), asked, strict=True))
+
+
 def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     demo = find_demo(options.target)
@@ -201,6 +233,8 @@ def main(options: Options) -> None:
     settings = {"repeats": options.repeats, "chooser_runs": options.chooser_runs, "seconds": options.seconds}
     settings |= {"threads": options.threads, "temperature": 1.0, "seed": rollouts.SEED}
     rows: list[dict[str, Any]] = []
+    if options.out.is_file():  # cells of this machine that are not measured now
+        rows = [row for row in load(options.out)["rows"] if not _asked(row, options)]
     for dtype in options.dtypes:
         history = rollouts.record_history(load_target(demo, "demo", dtype), task)
         for size in options.sizes:

@@ -303,11 +303,11 @@ def test_the_grid_stands_beside_the_paper() -> None:
         choice = {
             "best": "suffix:8",
             "best_speedup": 3.0,
-            "chosen": "suffix:4",
-            "chosen_share": 0.9,
-            "chosen_speedup": 2.0,
-            "choice_regret": 1 / 3,
+            "chosen": {"suffix:4": 0.9, "plain": 0.04},
             "reached_speedup": 1.95,
+            "regret": 0.35 if batch == 1 else 0.01,
+            "regrets": {"median": 0.35, "low": 0.3, "high": 0.4},
+            "first_regret": 0.5,
         }
         return {
             "target": "20m",
@@ -321,8 +321,9 @@ def test_the_grid_stands_beside_the_paper() -> None:
     text = grid_report.tables([row(1), row(8)])
     assert "| 1 | 8 | 8 | 3.00 / 3.00x | 3.00 / 3.00x |" in text  # the chain of depth 8
     assert "| 8.29 / 3.51x | 8.66 / 3.65x |" in text
-    assert "| 1 | suffix:8 3.00x | suffix:4 2.00x | 33.3% | 1.95x | 3.22x |" in text
-    assert "| 8 | suffix:8 3.00x | suffix:4 2.00x | 33.3% | 1.95x | 2.73x | 2.63x | 2.51x | 2.27x |" in text
+    tail = "3.00x | 1.95x | 35.0% [30.0%, 40.0%] | 50.0% | suffix:4 90% | 3.22x |"
+    assert f"| 1 | suffix:8 {tail}" in text
+    assert "Regret under 5% in 1 of 2 cells; not: 20m suffix at 1: 35.0%." in text
 
 
 def test_figures_of_the_paper_are_those_it_prints() -> None:
