@@ -44,6 +44,7 @@ from actors.engine.types import (
     EngineWindow,
     Event,
     Finished,
+    PassEvent,
     Progress,
     Recorded,
     Rejected,
@@ -165,7 +166,7 @@ class _Incarnation:
                     self._nobody_answers()
                 case None:
                     self._nobody_answers()
-                case Finished() | Progress() | Rejected() | DrafterFailed():
+                case Finished() | Progress() | Rejected() | DrafterFailed() | PassEvent():
                     pass
                 case _:
                     assert_never(event)

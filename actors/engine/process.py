@@ -14,6 +14,7 @@ from actors.engine.types import EngineDiedError, Event
 from actors.processes.parent import ChildProcess
 from models.formats import Quantization
 from models.options import ModelOptions
+from policies.calibration.document import Calibration
 from policies.speculation.options import SpeculationOptions
 
 NO_SPECULATION = SpeculationOptions(mode="off")
@@ -38,6 +39,8 @@ def spawn_engine(
     recorded_layers: tuple[int, ...] | None = None,
     quantization: Quantization = "none",
     gpus: Sequence[int] | None = None,
+    calibrations: tuple[Calibration, ...] = (),
+    calibration_path: str = "",
 ) -> RolloutEngine:
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
@@ -46,7 +49,8 @@ def spawn_engine(
     a GPU, which would wait for it.
     `recording_bytes`, `recorded_layers`: see NativeEngine. `quantization`: the weights that it begins with are rounded
     to it as they are read; new ones come as they shall be. `gpus`: all that the child sees, by CUDA's numbers on this
-    machine; None: those that this process sees.
+    machine; None: those that this process sees. `calibrations`: it takes its own device's, if that is among them; with
+    `calibration_path` it demands that the only one is, which lay there.
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     start = wire.Start(
@@ -59,6 +63,8 @@ def spawn_engine(
         recording_bytes=recording_bytes,
         recorded_layers=recorded_layers,
         quantization=quantization,
+        calibrations=calibrations,
+        calibration_path=calibration_path,
     )
     environment = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
     if gpus is not None:

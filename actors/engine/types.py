@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from drafter.training.records import SequenceRecord
 from models.formats import Quantization
+from policies.calibration.document import Calibration, CalibrationKey
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -298,7 +299,36 @@ class EngineFailed:
     reason: str
 
 
-DriverEvent = Finished | Progress | Rejected | EngineWindow | DrafterFailed | EngineFailed  # what the driver hears of
+class PassEvent:
+    """Of what an engine knows of its own passes: telemetry, like a window."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassesKnown(PassEvent):
+    """With what an engine began: so many passes of its calibration, 0 where there is none for it."""
+
+    key: CalibrationKey
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassesRefined(PassEvent):
+    """Everything measured so far, for the next run."""
+
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class PassesDrifted(PassEvent):
+    """Steps take `factor` times what the calibration says; what was said last was `before`."""
+
+    factor: float
+    before: float
+
+
+DriverEvent = Finished | Progress | Rejected | EngineWindow | PassEvent | DrafterFailed | EngineFailed  # to the driver
 Event = DriverEvent | Recorded | EngineIdle | Answer
 
 

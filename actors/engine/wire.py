@@ -10,6 +10,7 @@ from actors.engine.types import Recorded
 from actors.processes.link import Bytes
 from models.formats import Quantization
 from models.options import ModelOptions
+from policies.calibration.document import Calibration
 from policies.speculation.options import SpeculationOptions
 
 
@@ -26,6 +27,8 @@ class Start:
     recording_bytes: int = 0
     recorded_layers: tuple[int, ...] | None = None
     quantization: Quantization = "none"
+    calibrations: tuple[Calibration, ...] = ()  # of this model and precision, of any device
+    calibration_path: str = ""  # the file of the only one, where no other will do
 
 
 @dataclass(frozen=True, slots=True)

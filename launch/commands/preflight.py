@@ -10,6 +10,7 @@ from actors.data import DataError, PromptSet, load_demonstrations, load_prompts
 from actors.data.tokenizers import Tokenizer
 from actors.rewards.check import check_reward
 from launch.batch import stop_rule
+from launch.calibrations import calibration_issues
 from launch.config import Config, Issue, check_environment
 from launch.run.inputs import stop_tokens_of, tokenizer_of
 from models.config import limits_of, read_config
@@ -26,6 +27,7 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
     broken = {issue.key for issue in issues}
     if samples:
         issues += [Issue(f"reward.{key}", message) for key, message in check_reward(config.reward)]
+        issues += calibration_issues(config)
     if not broken & {"model.path", "model.tokenizer"}:
         issues += _inputs(config, command, broken)
     return issues

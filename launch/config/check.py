@@ -15,7 +15,7 @@ from policies.roofline.devices import DEVICES, device_named
 from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
-RESERVED_NAMES = ("warm_starts",)
+RESERVED_NAMES = ("warm_starts", "calibrations")
 OPEN_TO_ALL = ("0.0.0.0", "::", "*")
 
 

@@ -15,8 +15,10 @@ INPUT_PATHS = (
     "data.eval",
     "warmup.data",
     "rollout.speculation.eagle.path",
+    "rollout.speculation.calibration",
     "coordinator.curve.directory",
 )
+NO_PATHS = (FRESH_WEIGHTS, "auto", "off")  # words that such a key takes instead of one
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -29,7 +31,7 @@ def resolve_paths(config: Config, *, config_dir: Path, cwd: Path | None = None) 
     cwd = Path.cwd() if cwd is None else cwd
     for key in INPUT_PATHS:
         value = _value(config, key)
-        if value is not None and value != FRESH_WEIGHTS:
+        if value is not None and value not in NO_PATHS:
             config = replaced(config, key, str(locate(value, cwd, config_dir)))
     return replaced(config, "run.dir", str(cwd / Path(config.run.dir).expanduser()))
 

@@ -18,6 +18,7 @@ from actors.engine.types import (
     EngineWindow,
     Finished,
     FinishReason,
+    PassEvent,
     Progress,
     Rejected,
     Request,
@@ -65,6 +66,7 @@ class RolloutDispatcher:
         on_event: Callable[[str, str], None] = lambda kind, message: None,
         on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
         on_window: Callable[[str, EngineWindow], None] = lambda worker, window: None,
+        on_passes: Callable[[str, PassEvent], None] = lambda worker, event: None,
         on_spot: Callable[[str, DrafterEvent], None] = lambda worker, event: None,
         on_weights: Callable[[str, Weights], None] = lambda worker, weights: None,
         clock: Callable[[], float] = time.monotonic,
@@ -72,14 +74,10 @@ class RolloutDispatcher:
     ) -> None:
         """`spawn(name)` makes a worker. `on_event(kind, message)`: worker_joined, worker_left, worker_lost,
         worker_restarted, worker_dead, request_rejected, request_failed."""
-        self._spawn = spawn
-        self._options = options
-        self._start_timeout_s = start_timeout_s
-        self._on_event = on_event
-        self._on_window = on_window
+        self._spawn, self._options, self._start_timeout_s = spawn, options, start_timeout_s
+        self._on_event, self._on_window, self._on_passes = on_event, on_window, on_passes
         self._on_spot, self._on_weights = on_spot, on_weights
-        self._clock = clock
-        self._wall = wall
+        self._clock, self._wall = clock, wall
         self._ledger = Ledger([], max_retries=options.max_retries)
         self._on_finished: Callable[[Rollout], None] = lambda rollout: None
         self._seats: dict[str, Seat] = {}  # by name
@@ -321,6 +319,8 @@ class RolloutDispatcher:
                 self._tally.preempted += event.preempted
                 seat.spans.window(event)
                 self._on_window(seat.name, event)
+            case PassEvent():
+                self._on_passes(seat.name, event)
             case EngineFailed(reason):
                 self._lose(seat, reason, alive=True)
             case Leaving(reason):

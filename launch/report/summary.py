@@ -26,7 +26,7 @@ MOSTLY = 0.5  # of the engine steps without speculation: the summary says why
 REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs): one step's reward is noise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSummary:
     """RL steps only; evaluations are decoded alike, but not counted."""
 

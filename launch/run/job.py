@@ -24,6 +24,7 @@ from actors.learner_group import LearnerGroup
 from actors.placement import Placement, place
 from actors.reward_worker import RewardPool
 from launch.batch import sampling_params
+from launch.calibrations import CalibrationStore
 from launch.config import Config
 from launch.config.memory import require_fit
 from launch.config.paths import tokenizer_dir
@@ -162,7 +163,9 @@ def open_job(
             )
         )
         meter = SpeculationMeter() if config.speculation.mode != "off" else None
-        spawn = engine_start(config, model)
+        calibrations = CalibrationStore.of(config, observer.event)
+        stack.callback(calibrations.write)
+        spawn = engine_start(config, model, calibrations)
         drafter = stack.enter_context(drafter_training(config, observer, run_dir, model))
         if drafter is not None:
             drafter.record_from(learner)
@@ -178,6 +181,7 @@ def open_job(
             on_event=partial(_worker_event, observer, drafter),
             on_span=partial(_record_span, observer),
             on_window=lambda worker, window: _window(observer, meter, drafter, worker, window),
+            on_passes=calibrations.heard,
             on_spot=drafter.event if drafter is not None else lambda worker, event: None,
             on_weights=drafter.published if drafter is not None else lambda worker, weights: None,
         )
@@ -229,7 +233,9 @@ def engine_options(config: Config) -> EngineOptions:
     return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers)})
 
 
-def engine_start(config: Config, model: ModelOptions) -> "partial[RolloutEngine]":
+def engine_start(
+    config: Config, model: ModelOptions, calibrations: CalibrationStore | None = None
+) -> "partial[RolloutEngine]":
     """What makes a worker's engine, but for its name. `model`: with the weights that the run begins with."""
     recording = config.drafter.recording
     recorded = config.drafter.train and recording.source == "engine"
@@ -242,6 +248,8 @@ def engine_start(config: Config, model: ModelOptions) -> "partial[RolloutEngine]
         speculation=config.speculation,
         recording_bytes=recording.max_bytes_per_step if recorded else 0,
         quantization=config.rollout.quantization,
+        calibrations=() if calibrations is None else calibrations.given,
+        calibration_path="" if calibrations is None else calibrations.path,
     )
 
 

@@ -110,6 +110,13 @@ class CostModel:
         switch = self._switches.get(drafter)
         return None if switch is None else math.exp(switch.value) * self._factor
 
+    def expected_s(self, outcome: StepOutcome) -> float | None:
+        """Seconds that the step should have taken, with the rows it had and what it drafted with; None: not known."""
+        load = outcome.load
+        step_s = self.step_s(load.running, outcome.rows, load.context_tokens)
+        draft_s = self.draft_s(outcome.strategy, load.running)
+        return None if step_s is None or draft_s is None else step_s + draft_s
+
     def observe(self, outcome: StepOutcome) -> None:
         """A step of any kind. About 2 us, and a fit of a millisecond after 4, 8, 16 ... steps."""
         kind, prompt = outcome.kind, outcome.prompt_tokens

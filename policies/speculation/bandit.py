@@ -14,7 +14,7 @@ from statistics import median
 
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import Load, Reason, StepCosts, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -33,6 +33,7 @@ class BegMabPolicy:
         window: int,
         max_running: int,
         seed: int,
+        costs: StepCosts | None = None,
     ) -> None:
         ordered = sorted(strategies, key=lambda strategy: -strategy.tokens_to_verify)
         groups = [list(group) for _, group in groupby(ordered, key=lambda strategy: strategy.tokens_to_verify)]
@@ -49,7 +50,7 @@ class BegMabPolicy:
         self._groups = [*groups[:last], [strategy for group in groups[last:] for strategy in group]]
         self._rewards: dict[Strategy, deque[float]] = {strategy: deque(maxlen=window) for strategy in strategies}
         self._epsilon, self._random = epsilon, random.Random(seed)
-        self._max_running = max_running
+        self._max_running, self._costs = max_running, costs
         self._switch, self._cost = ElasticSwitch(max_running), PlainCost()
         self._failed: set[str] = set()
         self._reason = Reason.PAYS_MOST
@@ -90,6 +91,8 @@ class BegMabPolicy:
 
     def record(self, outcome: StepOutcome) -> None:
         strategy, running, elapsed_s = outcome.strategy, outcome.load.running, outcome.elapsed_s
+        if self._costs is not None:
+            self._costs.observe(outcome)
         if outcome.kind is not StepKind.USUAL:
             return
         if strategy.depth == 0:
@@ -108,4 +111,4 @@ class BegMabPolicy:
         return self._cost.at(load.running)
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
-        return None
+        return None if self._costs is None else self._costs.expected_s(outcome)

@@ -6,15 +6,21 @@ from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from policies.speculation.options import SpeculationOptions
-from policies.speculation.policy import FixedPolicy, StrategyPolicy
+from policies.speculation.policy import FixedPolicy, StepCosts, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
 
 def build_policy(
-    options: SpeculationOptions, drafters: Sequence[str], *, trees: bool = True, lag: int = 0
+    options: SpeculationOptions,
+    drafters: Sequence[str],
+    *,
+    trees: bool = True,
+    lag: int = 0,
+    costs: StepCosts | None = None,
 ) -> StrategyPolicy | None:
     """The policy of an engine that has `drafters`; None: no speculation (mode off, or nothing to draft with). One that
-    verifies no `trees` is offered none unless they are named; `lag`: steps from its choice to its use.
+    verifies no `trees` is offered none unless they are named; `lag`: steps from its choice to its use. `costs`: of
+    this engine's steps; the policy lets them observe every step.
 
     Raises ValueError for strategies that name a drafter which is not there, and for mode fixed without exactly one.
     """
@@ -33,7 +39,7 @@ def build_policy(
             raise ValueError(
                 "rollout.speculation.mode: fixed needs exactly one entry in rollout.speculation.strategies"
             )
-        return FixedPolicy(arms[0], options.max_running)
+        return FixedPolicy(arms[0], options.max_running, costs)
     if not arms:
         return None
     if options.mode == "paper":
@@ -44,6 +50,7 @@ def build_policy(
             window=options.window,
             max_running=options.max_running,
             seed=options.seed,
+            costs=costs,
         )
     drafting = [arm for arm in arms if arm != PLAIN]  # plain decoding is an arm anyway
     return AdaptivePolicy(
@@ -52,4 +59,5 @@ def build_policy(
         exploration=options.exploration,
         window=options.window,
         lag=lag,
+        costs=costs,
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from policies.speculation.arms import FIRST_WAIT_STEPS, SURE_TRIES, Arm, ArmBelief, Bucket, Hold, speedup
 from policies.speculation.costs import PlainCost
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import Load, Reason, StepCosts, StepKind, StepOutcome
 from policies.speculation.profile import DrafterProfile
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -53,12 +53,13 @@ class AdaptivePolicy:
         exploration: float,
         window: int,
         lag: int = 0,
+        costs: StepCosts | None = None,
     ) -> None:
         """`lag`: an arm is used so many steps after it was chosen. Steps of others' are not recorded as its own."""
         self._exploration, self._window, self._lag = exploration, window, lag
         self._switch_s: dict[str, dict[int, float]] = {}  # by drafter and bucket: measured, of switching it on
         self._switch = ElasticSwitch(max_running)
-        self._cost = PlainCost()
+        self._cost, self._costs = PlainCost(), costs
         self._profiles = {arm.drafter: DrafterProfile() for arm in arms}
         self._max_nodes = max((arm.tokens_to_verify for arm in arms), default=0)
         self._buckets = [self._bucket(number, arms) for number in range(len(BUCKET_NODES))]
@@ -127,6 +128,8 @@ class AdaptivePolicy:
         return self._strategy
 
     def record(self, outcome: StepOutcome) -> None:
+        if self._costs is not None:
+            self._costs.observe(outcome)
         if outcome.kind is StepKind.USUAL:
             if outcome.strategy is self._strategy:
                 self._times_s.append(outcome.elapsed_s)
@@ -179,7 +182,7 @@ class AdaptivePolicy:
         return Reason.UNMEASURED if self._cost.at(self._running) is None else Reason.PLAIN_IS_FASTER
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
-        return None
+        return None if self._costs is None else self._costs.expected_s(outcome)
 
     def plain_s(self, load: Load) -> float | None:
         return self._cost.at(load.running) if self._cost.measured_since(self._step - RECENT_STEPS) else None

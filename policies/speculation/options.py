@@ -48,6 +48,14 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     strategies: Annotated[
         tuple[str, ...] | None, Field(description="arms, e.g. suffix:8 or eagle:4x2/12; default: by drafters at hand")
     ] = None
+    calibration: Annotated[
+        str,
+        Field(
+            description="what passes and drafts cost: auto begins with what earlier runs and `paceline calibrate` "
+            "measured for this model, precision and device, and adds to it; off begins with nothing; a path is taken "
+            "or refused"
+        ),
+    ] = "auto"
     exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.01
     window: Annotated[int, Field(ge=1, description="measurements kept per arm and batch bucket")] = 32
     # mode: paper

@@ -104,11 +104,18 @@ class StrategyPolicy(Protocol):
         """Seconds that this step, with the rows it had, should have taken; None: the policy predicts none."""
 
 
+class StepCosts(Protocol):
+    """What steps cost here; policies.calibration.costs.CostModel is one."""
+
+    def expected_s(self, outcome: StepOutcome) -> float | None: ...
+    def observe(self, outcome: StepOutcome) -> None: ...
+
+
 class FixedPolicy:
     """Always the same strategy while at most `max_running` requests decode; `PLAIN` is 'off'."""
 
-    def __init__(self, strategy: Strategy, max_running: int = 1 << 30) -> None:
-        self._strategy, self._max_running = strategy, max_running
+    def __init__(self, strategy: Strategy, max_running: int = 1 << 30, costs: StepCosts | None = None) -> None:
+        self._strategy, self._max_running, self._costs = strategy, max_running, costs
         self._failed, self._reason = False, Reason.FIXED
 
     @property
@@ -130,7 +137,8 @@ class FixedPolicy:
         return self._reason
 
     def record(self, outcome: StepOutcome) -> None:
-        pass
+        if self._costs is not None:
+            self._costs.observe(outcome)
 
     def unavailable(self, drafter: str) -> None:
         self._failed = self._failed or drafter == self._strategy.drafter
@@ -142,4 +150,4 @@ class FixedPolicy:
         return None
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
-        return None
+        return None if self._costs is None else self._costs.expected_s(outcome)

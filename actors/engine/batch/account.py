@@ -12,13 +12,14 @@ from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.speculation import Speculator
 from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMeter, WindowMeter
-from actors.engine.types import EngineWindow
+from actors.engine.calibrated import PassNews
+from actors.engine.types import EngineWindow, PassEvent
 from policies.speculation.policy import Load, StepKind, StepOutcome
 from policies.speculation.strategy import Strategy
 
 
 class StepAccount:
-    """Of one engine. `timer`: seconds, from anywhere."""
+    """Of one engine. `timer`: seconds, from anywhere. `news`: what the driver hears of the engine's passes."""
 
     def __init__(
         self,
@@ -27,9 +28,10 @@ class StepAccount:
         prompts: PromptMeter,
         on_step: Callable[[EngineStepRecord], None] | None,
         timer: Callable[[], float] = perf_counter,
+        news: PassNews | None = None,
     ) -> None:
         self._table, self._speculator, self._on_step, self._timer = table, speculator, on_step, timer
-        self._meter = WindowMeter(prompts)
+        self._meter, self._news = WindowMeter(prompts), news
         self._start_s = 0.0
         self._fresh_weights = False
 
@@ -45,6 +47,10 @@ class StepAccount:
         """The window at hand, when it is due or nothing is left to do."""
         meter = self._meter
         return meter.cut(now_s, occupancy) if meter.due(now_s) or (idle and meter.engine_steps) else None
+
+    def passes(self, now_s: float, *, idle: bool) -> list[PassEvent]:
+        """After a step: what is new of the engine's passes."""
+        return [] if self._news is None else self._news.after_step(now_s, idle=idle)
 
     def count(
         self,

@@ -3,6 +3,7 @@
 import torch
 
 from actors.engine.batch.core import BatchCore
+from actors.engine.calibrated import calibrated
 from actors.engine.native.engine import NativeEngine
 from actors.engine.wire import Start
 from drafter.build import build_drafters
@@ -39,11 +40,12 @@ def build(start: Start) -> BatchCore:
         low_bit=low_bit,
     )
     speculation = start.speculation
-    drafters, policy = {}, None
+    drafters, policy, news = {}, None, None
     if speculation.mode != "off":
         drafters = build_drafters(speculation, model, options)
         # On a GPU a node of a tree sums its keys in another order than plain decoding would.
-        policy = build_policy(speculation, list(drafters), trees=device == "cpu" or not invariant)
+        costs, news = calibrated(start, device)
+        policy = build_policy(speculation, list(drafters), trees=device == "cpu" or not invariant, costs=costs)
     engine = NativeEngine(
         model,
         options,
@@ -54,5 +56,6 @@ def build(start: Start) -> BatchCore:
         hidden_tokens=speculation.eagle.context_tokens,
         recording_bytes=start.recording_bytes,
         recorded_layers=start.recorded_layers,
+        news=None if policy is None else news,
     )
     return BatchCore(engine)

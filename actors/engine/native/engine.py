@@ -21,6 +21,7 @@ from actors.engine.batch.step.build import step_arrays
 from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.stops import RuleStops
 from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
+from actors.engine.calibrated import PassNews
 from actors.engine.native.forward.context import MakeMemory
 from actors.engine.native.forward.draws import Draws
 from actors.engine.native.forward.graphs import CudaGraphCapture
@@ -66,8 +67,9 @@ class NativeEngine:
     `hidden_tokens`: engine steps whose hidden states are kept for drafters that need them. `recording_bytes`: of hidden
     states of whole sequences, recorded per version of the weights (0: none).
     `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
-    `on_step` hears of every step. `graph_capture` captures graphs, those of the plan at once; by default CUDA's where
-    `options.cuda_graphs`. `make_memory` makes what holds the KV cache.
+    `timer` measures steps; `on_step` hears of every one. `graph_capture` captures graphs, those of the plan at once; by
+    default CUDA's where `options.cuda_graphs`. `make_memory` makes what holds the KV cache. `news`: what the driver
+    hears of the passes.
     """
 
     def __init__(
@@ -84,9 +86,11 @@ class NativeEngine:
         recording_bytes: int = 0,
         recorded_layers: tuple[int, ...] | None = None,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
         on_step: Callable[[EngineStepRecord], None] | None = None,
         graph_capture: GraphCapture | None = None,
         make_memory: MakeMemory = kv_memory,
+        news: PassNews | None = None,
     ) -> None:
         config = model.config
         model_tokens = options.max_model_tokens or config.max_position_embeddings
@@ -165,7 +169,7 @@ class NativeEngine:
         self._model, self._low_bit = model, model.low_bit
         self._version = weights_version
         self._clock = clock
-        self._account = StepAccount(self._table, self._speculator, prompts, on_step)
+        self._account = StepAccount(self._table, self._speculator, prompts, on_step, timer, news)
         self._idle = True
         self._receiver: Receiver | None = None  # made when weights are offered first
         self._half_loaded = False
@@ -337,6 +341,7 @@ class NativeEngine:
         window = self._account.window(now_s, self._scheduler, idle=idle)
         if window is not None:
             events.append(window)
+        events += self._account.passes(now_s, idle=idle)
         if idle and not self._idle:
             if self._recording is not None and (recorded := self._recording.flush()) is not None:
                 events.append(recorded)

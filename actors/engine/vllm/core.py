@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from actors.engine.batch.core import BatchCore
+from actors.engine.calibrated import calibrated
 from actors.engine.vllm.arguments import engine_arguments, prepare_environment
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.low_bit import low_bit_target
@@ -39,7 +40,8 @@ def build(start: Start) -> BatchCore:
     ranks = torch.cuda.device_count() if device == "cuda" else 1  # this process sees its engine's GPUs alone
     names = wanted_drafters(speculation)
     network = _network(names)
-    policy = build_policy(speculation, sorted(names), trees=False, lag=0 if network is None else 1)
+    costs, news = calibrated(start, device, f"vllm {installed.version}")
+    policy = build_policy(speculation, sorted(names), trees=False, lag=0 if network is None else 1, costs=costs)
     max_nodes = 0 if policy is None else policy.max_nodes
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="paceline-vllm-")))
@@ -68,6 +70,7 @@ def build(start: Start) -> BatchCore:
         if drafter is None or network is None
         else WorkerDrafter(network, copies_target=drafter.copies_target),
         policy=policy,
+        news=None if policy is None else news,
     )
     return BatchCore(engine)
 

@@ -21,6 +21,7 @@ from actors.engine.batch.speculation import Speculator
 from actors.engine.batch.step.build import step_arrays
 from actors.engine.batch.stops import RuleStops
 from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
+from actors.engine.calibrated import PassNews
 from actors.engine.types import (
     NOTHING_SAMPLED,
     DrafterFailed,
@@ -87,9 +88,9 @@ class VllmEngine:
     """Continuous batching by vLLM; `weights_version` is the version of what it has loaded, `quantization` the precision
     that the backend was started in.
 
-    `drafters`, `policy`, `on_step`: as of NativeEngine. Drafts are chains. `worker`: what vLLM drafts with itself. It
-    drafts at the end of a step for the next, so where there is one every strategy is chosen a step before it is used,
-    and the policy must know (`lag`).
+    `drafters`, `policy`, `on_step`, `news`: as of NativeEngine. Drafts are chains. `worker`: what vLLM drafts with
+    itself. It drafts at the end of a step for the next, so where there is one every strategy is chosen a step before it
+    is used, and the policy must know (`lag`).
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class VllmEngine:
         policy: StrategyPolicy | None = None,
         clock: Callable[[], float] = time.time,
         on_step: Callable[[EngineStepRecord], None] | None = None,
+        news: PassNews | None = None,
     ) -> None:
         self._backend, self._version, self._clock = backend, weights_version, clock
         self._quantization = quantization
@@ -135,7 +137,7 @@ class VllmEngine:
             names = [*drafters, *(() if worker is None else (worker.name,))]
             self._events += [DrafterFailed(name, backend.refusal, final=True) for name in names]
         self._queue = AdmissionQueue(table, watchers)
-        self._account = StepAccount(table, self._speculator, prompts, on_step)
+        self._account = StepAccount(table, self._speculator, prompts, on_step, news=news)
         self._progress_every_tokens = progress_every_tokens
         self._idle = True
         # Of the step at hand: vLLM's requests that decode, the plan of their slots, and what came of it.
@@ -276,6 +278,7 @@ class VllmEngine:
         window = self._account.window(now_s, self, idle=idle)
         if window is not None:
             events.append(window)
+        events += self._account.passes(now_s, idle=idle)
         if idle and not self._idle:
             events.append(EngineIdle(now_s))
         self._idle = idle

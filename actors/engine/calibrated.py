@@ -1,0 +1,163 @@
+"""What an engine knows of its passes: which of the calibrations that it was handed is its own, and what it tells.
+
+Owns the names by which calibrations are found, and when there is news for the driver. Measures and predicts nothing
+(`policies.calibration` does). Imports torch only to name a device.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.engine.options import EngineOptions
+from actors.engine.types import PassesDrifted, PassesKnown, PassesRefined, PassEvent
+from actors.engine.wire import Start
+from models.config import ModelConfig, ModelConfigError, read_config
+from policies.calibration.costs import CostModel
+from policies.calibration.document import Calibration, CalibrationKey
+
+KEY = "rollout.speculation.calibration"
+REFINED_S = 5.0  # after so long what was learned is told again, when the engine idles
+DRIFT_RATIO = 1.4  # by which passes must have become slower or faster, against what was said last ...
+DRIFT_STEPS, DRIFT_S = 64, 2.0  # ... for at least so many steps and so long, to be worth a word
+_NO_SHAPE = ("_token_id", "_token_ids", "max_position_embeddings")  # whole numbers of a config.json that cost nothing
+
+
+def model_shape(path: str | Path) -> str:
+    """What a pass of the model in that directory computes, in words: equal for equal networks, trained or not.
+
+    Raises ModelConfigError."""
+    raw = read_config(path)
+    try:
+        config = ModelConfig.from_hf(raw)
+    except ModelConfigError:
+        return _any_shape(raw)
+    biases = [name for name in ("qkv_bias", "output_bias", "mlp_bias") if getattr(config, name)]
+    return ", ".join(
+        (
+            config.family,
+            f"{config.num_layers} layers of {config.hidden_size}",
+            f"{config.num_heads}/{config.num_kv_heads} heads of {config.head_dim}",
+            f"inner {config.intermediate_size}",
+            f"vocabulary {config.vocab_size}" + (", tied" if config.tie_word_embeddings else ""),
+            *biases,
+        )
+    )
+
+
+def _any_shape(raw: Mapping[str, Any]) -> str:
+    """Of an architecture that is not ours: everything in its config.json that may be a size."""
+    sizes = {
+        name: value for name, value in raw.items() if isinstance(value, int | dict) and not name.endswith(_NO_SHAPE)
+    }
+    digest = hashlib.blake2b(json.dumps(sizes, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+    architecture = ", ".join(map(str, raw.get("architectures") or ["unknown"]))
+    return f"{architecture} {digest}"
+
+
+def precision_name(dtype: str, quantization: str) -> str:
+    """`float32`, `float32 w8a8`."""
+    return dtype if quantization == "none" else f"{dtype} {quantization}"
+
+
+def device_name(device: str, options: EngineOptions, engine: str = "") -> str:
+    """What computes in this process: processor, kernels and threads, or GPU; and the engine, where it is not ours."""
+    import torch
+
+    if device == "cuda":
+        parts = [torch.cuda.get_device_name()]
+        if options.backend == "native" and not options.cuda_graphs:
+            parts.append("eager")
+    else:
+        threads = torch.get_num_threads()
+        parts = [_processor(), _level(), f"{threads} thread{'s' if threads > 1 else ''}"]
+    return ", ".join(filter(None, (*parts, engine)))
+
+
+def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "unknown processor")
+
+
+def _level() -> str:
+    from models.ops.native import kernels
+
+    return "no native kernels" if kernels is None else str(kernels.cpu_level())
+
+
+def calibrated(start: Start, device: str, engine: str = "") -> tuple[CostModel, "PassNews"]:
+    """What the engine that `start` asks for knows of its passes, in this process on `device`, cpu or cuda, and what the
+    driver hears of them. `engine`: its name and release, where it is not ours.
+
+    Raises ModelConfigError, and ValueError where a calibration was demanded and it is another engine's.
+    """
+    key = CalibrationKey(
+        model=model_shape(start.model.path),
+        precision=precision_name(start.model.dtype, start.quantization),
+        device=device_name(device, start.options, engine),
+    )
+    own = own_calibration(start, key)
+    costs = CostModel(own)
+    return costs, PassNews(costs, key, own)
+
+
+def own_calibration(start: Start, key: CalibrationKey) -> Calibration | None:
+    """That of `key` among those that the engine was handed. ValueError: one was demanded, and it is another's."""
+    for calibration in start.calibrations:
+        if calibration.key == key:
+            return calibration
+    if not start.calibration_path:
+        return None
+    given = start.calibrations[0].key
+    raise ValueError(
+        f"{KEY}={start.calibration_path} is of another engine: {'; '.join(given.differences(key))}; set {KEY}=auto, or "
+        "make one here with `paceline calibrate`"
+    )
+
+
+class PassNews:
+    """What the driver hears of one engine's passes. Costs a comparison per engine step."""
+
+    def __init__(self, costs: CostModel, key: CalibrationKey, calibration: Calibration | None) -> None:
+        """calibration: with which `costs` began."""
+        self._costs, self._key, self._calibrated = costs, key, calibration is not None
+        passes = 0 if calibration is None else len(calibration.passes)
+        self._first: PassEvent | None = PassesKnown(key, passes)
+        self._steps = 0
+        self._told_steps, self._told_s = 0, 0.0
+        self._said, self._away, self._away_s = 1.0, 0, 0.0
+
+    def after_step(self, now_s: float, *, idle: bool) -> list[PassEvent]:
+        """After a step that ended at now_s; `idle`: nothing is left to do."""
+        self._steps += 1
+        found = []
+        if self._first is not None:
+            found.append(self._first)
+            self._first, self._told_s = None, now_s
+        if self._calibrated and (drifted := self._drifted(now_s)) is not None:
+            found.append(drifted)
+        # The first steps say most: while there are few, they are told of more often.
+        if idle and (self._steps >= 2 * self._told_steps or now_s - self._told_s >= REFINED_S):
+            self._told_steps, self._told_s = self._steps, now_s
+            refined = self._costs.refined(self._key)
+            if refined.passes:
+                found.append(PassesRefined(refined))
+        return found
+
+    def _drifted(self, now_s: float) -> PassesDrifted | None:
+        factor, said = self._costs.drift, self._said
+        if said / DRIFT_RATIO < factor < said * DRIFT_RATIO:
+            self._away = 0
+            return None
+        if not self._away:
+            self._away_s = now_s
+        self._away += 1
+        if self._away < DRIFT_STEPS or now_s - self._away_s < DRIFT_S:
+            return None
+        self._said, self._away = factor, 0
+        return PassesDrifted(factor, said)
