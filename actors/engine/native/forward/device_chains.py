@@ -281,6 +281,8 @@ class DeviceChains:
             drawn.append(tokens)
             if kept is not None:
                 kept[level].copy_(logits)
+                if step.top_k is not None:
+                    kept[level].masked_fill_(logits < cutoff[:, None], -torch.inf)
         out = self._tokens[: 2 * shape.depth * shape.requests].view(torch.int64).view(shape.depth, shape.requests)
         torch.stack(drawn, out=out)
 
