@@ -37,10 +37,12 @@ import torch
 from benchmarks.harness import RESULTS, command, interval, load
 from benchmarks.tools import rollouts
 from benchmarks.tools.bound import bound_s
+from benchmarks.tools.calibrated import calibrate
 from benchmarks.tools.contenders import FIXED, FIXED_EAGLE, Contender, adaptive, fixed, hostile
 from benchmarks.tools.rollout_report import merge, plot, table
 from benchmarks.tools.rollouts import MEASURED_EPOCH, WARMUP_EPOCH, History, Run, decode, engine_options, waves
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
+from policies.calibration.document import Calibration
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import PLAIN
 
@@ -71,8 +73,18 @@ class Options:
 class Case:
     """One target at one number of requests: its runs, interleaved."""
 
-    def __init__(self, target: Target, task: Task, history: History, batch: int, options: Options) -> None:
+    def __init__(
+        self,
+        target: Target,
+        task: Task,
+        history: History,
+        batch: int,
+        options: Options,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """calibration: of choosers that begin with one."""
         self.target, self.history, self.batch, self._task = target, history, batch, task
+        self.calibration = calibration
         once = decode(target, waves(task, 1, batch, WARMUP_EPOCH))
         needed = max(options.seconds / once.seconds, options.min_requests / batch)
         self.count = max(1, min(round(needed), len(task.prompts)))
@@ -161,6 +173,7 @@ def summary(runs: Sequence[Run], around_s: Sequence[float]) -> dict[str, Any]:
     used = Counter(str(step.strategy) for step in steps)
     return {
         "speedup": round(median(speedups), 3),
+        "seconds": round(median(run.seconds for run in runs), 4),
         "speedups": [round(value, 3) for value in speedups],
         "interval": interval(speedups),
         "tokens_per_s": round(median(run.tokens / run.seconds for run in runs), 1),
@@ -208,14 +221,14 @@ def share_of_first(warm: Run, cold: Run, seconds: float) -> tuple[float, float]:
 
 def contenders_for(case: Case, eagle: str | None, options: Options) -> tuple[list[Contender], list[str]]:
     """Those that fit the time of a case, the most telling first; and the names of those that do not."""
-    target, token = case.target, case.unused_token()
+    target, token, known = case.target, case.unused_token(), case.calibration
     free = [
-        adaptive(target, eagle=eagle),
-        hostile(token),
-        adaptive(target, "cold", eagle=eagle, learnt=False),
-        adaptive(target, "cold, no history", eagle=eagle, history=False, learnt=False),
+        adaptive(target, calibration=known, eagle=eagle),
+        hostile(token, calibration=known),
+        adaptive(target, "cold", calibration=known, eagle=eagle, learnt=False),
+        adaptive(target, "cold, no history", calibration=known, eagle=eagle, history=False, learnt=False),
         adaptive(target, "cold, uncalibrated", eagle=eagle, history=False, learnt=False),
-        hostile(token, learnt=False),
+        hostile(token, calibration=known, learnt=False),
     ]
     plain = Contender("off, policy asked", lambda: FixedPolicy(PLAIN), adaptive(target, eagle=eagle).drafters)
     strategies = [*options.fixed, *(FIXED_EAGLE if eagle is not None else ())]
@@ -230,9 +243,12 @@ def measure_target(demo: Path, size: str, dtype: str, task: Task, history: Histo
     target = load_target(demo, size, dtype)
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(size)
     trained = "warm start" if demo.parent.name == "warm_starts" else "after RL"
+    begin_s = time.monotonic()
+    calibration = calibrate(target, task, history, max(options.batches))
+    print(f"{target.name}: calibrated in {time.monotonic() - begin_s:.0f} s", flush=True)
     for batch in options.batches:
         begin_s = time.monotonic()
-        case = Case(target, task, history, batch, options)
+        case = Case(target, task, history, batch, options, calibration)
         contenders, left_out = contenders_for(case, eagle, options)
         row = measure(case, contenders, repeats=options.repeats, learning_runs=options.learning_runs)
         if options.first_seconds:

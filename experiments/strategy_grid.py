@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.harness import ROOT, command, interval, load, write
 from benchmarks.tools import rollouts
+from benchmarks.tools.calibrated import calibrate
 from benchmarks.tools.contenders import Contender, adaptive, fixed
 from benchmarks.tools.rollouts import (
     MEASURED_EPOCH,
@@ -38,6 +39,7 @@ from benchmarks.tools.rollouts import (
 )
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
 from experiments.grid_report import tables
+from policies.calibration.document import Calibration
 from policies.speculation.catalogue import at_hand
 from policies.speculation.defaults import default_arms
 from policies.speculation.options import SpeculationOptions
@@ -100,8 +102,11 @@ def cells(drafter: str, batch: int) -> list[Strategy]:
 class Bench:
     """One target at one batch size."""
 
-    def __init__(self, target: Target, task: Task, history: History, batch: int, seconds: float) -> None:
+    def __init__(
+        self, target: Target, task: Task, history: History, batch: int, seconds: float, calibration: Calibration
+    ) -> None:
         self.target, self.history, self.batch, self._task = target, history, batch, task
+        self.calibration = calibration
         self.engine = engine_options(batch)
         requests = 4 * batch
         once = self._decode(requests, WARMUP_EPOCH)
@@ -167,7 +172,9 @@ def measure_choice(bench: Bench, row: Sequence[dict[str, Any]], eagle: str | Non
     """What the default policy makes of the cells, in turns with the best of them. See the module docstring."""
     ranked = sorted(row, key=lambda cell: -cell["speedup"])
     names = [cell["strategy"] for cell in row]
-    chooser = adaptive(bench.target, eagle=eagle, strategies=names, max_running=bench.batch)
+    chooser = adaptive(
+        bench.target, calibration=bench.calibration, eagle=eagle, strategies=names, max_running=bench.batch
+    )
     policy = chooser.policy()
     kept = Contender("chooser", lambda: policy, chooser.drafters)
     others: dict[str, Contender | None] = {str(PLAIN): None}
@@ -199,8 +206,9 @@ def measure_choice(bench: Bench, row: Sequence[dict[str, Any]], eagle: str | Non
 def grid_of(target: Target, task: Task, history: History, options: Options) -> Iterator[dict[str, Any]]:
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(target.size)
     drafters = [name for name in options.drafters if name != "eagle" or eagle is not None]
+    calibration = calibrate(target, task, history, max(options.batches))
     for batch in options.batches:
-        bench = Bench(target, task, history, batch, options.seconds)
+        bench = Bench(target, task, history, batch, options.seconds, calibration)
         for drafter in drafters:
             row = measure_cells(bench, cells(drafter, batch), eagle, options.repeats)
             choice = measure_choice(bench, row, eagle, options)

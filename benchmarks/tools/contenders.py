@@ -9,6 +9,8 @@ from actors.engine.options import EngineOptions
 from benchmarks.tools.targets import Target
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts, Int64Array
+from policies.calibration.costs import CostModel
+from policies.calibration.document import Calibration
 from policies.speculation.build import build_policy
 from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
@@ -73,6 +75,8 @@ def adaptive(
     target: Target,
     name: str = "adaptive",
     *,
+    calibration: Calibration | None = None,
+    mode: str = "adaptive",
     eagle: str | None = None,
     strategies: Sequence[str] | None = None,
     max_running: int | None = None,
@@ -80,26 +84,30 @@ def adaptive(
     learnt: bool = True,
 ) -> Contender:
     """The default policy. `history`: drafters know an earlier epoch; `learnt`: the chooser has decoded before."""
-    options = SpeculationOptions(
-        eagle=EagleOptions(path=eagle), strategies=None if strategies is None else tuple(strategies)
-    )
+    options = SpeculationOptions.model_validate({"mode": mode, "strategies": strategies, "eagle": {"path": eagle}})
     if max_running is not None:
         options = options.model_copy(update={"max_running": max_running})
     names = sorted(build_drafters(options, target.model, EngineOptions(max_running=1, kv_tokens=64)))
     return Contender(
         name,
-        lambda: build_policy(options, names),
+        lambda: build_policy(options, names, costs=CostModel(calibration)),
         lambda engine: build_drafters(options, target.model, engine),
         knows_history=history,
         learns=learnt,
     )
 
 
-def hostile(token: int, names: Sequence[str] = ("ngram", "suffix"), *, learnt: bool = True) -> Contender:
+def hostile(
+    token: int,
+    names: Sequence[str] = ("ngram", "suffix"),
+    *,
+    calibration: Calibration | None = None,
+    learnt: bool = True,
+) -> Contender:
     """The default policy over drafters that are always wrong."""
     return Contender(
         "hostile" if learnt else "hostile, cold",
-        lambda: build_policy(SpeculationOptions(), names),
+        lambda: build_policy(SpeculationOptions(), names, costs=CostModel(calibration)),
         lambda engine: {name: WrongDrafter(name, token) for name in names},
         knows_history=False,
         learns=learnt,

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engine.batch.telemetry import EngineStepRecord
+from benchmarks import self_rollout
 from benchmarks.rollout import share_of_first
-from benchmarks.tools import rollout_report, rollouts
+from benchmarks.tools import doc_tables, rollout_report, rollouts
 from benchmarks.tools.bound import MIN_STEPS, bound_s, bucket, estimate_s, interpolated
 from benchmarks.tools.contenders import WrongDrafter
 from benchmarks.tools.targets import Task
@@ -276,6 +277,55 @@ def test_a_figure_has_every_line_and_is_the_same_file_twice(tmp_path: Path) -> N
     assert text == (tmp_path / "b/rollout.svg").read_text()
     for words in ("20m float32", "20m bfloat16", "adaptive", "suffix:4", "bound"):
         assert f">{words}</text>" in text
+
+
+def test_a_block_of_the_page_is_made_of_its_record_and_nothing_else_changes(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"machine": {"cores": 2, "cpu": "Intel 8"}}))
+    page = "Words.\n<!-- table: a -->\nold\n<!-- end: a -->\nMore.\n<!-- table: b -->\nkept\n<!-- end: b -->\n"
+    blocks = {name: (tmp_path / f"{name}.json", lambda path: f"| {path.stem} |\n") for name in "ab"}
+    made = "\nOn 2 cores of an Intel 8, without a GPU.\n\n| a |\n\n"
+    assert doc_tables.filled(page, blocks) == page.replace("old\n", made)
+    with pytest.raises(ValueError, match="no <!-- table: c -->"):
+        doc_tables.filled(page, {"c": blocks["a"]})
+
+
+def test_the_page_has_every_block() -> None:
+    page = doc_tables.PAGE.read_text()
+    assert (
+        doc_tables.filled(page, {name: (Path("missing"), make) for name, (_, make) in doc_tables.BLOCKS.items()})
+        == page
+    )
+
+
+def row_of_table_2(requests: int) -> dict[str, Any]:
+    def found(speedup: float, drafted: float = 3.0) -> dict[str, Any]:
+        return {
+            "speedup": speedup,
+            "seconds": 2 / speedup,
+            "interval": {"median": speedup, "low": speedup, "high": speedup},
+            "accept_length": 1 + 0.9 * drafted,
+            "drafted_per_request_step": drafted,
+            "steps": {"plain": 0.25},
+        }
+
+    contenders = {"self:3": found(1.5), "self:7": found(2.5, 7.0), "toggle": found(2.6), "adaptive": found(4.0)}
+    contenders |= {"toggle and ladder": found(2.75), "adaptive, self": found(2.4)}
+    return {"target": "20m", "dtype": "float32", "requests": requests, "off_s": 2.0, "prep_s": 0.01} | {
+        "contenders": contenders
+    }
+
+
+def test_table_2_has_the_best_draft_length_and_says_where_the_goal_is_missed() -> None:
+    text = self_rollout.table({"cases": [row_of_table_2(1), row_of_table_2(4)]})
+    line = (
+        "| 20m float32 | 1 | always on, self:7 | 0.0100 | 7.30 / 7.00 | 90.0% | 25% | 0.800 | **2.50x** [2.50, 2.50] |"
+    )
+    assert line in text
+    assert "| 20m float32 | 4 | off |  |  |  |  | 2.000 |  |" in text
+    assert "at 1 requests: 2.40x cold, wanted 3x (missed; always on 2.50x with self:7)." in text
+    assert "at 4 requests: 2.40x cold, wanted 2x (met; always on 2.50x with self:7)." in text
+    assert "Toggle and ladder over always on: 1.10 to 1.10" in text
+    assert "| Qwen2.5-7B | 82.4 | 75.6 (1.09x) | 66.3 (1.24x) | 1.3 |" in text
 
 
 def test_every_cell_of_the_grid_can_run() -> None:
