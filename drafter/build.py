@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Protocol
 
 from drafter.protocol import Drafter
+from models.ops.chain import DraftChain
 from models.ops.native import kernels
 from models.transformer import Transformer
 from policies.speculation.catalogue import CATALOGUE, at_hand, weights_path
@@ -33,7 +34,8 @@ class EngineShape(Protocol):
 
 
 def build_drafters(options: SpeculationOptions, model: Transformer, engine: EngineShape) -> dict[str, Drafter]:
-    """The drafters by name: n-gram and suffix wherever the native extension is installed, EAGLE if it has a path.
+    """The drafters by name: n-gram and suffix wherever the native extension is installed, EAGLE if it has a path, the
+    copy of the model in few bits where the engine can lend its cache.
 
     With `options.strategies` only those that it names; with mode off none. Drafters are made for engines whose history
     is [max_running, max_tokens] as `history_tokens` says.
@@ -45,7 +47,7 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
     retrieval = build_retrieval(options, engine.max_running, history_tokens(model, engine))
     networks = {
         name: _network(name).build(options, model, engine)
-        for name in wanted_drafters(options)
+        for name in wanted_drafters(options, cache_lent=lends_cache(model))
         if CATALOGUE[name].is_network
     }
     built: dict[str, Drafter] = retrieval | networks
@@ -77,12 +79,20 @@ def history_tokens(model: Transformer, engine: EngineShape) -> int:
     return min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
 
 
-def wanted_drafters(options: SpeculationOptions) -> set[str]:
-    """Raises ValueError for a strategy whose drafter is unknown or not configured; naming the key."""
+def lends_cache(model: Transformer) -> bool:
+    """Whether the native engine can run chains of drafts by a copy of this model over its own KV cache."""
+    if type(model) is not Transformer or model.low_bit is not None:
+        return False
+    return kernels is not None and DraftChain.supports(model.embed_tokens.weight, model.config.head_dim)
+
+
+def wanted_drafters(options: SpeculationOptions, *, cache_lent: bool = False) -> set[str]:
+    """By name; cache_lent as in `at_hand`. Raises ValueError for a strategy whose drafter is unknown or not configured;
+    naming the key."""
     if options.mode == "off":
         return set()
     if options.strategies is None:
-        return set(at_hand(options))
+        return set(at_hand(options, cache_lent=cache_lent))
     return {_known(name, options) for name in _named(options.strategies)}
 
 
@@ -92,11 +102,6 @@ def _named(strategies: Iterable[str]) -> set[str]:
 
 def _network(name: str) -> ModuleType:
     """The module of a drafter with passes of its own."""
-    if not CATALOGUE[name].own_module:
-        raise ValueError(
-            f"rollout.speculation.strategies names the drafter {name!r}, which the native engine does not have: "
-            "leave it out, or set rollout.engine.backend=vllm"
-        )
     return import_module(f"drafter.{name}")
 
 

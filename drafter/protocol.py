@@ -141,7 +141,7 @@ class TargetPasses(Protocol):
     ) -> tuple[Int64Array, Tensor | None]:
         """Draws of `copy`, one behind the other, from the last known token on: tokens [R, depth], of request r the
         first min(room[r], depth), -1 behind; with `logits` what they were drawn from as well, [R, depth, V] of any
-        float dtype on the target's device, of no meaning behind the counts.
+        float dtype on the target's device, -inf where top-k or top-p leave a token out, of no meaning behind counts.
 
         The draw behind position p has the noise of the batch's keys at the noise position of a target's draw there. K/V
         of the positions lengths - 1 .. lengths + counts - 2 are written. They are provisional: the target has computed

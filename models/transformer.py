@@ -277,7 +277,7 @@ class Transformer(nn.Module):
             for layer in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=place)
-        self.lm_head = (
+        self.lm_head: Projection | LowBitProjection | None = (
             None
             if config.tie_word_embeddings
             else Projection(config.hidden_size, config.vocab_size, False, batch_invariant, dtype=dtype, device=place)
@@ -306,6 +306,9 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output of forward [T, H] -> [T, V], in the dtype of the weights; float32 on CUDA (`ops.head`)."""
+        if isinstance(self.lm_head, LowBitProjection):
+            few_bits: Tensor = self.lm_head(hidden)
+            return few_bits
         return ops.head(hidden, self.head_weight, invariant=self.batch_invariant)
 
     @property

@@ -116,6 +116,11 @@ struct LowBitWeight {
 void pack_low_bit(const LowBitWeight& shape, const uint8_t* values, const float* scales, const uint8_t* zeros,
                   uint8_t* out, int threads);
 
+// The panels of `weight` [columns, depth] rounded as models/low_bit.py's `quantise` does, to `bits` of those that `shape`
+// stores.
+template <typename T>
+void quantise_pack(const T* weight, const LowBitWeight& shape, int64_t bits, uint8_t* out, int threads);
+
 // Rows in eight bits each, as models/ops/low_bit.py's quantise_tokens: values [rows, value_stride], the columns past the
 // depth zero; scales [rows]; sums [rows, groups] of equal groups (or null).
 template <typename T>

@@ -12,6 +12,14 @@ void bind_low_bit(nb::module_& m) {
   m.def("low_bit_packed_bytes", [](int64_t bits, int64_t columns, int64_t depth, int64_t groups) {
     return LowBitWeight{nullptr, bits, columns, depth, groups}.packed_bytes();
   });
+  m.def("quantise_pack", [](bool half, int64_t stored_bits, int64_t bits, int64_t columns, int64_t depth,
+                            int64_t groups, Address weight, Address out, int threads) {
+    by_dtype(half, [&](auto* tag) {
+      using T = STORAGE(tag);
+      paceline::quantise_pack(at<const T>(weight), {nullptr, stored_bits, columns, depth, groups}, bits,
+                              at<uint8_t>(out), threads);
+    });
+  });
   m.def("pack_low_bit", [](int64_t bits, int64_t columns, int64_t depth, int64_t groups, Address values,
                            Address scales, Address zeros, Address out, int threads) {
     nb::gil_scoped_release release;

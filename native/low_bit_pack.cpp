@@ -3,6 +3,7 @@
 // Owns both roundings and layouts that the products read. Invariant: a row's integers depend on the row only, and are
 // those of models/ops/low_bit.py's quantise_tokens.
 #include <algorithm>
+#include <vector>
 
 #include "low_bit.h"
 
@@ -86,6 +87,47 @@ void pack_groups(const LowBitPanels& w, const E* source, int64_t panel, E* out) 
   }
 }
 
+// x / scale to the nearest integer, halves to even, between least and most, eight at a time.
+inline i32x8 levels(f32x8 x, float scale, float zero, int32_t least, int32_t most) {
+  const f32x8 shift = splat(0x1.8p23f);
+  const f32x8 nearest = (x / splat(scale) + shift) - shift;
+  i32x8 level = (i32x8)(nearest + splat(zero) + shift) - (i32x8)shift;
+  level = level < splat_int(least) ? splat_int(least) : level;
+  return level > splat_int(most) ? splat_int(most) : level;
+}
+
+// One output's inputs [depth] in few bits as models/low_bit.py's `quantise` says: its bytes, scales and zero points.
+template <typename T>
+void quantise_output(const T* x, const LowBitPanels& w, int64_t bits, uint8_t* bytes, float* scales, uint8_t* zeros) {
+  const int64_t group = w.depth / w.groups;
+  const bool eight = w.bits == 8;
+  const int32_t most = eight ? 127 : (1 << bits) - 1;
+  for (int64_t g = 0; g < w.groups; ++g) {
+    const int64_t first = g * group, end = first + group;
+    f32x8 lows = {}, highs = {};  // 0 is among what they can say
+    for (int64_t k = first; k < end; k += kLanes) {
+      const f32x8 each = load(x + k, static_cast<int>(std::min<int64_t>(kLanes, end - k)));
+      lows = select(each < lows, each, lows), highs = select(each > highs, each, highs);
+    }
+    const float low = -largest(-lows), high = largest(highs);
+    float scale = (eight ? std::max(-low, high) : high - low) / static_cast<float>(most);
+    if (!(scale > 0)) scale = 1.0f;
+    const float zero = eight ? 0.0f : levels(splat(-low), scale, 0.0f, 0, most)[0];
+    scales[g] = scale;
+    if (!eight) zeros[g] = static_cast<uint8_t>(zero);
+    for (int64_t k = first; k < end; k += kLanes) {
+      const int count = static_cast<int>(std::min<int64_t>(kLanes, end - k));
+      const i32x8 level = levels(load(x + k, count), scale, zero, eight ? -most : 0, most);
+      if (eight) {
+        const i8x8 narrow = __builtin_convertvector(level, i8x8);
+        std::memcpy(bytes + k, &narrow, count);
+      } else {
+        for (int i = 0; i < count; i += 2) bytes[(k + i) / 2] = static_cast<uint8_t>(level[i] | level[i + 1] << 4);
+      }
+    }
+  }
+}
+
 template <typename T>
 void quantise_row(const T* x, int64_t depth, int64_t groups, int8_t* values, int64_t padded, float* scale,
                   int32_t* sums) {
@@ -142,6 +184,29 @@ void pack_low_bit(const LowBitWeight& shape, const uint8_t* values, const float*
     if (w.bits != 8) pack_groups(w, zeros, panel, after + w.groups * kPanel * 4);
   }
 }
+
+template <typename T>
+void quantise_pack(const T* weight, const LowBitWeight& shape, int64_t bits, uint8_t* out, int threads) {
+  const LowBitPanels w(shape);
+  const int64_t panels = (w.columns + kPanel - 1) / kPanel, bytes = w.depth * w.bits / 8;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && panels * w.bytes() > kParallelElements)
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    LowBitPanels own(w);
+    own.columns = std::min<int64_t>(kPanel, w.columns - panel * kPanel);
+    std::vector<uint8_t> values(own.columns * bytes), zeros(own.columns * w.groups);
+    std::vector<float> scales(own.columns * w.groups);
+    for (int64_t n = 0; n < own.columns; ++n)
+      quantise_output(weight + (panel * kPanel + n) * w.depth, w, bits, values.data() + n * bytes,
+                      scales.data() + n * w.groups, zeros.data() + n * w.groups);
+    uint8_t *start = out + panel * w.bytes(), *after = start + w.value_bytes();
+    pack_values(own, values.data(), 0, start);
+    pack_groups(own, scales.data(), 0, reinterpret_cast<float*>(after));
+    if (w.bits != 8) pack_groups(own, zeros.data(), 0, after + w.groups * kPanel * 4);
+  }
+}
+
+template void quantise_pack(const float*, const LowBitWeight&, int64_t, uint8_t*, int);
+template void quantise_pack(const bf16*, const LowBitWeight&, int64_t, uint8_t*, int);
 
 template <typename T>
 void quantise_rows(const T* x, int64_t stride, int64_t rows, int64_t depth, int64_t groups, int8_t* values,

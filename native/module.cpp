@@ -31,6 +31,7 @@ void map(Address x, Address out, int64_t n) {
 
 }  // namespace
 
+void bind_draft_chain(nb::module_& m);
 void bind_eagle(nb::module_& m);
 void bind_low_bit(nb::module_& m);
 void bind_ngram(nb::module_& m);
@@ -208,6 +209,7 @@ NB_MODULE(paceline_native, m) {
   m.def("exp_array", &map<paceline::exp_array>);
   m.def("log_array", &map<paceline::log_array>);
   m.def("log1m_array", &map<paceline::log1m_array>);
+  bind_draft_chain(m);
   bind_eagle(m);
   bind_low_bit(m);
   bind_ngram(m);

@@ -36,7 +36,7 @@ class Capabilities:
 
 
 NATIVE = Capabilities(
-    drafters=frozenset(name for name, entry in CATALOGUE.items() if entry.own_module),
+    drafters=frozenset(CATALOGUE),
     trees=True,
     hidden_states=True,
     batch_invariant=True,

@@ -164,7 +164,7 @@ def _quantization(c: Config) -> Iterator[Issue]:
     if c.rollout.speculation.mode != "off" and "self" in drafted:
         yield Issue(
             "rollout.speculation.strategies",
-            f"self drafts with a copy of the target in eight bits, and beside {key}={form} that is no cheaper than the "
+            f"self drafts with a copy of the target in few bits, and beside {key}={form} that is no cheaper than the "
             "target",
             remedy=f"name others, such as suffix or ngram, or set {key}=none",
         )
@@ -204,6 +204,7 @@ def _speculation(c: Config) -> Iterator[Issue]:
                 f"is not set, but rollout.speculation.strategies names the drafter {drafter}",
                 remedy=f"set {key}.{drafter}.path to a directory of drafter weights, or to random",
             )
+    yield from _self_format(c, strategies)
     trees = [str(strategy) for strategy in strategies if strategy.is_tree]
     on_gpu = c.rollout.engine.device == "cuda" or (c.rollout.engine.device == "auto" and c.cluster.layout != "embedded")
     if trees and c.model.batch_invariant == "engine" and can.batch_invariant and on_gpu:
@@ -257,6 +258,23 @@ def _speculation(c: Config) -> Iterator[Issue]:
             "rejection keeps the tokens' distribution, not the tokens, which model.batch_invariant asks for",
             remedy=f"set {key}.verification=coupled, or model.batch_invariant=null",
         )
+
+
+def _self_format(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
+    """What the self-drafter's copy is stored in."""
+    key, form = "rollout.speculation.self.format", c.rollout.speculation.self.format
+    if form == "auto":
+        return
+    if not _engine(c).learner_network:
+        message = f"is set, but the {c.rollout.engine.backend} engine drafts with an eight-bit copy always"
+        yield Issue(key, message, remedy="leave it out")
+    elif strategies and not any(strategy.drafter == "self" for strategy in strategies):
+        yield Issue(
+            key, "is set, but rollout.speculation.strategies names no self", remedy="name one, for example self:5"
+        )
+    elif (device := _engine_device(c)) not in FORMATS[form].devices:
+        message = f"{form} is computed on {' and '.join(FORMATS[form].devices)} only, and engines are on {device}"
+        yield Issue(key, message, remedy="leave it out: auto")
 
 
 def _drafter(c: Config) -> Iterator[Issue]:

@@ -5,8 +5,9 @@ operation; whether a kernel or torch computes it is decided here, per call, from
 """
 
 from models.ops.attention import packed_attention, paged_attention
+from models.ops.chain import DraftChain
 from models.ops.eagle import EaglePasses
-from models.ops.low_bit import low_bit_linear, mirrored_linear, prepack_low_bit
+from models.ops.low_bit import low_bit_linear, mirrored_linear, prepack_low_bit, requantise
 from models.ops.matmul import head, linear, prepack
 from models.ops.sampling import cutoff, sample, sample_topk
 from models.ops.segments import Segments
@@ -15,6 +16,7 @@ from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, rope_write,
 
 __all__ = [
     "DecoderStack",
+    "DraftChain",
     "EaglePasses",
     "Segments",
     "StackLayer",
@@ -29,6 +31,7 @@ __all__ = [
     "paged_attention",
     "prepack",
     "prepack_low_bit",
+    "requantise",
     "rms_norm",
     "rope_write",
     "sample",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from models.formats import DEEPEST, LowBitFormat
-from models.low_bit import LowBitWeight, dequantise
+from models.low_bit import LowBitWeight, dequantise, quantise
 from models.ops.low_bit_reference import reference, require_fit, rounded_tokens
 from models.ops.native import kernels, takes
 from models.ops.triton import low_bit_operators
@@ -74,6 +74,38 @@ def prepack_low_bit(weight: LowBitWeight) -> None:
         torch.get_num_threads(),
     )
     setattr(weight.values, _PANELS, (panels, low_bit_versions(weight)))
+
+
+def requantise(weight: Tensor, into: LowBitWeight) -> None:
+    """Round `weight` [N, K] to the nearest in the format and memory of `into`, as `models.low_bit.quantise` does.
+
+    Where the kernel computes with them only the panels are written, in one pass over the weight: values, scales and
+    zero points are then never read, and memory that nobody has written to takes no room. Raises ValueError where the
+    shapes differ.
+    """
+    if weight.shape != (into.outputs, into.inputs):
+        raise ValueError(f"a weight {list(weight.shape)} does not fit {[into.outputs, into.inputs]}")
+    if not (packable(into) and takes(weight) and hasattr(kernels, "quantise_pack")):
+        for part, rounded in zip(into.parts, quantise(weight, into.format).parts, strict=True):
+            part.copy_(rounded)
+        prepack_low_bit(into)
+        return
+    shape = into.format.container_bits, into.outputs, into.inputs, into.format.groups(into.inputs)
+    old: tuple[Tensor, tuple[int, ...]] | None = getattr(into.values, _PANELS, None)
+    needed = kernels.low_bit_packed_bytes(*shape)  # type: ignore[union-attr]
+    panels = torch.empty(needed, dtype=torch.uint8) if old is None else old[0]
+    bits, *rest = shape
+    source = weight.detach().contiguous()
+    kernels.quantise_pack(  # type: ignore[union-attr]
+        weight.dtype is torch.bfloat16,
+        bits,
+        into.format.bits,
+        *rest,
+        source.data_ptr(),
+        panels.data_ptr(),
+        torch.get_num_threads(),
+    )
+    setattr(into.values, _PANELS, (panels, low_bit_versions(into)))
 
 
 def low_bit_panels(weight: LowBitWeight) -> Tensor:

@@ -148,6 +148,18 @@ class DecoderStack:
         self._versions = [part._version for part in self._counted]
         self._addresses = torch.tensor([layer_addresses(layer) for layer in self._layers], dtype=torch.int64)
 
+    def refresh_changed(self) -> None:
+        """`refresh`, if version counters say that weights were changed."""
+        if [part._version for part in self._counted] != self._versions:
+            self.refresh()
+
+    def _check_caches(self, k_cache: Tensor, v_cache: Tensor) -> None:
+        layers, kv_heads, head_dim = self._cache_shape
+        if k_cache.shape != v_cache.shape or k_cache.shape != (layers, k_cache.shape[1], kv_heads, head_dim):
+            raise ValueError(f"caches must be [{layers}, slots, {kv_heads}, {head_dim}], got {tuple(k_cache.shape)}")
+        if not takes(self._embedding, k_cache, v_cache) or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+            raise ValueError("caches must be contiguous CPU tensors of the weights' dtype")
+
     def reserve(self, rows: int) -> None:
         """Make the workspace large enough for this many rows; later steps of as many allocate only their result."""
         if rows > self._workspace_rows:
@@ -174,18 +186,13 @@ class DecoderStack:
         [T, H]. Raises IndexError for a token, position, slot or block outside its table, ValueError for shapes and
         lengths that do not fit together.
         """
-        if [part._version for part in self._counted] != self._versions:
-            self.refresh()
+        self.refresh_changed()
         rows, requests = tokens.shape[0], context_lens.shape[0]
-        layers, kv_heads, head_dim = self._cache_shape
         if not tokens.shape == positions.shape == kv_slots.shape == (rows,):
             raise ValueError(f"tokens, positions and kv_slots must be [{rows}]")
-        if k_cache.shape != v_cache.shape or k_cache.shape != (layers, k_cache.shape[1], kv_heads, head_dim):
-            raise ValueError(f"caches must be [{layers}, slots, {kv_heads}, {head_dim}], got {tuple(k_cache.shape)}")
         if query_offsets.shape != (requests + 1,) or block_tables.shape[0] != requests:
             raise ValueError("context_lens [B], query_offsets [B + 1] and block_tables [B, M] disagree about B")
-        if not takes(self._embedding, k_cache, v_cache) or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-            raise ValueError("caches must be contiguous CPU tensors of the weights' dtype")
+        self._check_caches(k_cache, v_cache)
         tokens, positions, kv_slots = as_int64(tokens), as_int64(positions), as_int64(kv_slots)
         block_tables, query_offsets = as_int32(block_tables), as_int32(query_offsets)
         context_lens = as_int32(context_lens)

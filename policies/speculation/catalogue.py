@@ -1,7 +1,7 @@
 """The drafters there are: what configuration, plans, policies and reports must know of each. Plain data, no torch.
 
-The one place that lists them. The code of drafter NAME is the module `drafter.NAME`, whose `build` makes one, except
-where an engine of another kind makes it itself.
+The one place that lists them. The code of drafter NAME is the module `drafter.NAME`, whose `build` makes one; an engine
+of another kind may make its own where strategies name it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ class DrafterEntry:
     needs_weights: bool = False  # it exists only where rollout.speculation.NAME.path is set
     is_network: bool = False  # it computes passes of its own: graphs are captured for them
     trained: bool = False  # drafter.train trains it
-    own_module: bool = True  # False: only an engine that makes it itself has it, and only where strategies name it
+    shares_cache: bool = False  # it computes over the KV cache that an engine of a full-precision target lends it
     native: str | None = None  # class of the native extension that it cannot do without
 
 
@@ -35,8 +35,8 @@ CATALOGUE: dict[str, DrafterEntry] = {
             trained=True,
         ),
         DrafterEntry(name="ngram", arms=("ngram:12", "ngram:6", "ngram:3"), native="Ngrams"),
-        # A copy of the target with eight-bit weights. It follows the target without being trained.
-        DrafterEntry(name="self", arms=("self:4", "self:2", "self:8"), is_network=True, own_module=False),
+        # A copy of the target in few bits. It follows the target without being trained.
+        DrafterEntry(name="self", arms=("self:5", "self:3", "self:7", "self:10"), is_network=True, shares_cache=True),
     )
 }
 FRESH_WEIGHTS = "random"  # instead of a directory of weights: rollout.speculation.NAME.path takes it
@@ -57,13 +57,14 @@ def weights_path(name: str, options: SpeculationOptions) -> str | None:
     return path
 
 
-def at_hand(options: SpeculationOptions) -> tuple[str, ...]:
+def at_hand(options: SpeculationOptions, *, cache_lent: bool = False) -> tuple[str, ...]:
     """What an engine of this configuration drafts with unless strategies name others, where the native extension is
-    installed."""
+    installed. cache_lent: it lends its KV cache to those that share it."""
     return tuple(
         name
         for name, entry in CATALOGUE.items()
-        if entry.own_module and (not entry.needs_weights or weights_path(name, options) is not None)
+        if (cache_lent or not entry.shares_cache)
+        and (not entry.needs_weights or weights_path(name, options) is not None)
     )
 
 

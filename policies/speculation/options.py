@@ -30,6 +30,15 @@ class EagleOptions(BaseModel, frozen=True, extra="forbid"):
     ] = 0.2
 
 
+class SelfOptions(BaseModel, frozen=True, extra="forbid"):
+    """The self-drafter: a copy of the target in few bits (EfficientRollout 4.1)."""
+
+    format: Annotated[
+        Literal["auto", "w4a8", "w8a8", "w4a16"],
+        Field(description="of the copy's matrices; auto: w4a8 on CPU, w4a16 on GPU"),
+    ] = "auto"
+
+
 class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     """Speculative decoding of rollouts. Never changes a token (verification: coupled) or their distribution."""
 
@@ -66,6 +75,7 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     suffix: SuffixOptions = SuffixOptions()
     eagle: EagleOptions = EagleOptions()
+    self: SelfOptions = SelfOptions()
 
     @field_validator("strategies")
     @classmethod

@@ -19,9 +19,9 @@ ENGINE = EngineOptions(max_running=3, kv_tokens=512)
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({}, ["ngram", "suffix"]),
+        ({}, ["ngram", "self", "suffix"]),
         ({"mode": "off"}, []),
-        ({"eagle": EagleOptions(path="random")}, ["eagle", "ngram", "suffix"]),
+        ({"eagle": EagleOptions(path="random")}, ["eagle", "ngram", "self", "suffix"]),
         ({"strategies": ("suffix:4", "plain")}, ["suffix"]),
         ({"strategies": ("plain",)}, []),
         ({"strategies": ("eagle:3x2/6", "ngram:2"), "eagle": EagleOptions(path="random")}, ["eagle", "ngram"]),

@@ -81,10 +81,9 @@ def test_what_it_does_is_observed_under_its_name() -> None:
     assert meter.take().metrics()["speculation/parrot/acceptance"] == 0.5
 
 
-def test_the_copy_of_the_target_is_vllms_alone_and_only_where_it_is_named(tmp_path: Path) -> None:
-    assert faults("self:4") == ["the native engine has no drafter 'self'"]
-    assert "self" not in at_hand(SpeculationOptions())
-    named = SpeculationOptions(mode="fixed", strategies=("self:4",))
-    with pytest.raises(ValueError, match=r"'self', which the native engine does not have.*backend=vllm"):
-        build_drafters(named, tiny_model(tmp_path), ENGINE)
-    assert "self" in BACKENDS["vllm"].drafters
+def test_the_copy_of_the_target_is_at_hand_where_an_engine_lends_its_cache(tmp_path: Path) -> None:
+    assert faults("self:4") == []
+    assert "self" not in at_hand(SpeculationOptions())  # of vLLM, only where it is named
+    assert "self" in at_hand(SpeculationOptions(), cache_lent=True)
+    assert {"ngram", "self", "suffix"} <= set(build_drafters(SpeculationOptions(), tiny_model(tmp_path), ENGINE))
+    assert {"self"} < BACKENDS["vllm"].drafters

@@ -21,7 +21,7 @@ from tests.speculation.support import Mixed, model_of
 
 pytestmark = needs_native
 OPTIONS = SpeculationOptions(eagle=EagleOptions(path="random"))
-STRATEGIES = ("plain", "ngram:4", "ngram:3x2/6", "suffix:5", "suffix:4x2/8", "eagle:3", "eagle:3x2/6")
+STRATEGIES = ("plain", "ngram:4", "ngram:3x2/6", "suffix:5", "suffix:4x2/8", "eagle:3", "eagle:3x2/6", "self:4")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -82,7 +82,7 @@ def test_what_was_saved_drafts_in_another_engine(tmp_path: Path) -> None:
     assert accepted[1] > accepted[0] + 0.5 * (tokens - accepted[0])
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix", "eagle"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "eagle", "self"])
 def test_what_an_engine_never_does_is_refused_or_ignored_and_leaves_the_drafter_usable(
     tmp_path: Path, name: str
 ) -> None:

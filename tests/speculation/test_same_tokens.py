@@ -14,7 +14,7 @@ from tests.native import needs_native
 from tests.speculation.support import MAX_RUNNING, SAMPLINGS, Mixed, Served, Trees, model_of, real_drafters
 
 pytestmark = needs_native
-REAL = ("ngram:4", "ngram:3x2/6", "suffix:8", "suffix:4x3/10", "eagle:3", "eagle:4x2/8")
+REAL = ("ngram:4", "ngram:3x2/6", "suffix:8", "suffix:4x3/10", "eagle:3", "eagle:4x2/8", "self:5")
 FIXED = (*REAL, "right:6", "often:7", "often:4x3/12", "seldom:3x2/5")
 CHOSEN = ("adaptive", "paper", "mixed")
 TOKENS_PER_FAMILY = 40_000
@@ -27,7 +27,7 @@ def policy_of(name: str, seed: int) -> StrategyPolicy:
         options = SpeculationOptions(
             mode=name, strategies=REAL, exploration=0.5, epsilon=0.5, seed=seed, eagle={"path": "random"}
         )
-        policy = build_policy(options, ("ngram", "suffix", "eagle"))
+        policy = build_policy(options, ("ngram", "suffix", "eagle", "self"))
         assert policy is not None
         return policy
     return FixedPolicy(Strategy.parse(name))
@@ -39,7 +39,7 @@ def test_tokens_and_logprobs_are_bitwise_those_without_speculation(tmp_path: Pat
     torch.set_num_threads(1)
     model = model_of(tmp_path, family)
     tokens, running = 0, set[int]()
-    accepted = dict.fromkeys(("ngram", "suffix", "eagle", "right", "often", "seldom"), 0)
+    accepted = dict.fromkeys(("ngram", "suffix", "eagle", "self", "right", "often", "seldom"), 0)
     drafted = accepted.copy()
     for seed, sampling in enumerate(SAMPLINGS):
         requests = make_requests(80, prompts=20, seed=40 + seed, stop_token_ids=(2, 9), **sampling)

@@ -21,7 +21,17 @@ from tests.speculation.support import ENGINE, Trees, model_of, real_drafters
 
 pytestmark = needs_native
 SWITCHES = 1_000
-STRATEGIES = ("ngram:4", "suffix:6", "eagle:3", "eagle:3x2/6", "suffix:4x2/8", "right:1", "often:3x2/6", "ngram:3x2/5")
+STRATEGIES = (
+    "ngram:4",
+    "suffix:6",
+    "eagle:3",
+    "eagle:3x2/6",
+    "suffix:4x2/8",
+    "self:4",
+    "right:1",
+    "often:3x2/6",
+    "ngram:3x2/5",
+)
 
 
 def decode(

@@ -115,8 +115,12 @@ class Speculator:
         self._counted, self._context_tokens, self._prompt_ids = self._requests.slots, 0, NO_REQUESTS
         self._budget = budget
         self.use(policy)
-        if target is not None:
-            self._tell(lambda drafter: drafter.attach(target) if isinstance(drafter, SharingDrafter) else None)
+        for name, drafter in list(self._drafters.items()):
+            if isinstance(drafter, SharingDrafter):
+                if target is None:
+                    del self._drafters[name]  # there is nothing that it could compute over
+                else:
+                    drafter.attach(target)
 
     def use(self, policy: StrategyPolicy | None) -> None:
         self.policy = policy

@@ -12,6 +12,7 @@ from torch import Tensor
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Int64Array
 from actors.engine.native.forward.context import CachedContext, KVCache
+from actors.engine.native.forward.fused import draft_chain
 from drafter.protocol import BatchView, GraphCapture
 from models import ops
 from models.transformer import Transformer
@@ -24,6 +25,8 @@ class CpuChains:
     def __init__(self, table: SlotTable, cache: KVCache) -> None:
         self._table, self._cache = table, cache
         self.captured = False
+        self._copy: Transformer | None = None  # whose chains `_native` computes
+        self._native: ops.DraftChain | None = None
 
     def plan_graphs(
         self, copy: Transformer, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture
@@ -34,7 +37,32 @@ class CpuChains:
         self, copy: Transformer, batch: BatchView, depth: int, *, logits: bool = False
     ) -> tuple[Int64Array, Tensor | None]:
         """See `drafter.protocol.TargetPasses`."""
-        return self.separate_passes(copy, batch, depth, logits=logits)
+        if self._copy is not copy:
+            self._copy, self._native = copy, draft_chain(copy)
+        if self._native is None:
+            return self.separate_passes(copy, batch, depth, logits=logits)
+        kept = None
+        if logits:
+            kept = copy.embed_tokens.weight.new_empty(len(batch.slots), depth, batch.vocab_size)
+        with torch.inference_mode():
+            tokens = self._native.draft(
+                depth,
+                batch.slots,
+                batch.lengths,
+                batch.prompt_lengths,
+                np.minimum(batch.room, depth),
+                batch.history,
+                self._table.block_tables,
+                self._cache.block_tokens,
+                self._cache.all_keys,
+                self._cache.all_values,
+                batch.temperatures,
+                batch.top_k,
+                batch.top_p,
+                batch.noise_keys,
+                kept,
+            )
+        return tokens.numpy(), kept
 
     def separate_passes(
         self, copy: Transformer, batch: BatchView, depth: int, *, logits: bool = False
@@ -51,9 +79,9 @@ class CpuChains:
                     break
                 last = tokens[rows, level - 1] if level else batch.history[batch.slots[rows], batch.lengths[rows] - 1]
                 found = self._pass(copy, batch, rows, last.astype(np.int64), level)
-                tokens[rows, level] = self._draw(found, batch, rows, level)
+                tokens[rows, level], least = self._draw(found, batch, rows, level)
                 if kept is not None:
-                    kept[torch.from_numpy(rows), level] = found
+                    kept[torch.from_numpy(rows), level] = found.masked_fill(found < least[:, None], -torch.inf)
         return tokens, kept
 
     def _pass(self, copy: Transformer, batch: BatchView, rows: Int64Array, last: Int64Array, level: int) -> Tensor:
@@ -73,7 +101,8 @@ class CpuChains:
         )
         return copy.logits(copy(torch.from_numpy(last), context))
 
-    def _draw(self, logits: Tensor, batch: BatchView, rows: Int64Array, level: int) -> Int64Array:
+    def _draw(self, logits: Tensor, batch: BatchView, rows: Int64Array, level: int) -> tuple[Int64Array, Tensor]:
+        """Tokens [N], and the smallest logits that might have been drawn, [N]."""
         temperature, top_k, top_p, keys = (
             torch.from_numpy(each[rows]) for each in (batch.temperatures, batch.top_k, batch.top_p, batch.noise_keys)
         )
@@ -82,4 +111,4 @@ class CpuChains:
         if bool((top_k > 0).any()) or bool((top_p < 1).any()):
             least = ops.cutoff(logits, temperature, top_k, top_p)
         drawn: Int64Array = ops.sample(logits, least, temperature, keys, positions)[0].numpy()
-        return drawn
+        return drawn, least

@@ -4,30 +4,36 @@ Both it and the modules compute the same numbers with the same kernels; the stac
 Python per layer.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from actors.engine.native.forward.context import CachedContext
 from models import ops
-from models.transformer import Block, Transformer
+from models.transformer import Block, LowBitProjection, Transformer
+
+
+def stack_weights(model: Transformer) -> tuple[list[ops.StackLayer], Tensor, Tensor, Tensor, Tensor]:
+    """Layers, embedding, final norm, and cosines and sines of every position."""
+    angles = model.rope.table(model.embed_tokens.weight.device)
+    blocks = [block for block in model.blocks if isinstance(block, Block)]
+    layers = [block.stack_layer(block.input_norm.weight) for block in blocks]
+    return layers, model.embed_tokens.weight, model.norm.weight, angles.cos, angles.sin
+
+
+def draft_chain(copy: Transformer) -> ops.DraftChain | None:
+    """Chains of drafts by this copy of a target (`models.low_bit_copy`) as native calls; None where there are none."""
+    if not FusedForward.supports(copy) or not ops.DraftChain.supports(copy.embed_tokens.weight, copy.config.head_dim):
+        return None
+    head = copy.lm_head.stored if isinstance(copy.lm_head, LowBitProjection) else copy.head_weight
+    return ops.DraftChain(*stack_weights(copy), head, **_shape(copy))
 
 
 class FusedForward:
     """`model(tokens, context)` as one native call, for inference on CPU. Build it after `pack_weights`."""
 
     def __init__(self, model: Transformer) -> None:
-        config = model.config
-        angles = model.rope.table(model.embed_tokens.weight.device)
-        blocks = [block for block in model.blocks if isinstance(block, Block)]
-        self.stack = ops.DecoderStack(
-            [block.stack_layer(block.input_norm.weight) for block in blocks],
-            model.embed_tokens.weight,
-            model.norm.weight,
-            angles.cos,
-            angles.sin,
-            query_heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            eps=config.rms_norm_eps,
-        )
+        self.stack = ops.DecoderStack(*stack_weights(model), **_shape(model))
 
     @staticmethod
     def supports(model: Transformer) -> bool:
@@ -55,3 +61,8 @@ class FusedForward:
             cache.block_tokens,
             tree_mask=context.tree_mask,
         )
+
+
+def _shape(model: Transformer) -> dict[str, Any]:
+    config = model.config
+    return {"query_heads": config.num_heads, "kv_heads": config.num_kv_heads, "eps": config.rms_norm_eps}

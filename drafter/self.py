@@ -1,0 +1,145 @@
+"""The self-drafter: the target drafts with a copy of itself in few bits (EfficientRollout, section 4.1, Appendix C).
+
+Owns the copy, and when it is made: at the first draft after the target changed, so that an engine that never drafts
+with it pays nothing. There is nothing to train, to keep or to load: it follows every update by itself, and the sharper
+RL makes a policy, the more often both agree.
+
+The copy computes over the target's own KV cache (`drafter.protocol.TargetPasses`), and its draws have the noise that
+the target's will have: where logits differ little, so do the tokens, at any temperature. Deviations from the paper: it
+draws independently and verifies by rejection, as this does with `verification: rejection` only; its format is W4A16
+(Marlin), which is what GPUs have here, while CPUs multiply in int8: W4A8.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drafter.protocol import BatchView, Drafts, GraphCapture, TargetPasses
+from models.config import ModelConfigError, require_low_bit
+from models.formats import FORMATS, LowBitFormat
+from models.low_bit_copy import copy_bytes, low_bit_copy, round_again
+from models.transformer import Transformer
+from policies.speculation.options import SpeculationOptions
+from policies.speculation.strategy import Strategy
+
+
+class SelfDrafter:
+    """Drafts chains with a copy of `model` in `form`; also where a strategy names a tree.
+
+    `sampled`: drafts come with the distributions they were drawn from, for rejection sampling. Raises ModelConfigError
+    where the groups of the format do not divide the model's matrices.
+    """
+
+    name = "self"
+    needs_hidden = False
+
+    def __init__(self, model: Transformer, form: LowBitFormat, *, sampled: bool = False) -> None:
+        require_low_bit(model.config, form)
+        self._model, self._form, self._sampled = model, form, sampled
+        self._copy: Transformer | None = None
+        self._stale = True
+        self._target: TargetPasses | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the copy; 0 until it has drafted."""
+        return 0 if self._copy is None else copy_bytes(self._copy)
+
+    @property
+    def captured(self) -> bool:
+        """See `GraphedDrafter`."""
+        return self._target is not None and self._target.captured
+
+    def attach(self, target: TargetPasses) -> None:
+        self._target = target
+
+    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+        """Capture chains, on the target's device."""
+        if self._target is not None and drafts:
+            self._target.plan_graphs(self._fresh_copy(), drafts, graph_capture)
+
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        """Chains of min(room, depth) tokens. `caught_up`: the copy had to be made first."""
+        if self._target is None:
+            raise RuntimeError("the engine lends no KV cache")
+        was_stale, copy = self._stale, self._fresh_copy()
+        tokens, logits = self._target.chain(copy, batch, strategy.depth, logits=self._sampled)
+        drawn_from = None if logits is None else _distributions(logits, tokens, batch.temperatures)
+        return Drafts(tokens, np.minimum(batch.room, strategy.depth), distributions=drawn_from, caught_up=was_stale)
+
+    def _fresh_copy(self) -> Transformer:
+        if self._copy is None:
+            self._copy = low_bit_copy(self._model, self._form)
+        if self._stale:
+            with torch.inference_mode():
+                round_again(self._copy, self._model)
+            self._stale = False
+        return self._copy
+
+    def new_target(self, version: int) -> None:
+        self._stale = True
+
+    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
+        pass
+
+    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        pass
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        pass
+
+    def save(self, directory: str) -> None:
+        pass
+
+    def load(self, directory: str) -> None:
+        pass
+
+
+def build(options: SpeculationOptions, model: Transformer, engine: object) -> SelfDrafter:
+    """See `drafter.build.build_drafters`. Raises ValueError, naming the key, for what the model or device cannot be."""
+    if model.low_bit is not None:
+        raise ValueError(
+            f"rollout.speculation.strategies names self beside rollout.quantization={model.low_bit.name}: a copy in "
+            "few bits is no cheaper than such a target; name suffix, ngram or eagle, or set rollout.quantization=none"
+        )
+    form = format_of(options.self.format, model)
+    return SelfDrafter(model, form, sampled=options.verification == "rejection")
+
+
+def format_of(name: str, model: Transformer) -> LowBitFormat:
+    """What rollout.speculation.self.format means for this model. auto: four bits (W4A16 on GPUs, W4A8 elsewhere), eight
+    where the groups do not divide its matrices. Raises ValueError for a format that cannot be, naming the key."""
+    device = model.embed_tokens.weight.device.type
+    if name == "auto":
+        form = FORMATS["w4a8" if device == "cpu" else "w4a16"]
+        try:
+            require_low_bit(model.config, form)
+        except ModelConfigError:
+            return FORMATS["w8a8"]
+        return form
+    form = FORMATS[name]
+    if device not in form.devices:
+        raise ValueError(
+            f"rollout.speculation.self.format={name} is computed on {' and '.join(form.devices)} only, and this engine "
+            f"is on {device}: use auto"
+        )
+    try:
+        require_low_bit(model.config, form)
+    except ModelConfigError as error:
+        raise ValueError(
+            f"rollout.speculation.self.format={name} does not fit the model ({error}): use auto"
+        ) from error
+    return form
+
+
+def _distributions(logits: Tensor, tokens: NDArray[np.int64], temperatures: NDArray[np.float32]) -> Tensor:
+    """What tokens [R, K] were drawn from, float32 [R, K, V]; at temperature 0 all of it is on the token."""
+    device = logits.device
+    temperature = torch.tensor(temperatures, device=device)[:, None, None]  # a copy: they are read-only
+    greedy = temperature == 0
+    soft = torch.softmax(logits.float() / torch.where(greedy, 1.0, temperature), dim=-1)
+    chosen = torch.from_numpy(tokens.clip(min=0)).to(device)[..., None]
+    return torch.where(greedy, torch.zeros_like(soft).scatter_(2, chosen, 1.0), soft)
