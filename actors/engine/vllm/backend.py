@@ -100,6 +100,10 @@ class VllmBackend:
         if self._drafter is not None:
             self.core.post_step(executed)
 
+    def draft_s(self, drafts: int) -> float | None:
+        found: list[float | None] = self.core.collective_rpc(PacelineWorker.paceline_draft_s.__name__, args=(drafts,))
+        return found[0]
+
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> list[int]:
         self._wake_weights()
         return [int(name) for name in self._weights.load_target(manifest, buffer)]

@@ -3,14 +3,18 @@ in every process that executes the model; decides nothing: the scheduler does, b
 
 A drafter that does not run in a step gets no K/V of that step's tokens. EAGLE's cannot be made up for (the hidden
 states are gone), a quantised copy's can: the target's K/V is what it approximates, lies in the same blocks, and is
-copied.
+copied. How long its passes take is measured where they run: the engine sees one step that drafts and verifies.
 """
 
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_MOST_RUNNING = 64
 NOT_AT_ALL = -1  # `num_spec_tokens_to_schedule`: no pass. 0: vLLM's own meaning, one pass that keeps the K/V whole
 
 
@@ -20,12 +24,14 @@ class DrafterPasses:
     `copies_target`: its layers are the target's, so that their K/V can come from there.
     """
 
-    def __init__(self, runner: Any, copies_target: bool) -> None:
-        self._runner = runner
+    def __init__(self, runner: Any, copies_target: bool, timer: Callable[[], float] = perf_counter) -> None:
+        self._runner, self._timer = runner, timer
         self._propose = runner.drafter.propose
         self._layers = _pairs(runner) if copies_target else []
         self._missed = False  # a step, at some time
         self._whole: set[str] = set()  # requests of which the drafter has all K/V, once it has missed a step
+        self._seconds: dict[int, deque[float]] = {}  # by drafts, since somebody asked
+        self._running: deque[tuple[int, Any, Any]] = deque()  # on a GPU: drafts, events before and after
 
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Tensor:
         """As vLLM's drafter: int64 [requests, drafts]."""
@@ -35,10 +41,36 @@ class DrafterPasses:
             self._missed = True
             self._whole.difference_update(requests)
             return torch.empty(attention.batch_size(), 0, dtype=torch.int64, device=self._runner.device)
+        begun = self._mark()
         if self._missed and self._layers:
             self._make_whole(requests, attention)
         drafts: Tensor = self._propose(num_speculative_tokens, *args, **kwargs)
+        self._took(num_speculative_tokens, begun, self._mark())
         return drafts
+
+    def seconds(self, drafts: int) -> float | None:
+        """Of a run that made so many drafts per request: the mean since this was asked last; None: there was none. On a
+        GPU of those that it has come to the end of: nothing is waited for."""
+        while self._running and self._running[0][2].query():
+            count, begun, ended = self._running.popleft()
+            self._seconds.setdefault(count, deque(maxlen=_MOST_RUNNING)).append(begun.elapsed_time(ended) / 1e3)
+        measured = self._seconds.pop(drafts, ())
+        return sum(measured) / len(measured) if measured else None
+
+    def _mark(self) -> Any:
+        if torch.device(self._runner.device).type != "cuda":
+            return self._timer()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _took(self, drafts: int, begun: Any, ended: Any) -> None:
+        if isinstance(begun, float):
+            self._seconds.setdefault(drafts, deque(maxlen=_MOST_RUNNING)).append(ended - begun)
+            return
+        self._running.append((drafts, begun, ended))
+        if len(self._running) > _MOST_RUNNING:  # nobody asks
+            self._running.popleft()
 
     def _make_whole(self, requests: list[str], attention: Any) -> None:
         """Before the pass, which then writes what it computes of this step's tokens itself."""

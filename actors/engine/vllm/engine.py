@@ -73,6 +73,10 @@ class Backend(Protocol):
         """One engine step, if anything is to be computed or cleared up."""
 
     def kv_tokens_used(self) -> int: ...
+    def draft_s(self, drafts: int) -> float | None:
+        """Seconds that the network of vLLM's took lately to make so many drafts per request, on the first rank; None:
+        it has not since this was asked last."""
+
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> Sequence[int]:
         """Returns the requests that start anew: nothing of them was drawn."""
 
@@ -342,6 +346,8 @@ class VllmEngine:
         """After vLLM has entered the step as well: tell what came of it."""
         settled = step.settled
         self._speculator.drew(settled.new_tokens)
+        if self._worker is not None:  # it drafted in this step, where the step was computed
+            self._speculator.draft_s += self._worker.seconds(self._backend.draft_s)
         window = self._account.count(
             step.plan,
             self._strategy,

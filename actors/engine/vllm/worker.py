@@ -58,6 +58,11 @@ class PacelineWorker:
         runner = self.model_runner
         runner.drafter.propose = DrafterPasses(runner, copies_target).propose
 
+    def paceline_draft_s(self, drafts: int) -> float | None:
+        """See DrafterPasses.seconds."""
+        passes: DrafterPasses = self.model_runner.drafter.propose.__self__
+        return passes.seconds(drafts)
+
 
 @contextmanager
 def _as_at_start(vllm_config: Any, model_config: Any) -> Iterator[None]:
