@@ -61,6 +61,8 @@ class StepOutcome:
     prompt_ids: Int64Array | None = None
     reached: Int64Array | None = None  # depth of each request's draft; 0: its drafter had nothing to say
     stood: Int64Array | None = None  # depth to which the draft was accepted, at most `reached`
+    # [S] where a budget divided the drafts, also where nothing was drafted: what each request was allowed.
+    room: Int64Array | None = None
 
     @property
     def rows(self) -> int:

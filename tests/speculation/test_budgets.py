@@ -14,7 +14,7 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.types import EngineWindow, StopRule
 from drafter.protocol import BatchView, Drafts
 from models.transformer import Transformer
-from policies.speculation.policy import FixedPolicy
+from policies.speculation.policy import FixedPolicy, Load, StepOutcome
 from policies.speculation.strategy import Strategy
 from tests.engine.support import DrafterBase, assert_same, drain, engine, make_requests, options_of, rollouts, run
 from tests.native import needs_native
@@ -35,36 +35,56 @@ def expected(model: Transformer) -> dict[int, Any]:
     return run(engine(model), REQUESTS)
 
 
-class PerPrompt:
-    """So many tokens for each request of prompt 0, 1, ...; remembers what it is asked and told."""
+class BudgetBase:
+    """A DraftBudget that wants to know nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("begin", "end", "remember", "new_target", "save", "load"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+class PerPrompt(BudgetBase):
+    """So many tokens for each request of prompt 0, 1, ...; remembers what it is asked."""
 
     def __init__(self, *most: int) -> None:
         self.most = np.array(most)
         self.asked: list[tuple[Int64Array, Int64Array, Int64Array]] = []
-        self.drafted, self.accepted = Counter[int](), Counter[int]()
 
-    def budgets(self, prompt_ids: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy) -> Int64Array:
-        assert not prompt_ids.flags.writeable
+    def budgets(
+        self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
+    ) -> Int64Array:
+        assert not slots.flags.writeable
         assert not room.flags.writeable
         assert (drawn >= 0).all()
         assert (room >= 0).all()
-        self.asked.append((prompt_ids.copy(), drawn.copy(), room.copy()))
-        return self.most[prompt_ids]
+        self.asked.append((load.prompt_ids.copy(), drawn.copy(), room.copy()))
+        return self.most[load.prompt_ids]
 
-    def observe(self, prompt_ids: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
-        assert prompt_ids.shape == drafted.shape == accepted.shape
-        assert (drafted <= np.maximum(self.most, 0)[prompt_ids]).all()
-        assert (accepted <= drafted).all()
-        for prompt_id, given, stood in zip(prompt_ids.tolist(), drafted.tolist(), accepted.tolist(), strict=True):
-            self.drafted[prompt_id] += given
+
+class Recording(FixedPolicy):
+    """Adds up what steps say they drafted and what of it stood, by prompt."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self.accepted = Counter[int]()
+        self.outcomes: list[StepOutcome] = []
+
+    def record(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+        if outcome.reached is None or outcome.stood is None or outcome.prompt_ids is None or outcome.room is None:
+            return
+        assert (outcome.reached <= outcome.room).all()
+        assert outcome.room.shape == outcome.reached.shape
+        for prompt_id, stood in zip(outcome.prompt_ids.tolist(), outcome.stood.tolist(), strict=True):
             self.accepted[prompt_id] += stood
 
 
 class Seen:
-    """StepArrays that note the most tokens that a forward verified for each prompt."""
+    """StepArrays that note how many tokens forwards verified for each prompt: the most at once, and in all."""
 
     def __init__(self, steps: StepArrays, prompt_ids: Int64Array) -> None:
-        self.steps, self.prompt_ids, self.most = steps, prompt_ids, Counter[int]()
+        self.steps, self.prompt_ids, self.most, self.drafted = steps, prompt_ids, Counter[int](), Counter[int]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.steps, name)
@@ -73,12 +93,13 @@ class Seen:
         for slot, count in zip(plan.slots, [] if drafts is None else drafts.counts, strict=drafts is not None):
             prompt_id = int(self.prompt_ids[slot])
             self.most[prompt_id] = max(self.most[prompt_id], int(count))
+            self.drafted[prompt_id] += int(count)
         return self.steps.rows(plan, drafts)
 
 
 def speculating(model: Transformer, expected: dict[int, Any], strategy: str, budget: Any) -> tuple[NativeEngine, Seen]:
     drafters = {**real_drafters(model), "right": Trees(expected, 0.8)}
-    policy = FixedPolicy(Strategy.parse(strategy))
+    policy = Recording(Strategy.parse(strategy))
     core = NativeEngine(model, ENGINE, drafters=drafters, policy=policy, budget=budget)
     seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)
     return core, seen
@@ -96,7 +117,8 @@ def test_no_request_drafts_above_its_budget_and_the_tokens_are_the_same(
     assert seen.most[0] == seen.most[5] == 0
     assert (seen.most[1], seen.most[2], seen.most[3]) == (1, 2, 3)
     assert seen.most[4] > 3 or strategy == "eagle:3"
-    assert sum(budget.drafted.values()) > sum(budget.accepted.values()) > 0
+    assert isinstance(core._speculator.policy, Recording)
+    assert sum(seen.drafted.values()) > sum(core._speculator.policy.accepted.values()) > 0
 
 
 def test_a_drafter_that_ignores_its_room_is_cut(model: Transformer, expected: dict[int, Any]) -> None:
@@ -149,17 +171,32 @@ HOSTILE: dict[str, Callable[..., Any]] = {
 }
 
 
+USABLE = {"huge", "very negative", "a list", "small integers"}
+
+
+@pytest.mark.parametrize("told", ["begin", "end", "remember", "new_target", "load"])
+def test_a_budget_that_fails_at_what_it_is_told_is_given_up(
+    model: Transformer, expected: dict[int, Any], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(PerPrompt):
+        def __getattr__(self, name: str) -> Any:
+            return (lambda *_, **__: 1 // 0) if name == told else super().__getattr__(name)
+
+    core, _ = speculating(model, expected, "right:6", Failing(*[99] * PROMPTS))
+    core.remember([], [])
+    core.load_drafters(str(tmp_path))
+    assert_same(run(core, REQUESTS), expected)
+    assert len([record for record in caplog.records if "budget failed" in record.message]) == 1
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("strategy", ["right:6", "right:4x3/12"])
 def test_a_budget_that_is_wrong_in_any_way_changes_no_token(
     model: Transformer, expected: dict[int, Any], name: str, strategy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Hostile:
-        def budgets(self, prompt_ids: Any, drawn: Any, room: Any, strategy: Strategy) -> Any:
+    class Hostile(BudgetBase):
+        def budgets(self, load: Load, slots: Any, drawn: Any, room: Any, strategy: Strategy) -> Any:
             return HOSTILE[name](room)
-
-        def observe(self, prompt_ids: Any, drafted: Any, accepted: Any) -> None:
-            raise RuntimeError("told, and does not want to hear it")
 
     core = NativeEngine(
         model,
@@ -170,7 +207,7 @@ def test_a_budget_that_is_wrong_in_any_way_changes_no_token(
     )
     assert_same(run(core, REQUESTS), expected)
     said = [record for record in caplog.records if "budget failed" in record.message]
-    assert len(said) == (name != "very negative"), "given up once, and the drafter is not blamed"
+    assert len(said) == (name not in USABLE), "given up once, and the drafter is not blamed"
     assert core._speculator.has_drafters
 
 
@@ -193,10 +230,10 @@ def test_a_budget_is_asked_about_every_request_that_may_draft(model: Transformer
 def test_windows_say_what_was_drafted_for_each_prompt(
     model: Transformer, expected: dict[int, Any], strategy: str, rule: StopRule | None
 ) -> None:
-    """It is what the budget is told, step by step, and what the strategies add up to; also where a rule takes back
+    """It is what forwards verified, step by step, and what the strategies add up to; also where a rule takes back
     what was accepted behind a response's end."""
     budget = PerPrompt(*[99] * PROMPTS)
-    core, _ = speculating(model, expected, strategy, budget)
+    core, seen = speculating(model, expected, strategy, budget)
     core.remember([r.prompt_tokens for r in REQUESTS], [expected[r.request_id].tokens for r in REQUESTS])
     core.submit([replace(request, stop=rule) for request in REQUESTS])
     events = core.step() + core.step()
@@ -207,8 +244,9 @@ def test_windows_say_what_was_drafted_for_each_prompt(
         for use in window.prompts:
             drafted[use.prompt_id] += use.drafted
             accepted[use.prompt_id] += use.accepted
-    assert drafted == budget.drafted
-    assert accepted == budget.accepted
+    assert isinstance(core._speculator.policy, Recording)
+    assert drafted == seen.drafted
+    assert accepted == core._speculator.policy.accepted
     assert sum(drafted.values()) == sum(use.drafted for window in windows for use in window.strategies)
     assert sum(accepted.values()) == sum(use.accepted for window in windows for use in window.strategies) > 0
 
@@ -218,7 +256,7 @@ def test_a_window_holds_at_most_so_many_prompts_and_the_rest_comes_with_the_next
 ) -> None:
     monkeypatch.setattr("actors.engine.batch.telemetry.MAX_PROMPTS", 2)
     budget = PerPrompt(*[99] * PROMPTS)
-    core, _ = speculating(model, expected, "right:6", budget)
+    core, seen = speculating(model, expected, "right:6", budget)
     core._clock = iter(np.arange(0.0, 1e6, 0.15)).__next__
     core.submit(REQUESTS)
     windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
@@ -228,7 +266,7 @@ def test_a_window_holds_at_most_so_many_prompts_and_the_rest_comes_with_the_next
         for use in window.prompts:
             told[use.prompt_id] += use.drafted
     left = Counter({prompt_id: use[0] for prompt_id, use in core._account._meter._prompts._uses.items()})
-    assert told + left == budget.drafted
+    assert told + left == seen.drafted
 
 
 def test_the_load_is_what_decodes_what_waits_and_what_attention_reads(

@@ -87,7 +87,7 @@ class StepAccount:
                 accepted=emitted - decoding,
                 elapsed_s=elapsed_s,
                 draft_s=speculator.draft_s,
-                **_by_request(plan, self._table, drafts, settled),
+                **_by_request(plan, self._table, drafts, settled, speculator.room),
             )
             expected_s, reason = policy.expected_s(outcome), policy.reason  # before it learns of this step
             policy.record(outcome)
@@ -103,8 +103,6 @@ class StepAccount:
             meter.count_drafting(drafted, settled.accepted_tokens, speculator.draft_s if typical else 0.0, saved_s)
             if drafts is not None and settled.accepted is not None:
                 meter.count_depths(drafts.reached, settled.accepted)
-                if not evaluation:
-                    speculator.observe(plan, drafts, settled.accepted)
         if self._on_step is not None:
             record = EngineStepRecord(
                 at_s=now_s,
@@ -133,12 +131,23 @@ def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:
 
 
 def _by_request(
-    plan: StepPlan, table: SlotTable, drafts: StepDrafts | None, settled: Settled
+    plan: StepPlan,
+    table: SlotTable,
+    drafts: StepDrafts | None,
+    settled: Settled,
+    room: NDArray[np.int64] | None,
 ) -> dict[str, NDArray[np.int64]]:
-    """The arrays of a StepOutcome; nothing where nothing was drafted."""
+    """The arrays of a StepOutcome; nothing where nothing was drafted but by a budget."""
+    found: dict[str, NDArray[np.int64]] = {}
+    if room is not None:
+        if plan.prefill_tokens:
+            allowed = np.zeros(len(plan.slots), np.int64)
+            allowed[(plan.rows == 1) & plan.samples] = room
+            room = allowed[plan.samples]
+        found["room"] = room
     if drafts is None or settled.accepted is None:
-        return {}
+        return found
     slots, reached = plan.slots, drafts.reached
     if plan.prefill_tokens:  # and a chain: requests that drew nothing have no draft
         slots, reached = slots[plan.samples], reached[plan.samples]
-    return {"prompt_ids": table.prompt_id[slots], "reached": reached, "stood": settled.accepted}
+    return found | {"prompt_ids": table.prompt_id[slots], "reached": reached, "stood": settled.accepted}

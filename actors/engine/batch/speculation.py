@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.engine.batch.budgeting import Budgeting
 from actors.engine.batch.plan import PromptEntry, StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
@@ -113,7 +114,8 @@ class Speculator:
         self.draft_s, self.caught_up, self.captured = 0.0, False, False  # of the last step
         # Of the requests in those slots: known tokens, and prompts.
         self._counted, self._context_tokens, self._prompt_ids = self._requests.slots, 0, NO_REQUESTS
-        self._budget = budget
+        self._budget, self._load = Budgeting(table, budget), Load(0, 0, 0)
+        self.room: Int64Array | None = None  # what the last step's decoding requests might draft, within a budget
         self.use(policy)
         for name, drafter in list(self._drafters.items()):
             if isinstance(drafter, SharingDrafter):
@@ -137,6 +139,7 @@ class Speculator:
         self._slots.add(slot)
         if self._hidden is not None:
             self._hidden.begin(slot)
+        self._budget.begin(slot)
         self._tell(lambda drafter: self._begin(drafter, slot))
 
     def _begin(self, drafter: Drafter, slot: int) -> None:
@@ -149,11 +152,13 @@ class Speculator:
         prompt, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
         history = self._history[slot]
         self._slots.discard(slot)
+        self._budget.end(slot, finished)
         self._tell(lambda drafter: drafter.end(slot, history[:length], prompt, finished))
 
     def new_target(self, version: int) -> None:
         if self._hidden is not None:
             self._hidden.clear()
+        self._budget.new_target()
         self._tell(lambda drafter: drafter.new_target(version))
 
     def update(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> str:
@@ -184,6 +189,7 @@ class Speculator:
             self.policy.renewed(name)
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        self._budget.remember(prompts, responses)
         self._tell(lambda drafter: drafter.remember(prompts, responses))
 
     def save(self, directory: str) -> str | None:
@@ -198,9 +204,14 @@ class Speculator:
                 drafter.save(directory)
             except Exception as error:
                 failures.append(f"{name}: {error}")
+        try:
+            self._budget.save(directory)
+        except OSError as error:
+            failures.append(f"lengths: {error}")
         return "; ".join(failures) or None
 
     def load(self, directory: str) -> None:
+        self._budget.load(directory)
         self._tell(lambda drafter: drafter.load(directory))
 
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
@@ -240,7 +251,8 @@ class Speculator:
             self._counted, self._context_tokens = slots, int(self._table.length[slots].sum())
             self._prompt_ids = self._table.prompt_id[slots]
             self._prompt_ids.flags.writeable = False
-        return Load(len(slots), waiting, self._context_tokens, self._prompt_ids)
+        self._load = Load(len(slots), waiting, self._context_tokens, self._prompt_ids)
+        return self._load
 
     def drew(self, new_tokens: int) -> None:
         """The step brought its requests so many tokens."""
@@ -261,7 +273,7 @@ class Speculator:
 
         Beside prompt chunks there are no trees and no drafts with probabilities.
         """
-        self.draft_s, self.caught_up, self.captured = 0.0, False, False
+        self.draft_s, self.caught_up, self.captured, self.room = 0.0, False, False, None
         if strategy.depth == 0 or (plan.prefill_tokens and (strategy.is_tree or self._rejection)):
             return None
         start_s = perf_counter()
@@ -274,8 +286,10 @@ class Speculator:
         batch = self._view(slots, drafter.needs_hidden, strategy)
         if isinstance(drafter, SharingDrafter):  # it writes K/V behind those that are there
             batch = replace(batch, room=reserve(slots, np.minimum(batch.room, strategy.depth)))
-        if self._budget is not None and not batch.room.any():
-            return None
+        if self._budget.active:
+            self.room = batch.room
+            if not batch.room.any():
+                return None
         try:
             answer = drafter.propose(batch, strategy)
             self.caught_up = answer.caught_up
@@ -290,7 +304,7 @@ class Speculator:
         if cleaned is None:
             return None
         drafts, short_of_blocks = cleaned
-        if self._budget is not None and (drafts.counts > batch.room).any():
+        if self._budget.active and (drafts.counts > batch.room).any():
             drafts = drafts.cut(np.minimum(drafts.counts, batch.room))
         if short_of_blocks:
             drafts = drafts.cut(reserve(slots, drafts.counts))
@@ -320,43 +334,14 @@ class Speculator:
             return None
         return given[:, :width]
 
-    def observe(self, plan: StepPlan, drafts: StepDrafts, accepted: Int64Array) -> None:
-        """Tell the budget what a step drafted, and what of it stood [S]."""
-        if self._budget is None:
-            return
-        slots, drafted = plan.slots[plan.samples], drafts.counts[plan.samples]
-        try:
-            self._budget.observe(self._table.prompt_id[slots], drafted, accepted)
-        except Exception:
-            self._drop_budget()
-
-    def _within_budget(self, room: Int64Array, lengths: Int64Array, strategy: Strategy) -> Int64Array:
-        assert self._budget is not None
-        fixed = self._requests.fixed
-        room.flags.writeable = False
-        try:
-            given = np.asarray(
-                self._budget.budgets(fixed["prompt_ids"], lengths - fixed["prompt_lengths"], room, strategy)
-            )
-            if given.shape != room.shape or given.dtype.kind != "i":
-                raise ValueError(f"budgets are {given.dtype} {list(given.shape)}, not integers [{len(room)}]")
-        except Exception:
-            self._drop_budget()
-            return room
-        return np.clip(given.astype(np.int64, copy=False), 0, room)
-
-    def _drop_budget(self) -> None:
-        _log.exception("the draft budget failed; from now on every request drafts what its strategy allows")
-        self._budget = None
-
     def _view(self, slots: Int64Array, needs_hidden: bool, strategy: Strategy) -> BatchView:
         table = self._table
         if self._requests.slots is not slots:
             self._requests = _Requests.of(table, slots, self._other_noise)
         lengths = table.length[slots]
+        fixed = self._requests.fixed
         room = table.limit[slots] - lengths - 1
-        if self._budget is not None:
-            room = self._within_budget(room, lengths, strategy)
+        room = self._budget.room(self._load, fixed["slots"], lengths - fixed["prompt_lengths"], room, strategy)
         return BatchView(
             history=self._history,
             lengths=lengths,
@@ -364,5 +349,5 @@ class Speculator:
             room=room,
             hidden=self._hidden if needs_hidden else None,
             kv=self._kv if needs_hidden else None,
-            **self._requests.fixed,
+            **fixed,
         )

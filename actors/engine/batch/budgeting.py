@@ -1,0 +1,91 @@
+"""A draft budget as the engine keeps it: one that fails is given up, and every request drafts what its strategy allows.
+
+Owns what the budget is told of the slot table; never what it decides, and never a token.
+"""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.batch.slots import SlotTable
+from policies.speculation.budget import DraftBudget
+from policies.speculation.policy import Load
+from policies.speculation.strategy import Strategy
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+
+_log = logging.getLogger(__name__)
+
+
+class Budgeting:
+    """Of one engine; without a budget it does nothing."""
+
+    def __init__(self, table: SlotTable, budget: DraftBudget | None) -> None:
+        self._table, self._budget = table, budget
+
+    @property
+    def active(self) -> bool:
+        return self._budget is not None
+
+    def begin(self, slot: int) -> None:
+        table = self._table
+        if self._budget is None or table.evaluation[slot]:
+            return
+        prompt, length = int(table.prompt_length[slot]), int(table.length[slot])
+        limit = int(table.limit[slot]) - prompt
+        self._tell(lambda budget: budget.begin(slot, table.tokens[slot, :prompt], length - prompt, limit))
+
+    def end(self, slot: int, finished: bool) -> None:
+        table = self._table
+        if self._budget is None or table.evaluation[slot]:
+            return
+        length = int(table.length[slot])
+        drawn = length - int(table.prompt_length[slot])
+        last, stops = table.tokens[slot, length - 1], table.stop[slot]
+        ended = finished and bool(length < table.limit[slot] or (stops == last).any())
+        self._tell(lambda budget: budget.end(slot, drawn, finished=finished, ended=ended))
+
+    def remember(self, prompts: list[Int32Array], responses: list[Int32Array]) -> None:
+        self._tell(lambda budget: budget.remember(prompts, responses))
+
+    def new_target(self) -> None:
+        self._tell(lambda budget: budget.new_target())
+
+    def save(self, directory: str) -> None:
+        """Raises OSError: a full disk says nothing against the budget."""
+        if self._budget is not None:
+            self._budget.save(directory)
+
+    def load(self, directory: str) -> None:
+        self._tell(lambda budget: budget.load(directory))
+
+    def _tell(self, call: Callable[[DraftBudget], None]) -> None:
+        if self._budget is None:
+            return
+        try:
+            call(self._budget)
+        except Exception:
+            self._give_up()
+
+    def room(
+        self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
+    ) -> Int64Array:
+        """[R]: what each request may draft of its `room`, which becomes read-only."""
+        if self._budget is None:
+            return room
+        room.flags.writeable = False
+        try:
+            given = np.asarray(self._budget.budgets(load, slots, drawn, room, strategy))
+            if given.shape != room.shape or given.dtype.kind != "i":
+                raise ValueError(f"budgets are {given.dtype} {list(given.shape)}, not integers [{len(room)}]")
+        except Exception:
+            self._give_up()
+            return room
+        return np.clip(given.astype(np.int64, copy=False), 0, room)
+
+    def _give_up(self) -> None:
+        _log.exception("the draft budget failed; from now on every request drafts what its strategy allows")
+        self._budget = None

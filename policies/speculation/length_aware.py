@@ -1,0 +1,160 @@
+"""Draft budgets by length (DAS 4.2): requests that will hold up the batch draft more, others less. Owns the rule.
+
+A pass over n rows costs base + row * n. Every request pays for its rows, and the base is shared among the requests by
+how likely each keeps the batch waiting: that share is the *price of a pass* to it. It drafts to the depth d at which
+its tokens become cheapest,
+
+    (price + row * (1 + drafted(d))) / (1 + accepted(d)).
+
+With the prices of the optimum, which add up to the base, this is the optimum of the paper's (6), with an accepted token
+taking the place of a row (docs/budgets.md derives both). A price is the derivative of the batch's length in passes,
+max_i T_i, and of a length only a distribution is known: so the maximum is a power mean, whose derivative is
+(T_i / max T) ** POWER, and the mean over quantiles of what is left is taken. While requests wait for a place, every
+pass counts for all of them, and all prices are equal.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.speculation.budget import Int32Array, Int64Array
+from policies.speculation.length_statistics import LengthClass, LengthStatistics, problem_key
+from policies.speculation.policy import Load
+from policies.speculation.strategy import Strategy
+
+FloatArray = NDArray[np.float64]
+
+POWER = 4.0  # of the mean that stands for the maximum: larger trusts the lengths more (docs/budgets.md)
+QUANTILES = 16  # of the length of a response
+EVERY_STEPS = 16  # a division stands for so many steps of the same requests
+SLACK = 0.003  # of the cheapest token: as much drafting as costs no more, for it also tells what is accepted
+MIN_RUNNING = 4  # of fewer requests, nearly all are the longest one's time
+
+
+class PassCosts(Protocol):
+    """policies.calibration.costs.CostModel."""
+
+    def step_s(self, requests: int, rows: float, context_tokens: float) -> float | None: ...
+
+
+class Survival(Protocol):
+    """policies.speculation.acceptance.AcceptanceModel."""
+
+    def survival(self, strategy: Strategy, prompt_ids: Int64Array) -> tuple[FloatArray, FloatArray]: ...
+
+
+class LengthAwareBudget:
+    """See the module docstring; implements DraftBudget. Trees are verified whole, whatever they cost."""
+
+    def __init__(self, costs: PassCosts, acceptance: Survival, slots: int, seed: int = 0) -> None:
+        """`slots`: places in the running batch."""
+        self._costs, self._acceptance = costs, acceptance
+        self._statistics = LengthStatistics()
+        # Every request is at another quantile of its length in each of the columns, but keeps them while it runs.
+        strata = np.tile((np.arange(QUANTILES) + 0.5) / QUANTILES, (slots, 1))
+        self._quantiles = np.random.default_rng(seed).permuted(strata, axis=1).T
+        self._keys = np.full(slots, -1, np.int64)  # of the problems; -1: an evaluation's, or none
+        self._classes = np.full(slots, int(LengthClass.UNKNOWN), np.int64)
+        self._entered = np.zeros(slots, np.int64)  # tokens a request had when it came
+        self._longest_limit = 0
+        self._standing: tuple[Int64Array, Strategy] | None = None  # the requests that the division is of
+        self._division: Int64Array | None = None
+        self._left = 0
+
+    def begin(self, slot: int, prompt_tokens: Int32Array, drawn: int, limit: int) -> None:
+        key = problem_key(prompt_tokens)
+        self._keys[slot], self._classes[slot] = key, self._statistics.class_of(key)
+        self._entered[slot] = drawn
+        self._longest_limit = max(self._longest_limit, limit)
+
+    def end(self, slot: int, drawn: int, *, finished: bool, ended: bool) -> None:
+        key, initial = int(self._keys[slot]), LengthClass(int(self._classes[slot]))
+        if key >= 0:
+            self._statistics.add(key, initial, drawn, entered=int(self._entered[slot]), finished=finished, ended=ended)
+        self._keys[slot], self._classes[slot] = -1, LengthClass.UNKNOWN
+
+    def remember(self, prompts: list[Int32Array], responses: list[Int32Array]) -> None:
+        """Another worker's limits are taken for this one's."""
+        for prompt, response in zip(prompts, responses, strict=True):
+            key = problem_key(prompt)
+            ended = len(response) < self._longest_limit or not self._longest_limit
+            self._statistics.add(key, self._statistics.class_of(key), len(response), ended=ended)
+
+    def new_target(self) -> None:
+        self._statistics.settle()
+        self._standing = None
+
+    def save(self, directory: str) -> None:
+        self._statistics.save(directory)
+
+    def load(self, directory: str) -> None:
+        self._statistics.load(directory)
+
+    def budgets(
+        self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
+    ) -> Int64Array:
+        if load.running < MIN_RUNNING or strategy.is_tree:
+            return room
+        standing = self._standing
+        if standing is not None and standing[0] is load.prompt_ids and standing[1] == strategy and self._left > 0:
+            self._left -= 1
+        else:
+            self._division = self._divide(load, slots, drawn, room, strategy)
+            self._standing, self._left = (load.prompt_ids, strategy), EVERY_STEPS
+        return room if self._division is None else np.minimum(self._division, room)
+
+    def _divide(
+        self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
+    ) -> Int64Array | None:
+        """None: nothing is known to divide by."""
+        if not self._statistics.known:
+            return None
+        requests = load.running
+        reached, stood = self._acceptance.survival(strategy, load.prompt_ids)
+        drafted = np.concatenate([np.zeros((requests, 1)), reached.cumsum(1)], axis=1)
+        tokens = 1 + np.concatenate([np.zeros((requests, 1)), stood.cumsum(1)], axis=1)
+        shares = np.full(requests, 1 / requests)
+        if not load.waiting:
+            left = self._statistics.remaining(self._classes[slots], drawn, room + 1, self._quantiles[:, slots])
+            shares = waiting_shares(left)
+        rows = requests + float(drafted[:, -1].sum()) / 2
+        depths: Int64Array | None = None
+        for _ in range(2):  # what is drafted says what a row costs, and the other way round
+            costs = self._tangent(load, rows)
+            if costs is None:
+                return None
+            base_s, row_s = costs
+            depths = cheapest_depths(shares * base_s, row_s, drafted, tokens)
+            found = requests + float(np.take_along_axis(drafted, depths[:, None], 1).sum())
+            rows = (rows + found) / 2
+        return depths
+
+    def _tangent(self, load: Load, rows: float) -> tuple[float, float] | None:
+        """(seconds of a pass without its rows, of a row) where passes have about so many rows."""
+        half = max(load.running / 2, 1.0)
+        low, high = max(rows - half, float(load.running)), rows + half
+        ends = [self._costs.step_s(load.running, at, load.context_tokens) for at in (low, high)]
+        if ends[0] is None or ends[1] is None:
+            return None
+        row_s = max((ends[1] - ends[0]) / (high - low), 1e-3 * ends[1] / high)
+        return max((ends[0] + ends[1]) / 2 - row_s * (low + high) / 2, 0.0), row_s
+
+
+def waiting_shares(left: FloatArray) -> FloatArray:
+    """[R], of sum 1: how much of a pass's base each request answers for; left: [S, R] tokens, S ways it may go."""
+    nearness = (left / left.max(1, keepdims=True)) ** POWER
+    shares: FloatArray = (nearness / nearness.sum(1, keepdims=True)).mean(0)
+    return shares
+
+
+def cheapest_depths(
+    prices_s: FloatArray, row_s: float, drafted: FloatArray, tokens: FloatArray, slack: float = SLACK
+) -> Int64Array:
+    """[R]: the depth at which a token of each request costs least, or the deepest that costs hardly more (`slack` of
+    it). drafted, tokens: [R, 1 + D], rows drafted and tokens gained by a pass that drafts to depths 0, 1, ...;
+    prices_s: [R]."""
+    cost = (prices_s[:, None] + row_s * (1 + drafted)) / tokens
+    good = cost <= (1 + slack) * cost.min(1, keepdims=True)
+    last: Int64Array = good.shape[1] - 1 - np.argmax(good[:, ::-1], axis=1)
+    return last
