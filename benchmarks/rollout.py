@@ -14,6 +14,9 @@ cold, no history     a fresh chooser and drafters that know nothing: the first R
 cold, uncalibrated   the first RL step of a user who never ran `paceline calibrate`
 hostile              drafters that are wrong at every token; "cold": a fresh chooser that believes in them
 
+The self-drafter is at hand wherever others are not given; the copy of the target that it makes once per RL step is made
+before a run's time begins, and its seconds stand beside it (`prep_s`).
+
 `first`: adaptive and cold decode on to `--first-seconds` of engine time. The tokens that adaptive has written by then
 are the work; compared is how long either needs for as many tokens, from its first step on.
 
@@ -174,6 +177,7 @@ def summary(runs: Sequence[Run], around_s: Sequence[float]) -> dict[str, Any]:
     return {
         "speedup": round(median(speedups), 3),
         "seconds": round(median(run.seconds for run in runs), 4),
+        "prep_s": round(median(run.prep_s for run in runs), 5),
         "speedups": [round(value, 3) for value in speedups],
         "interval": interval(speedups),
         "tokens_per_s": round(median(run.tokens / run.seconds for run in runs), 1),

@@ -13,14 +13,14 @@ adaptive, self       our default choice over self:g, with a calibration and a fr
 adaptive             our default: all drafters at hand, history known, the chooser has decoded a few runs
 
 Order and figures are those of `benchmarks.rollout`: interleaved with plain decoding, medians of `--repeats`. `prep` is
-what making the copy of new weights takes, once per RL step.
+what making the copy of new weights takes, once per RL step: as in the paper it is told beside the rollout.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
@@ -31,7 +31,7 @@ from benchmarks.tools import rollouts
 from benchmarks.tools.calibrated import calibrate
 from benchmarks.tools.contenders import Contender, adaptive, fixed
 from benchmarks.tools.rollout_report import merge
-from benchmarks.tools.targets import DTYPES, SIZES, Target, find_demo, load_target, load_task
+from benchmarks.tools.targets import DTYPES, SIZES, find_demo, load_target, load_task
 
 LENGTHS = (3, 5, 7, 10)
 GOALS = {1: 3.0, 4: 2.0}  # requests -> speed-up from a cold start
@@ -50,18 +50,6 @@ class Options(rollout.Options):
     seconds: Annotated[float, "of a plain run, at least"] = 0.3
     min_requests: Annotated[int, "in a run, at least"] = 4
     out: Path = RESULTS / "self_rollout.json"
-
-
-def preparation_s(target: Target, repeats: int = 5) -> float:
-    """Seconds in which a drafter makes its copy of weights that are new."""
-    contender = fixed(target, f"self:{LENGTHS[0]}")
-    (drafter,) = contender.drafters(rollouts.engine_options(1)).values()
-    taken = []
-    for version in range(repeats):
-        start_s = time.perf_counter()
-        drafter.new_target(version)
-        taken.append(time.perf_counter() - start_s)
-    return median(taken)
 
 
 def contenders_for(case: rollout.Case) -> list[Contender]:
@@ -105,7 +93,7 @@ def table(record: Record) -> str:
         lines.append([*of, "off", "", "", "", "", f"{case['off_s']:.3f}", ""])
         name, always = best_always(case)
         rows = [(f"always on, {name}", always), *((name, case["contenders"][name]) for name in CHOOSING)]
-        lines += [[*of, *cells(name, found, case["prep_s"])] for name, found in rows]
+        lines += [[*of, *cells(name, found)] for name, found in rows]
     head = "target | requests | method | prep, s | tokens / drafted | accepted | plain steps | rollout, s | speed-up"
     paper = [
         [model, off, f"{always} ({off / always:.2f}x)", f"{efficient} ({off / efficient:.2f}x)", prep]
@@ -116,14 +104,14 @@ def table(record: Record) -> str:
     return "\n\n".join((markdown(head, lines), below, said)) + "\n"
 
 
-def cells(name: str, found: Record, prep_s: float) -> list[str]:
+def cells(name: str, found: Record) -> list[str]:
     drafted = found["drafted_per_request_step"]
     accepted = f"{(found['accept_length'] - 1) / drafted:.1%}" if drafted else ""
     made = f"{found['accept_length']:.2f} / {drafted:.2f}"
     span = found["interval"]
     speedup = f"**{found['speedup']:.2f}x** [{span['low']:.2f}, {span['high']:.2f}]"
     plain = f"{found['steps'].get('plain', 0.0):.0%}"
-    return [name, f"{prep_s:.4f}", made, accepted, plain, f"{found['seconds']:.3f}", speedup]
+    return [name, f"{found['prep_s']:.3f}", made, accepted, plain, f"{found['seconds']:.3f}", speedup]
 
 
 def verdicts(record: Record) -> list[str]:
@@ -152,12 +140,11 @@ def main(options: Options) -> None:
         history = rollouts.record_history(load_target(demo, "demo", dtype), task)
         for size in options.sizes:
             target = load_target(demo, size, dtype)
-            prep_s = preparation_s(target)
             calibration = calibrate(target, task, history, max(options.batches))
             for batch in options.batches:
                 begin_s = time.monotonic()
                 row = measure(rollout.Case(target, task, history, batch, options, calibration), options)
-                row |= {"parameters": target.parameters, "prep_s": round(prep_s, 5)}
+                row |= {"parameters": target.parameters}
                 row["measured_in_s"] = round(time.monotonic() - begin_s, 1)
                 speeds = "  ".join(f"{name} {found['speedup']:.2f}" for name, found in row["contenders"].items())
                 print(f"{target.name} at {batch}: {speeds} ({row['measured_in_s']:.0f} s)", flush=True)

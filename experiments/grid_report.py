@@ -47,13 +47,8 @@ def _cells(rows: Sequence[Row]) -> str:
     shapes = sorted(
         {(c["top_k"], c["depth"], c["tokens_to_verify"], c["strategy"]) for row in rows for c in row["cells"]}
     )
-    lines = [
-        [top_k, depth, verify, *(_both(cells.get(strategy)) for cells in by_batch.values())]
-        for top_k, depth, verify, strategy in shapes
-    ]
-    return (
-        markdown(["top-k", "depth", "tokens to verify", *(f"batch size {batch}" for batch in by_batch)], lines) + "\n"
-    )
+    lines = [[shape[-1], *(_both(cells.get(shape[-1])) for cells in by_batch.values())] for shape in shapes]
+    return markdown(["strategy", *(f"batch size {batch}" for batch in by_batch)], lines) + "\n"
 
 
 def _batches(rows: Sequence[Row]) -> str:

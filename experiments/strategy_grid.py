@@ -80,7 +80,7 @@ def strategy(drafter: str, depth: int, top_k: int, verify: int) -> Strategy:
 def cells(drafter: str, batch: int) -> list[Strategy]:
     """The grid of a batch size: depth x tokens to verify, and top-k, at batch 1; tokens to verify elsewhere."""
     if drafter == ALL:
-        return list(default_arms(at_hand(SpeculationOptions())))
+        return list(default_arms(at_hand(SpeculationOptions(), cache_lent=True)))
     if drafter == "self":
         return [Strategy(drafter, depth) for depth in SELF_DEPTHS]
     found: dict[Strategy, None] = {}

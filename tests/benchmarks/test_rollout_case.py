@@ -128,4 +128,4 @@ def test_adaptive_contenders_are_warm_and_cold(target: Target) -> None:
     warm, cold = adaptive(target), adaptive(target, "cold", history=False, learnt=False)
     assert (warm.knows_history, warm.learns) == (True, True)
     assert (cold.knows_history, cold.learns) == (False, False)
-    assert set(cold.drafters(rollouts.engine_options(1))) == {"ngram", "suffix"}
+    assert set(cold.drafters(rollouts.engine_options(1))) == {"ngram", "self", "suffix"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.batch.telemetry import EngineStepRecord
@@ -132,6 +132,7 @@ def runs(draw: st.DrawFn) -> list[tuple[float, Steps]]:
     return [one() for _ in range(draw(st.integers(1, 4)))]
 
 
+@settings(deadline=None, max_examples=60)
 @given(runs())
 def test_no_run_is_faster_than_the_bound(found: list[tuple[float, Steps]]) -> None:
     assert 0 < bound_s(found) <= min(seconds for seconds, _ in found) * (1 + 1e-9)
@@ -306,19 +307,18 @@ def row_of_table_2(requests: int) -> dict[str, Any]:
             "accept_length": 1 + 0.9 * drafted,
             "drafted_per_request_step": drafted,
             "steps": {"plain": 0.25},
+            "prep_s": 0.01,
         }
 
     contenders = {"self:3": found(1.5), "self:7": found(2.5, 7.0), "toggle": found(2.6), "adaptive": found(4.0)}
     contenders |= {"toggle and ladder": found(2.75), "adaptive, self": found(2.4)}
-    return {"target": "20m", "dtype": "float32", "requests": requests, "off_s": 2.0, "prep_s": 0.01} | {
-        "contenders": contenders
-    }
+    return {"target": "20m", "dtype": "float32", "requests": requests, "off_s": 2.0} | {"contenders": contenders}
 
 
 def test_table_2_has_the_best_draft_length_and_says_where_the_goal_is_missed() -> None:
     text = self_rollout.table({"cases": [row_of_table_2(1), row_of_table_2(4)]})
     line = (
-        "| 20m float32 | 1 | always on, self:7 | 0.0100 | 7.30 / 7.00 | 90.0% | 25% | 0.800 | **2.50x** [2.50, 2.50] |"
+        "| 20m float32 | 1 | always on, self:7 | 0.010 | 7.30 / 7.00 | 90.0% | 25% | 0.800 | **2.50x** [2.50, 2.50] |"
     )
     assert line in text
     assert "| 20m float32 | 4 | off |  |  |  |  | 2.000 |  |" in text
@@ -369,7 +369,7 @@ def test_the_grid_stands_beside_the_paper() -> None:
         }
 
     text = grid_report.tables([row(1), row(8)])
-    assert "| 1 | 8 | 8 | 3.00 / 3.00x | 3.00 / 3.00x |" in text  # the chain of depth 8
+    assert "| suffix:8 | 3.00 / 3.00x | 3.00 / 3.00x |" in text
     assert "| 8.29 / 3.51x | 8.66 / 3.65x |" in text
     tail = "3.00x | 1.95x | 35.0% [30.0%, 40.0%] | 50.0% | suffix:4 90% | 3.22x |"
     assert f"| 1 | suffix:8 {tail}" in text
