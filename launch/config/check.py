@@ -223,6 +223,16 @@ def _speculation(c: Config) -> Iterator[Issue]:
             f"mode fixed needs exactly one strategy, got {len(strategies)}",
             remedy=f"for example {key}.strategies=[suffix:8], or {key}.mode=adaptive",
         )
+    if (
+        s.mode == "roofline"
+        and strategies
+        and (trees or len({strategy.drafter for strategy in strategies if strategy.depth}) != 1)
+    ):
+        yield Issue(
+            f"{key}.strategies",
+            "mode roofline goes up and down the draft lengths of one drafter, and takes no trees",
+            remedy=f"for example {key}.strategies=[self:3,self:5,self:7], or leave it out",
+        )
     for name, entry in CATALOGUE.items():
         if can.drafters and name not in can.drafters and weights_path(name, s) is not None and not strategies:
             message = f"is set, but the {backend} engine has no drafter {name!r}"
@@ -232,6 +242,7 @@ def _speculation(c: Config) -> Iterator[Issue]:
             said = f"is set, but {key}.strategies names no {name}"
             yield Issue(f"{key}.{name}.path", said, remedy="name one, or unset it")
     used_by = {"batch_thresholds": "paper", "epsilon": "paper", "seed": "paper", "exploration": "adaptive"}
+    used_by["roofline"] = "roofline"
     for name, mode in used_by.items():
         if s.mode != mode and getattr(s, name) != type(s).model_fields[name].default:
             yield Issue(f"{key}.{name}", f"is only used with mode {mode}", remedy=f"set {key}.mode={mode}")

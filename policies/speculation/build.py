@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from policies.calibration.costs import CostModel
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.defaults import default_arms
+from policies.speculation.defaults import default_arms, default_ladder
 from policies.speculation.options import SpeculationOptions
-from policies.speculation.policy import FixedPolicy, StepCosts, StrategyPolicy
+from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
+from policies.speculation.toggle import RooflinePolicy
 
 
 def build_policy(
@@ -16,13 +18,14 @@ def build_policy(
     *,
     trees: bool = True,
     lag: int = 0,
-    costs: StepCosts | None = None,
+    costs: CostModel | None = None,
 ) -> StrategyPolicy | None:
     """The policy of an engine that has `drafters`; None: no speculation (mode off, or nothing to draft with). One that
     verifies no `trees` is offered none unless they are named; `lag`: steps from its choice to its use. `costs`: of
     this engine's steps; the policy lets them observe every step.
 
-    Raises ValueError for strategies that name a drafter which is not there, and for mode fixed without exactly one.
+    Raises ValueError for strategies that name a drafter which is not there, for mode fixed without exactly one, and
+    for mode roofline with anything but chains of one drafter.
     """
     if options.mode == "off":
         return None
@@ -50,6 +53,15 @@ def build_policy(
             window=options.window,
             max_running=options.max_running,
             seed=options.seed,
+            costs=costs,
+        )
+    if options.mode == "roofline":
+        return RooflinePolicy(
+            default_ladder(drafters) if options.strategies is None else [arm for arm in arms if arm != PLAIN],
+            margin=options.roofline.margin,
+            near_ceiling=options.roofline.near_ceiling,
+            patience=options.roofline.patience,
+            max_running=options.max_running,
             costs=costs,
         )
     drafting = [arm for arm in arms if arm != PLAIN]  # plain decoding is an arm anyway

@@ -1,4 +1,4 @@
-"""The arms that are tried where the configuration names none, per drafter, most promising first."""
+"""The arms that are tried where the configuration names none, per drafter, most promising first; a ladder."""
 
 from collections.abc import Iterable
 
@@ -12,3 +12,10 @@ def default_arms(drafters: Iterable[str], *, trees: bool = True) -> tuple[Strate
     lists = [[arm for arm in arms if trees or not arm.is_tree] for arms in parsed]
     longest = max((len(arms) for arms in lists), default=0)
     return tuple(arms[i] for i in range(longest) for arms in lists if i < len(arms))
+
+
+def default_ladder(drafters: Iterable[str]) -> tuple[Strategy, ...]:
+    """Chains of the one drafter that mode roofline takes: the copy of the target if it is at hand, else the first."""
+    found = by_name(drafters)
+    name = "self" if "self" in found else next(iter(found))
+    return default_arms([name], trees=False)

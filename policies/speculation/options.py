@@ -39,12 +39,25 @@ class SelfOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "auto"
 
 
+class RooflineOptions(BaseModel, frozen=True, extra="forbid"):
+    """mode: roofline (EfficientRollout 4.2, 4.3)."""
+
+    margin: Annotated[float, Field(ge=0, le=1, description="on where the predicted speed-up exceeds 1 + margin")] = 0.05
+    near_ceiling: Annotated[
+        float, Field(gt=0, le=1, description="longer drafts where a step brings this share of the most it could")
+    ] = 0.85
+    patience: Annotated[int, Field(ge=1, description="rollouts of one verdict before the draft length changes")] = 2
+
+
 class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     """Speculative decoding of rollouts. Never changes a token (verification: coupled) or their distribution."""
 
     mode: Annotated[
-        Literal["off", "adaptive", "paper", "fixed"],
-        Field(description="adaptive: measured choice with plain decoding as an arm; paper: TLT Algorithm 1 as printed"),
+        Literal["off", "adaptive", "roofline", "paper", "fixed"],
+        Field(
+            description="adaptive: measured choice with plain decoding as an arm; roofline: EfficientRollout's toggle "
+            "and draft-length ladder; paper: TLT Algorithm 1 as printed"
+        ),
     ] = "adaptive"
     verification: Annotated[
         Literal["coupled", "rejection"],
@@ -76,6 +89,7 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     suffix: SuffixOptions = SuffixOptions()
     eagle: EagleOptions = EagleOptions()
     self: SelfOptions = SelfOptions()
+    roofline: RooflineOptions = RooflineOptions()
 
     @field_validator("strategies")
     @classmethod

@@ -35,9 +35,12 @@ class World:
     catch_up_row_s: float = 0.0  # ... and per token that it has not followed, up to CONTEXT_TOKENS per request
 
     def step_s(self, strategy: Strategy, running: int) -> float:
-        drafting_s = self.draft_s.get(strategy.drafter, 30e-6) if strategy.depth else 0.0
-        drafting_s += strategy.depth * self.pass_s.get(strategy.drafter, 0.0)
-        return self.fixed_s + drafting_s + self.row_s * running * (1 + strategy.tokens_to_verify)
+        return self.fixed_s + self.drafting_s(strategy) + self.row_s * running * (1 + strategy.tokens_to_verify)
+
+    def drafting_s(self, strategy: Strategy) -> float:
+        """Of step_s."""
+        once_s = self.draft_s.get(strategy.drafter, 30e-6) if strategy.depth else 0.0
+        return once_s + strategy.depth * self.pass_s.get(strategy.drafter, 0.0)
 
     def level(self, strategy: Strategy) -> float:
         return 1 - (1 - self.accept.get(strategy.drafter, 0.0)) ** strategy.top_k
@@ -142,12 +145,15 @@ class Simulation:
             late_s = world.switched_on_s(strategy, count, self.tokens - self._followed.get(strategy.drafter, 0.0))
             elapsed_s += late_s
             if late_s:
-                self.policy.record(outcome(strategy, count, 0, 0, elapsed_s, kind=StepKind.CAUGHT_UP))
+                draft_s = world.drafting_s(strategy) + late_s
+                kind = StepKind.CAUGHT_UP
+                self.policy.record(outcome(strategy, count, 0, 0, elapsed_s, kind=kind, draft_s=draft_s))
             elif prefill_every and index % prefill_every == 0:
                 elapsed_s += 3e-3
                 self.policy.record(outcome(strategy, count, 0, 0, elapsed_s, kind=StepKind.DISTURBED))
             else:
-                self.policy.record(outcome(strategy, count, strategy.tokens_to_verify * count, accepted, elapsed_s))
+                drafted, draft_s = strategy.tokens_to_verify * count, world.drafting_s(strategy)
+                self.policy.record(outcome(strategy, count, drafted, accepted, elapsed_s, draft_s=draft_s))
             self.tokens += 1 + accepted / count
             self._followed[strategy.drafter] = self.tokens
             done.append(Step(world, strategy, count, accepted, elapsed_s, late_s))

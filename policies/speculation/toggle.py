@@ -1,0 +1,181 @@
+"""Mode roofline: EfficientRollout's toggle (4.2) and its ladder of draft lengths (4.3), alone, by a cost model.
+
+Owns the toggle's state and what it knows of acceptance; knows no device (`policies.calibration.costs`). Drafting goes
+on where it is predicted to bring more than 1 + margin times the tokens of plain decoding (eq. 3), and stays on while
+requests only leave. A rollout ends where requests come after none waited; at its end the ladder moves by a rung, after
+the same verdict in `patience` rollouts that drafted.
+
+Where the paper is silent: every draft counts as accepted until some were verified, and what was verified counts for
+three quarters as much in each further rollout, so that a drafter that was too bad once is tried again. Up needs a block
+efficiency near its ceiling and, beyond the paper, a better prediction: where drafts cost as much as they save, the
+ceiling is near on every rung. Down is the better prediction alone. Predictions for another rung keep the acceptance
+per token (E.2).
+"""
+
+from collections.abc import Sequence
+
+from policies.calibration.costs import CostModel
+from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.strategy import PLAIN, Strategy
+
+_FULL = 16.0  # request-steps in which every draft was accepted, before any was verified
+_KEPT = 0.75  # of what earlier rollouts verified, per rollout
+_ENOUGH = 64  # verified drafts of a rollout that say something of its acceptance
+
+
+class RooflinePolicy:
+    """See the module docstring; implements StrategyPolicy.
+
+    ladder: chains of one drafter. Raises ValueError for others.
+    """
+
+    def __init__(
+        self,
+        ladder: Sequence[Strategy],
+        *,
+        margin: float,
+        near_ceiling: float,
+        patience: int,
+        max_running: int,
+        costs: CostModel | None = None,
+    ) -> None:
+        self._ladder = sorted(ladder, key=lambda strategy: strategy.depth)
+        if (
+            not ladder
+            or len({one.drafter for one in ladder}) > 1
+            or any(one.is_tree or not one.depth for one in ladder)
+        ):
+            raise ValueError("rollout.speculation.mode: roofline needs chains of one drafter in strategies")
+        self._margin, self._near_ceiling, self._patience = margin, near_ceiling, patience
+        self._max_running, self._costs = max_running, costs or CostModel()
+        self._rung = self._streak = 0  # streak: verdicts up, or down if negative
+        self._acceptance = 1.0  # of a token whose predecessors were accepted, at the last change of rung
+        self._drafts = self._tokens = 0.0  # verified on this rung, in the rollouts before, faded
+        self._new_drafts = self._new_tokens = 0  # in this rollout
+        self._loads = self._running_sum = self._context_sum = 0  # of its steps that drafted
+        self._running = self._waiting = 0  # of the last step
+        self._on = self._failed = False
+        self._reason = Reason.UNMEASURED
+        self._advantage: float | None = None
+
+    @property
+    def max_nodes(self) -> int:
+        return self._ladder[-1].depth
+
+    def arms_at(self, running: int) -> Sequence[Strategy]:
+        return () if running > self._max_running else self._ladder
+
+    @property
+    def reason(self) -> Reason:
+        return self._reason
+
+    @property
+    def advantage(self) -> float | None:
+        """The predicted speed-up of the last choice that asked for one."""
+        return self._advantage
+
+    @property
+    def efficiency(self) -> float:
+        """Tokens per request and step that drafts on this rung bring: tau."""
+        tokens = _FULL * _efficiency(self._acceptance, self._ladder[self._rung].depth) + self._tokens + self._new_tokens
+        return tokens / (_FULL + self._drafts + self._new_drafts)
+
+    def choose(self, load: Load) -> Strategy:
+        running = load.running
+        if running > self._running:
+            self._on = False
+            if not self._waiting:
+                self._end_rollout()
+        self._running, self._waiting = running, load.waiting
+        if self._failed:
+            self._reason = Reason.NO_DRAFTER
+        elif running > self._max_running:
+            self._on, self._reason = False, Reason.TOO_MANY
+        elif self._on:
+            return self._ladder[self._rung]
+        else:
+            speedup = self._advantage = self._speedup(self._rung, running, load.context_tokens, self.efficiency)
+            self._on = speedup is not None and speedup > 1 + self._margin
+            if self._on:
+                self._reason = Reason.PAYS_MOST
+                return self._ladder[self._rung]
+            self._reason = Reason.UNMEASURED if speedup is None else Reason.PLAIN_IS_FASTER
+        return PLAIN
+
+    def record(self, outcome: StepOutcome) -> None:
+        self._costs.observe(outcome)
+        if outcome.strategy != self._ladder[self._rung] or outcome.kind is StepKind.EVALUATION:
+            return
+        load = outcome.load
+        self._new_drafts += load.running
+        self._new_tokens += load.running + outcome.accepted
+        self._loads += 1
+        self._running_sum += load.running
+        self._context_sum += load.context_tokens
+
+    def unavailable(self, drafter: str) -> None:
+        self._failed = self._failed or drafter == self._ladder[0].drafter
+
+    def renewed(self, drafter: str) -> None:
+        self._failed = self._failed and drafter != self._ladder[0].drafter
+
+    def plain_s(self, load: Load) -> float | None:
+        return self._costs.step_s(load.running, load.running, load.context_tokens)
+
+    def expected_s(self, outcome: StepOutcome) -> float | None:
+        return self._costs.expected_s(outcome)
+
+    def _speedup(self, rung: int, running: int, context_tokens: int, efficiency: float) -> float | None:
+        """Tokens per second on that rung over plain decoding's (eq. 1); None: what a step costs is not known. Drafts
+        that were never measured cost nothing: they are about to be."""
+        strategy, costs = self._ladder[rung], self._costs
+        plain_s = costs.step_s(running, running, context_tokens)
+        verify_s = costs.step_s(running, running * (1 + strategy.depth), context_tokens)
+        if plain_s is None or verify_s is None:
+            return None
+        return efficiency * plain_s / ((costs.draft_s(strategy, running) or 0.0) + verify_s)
+
+    def _end_rollout(self) -> None:
+        """Judges the rung by the rollout that ended, and lets it fade."""
+        if self._new_drafts >= _ENOUGH:
+            verdict = self._verdict()
+            self._streak = verdict if verdict * self._streak <= 0 else self._streak + verdict
+        self._drafts = _KEPT * (self._drafts + self._new_drafts)
+        self._tokens = _KEPT * (self._tokens + self._new_tokens)
+        self._new_drafts = self._new_tokens = self._loads = self._running_sum = self._context_sum = 0
+        if abs(self._streak) >= self._patience:
+            self._acceptance = _acceptance(self.efficiency, self._ladder[self._rung].depth)
+            self._rung += 1 if self._streak > 0 else -1
+            self._streak, self._drafts, self._tokens = 0, 0.0, 0.0
+
+    def _verdict(self) -> int:
+        """1: a longer draft was better, -1: a shorter one, 0: neither."""
+        rung, depth = self._rung, self._ladder[self._rung].depth
+        running, context = round(self._running_sum / self._loads), round(self._context_sum / self._loads)
+        efficiency = self._new_tokens / self._new_drafts
+        acceptance = _acceptance(efficiency, depth)
+
+        def predicted(other: int) -> float:
+            if not 0 <= other < len(self._ladder):
+                return 0.0
+            tokens = efficiency if other == rung else _efficiency(acceptance, self._ladder[other].depth)
+            return self._speedup(other, running, context, tokens) or 0.0
+
+        here = predicted(rung)
+        if efficiency >= self._near_ceiling * (depth + 1) and predicted(rung + 1) > here:
+            return 1
+        return -1 if predicted(rung - 1) > here else 0
+
+
+def _efficiency(acceptance: float, depth: int) -> float:
+    """Expected tokens of a step whose `depth` drafted tokens are each accepted so often, if all before them were."""
+    return sum(acceptance**i for i in range(depth + 1))
+
+
+def _acceptance(efficiency: float, depth: int) -> float:
+    """The inverse, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _efficiency(middle, depth) < efficiency else (low, middle)
+    return (low + high) / 2
