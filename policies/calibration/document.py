@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
-from policies.speculation.strategy import Strategy
 
 FEW = 5  # measurements from which on a typical time is sure
 MOST = 1000  # that count of one shape
@@ -58,16 +57,18 @@ class PassCost(BaseModel, frozen=True, extra="forbid"):
 class DraftCost(BaseModel, frozen=True, extra="forbid"):
     """Drafting for one step, all requests together."""
 
-    strategy: str
+    strategy: str = Field(pattern=r"^\w+:[1-9]\d*(x\d+/\d+)?$")  # as its text: suffix:8, eagle:4x2/12
     requests: int = Field(ge=1)
     seconds: _Seconds
     count: int = Field(default=1, ge=1)
 
-    @field_validator("strategy")
-    @classmethod
-    def _parses(cls, value: str) -> str:
-        Strategy.parse(value)
-        return value
+    @property
+    def drafter(self) -> str:
+        return self.strategy.partition(":")[0]
+
+    @property
+    def depth(self) -> int:
+        return int(self.strategy.partition(":")[2].partition("x")[0])
 
 
 class Calibration(BaseModel, frozen=True, extra="forbid"):

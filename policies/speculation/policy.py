@@ -69,6 +69,14 @@ class StepOutcome:
         """That the target computed."""
         return self.load.running + self.drafted + self.prompt_tokens
 
+    @property
+    def is_usual(self) -> bool:
+        return self.kind is StepKind.USUAL
+
+    @property
+    def caught_up(self) -> bool:
+        return self.kind is StepKind.CAUGHT_UP
+
 
 class StrategyPolicy(Protocol):
     """Chooses per engine step. Both calls together cost at most 50 us, and about 1 us while nothing is reconsidered.

@@ -1,0 +1,191 @@
+"""Seconds that passes take, by requests, rows and context: a roofline, times what passes of that shape were measured to
+differ from it. Owns both; knows no drift and no drafts.
+
+A shape's difference moves with its first measurements and slowly afterwards. The roofline is fitted again ever more
+rarely, and moves only what no measurement is near to.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.calibration.document import FEW, MOST, Calibration, PassCost
+from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
+from policies.calibration.typical import Typical
+
+CLIP = 0.25  # of a logarithm: what a step that was interrupted counts at most
+_SETTLED = 64  # measurements of a shape after which it moves by 1 / so many of a surprise; before, by 1 / measurements
+_EXACT_ROWS = 16  # processors compute 1, 2, 4, 8, 16 rows by different code; beyond, eight shapes an octave
+_NEAR, _ACROSS = 0.08, 0.3  # in logarithms of rows: a shape so far away says half; requests count for so much of rows
+_ALONE = 0.2  # of a logarithm: a single time so far from the roofline counts for half
+_DOUBT = 0.05  # weight of no difference from the roofline, against 1 of a measurement of the very shape
+_PROMPT_SURE = 0.3  # a step with prompt rows says so much: it is often the first of its kind, and draws fewer tokens
+_KNOWN = 64  # measurements after which a shape that was not measured before may say that everything takes longer
+_FIRST_FIT, _LAST_FIT = 4, 4096  # measurements to the first fit, and at most between two
+_KEPT = 4096  # entries of a cache
+
+
+@dataclass(slots=True)
+class _Shape:
+    """Passes of about as many rows and requests."""
+
+    requests: int
+    rows: int
+    context_tokens: float
+    usual: Typical = field(default_factory=Typical)  # logarithms of seconds over the roofline's
+    sure: float = 1.0
+
+    @property
+    def weight(self) -> float:
+        """1 at most. A single time far from the roofline may be one that was interrupted."""
+        count, value = self.usual.count, self.usual.value
+        return self.sure * (min(count, FEW) if count > 1 else 1 / (1 + (value / _ALONE) ** 2)) / FEW
+
+    def seconds(self, roofline: Roofline) -> float:
+        context_tokens = round(self.context_tokens)
+        return roofline.seconds(self.requests, self.rows, context_tokens) * math.exp(self.usual.value)
+
+
+class PassCosts:
+    """Of one engine."""
+
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        self.roofline: Roofline | None = None
+        self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._exact: dict[tuple[int, int], _Shape] = {}  # by requests and rows
+        self._calibrated = calibration is not None and bool(calibration.passes)
+        self._seen, self._fit_at = 0, _LAST_FIT if self._calibrated else _FIRST_FIT
+        self._seconds: dict[tuple[int, int, int], float] = {}
+        self._differences: dict[tuple[int, int], float] = {}
+        self._near: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
+        if calibration is not None:
+            self._start(calibration)
+
+    def _start(self, calibration: Calibration) -> None:
+        passes = calibration.passes
+        self.roofline = calibration.fitted or (fit_roofline([one.measured for one in passes]) if passes else None)
+        for one in passes:
+            assert self.roofline is not None
+            shape = self._shape(one.requests, one.rows, one.context_tokens)
+            difference = math.log(one.seconds / self.roofline.seconds(one.requests, one.rows, one.context_tokens))
+            # Several contexts of one shape: their mean, which the roofline then carries to other contexts.
+            total = shape.usual.count + one.count
+            shape.usual.value += (difference - shape.usual.value) * one.count / total
+            shape.context_tokens += (one.context_tokens - shape.context_tokens) * one.count / total
+            shape.usual.count = total
+        for shape in self._shapes.values():
+            shape.usual.settle(_SETTLED)
+
+    def at(self, requests: int, rows: int, context_tokens: int) -> float | None:
+        """Seconds, of a context within an eighth; None before anything was measured."""
+        shift = context_tokens.bit_length() - 4
+        key = requests, rows, context_tokens >> shift << shift if shift > 0 else context_tokens
+        seconds = self._seconds.get(key)
+        if seconds is None and self.roofline is not None:
+            if len(self._seconds) >= _KEPT:
+                self._seconds.clear()
+            seconds = self._seconds[key] = self.roofline.seconds(*key) * math.exp(self._difference(requests, rows))
+        return seconds
+
+    def settled(self, requests: int, rows: int) -> bool:
+        """That shape was measured so often that a further time hardly moves it."""
+        shape = self._exact.get((requests, rows))
+        return shape is not None and shape.usual.count >= _SETTLED
+
+    def add(self, requests: int, rows: int, context_tokens: int, seconds: float, sure: bool) -> float:
+        """A pass took so long; not `sure`: with prompt chunks. Returns the logarithm by which it took longer than was
+        to be expected, at most CLIP; 0.0 where nothing was."""
+        self._seen += 1
+        if self.roofline is None:
+            self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)])
+        shape = self._shape(requests, rows, context_tokens)
+        usual, surprise = shape.usual, 0.0
+        over = math.log(seconds / self.roofline.seconds(requests, rows, context_tokens))
+        if usual.count < FEW:
+            if sure and (self._calibrated or self._seen > _KNOWN):
+                surprise = _clipped(over - self._difference(requests, rows))
+            if not usual.count:
+                shape.sure = 1.0 if sure else _PROMPT_SURE
+            elif sure and shape.sure < 1.0:  # what prompts said of it is past
+                usual = shape.usual = Typical()
+                shape.sure = 1.0
+            usual.add(over)
+            self._forget()
+        elif sure:
+            surprise = _clipped(over - usual.value)
+            usual.count += 1
+            usual.value += surprise / min(usual.count, _SETTLED)
+            if not usual.count & 15:
+                self._forget()
+        shape.context_tokens += (context_tokens - shape.context_tokens) / min(usual.count + 1, _SETTLED)
+        if self._seen >= self._fit_at:
+            self._fit()
+        return surprise
+
+    def measured(self) -> Iterator[PassCost]:
+        """Every shape."""
+        for shape in self._shapes.values():
+            if self.roofline is not None and shape.usual.count:
+                yield PassCost(
+                    requests=shape.requests,
+                    rows=shape.rows,
+                    context_tokens=round(shape.context_tokens),
+                    seconds=shape.seconds(self.roofline),
+                    count=max(round(shape.sure * min(shape.usual.count, MOST)), 1),
+                )
+
+    def _shape(self, requests: int, rows: int, context_tokens: int) -> _Shape:
+        exact = requests, rows
+        shape = self._exact.get(exact)
+        if shape is None:
+            by_rows = rows if rows <= _EXACT_ROWS else _EXACT_ROWS + round(8 * math.log2(rows / _EXACT_ROWS))
+            key = by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
+            shape = self._shapes.setdefault(key, _Shape(requests, rows, float(context_tokens)))
+            if len(self._exact) >= _KEPT:
+                self._exact.clear()
+            self._exact[exact] = shape
+        return shape
+
+    def _fit(self) -> None:
+        """The roofline anew; what shapes were measured to take stays."""
+        self._fit_at = self._seen + min(self._seen, _LAST_FIT)
+        before = self.roofline
+        assert before is not None
+        shapes = [shape for shape in self._shapes.values() if shape.usual.count]
+        passes = [
+            MeasuredPass(shape.requests, shape.rows, round(shape.context_tokens), shape.seconds(before), shape.weight)
+            for shape in shapes
+        ]
+        after = self.roofline = fit_roofline(passes, before.pair_s)
+        for shape, one in zip(shapes, passes, strict=True):
+            shape.usual.move_to(math.log(one.seconds / after.seconds(one.requests, one.rows, one.context_tokens)))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seconds.clear()
+        self._differences.clear()
+        self._near = None
+
+    def _difference(self, requests: int, rows: int) -> float:
+        """Logarithm by which passes near that shape were measured to differ from the roofline."""
+        key = requests, rows
+        if key not in self._differences:
+            if self._near is None:
+                shapes = [shape for shape in self._shapes.values() if shape.usual.count]
+                self._near = (
+                    np.log([shape.rows for shape in shapes]),
+                    np.log([shape.requests for shape in shapes]),
+                    np.array([shape.usual.value for shape in shapes]),
+                    np.array([shape.weight for shape in shapes]),
+                )
+            by_rows, by_requests, values, sure = self._near
+            far = (by_rows - math.log(rows)) ** 2 + (_ACROSS * (by_requests - math.log(requests))) ** 2
+            weights = sure / (1 + far / _NEAR**2)
+            self._differences[key] = float((weights * values).sum() / (weights.sum() + _DOUBT))
+        return self._differences[key]
+
+
+def _clipped(logarithm: float) -> float:
+    return min(max(logarithm, -CLIP), CLIP)
