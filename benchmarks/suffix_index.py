@@ -35,6 +35,7 @@ PEERS = (24, 64)  # tree depths
 LENGTHS = (8, 16)  # drafted tokens at most
 BATCH = 100  # requests that run together
 LONG, LONG_COUNT = 16_384, 32
+LONG_BYTES = 512 + LONG_COUNT * (128 + 10 * (LONG + 4))  # what holds so many, with the end of their prompts
 
 
 def load_set(name: str, demo: Path | None) -> list[Problem]:
@@ -101,14 +102,14 @@ def measure_memory(name: str, problems: list[Problem]) -> float:
     if name == "paceline-live":
         samples = [(problem.prompt, sample) for problem in problems for sample in problem.samples]
         tokens += sum(len(prompt) for prompt, _ in samples)
-        kept = suffixes(len(samples), 32, 1 << 40, 1.0, 1 << 40)
+        kept = suffixes(len(samples))
         for handle, (prompt, sample) in enumerate(samples):
             kept.begin(handle, prompt)
             for at in range(0, len(sample), 4):
                 part = sample[at : at + 4]
                 kept.append_batch(np.array([handle]), part, np.array([0, len(part)]))
     elif name == "paceline":
-        kept = suffixes(1, 32, 1 << 40, 1.0, 1 << 40)
+        kept = suffixes(1)
         for problem in problems:
             for sample in problem.samples:
                 kept.publish(problem.prompt, sample, 0)
@@ -134,7 +135,7 @@ def upkeep(problems: list[Problem]) -> dict[str, Any]:
     """A full window of 32 x 16k tokens gains a rollout and loses one; drafts while that happens in the background."""
     texts = long_rollouts(problems, LONG_COUNT + 7, LONG)
     prompt = problems[0].prompt
-    index = suffixes(2, LONG_COUNT, 1 << 40, 1.0, 1 << 40)
+    index = suffixes(2, window_bytes=LONG_BYTES)
     for text in texts[:LONG_COUNT]:
         index.publish(prompt, text, 0)
     index.flush()
@@ -155,7 +156,7 @@ def upkeep(problems: list[Problem]) -> dict[str, Any]:
 
 def during_merges(texts: list[Any], prompt: Any) -> dict[str, float]:
     """Wall time of one request's draft, quiet and while the background thread merges without a pause."""
-    index = suffixes(1, LONG_COUNT, 1 << 40, 1.0, 0)
+    index = suffixes(1, window_bytes=LONG_BYTES, inline_tokens=0)
     for text in texts[:LONG_COUNT]:
         index.publish(prompt, text, 0)
     index.flush()

@@ -1,11 +1,13 @@
-// The file of a suffix store: header, then per problem its texts and sorted places, so that loading sorts nothing.
+// The file of a suffix store: header, every text once, then the sorted places of the windows and of the pool, so that
+// loading sorts nothing.
 //
-// Little endian: magic, format, slots, payload bytes, checksum of the payload; the payload as `save` writes it.
+// Little endian: magic, format, zero, payload bytes, checksum of the payload; the payload as `save` writes it.
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <utility>
 
@@ -15,12 +17,12 @@ namespace paceline::suffix {
 namespace {
 
 constexpr char kMagic[8] = {'P', 'A', 'C', 'E', 'S', 'U', 'F', 'X'};
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 constexpr char kDamaged[] = "damaged; delete it (the index fills again by itself)";
 
 struct Header {
   char magic[8];
-  uint32_t format, slots;
+  uint32_t format, zero;
   uint64_t payload_bytes, checksum;
 };
 
@@ -30,7 +32,7 @@ struct RolloutHead {
   uint64_t border;
 };
 
-class Checksum {
+class Checksum {  // of parts: what is written in one piece is read in one
  public:
   void add(const void* data, size_t bytes) {
     const char* at = static_cast<const char*>(data);
@@ -115,7 +117,7 @@ class File {
 }  // namespace
 
 void Store::save(const std::string& path) {
-  std::vector<std::pair<uint64_t, std::shared_ptr<const Window>>> windows;
+  std::vector<std::pair<uint64_t, std::shared_ptr<const Window>>> windows;  // least recently used first; then the pool
   int64_t version;
   uint64_t sequence;
   {
@@ -123,27 +125,36 @@ void Store::save(const std::string& path) {
     merge_all(lock);
     for (auto key = recent_.rbegin(); key != recent_.rend(); ++key)
       if (const auto& window = problems_.at(*key)->window) windows.emplace_back(*key, window);
+    windows.emplace_back(0, pool_->window ? pool_->window : std::make_shared<Window>());
     version = version_, sequence = sequence_;
   }
+  std::map<uint64_t, std::pair<uint64_t, RolloutPtr>> texts;  // by sequence: number in the file
+  for (const auto& [key, window] : windows)
+    for (const RolloutPtr& rollout : window->rollouts()) texts[rollout->sequence].second = rollout;
   std::string partial = path + "." + std::to_string(getpid()) + ".partial";
   try {
     File file(partial, "wb");
-    Header header{{}, kFormat, static_cast<uint32_t>(options_.window_rollouts), 0, 0};
+    Header header{{}, kFormat, 0, 0, 0};
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     file.put(header);
     file.restart();
-    file.put(header.slots);
     file.put(version);
     file.put(sequence);
+    file.put<uint64_t>(texts.size());
+    uint64_t number = 0;
+    for (auto& [order, text] : texts) {
+      const Rollout& rollout = *text.second;
+      text.first = number++;
+      file.put(RolloutHead{rollout.tokens.size(), rollout.sequence, rollout.version, rollout.border});
+      file.write(rollout.tokens.data(), rollout.tokens.size() * sizeof(Token));
+    }
     file.put<uint64_t>(windows.size());
     for (const auto& [key, window] : windows) {
       file.put(key);
-      file.put<uint64_t>(window->by_slot().size());
-      for (const RolloutPtr& rollout : window->by_slot()) {
-        file.put(rollout ? RolloutHead{rollout->tokens.size(), rollout->sequence, rollout->version, rollout->border}
-                         : RolloutHead{});
-        if (rollout) file.write(rollout->tokens.data(), rollout->tokens.size() * sizeof(Token));
-      }
+      file.put<uint64_t>(window->rollouts().size());
+      std::vector<uint64_t> numbers;
+      for (const RolloutPtr& rollout : window->rollouts()) numbers.push_back(texts.at(rollout->sequence).first);
+      file.write(numbers.data(), numbers.size() * sizeof(uint64_t));
       file.put<uint64_t>(window->order().size());
       file.write(window->order().data(), window->order().size() * sizeof(uint32_t));
       file.write(window->shared().data(), window->shared().size());
@@ -162,58 +173,56 @@ void Store::save(const std::string& path) {
 }
 
 void Store::load(const std::string& path) {
-  struct Stored {
-    uint64_t key;
-    std::vector<RolloutPtr> by_slot;
-    std::vector<uint32_t> order;
-    std::vector<uint8_t> shared;
-  };
   File file(path, "rb");
   file.expect(sizeof(Header));
   Header header = file.get<Header>();
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) file.fail("not a suffix index");
-  if (header.format != kFormat) file.fail("format " + std::to_string(header.format) + ", this build reads format 1");
-  if (header.slots < 1 || header.slots > 4096) file.fail(kDamaged);
+  if (header.format != kFormat)
+    file.fail("format " + std::to_string(header.format) + ", this build reads format " + std::to_string(kFormat) +
+              " (the index fills again by itself)");
+  if (header.zero) file.fail(kDamaged);
   file.restart();
   file.expect(header.payload_bytes);
-  if (file.get<uint32_t>() != header.slots) file.fail(kDamaged);
   int64_t version = file.get<int64_t>();
   uint64_t sequence = file.get<uint64_t>(), count = file.get<uint64_t>();
-  std::vector<Stored> stored;
+  std::vector<RolloutPtr> texts;
   for (uint64_t i = 0; i < count; ++i) {
-    Stored problem{file.get<uint64_t>(), {}, {}, {}};
-    uint64_t slots = file.get<uint64_t>();
-    if (slots > header.slots) file.fail(kDamaged);
-    for (uint64_t slot = 0; slot < slots; ++slot) {
-      RolloutHead head = file.get<RolloutHead>();
-      problem.by_slot.push_back(nullptr);
-      if (head.tokens == 0) continue;
-      problem.by_slot.back() = std::make_shared<Rollout>(
-          Rollout{file.array<Token>(head.tokens), static_cast<uint32_t>(head.border), head.version, head.sequence});
+    RolloutHead head = file.get<RolloutHead>();
+    bool fits = head.tokens > head.border && head.sequence < sequence &&
+                (texts.empty() || texts.back()->sequence < head.sequence);
+    if (!fits) file.fail(kDamaged);
+    texts.push_back(std::make_shared<Rollout>(
+        Rollout{file.array<Token>(head.tokens), static_cast<uint32_t>(head.border), head.version, head.sequence}));
+  }
+  struct Stored {
+    uint64_t key;
+    std::vector<RolloutPtr> rollouts;
+    std::vector<uint32_t> order;
+    std::vector<uint8_t> shared;
+  };
+  std::vector<Stored> stored;
+  count = file.get<uint64_t>();
+  for (uint64_t i = 0; i < count; ++i) {
+    Stored window{file.get<uint64_t>(), {}, {}, {}};
+    for (uint64_t number : file.array<uint64_t>(file.get<uint64_t>())) {
+      if (number >= texts.size()) file.fail(kDamaged);
+      window.rollouts.push_back(texts[number]);
     }
     uint64_t places = file.get<uint64_t>();
-    problem.order = file.array<uint32_t>(places);
-    problem.shared = file.array<uint8_t>(places);
-    stored.push_back(std::move(problem));
+    window.order = file.array<uint32_t>(places);
+    window.shared = file.array<uint8_t>(places);
+    stored.push_back(std::move(window));
   }
-  if (file.left() || file.checksum() != header.checksum)
+  if (file.left() || file.checksum() != header.checksum || stored.empty())
     file.fail("damaged (checksum); delete it (the index fills again by itself)");
 
-  std::vector<std::pair<uint64_t, std::shared_ptr<const Window>>> windows;
-  for (Stored& problem : stored) {
-    if (header.slots == options_.window_rollouts) {
-      try {
-        windows.emplace_back(problem.key, Window::restored(std::move(problem.by_slot), std::move(problem.order),
-                                                           std::move(problem.shared), options_.window_rollouts));
-      } catch (const std::invalid_argument& error) {
-        file.fail(error.what());
-      }
-    } else {  // another window size: the texts count, and are sorted anew
-      std::vector<RolloutPtr> texts;
-      for (RolloutPtr& rollout : problem.by_slot)
-        if (rollout && static_cast<int64_t>(rollout->tokens.size()) <= Window::place_tokens(options_.window_rollouts))
-          texts.push_back(std::move(rollout));
-      windows.emplace_back(problem.key, Window::merged(nullptr, kept(nullptr, texts), options_.window_rollouts));
+  std::vector<std::shared_ptr<const Window>> windows;
+  for (Stored& window : stored) {
+    try {
+      windows.push_back(
+          Window::restored(std::move(window.rollouts), std::move(window.order), std::move(window.shared)));
+    } catch (const std::invalid_argument& error) {
+      file.fail(error.what());
     }
   }
   std::unique_lock<std::mutex> lock(mutex_);
@@ -221,10 +230,12 @@ void Store::load(const std::string& path) {
   std::vector<ProblemPtr> before;
   for (auto& [key, problem] : problems_) before.push_back(problem);
   for (const ProblemPtr& problem : before) evict(problem);
-  for (auto& [key, window] : windows) {
-    ProblemPtr& problem = touch(key);
-    problem->window = std::move(window);
+  evict(pool_);
+  for (size_t i = 0; i < windows.size(); ++i) {
+    ProblemPtr problem = i + 1 < windows.size() ? touch(stored[i].key) : pool_;
+    problem->window = std::move(windows[i]);
     account(*problem);
+    if (problem->bytes > problem->limit) merge_now(*problem, problem->limit);  // the newest stay
   }
   version_ = version, sequence_ = std::max(sequence_, sequence);
   make_room();

@@ -35,9 +35,10 @@ constexpr float kOwnWeight = 4;
 
 class Suffixes {
  public:
-  Suffixes(int64_t handles, int64_t window_rollouts, int64_t max_bytes, float epoch_decay, int64_t inline_tokens)
+  Suffixes(int64_t handles, int64_t window_bytes, int64_t pool_bytes, int64_t max_bytes, float epoch_decay,
+           int64_t inline_tokens)
       : handles_(handles),
-        store_(StoreOptions{handles, window_rollouts, static_cast<size_t>(max_bytes), epoch_decay, kOwnWeight,
+        store_(StoreOptions{handles, bytes(window_bytes), bytes(pool_bytes), bytes(max_bytes), epoch_decay, kOwnWeight,
                             inline_tokens}) {}
 
   void begin(int64_t handle, Tokens prompt) { store_.begin(handle, prompt.data(), prompt.size()); }
@@ -82,6 +83,11 @@ class Suffixes {
   Store& store() { return store_; }
 
  private:
+  static size_t bytes(int64_t count) {
+    check(count >= 0, "Suffixes: bytes >= 0");
+    return static_cast<size_t>(count);
+  }
+
   static DraftShape shaped(int64_t depth, int64_t top_k, size_t nodes, float min_probability, float match_factor) {
     check(depth >= 0 && top_k >= 1 && match_factor > 0, "draft: depth >= 0, top_k >= 1 and match_factor > 0");
     return {static_cast<int>(std::min<int64_t>(depth, 1 << 20)), static_cast<int>(std::min<int64_t>(top_k, 1 << 20)),
@@ -114,8 +120,8 @@ auto unlocked() {
 
 void bind_suffix(nb::module_& m) {
   nb::class_<Suffixes>(m, "Suffixes", "Suffix index per problem (DAS 4.1). Use drafter.suffix.SuffixDrafter.")
-      .def(nb::init<int64_t, int64_t, int64_t, float, int64_t>(), "handles"_a, "window_rollouts"_a, "max_bytes"_a,
-           "epoch_decay"_a, "inline_tokens"_a)
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, float, int64_t>(), "handles"_a, "window_bytes"_a, "pool_bytes"_a,
+           "max_bytes"_a, "epoch_decay"_a, "inline_tokens"_a)
       .def("begin", &Suffixes::begin)
       .def("finish", &Suffixes::finish)
       .def("publish", &Suffixes::publish)
@@ -135,5 +141,6 @@ void bind_suffix(nb::module_& m) {
       .def_prop_ro("bytes", unlocked<&Store::bytes>())
       .def_prop_ro("live_bytes", unlocked<&Store::live_bytes>())
       .def_prop_ro("problems", unlocked<&Store::problems>())
-      .def_prop_ro("window_tokens", unlocked<&Store::window_tokens>());
+      .def_prop_ro("window_tokens", unlocked<&Store::window_tokens>())
+      .def_prop_ro("pool_tokens", unlocked<&Store::pool_tokens>());
 }

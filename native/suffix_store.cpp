@@ -7,7 +7,11 @@ namespace paceline::suffix {
 namespace {
 
 constexpr int64_t kBorder = 4;     // prompt tokens in front of a rollout, as context of its first ones
-constexpr size_t kOverhead = 256;  // bytes of a problem's bookkeeping, estimated
+constexpr size_t kOverhead = 512;  // bytes of a problem without rollouts, at most
+constexpr size_t kLeastBytes = 4096;
+// A window that is not small, and the pool, are merged when such a part of it waits: a merge passes over all of it.
+constexpr int64_t kWindowParts = 64, kPoolParts = 16;
+constexpr int kSilent = 1;  // an own match of so many tokens says little (measured: experiments/suffix_scope.py)
 constexpr int kAges = 64;          // older rollouts weigh as this old ones
 
 uint64_t hash(const Token* tokens, int64_t count) {
@@ -21,13 +25,33 @@ uint64_t hash(const Token* tokens, int64_t count) {
   return state;
 }
 
-size_t rollout_bytes(const Rollout& rollout) { return sizeof(Rollout) + rollout.tokens.size() * sizeof(Token); }
+// The newest rollouts that fit into `limit`: how many of the window leave, and the first pending one that stays.
+struct Kept {
+  size_t leave, first;
+};
+
+Kept fit(const Window* window, const std::vector<RolloutPtr>& pending, size_t limit) {
+  size_t bytes = kOverhead, first = pending.size(), leave = window ? window->rollouts().size() : 0;
+  while (first > 0 && (bytes += Window::bytes_of(*pending[first - 1])) <= limit) --first;
+  while (first == 0 && leave > 0 && (bytes += Window::bytes_of(*window->rollouts()[leave - 1])) <= limit) --leave;
+  return {leave, first};
+}
+
+std::shared_ptr<const Window> merged(const Window* window, const std::vector<RolloutPtr>& pending, size_t limit) {
+  Kept kept = fit(window, pending, limit);
+  return Window::merged(window, kept.leave, {pending.begin() + static_cast<int64_t>(kept.first), pending.end()});
+}
 
 }  // namespace
 
-Store::Store(const StoreOptions& options) : options_(options), lives_(options.handles) {
-  if (options.handles < 1 || options.window_rollouts < 1 || options.window_rollouts > 4096)
-    throw std::invalid_argument("suffix store: handles >= 1 and window_rollouts in 1 .. 4096");
+Store::Store(const StoreOptions& options)
+    : options_(options), lives_(options.handles), pool_(std::make_shared<Problem>()) {
+  if (options.handles < 1 || std::min(options.window_bytes, options.max_bytes) < kLeastBytes ||
+      (options.pool_bytes && options.pool_bytes < kLeastBytes))
+    throw std::invalid_argument("suffix store: handles >= 1 and limits of at least 4096 bytes (pool: or 0)");
+  options_.window_bytes = std::min({options.window_bytes, options.max_bytes, Window::kMostBytes});
+  pool_->limit = std::min({options.pool_bytes, options.max_bytes, Window::kMostBytes});
+  pool_->running = 1;
   for (int age = 0; age < kAges; ++age)
     weight_of_age_.push_back(static_cast<float>(std::pow(static_cast<double>(options.epoch_decay), age)));
 }
@@ -51,6 +75,7 @@ Store::ProblemPtr& Store::touch(uint64_t key) {
   if (!problem) {
     problem = std::make_shared<Problem>();
     problem->key = key;
+    problem->limit = options_.window_bytes;
     recent_.push_front(key);
     problem->recency = recent_.begin();
     account(*problem);
@@ -65,6 +90,7 @@ void Store::forget_if_unused(const ProblemPtr& problem) {
   auto found = problems_.find(problem->key);
   if (found == problems_.end() || found->second != problem) return;
   bytes_ -= problem->bytes;
+  by_spare_.erase({problem->spare, problem->key});
   recent_.erase(problem->recency);
   problems_.erase(found);
 }
@@ -106,16 +132,31 @@ void Store::publish(const Token* prompt, int64_t prompt_tokens, const Token* res
 void Store::publish(const ProblemPtr& problem, const Token* text, int64_t prompt_tokens, int64_t tokens,
                     int64_t version) {
   int64_t border = std::min(prompt_tokens, kBorder), first = prompt_tokens - border;
-  int64_t size = std::min(tokens - first, Window::place_tokens(options_.window_rollouts));
+  int64_t size = std::min(tokens - first, Window::tokens_in(options_.window_bytes - kOverhead));
   if (size <= border) return;
-  auto rollout = std::make_shared<Rollout>(Rollout{{text + first, text + first + size},
-                                                   static_cast<uint32_t>(border), version, sequence_++});
-  Problem& p = *problem;
-  p.pending.push_back(std::move(rollout));
-  if (static_cast<int64_t>(p.pending.size()) > options_.window_rollouts) p.pending.erase(p.pending.begin());
-  account(p);
-  if (p.tokens > options_.inline_tokens) merge_later(problem);
+  RolloutPtr rollout = std::make_shared<Rollout>(Rollout{{text + first, text + first + size},
+                                                         static_cast<uint32_t>(border), version, sequence_++});
+  add(problem, rollout);
+  if (kOverhead + Window::bytes_of(*rollout) <= pool_->limit) add(pool_, rollout);
   make_room();
+}
+
+void Store::add(const ProblemPtr& problem, const RolloutPtr& rollout) {
+  auto& pending = problem->pending;
+  pending.push_back(rollout);
+  if (size_t first = fit(nullptr, pending, problem->limit).first) {  // they alone fill it: the window is older
+    pending.erase(pending.begin(), pending.begin() + static_cast<int64_t>(first));
+    problem->window = nullptr;
+    ++problem->generation;
+  }
+  account(*problem);
+  if (problem->tokens > options_.inline_tokens && due(*problem)) merge_later(problem);
+}
+
+bool Store::due(const Problem& problem) const {
+  bool pool = &problem == pool_.get();
+  if (problem.pending.empty() || (!pool && problem.tokens <= options_.inline_tokens)) return !problem.pending.empty();
+  return problem.pending_tokens * (pool ? kPoolParts : kWindowParts) >= problem.tokens;
 }
 
 void Store::append(int64_t requests, const int64_t* handles, const Token* tokens, const int64_t* offsets) {
@@ -143,26 +184,31 @@ void Store::catch_up(int64_t requests, const int64_t* handles, const Token* hist
 
 void Store::draft(const DraftRows& rows) {
   std::lock_guard<std::mutex> lock(mutex_);
+  merge_if_due(*pool_);
   for (int64_t r = 0; r < rows.requests; ++r) {
     Live& request = live(rows.handles[r]);
     if (!request.problem) throw std::invalid_argument("suffix store: draft for a handle without a request");
     Problem& problem = *request.problem;
-    if (!problem.pending.empty() && !problem.merging && problem.tokens <= options_.inline_tokens) {
-      merge_now(problem);
-      make_room();
-    }
+    merge_if_due(problem);
     request.text.index();
     DraftShape shape = rows.shape;
     shape.nodes = static_cast<int>(std::clamp<int64_t>(rows.room[r], 0, shape.nodes));
     shape.depth = std::min(shape.depth, shape.nodes);
-    Candidate own[kOwnCandidates], window[kWindowCandidates], both[kCandidates];
+    Candidate own[kOwnCandidates], window[kWindowCandidates], all[kCandidates + kWindowCandidates];
     int n = request.text.find(options_.own_weight, own), m = 0;
-    if (problem.window) m = problem.window->find(request.text.context(), version_, weight_of_age_, window);
-    std::merge(own, own + n, window, window + m, both,
+    if (problem.window) m = problem.window->find(request.text.context(), version_, weight_of_age_, 0, window);
+    std::merge(own, own + n, window, window + m, all,
                [](const Candidate& a, const Candidate& b) { return a.length > b.length; });
+    int count = n + m, longest = count ? all[0].length : 0;
+    if (longest <= kSilent && pool_->window) {  // its longer matches lead; the vote hears them all
+      int k = pool_->window->find(request.text.context(), version_, weight_of_age_, longest, window);
+      std::copy_backward(all, all + count, all + k + count);
+      std::copy(window, window + k, all);
+      count = std::min(k + count, kCandidates);
+    }
     DraftOut out{rows.tokens + r * rows.shape.nodes, rows.parents + r * rows.shape.nodes,
                  rows.probs ? rows.probs + r * rows.shape.nodes : nullptr};
-    rows.counts[r] = suffix::draft(both, n + m, shape, out);
+    rows.counts[r] = suffix::draft(all, count, shape, out);
   }
 }
 
@@ -171,27 +217,15 @@ void Store::set_version(int64_t version) {
   version_ = version;
 }
 
-std::vector<RolloutPtr> Store::kept(const Window* window, const std::vector<RolloutPtr>& pending) const {
-  std::vector<RolloutPtr> all;
-  if (window)
-    for (const RolloutPtr& rollout : window->by_slot())
-      if (rollout) all.push_back(rollout);
-  all.insert(all.end(), pending.begin(), pending.end());
-  std::sort(all.begin(), all.end(), [](const RolloutPtr& a, const RolloutPtr& b) { return a->sequence > b->sequence; });
-  size_t count = 0, bytes = kOverhead;
-  for (; count < std::min<size_t>(all.size(), options_.window_rollouts); ++count) {
-    bytes += rollout_bytes(*all[count]) + all[count]->tokens.size() * 11 / 2;  // order, lengths, separators
-    if (bytes > options_.max_bytes) break;
-  }
-  all.resize(count);
-  return all;
+// A problem's merges are made by whoever holds the lock (small windows), or one after the other by the worker.
+void Store::merge_if_due(Problem& problem) {
+  if (problem.merging || problem.tokens > options_.inline_tokens || !due(problem)) return;
+  merge_now(problem, problem.limit);
+  make_room();
 }
 
-// A problem's merges are made by whoever holds the lock (small windows), or one after the other by the worker.
-void Store::merge_now(Problem& problem) {
-  auto merged = Window::merged(problem.window.get(), kept(problem.window.get(), problem.pending),
-                               options_.window_rollouts);
-  problem.window = std::move(merged);
+void Store::merge_now(Problem& problem, size_t limit) {
+  problem.window = merged(problem.window.get(), problem.pending, limit);
   problem.pending.clear();
   account(problem);
 }
@@ -212,12 +246,12 @@ void Store::work() {
     ProblemPtr problem = jobs_.front();
     jobs_.pop_front();
     busy_ = true;
-    while (!problem->pending.empty() && !stop_) {
+    while (due(*problem) && !stop_) {
       std::shared_ptr<const Window> before = problem->window;
-      std::vector<RolloutPtr> pending = problem->pending, keep = kept(before.get(), pending);
+      std::vector<RolloutPtr> pending = problem->pending;
       uint64_t generation = problem->generation;
       lock.unlock();
-      std::shared_ptr<const Window> after = Window::merged(before.get(), keep, options_.window_rollouts);
+      std::shared_ptr<const Window> after = merged(before.get(), pending, problem->limit);
       lock.lock();
       if (problem->generation != generation) continue;  // evicted meanwhile
       // Drafts in flight are none: they hold the lock. Those that follow see the new window.
@@ -228,7 +262,7 @@ void Store::work() {
                                             [last](const RolloutPtr& rollout) { return rollout->sequence > last; }));
       account(*problem);
       lock.unlock();
-      before.reset(), after.reset(), keep.clear(), pending.clear();  // freed without the lock
+      before.reset(), after.reset(), pending.clear();  // freed without the lock
       lock.lock();
     }
     problem->merging = false;
@@ -247,23 +281,44 @@ void Store::flush() {
 void Store::merge_all(std::unique_lock<std::mutex>& lock) {
   idle_.wait(lock, [this] { return jobs_.empty() && !busy_; });
   for (auto& [key, problem] : problems_)
-    if (!problem->pending.empty()) merge_now(*problem);
+    if (!problem->pending.empty()) merge_now(*problem, problem->limit);
+  if (!pool_->pending.empty()) merge_now(*pool_, pool_->limit);
   make_room();
 }
 
 void Store::account(Problem& problem) {
   size_t bytes = kOverhead;
-  problem.tokens = 0;
+  problem.tokens = problem.pending_tokens = 0;
   if (problem.window) bytes += problem.window->bytes(), problem.tokens += problem.window->order().size();
   for (const RolloutPtr& rollout : problem.pending)
-    bytes += rollout_bytes(*rollout), problem.tokens += rollout->tokens.size();
+    bytes += Window::bytes_of(*rollout), problem.pending_tokens += rollout->places();
+  problem.tokens += problem.pending_tokens;
+  const Rollout* newest = !problem.pending.empty() ? problem.pending.back().get()
+                          : problem.window && !problem.window->rollouts().empty()
+                              ? problem.window->rollouts().back().get()
+                              : nullptr;
   bytes_ += bytes - problem.bytes;
   problem.bytes = bytes;
+  if (&problem == pool_.get()) return;
+  by_spare_.erase({problem.spare, problem.key});
+  problem.spare = newest ? bytes - kOverhead - Window::bytes_of(*newest) : 0;
+  by_spare_.insert({problem.spare, problem.key});
 }
 
-// Problems leave from the least recently used on; those with running requests only when nothing else is left.
+// What is least missed leaves first. Among problems without running requests, whoever has most gives up its oldest
+// rollouts, an eighth at a time, so that all come to have equal shares: problems return in turns, and then the least
+// recently used one is the next to be asked. When each has its newest rollout only, whole problems leave, the least
+// recently used first. Then problems with running requests, in the same way.
 void Store::make_room() {
   for (bool running : {false, true}) {
+    for (auto at = by_spare_.end(); bytes_ > options_.max_bytes && at != by_spare_.begin();) {
+      auto [spare, key] = *--at;
+      Problem& problem = *problems_.at(key);
+      if ((problem.running > 0) != running) continue;
+      if (!spare) break;
+      trim(problem, problem.bytes - std::max<size_t>(spare / 8, 1));
+      at = by_spare_.end();
+    }
     for (auto at = recent_.end(); bytes_ > options_.max_bytes && at != recent_.begin();) {
       auto older = at--;
       ProblemPtr problem = problems_.at(*at);
@@ -272,6 +327,12 @@ void Store::make_room() {
       at = older;
     }
   }
+  if (bytes_ > options_.max_bytes) trim(*pool_, pool_->limit);  // what waits for it is too much
+}
+
+void Store::trim(Problem& problem, size_t limit) {
+  ++problem.generation;
+  merge_now(problem, limit);
 }
 
 void Store::evict(const ProblemPtr& problem) {
@@ -305,6 +366,11 @@ size_t Store::window_tokens() const {
   for (const auto& [key, problem] : problems_)
     if (problem->window) tokens += problem->window->order().size();
   return tokens;
+}
+
+size_t Store::pool_tokens() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return pool_->window ? pool_->window->order().size() : 0;
 }
 
 }  // namespace paceline::suffix

@@ -1,12 +1,14 @@
-// The suffix index of DAS 4.1: per problem a window over its recent rollouts, per running request its own text.
+// The suffix index of DAS 4.1: per problem a window over its recent rollouts, per running request its own text; and the
+// pool, one window over recent rollouts of all problems, which is asked where these have little to say.
 //
-// Owns what is kept and for how long: sliding window, memory limit, weights by version, files. Handles are numbers in
+// Owns what is kept and for how long: sliding windows, memory limits, weights by version, files. Handles are numbers in
 // [0, handles) that the caller gives to its running requests. Safe for several threads; a handle belongs to one.
 #pragma once
 
 #include <condition_variable>
 #include <list>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -19,8 +21,9 @@ namespace paceline::suffix {
 
 struct StoreOptions {
   int64_t handles;
-  int64_t window_rollouts;  // per problem
-  size_t max_bytes;         // of all windows; whole problems leave, least recently used first
+  size_t window_bytes;      // per problem; its oldest rollouts leave
+  size_t pool_bytes;        // of the pool; 0: none
+  size_t max_bytes;         // of all windows and the pool: see make_room
   float epoch_decay;        // weight of a rollout per version of age
   float own_weight;         // of an own occurrence, against one in a rollout of the current version
   int64_t inline_tokens;    // windows up to this size are merged by the next draft, larger ones in the background
@@ -69,19 +72,21 @@ class Store {
   // Replaces the windows by those of a file. Throws std::runtime_error naming the file, and then changes nothing.
   void load(const std::string& path);
 
-  size_t bytes() const;       // windows and rollouts that wait for their merge
+  size_t bytes() const;       // windows, pool, and rollouts that wait for their merge; shared texts count twice
   size_t live_bytes() const;  // texts of running requests
   size_t problems() const;
   size_t window_tokens() const;
+  size_t pool_tokens() const;
 
  private:
   struct Problem {
-    uint64_t key;
+    uint64_t key = 0;
+    size_t limit = 0;  // bytes of its window
     std::shared_ptr<const Window> window;
-    std::vector<RolloutPtr> pending;  // oldest first
-    int64_t tokens = 0;               // of window and pending
+    std::vector<RolloutPtr> pending;             // oldest first
+    int64_t tokens = 0, pending_tokens = 0;      // of window and pending; of pending
     int64_t running = 0;
-    size_t bytes = 0;
+    size_t bytes = 0, spare = 0;                 // spare: beyond the newest rollout
     bool merging = false;
     uint64_t generation = 0;  // counts evictions
     std::list<uint64_t>::iterator recency;
@@ -97,11 +102,14 @@ class Store {
   ProblemPtr& touch(uint64_t key);
   void forget_if_unused(const ProblemPtr& problem);
   void publish(const ProblemPtr& problem, const Token* text, int64_t prompt_tokens, int64_t tokens, int64_t version);
-  std::vector<RolloutPtr> kept(const Window* window, const std::vector<RolloutPtr>& pending) const;
-  void merge_now(Problem& problem);
+  void add(const ProblemPtr& problem, const RolloutPtr& rollout);
+  bool due(const Problem& problem) const;
+  void merge_if_due(Problem& problem);
+  void merge_now(Problem& problem, size_t limit);
   void merge_later(const ProblemPtr& problem);
   void account(Problem& problem);
   void make_room();
+  void trim(Problem& problem, size_t limit);
   void evict(const ProblemPtr& problem);
   void work();
   void merge_all(std::unique_lock<std::mutex>& lock);
@@ -111,7 +119,9 @@ class Store {
   mutable std::mutex mutex_;  // of everything below; never held while a large window is merged or a file written
   std::vector<Live> lives_;
   std::unordered_map<uint64_t, ProblemPtr> problems_;
-  std::list<uint64_t> recent_;  // keys, last used first
+  std::list<uint64_t> recent_;                       // keys, last used first
+  std::set<std::pair<size_t, uint64_t>> by_spare_;  // and keys
+  ProblemPtr pool_;  // every rollout is its, whatever its problem; never leaves
   std::list<ProblemPtr> jobs_;
   std::condition_variable wake_, idle_;
   std::thread worker_;

@@ -18,6 +18,9 @@ struct Rollout {
   uint32_t border;
   int64_t version;    // of the target model's weights
   uint64_t sequence;  // order of arrival, unique in a store
+
+  uint32_t first_place() const { return std::max(border, 1u); }  // what has a context
+  int64_t places() const { return static_cast<int64_t>(tokens.size()) - first_place(); }
 };
 using RolloutPtr = std::shared_ptr<const Rollout>;
 

@@ -15,43 +15,28 @@ struct NewPlace {
 
 }  // namespace
 
-int Window::place_bits(int64_t slots) {
-  int bits = 32;
-  while ((int64_t{1} << (32 - bits)) < slots) --bits;
-  return bits;
-}
-
-std::shared_ptr<const Window> Window::merged(const Window* before, const std::vector<RolloutPtr>& kept, int64_t slots) {
+std::shared_ptr<const Window> Window::merged(const Window* before, size_t leave, const std::vector<RolloutPtr>& added) {
   auto window = std::make_shared<Window>();
-  window->bits_ = place_bits(slots);
-  window->mask_ = static_cast<uint32_t>((uint64_t{1} << window->bits_) - 1);
-  window->by_slot_.resize(slots);
-  // Who stays keeps its slot, so that its entries stay as they are.
-  std::vector<RolloutPtr> added;
-  for (const RolloutPtr& rollout : kept) {
-    int64_t slot = -1;
-    if (before)
-      slot = std::find(before->by_slot_.begin(), before->by_slot_.end(), rollout) - before->by_slot_.begin();
-    if (slot >= 0 && slot < static_cast<int64_t>(before->by_slot_.size()))
-      window->by_slot_[slot] = rollout;
-    else
-      added.push_back(rollout);
-  }
+  if (before)
+    window->rollouts_.assign(before->rollouts_.begin() + static_cast<int64_t>(leave), before->rollouts_.end());
+  size_t stay = window->rollouts_.size();
+  window->rollouts_.insert(window->rollouts_.end(), added.begin(), added.end());
+  window->number_places();
+
   size_t size = 0;
-  for (const RolloutPtr& rollout : kept) size += rollout->tokens.size() - rollout->border;
   std::vector<NewPlace> places;
-  auto free = window->by_slot_.begin();
-  for (const RolloutPtr& rollout : added) {
-    free = std::find(free, window->by_slot_.end(), nullptr);
-    *free = rollout;
-    uint32_t base = static_cast<uint32_t>(static_cast<uint64_t>(free - window->by_slot_.begin()) << window->bits_);
+  std::vector<uint32_t> starts;  // of the rollouts that stay
+  uint32_t start = 0;
+  for (const RolloutPtr& rollout : window->rollouts_) {
     const Token* text = rollout->tokens.data();
-    for (int64_t at = std::max<int64_t>(rollout->border, 1); at < static_cast<int64_t>(rollout->tokens.size()); ++at)
-      places.push_back({last_two({text + at, at}), base | static_cast<uint32_t>(at)});
+    size += static_cast<size_t>(rollout->places());
+    if (starts.size() < stay)
+      starts.push_back(start);
+    else
+      for (uint32_t at = rollout->first_place(); at < rollout->tokens.size(); ++at)
+        places.push_back({last_two({text + at, at}), start + at});
+    start += blocks_of(*rollout) << kBlockBits;
   }
-  while (!window->by_slot_.empty() && !window->by_slot_.back()) window->by_slot_.pop_back();
-  window->by_slot_.shrink_to_fit();
-  window->set_bases();
 
   const Window& w = *window;
   std::sort(places.begin(), places.end(), [&w](const NewPlace& a, const NewPlace& b) {
@@ -59,8 +44,7 @@ std::shared_ptr<const Window> Window::merged(const Window* before, const std::ve
     Context x = w.context(a.place), y = w.context(b.place);
     int sign = compare(x, y, common(x, y, static_cast<int>(std::min<int64_t>({2, x.size, y.size}))));
     if (sign) return sign < 0;
-    uint64_t s = w.by_slot_[a.place >> w.bits_]->sequence, t = w.by_slot_[b.place >> w.bits_]->sequence;
-    return s != t ? s > t : a.place > b.place;  // newest first
+    return a.place > b.place;  // newest first
   });
 
   window->order_.reserve(size);
@@ -70,16 +54,23 @@ std::shared_ptr<const Window> Window::merged(const Window* before, const std::ve
     window->shared_.push_back(static_cast<uint8_t>(shared));
   };
   size_t next = 0, old_size = before ? before->order_.size() : 0;
-  std::vector<uint8_t> stays(slots, 0);
-  for (int64_t slot = 0; before && slot < static_cast<int64_t>(before->by_slot_.size()); ++slot)
-    stays[slot] = before->by_slot_[slot] && before->by_slot_[slot] == window->by_slot_[slot];
+  // By block of `before`: what turns an old place into a new one (modulo 2^32). Blocks of leavers come first.
+  std::vector<uint32_t> moved;
+  uint32_t first = 0;
+  if (before) {
+    for (const Block& block : before->blocks_) {
+      first += block.rollout < leave;
+      moved.push_back(block.rollout < leave ? 0 : starts[block.rollout - leave] - block.start);
+    }
+  }
   bool after_new = false;
   int shared = kContext;  // least common length since the last entry that stayed
   auto copy_until = [&](size_t end) {
     for (; next < end; ++next) {
       shared = std::min<int>(shared, before->shared_[next]);
-      uint32_t place = before->order_[next];
-      if (!stays[place >> w.bits_]) continue;
+      uint32_t place = before->order_[next], block = place >> kBlockBits;
+      if (block < first) continue;
+      place += moved[block];
       emit(place, after_new ? common(w.context(window->order_.back()), w.context(place)) : shared);
       shared = kContext, after_new = false;
     }
@@ -96,30 +87,37 @@ std::shared_ptr<const Window> Window::merged(const Window* before, const std::ve
   return window;
 }
 
-std::shared_ptr<const Window> Window::restored(std::vector<RolloutPtr> by_slot, std::vector<uint32_t> order,
-                                               std::vector<uint8_t> shared, int64_t slots) {
+std::shared_ptr<const Window> Window::restored(std::vector<RolloutPtr> rollouts, std::vector<uint32_t> order,
+                                               std::vector<uint8_t> shared) {
   auto window = std::make_shared<Window>();
-  window->bits_ = place_bits(slots);
-  window->mask_ = static_cast<uint32_t>((uint64_t{1} << window->bits_) - 1);
-  window->by_slot_ = std::move(by_slot);
+  window->rollouts_ = std::move(rollouts);
   window->order_ = std::move(order);
   window->shared_ = std::move(shared);
-  if (static_cast<int64_t>(window->by_slot_.size()) > slots || window->order_.size() != window->shared_.size())
-    throw std::invalid_argument("arrays of different sizes");
-  window->set_bases();
+  if (window->order_.size() != window->shared_.size()) throw std::invalid_argument("arrays of different sizes");
+  window->number_places();
+  if (window->bytes_ > 2 * kMostBytes) throw std::invalid_argument("too many texts");
   for (uint32_t place : window->order_) {
-    size_t slot = static_cast<size_t>(static_cast<uint64_t>(place) >> window->bits_);
-    if (slot >= window->by_slot_.size() || !window->by_slot_[slot] || (place & window->mask_) == 0 ||
-        (place & window->mask_) >= window->by_slot_[slot]->tokens.size())
+    if (place >> kBlockBits >= window->blocks_.size()) throw std::invalid_argument("a place outside of the texts");
+    const Block& block = window->blocks_[place >> kBlockBits];
+    uint32_t at = place - block.start;
+    if (at == 0 || at >= window->rollouts_[block.rollout]->tokens.size())
       throw std::invalid_argument("a place outside of the texts");
   }
   window->finish();
   return window;
 }
 
-void Window::set_bases() {
-  base_.reserve(by_slot_.size());
-  for (const RolloutPtr& rollout : by_slot_) base_.push_back(rollout ? rollout->tokens.data() : nullptr);
+void Window::number_places() {
+  uint32_t start = 0, number = 0;
+  size_t blocks = 0;
+  for (const RolloutPtr& rollout : rollouts_) blocks += blocks_of(*rollout);
+  blocks_.reserve(blocks);
+  for (const RolloutPtr& rollout : rollouts_) {
+    uint32_t count = blocks_of(*rollout);
+    blocks_.insert(blocks_.end(), count, {rollout->tokens.data(), start, number++});
+    start += count << kBlockBits;
+    bytes_ += bytes_of(*rollout);
+  }
 }
 
 void Window::finish() {
@@ -181,11 +179,12 @@ size_t Window::rank(Context query, int& before, int& after) const {
   return low;
 }
 
-int Window::find(Context query, int64_t now, const std::vector<float>& weight_of_age, Candidate* out) const {
+int Window::find(Context query, int64_t now, const std::vector<float>& weight_of_age, int beyond,
+                 Candidate* out) const {
   if (order_.empty()) return 0;
   int left, right, count = 0;
   size_t high = rank(query, left, right), low = high;  // the next ones: low - 1 and high
-  while (count < kWindowCandidates && (left > 0 || right > 0)) {
+  while (count < kWindowCandidates && (left > beyond || right > beyond)) {
     uint32_t place;
     int length;
     if (right >= left) {
@@ -195,21 +194,13 @@ int Window::find(Context query, int64_t now, const std::vector<float>& weight_of
       place = order_[--low], length = left;
       left = low ? std::min<int>(left, shared_[low]) : 0;
     }
-    const Rollout& rollout = *by_slot_[place >> bits_];
-    int64_t at = place & mask_, age = now - rollout.version, ages = static_cast<int64_t>(weight_of_age.size());
-    out[count++] = {rollout.tokens.data() + at, static_cast<int32_t>(rollout.tokens.size() - at),
+    const Block& block = blocks_[place >> kBlockBits];
+    const Rollout& rollout = *rollouts_[block.rollout];
+    int64_t at = place - block.start, age = now - rollout.version, ages = static_cast<int64_t>(weight_of_age.size());
+    out[count++] = {block.text + at, static_cast<int32_t>(static_cast<int64_t>(rollout.tokens.size()) - at),
                     static_cast<int16_t>(length), false, weight_of_age[std::clamp<int64_t>(age, 0, ages - 1)]};
   }
   return count;
-}
-
-size_t Window::bytes() const {
-  size_t total = sizeof(Window) + order_.capacity() * sizeof(uint32_t) + shared_.capacity() +
-                 separators_.capacity() * sizeof(uint64_t) + by_slot_.capacity() * sizeof(RolloutPtr) +
-                 base_.capacity() * sizeof(Token*);
-  for (const RolloutPtr& rollout : by_slot_)
-    if (rollout) total += sizeof(Rollout) + rollout->tokens.capacity() * sizeof(Token);
-  return total;
 }
 
 }  // namespace paceline::suffix

@@ -19,10 +19,20 @@ MIN_PROBABILITY = 0.1
 MIN_LIVE = 32  # a step's time per request counts while so many requests are live
 
 
-def suffixes(*options: float) -> Any:
-    """The native index: requests, window, ... as `paceline_native.Suffixes` takes them."""
+UNLIMITED = 1 << 40  # bytes, or tokens
+
+
+def suffixes(
+    requests: int,
+    *,
+    window_bytes: int = UNLIMITED,
+    pool_bytes: int = 0,
+    decay: float = 1.0,
+    inline_tokens: int = UNLIMITED,
+) -> Any:
+    """The native index, as large as it likes, and without a pool unless it is given bytes."""
     assert kernels is not None, "the native extension is not built"
-    return kernels.Suffixes(*options)
+    return kernels.Suffixes(requests, window_bytes, pool_bytes, UNLIMITED, decay, inline_tokens)
 
 
 class Contender(Protocol):
@@ -40,7 +50,7 @@ class Ours:
 
     def __init__(self, problems: Sequence[Problem], held_out: int, tokens: int, prompt_context: bool = True) -> None:
         self._tokens = tokens
-        self._index = suffixes(len(problems), 32, 1 << 40, 1.0, 1 << 40)
+        self._index = suffixes(len(problems))
         for handle, problem in enumerate(problems):
             for number, sample in enumerate(problem.samples):
                 if number != held_out:

@@ -1,9 +1,11 @@
 """The suffix drafter (DAS 4.1) behind the engine's drafter interface. Owns the calls; the index is native/suffix_*.
 
-Never looks across problems: requests with the same prompt share one, over RL steps and workers. Two levels: a frozen
-window of the problem's recent finished rollouts, and the request's own text (with its prompt) as it grows. A finished
-rollout joins the window before the problem's next draft, so that siblings that still run draft from it; windows above
-`inline_tokens` are rebuilt in a background thread instead, while drafts go on from the old one.
+Requests with the same prompt share a problem, over RL steps and workers. Two levels: a frozen window of the problem's
+recent finished rollouts, and the request's own text (with its prompt) as it grows. Where both match at most one token
+of context, as in a problem's first epoch, longer matches in the *pool* join the vote: a window over recent rollouts of
+all problems. DAS has either (its Figure 6), never both. A finished rollout joins its problem's window before the
+problem's next draft, so that siblings that still run draft from it, and the pool when enough of them have gathered. A
+window or pool above `inline_tokens` is rebuilt in a background thread, while drafts go on from the old one.
 """
 
 import logging
@@ -20,10 +22,13 @@ from policies.speculation.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
 _FILE = "suffix.index"
+_POOL_PARTS = 8  # of max_bytes the pool takes one, at most
+_POOL_PARTS = 8  # of max_bytes the pool takes one, at most
 
 
 class SuffixDrafter:
-    """Drafts from occurrences of the request's last tokens, earlier in its own text or in its problem's window.
+    """Drafts from occurrences of the request's last tokens: earlier in its own text, in its problem's window, else in
+    the pool.
 
     slots, max_tokens: the shape of the engine's history. A chain is at most `match_factor` times as long as the match
     it comes from (on the demo two thirds of what 2 drafts beyond 1 is accepted), and ends where its estimated
@@ -54,12 +59,17 @@ class SuffixDrafter:
         self._match_factor = match_factor
         self._version = 0
         self._index = kernels.Suffixes(
-            slots, options.window_rollouts, options.max_bytes, options.version_decay, inline_tokens
+            slots,
+            options.window_bytes,
+            options.max_bytes // _POOL_PARTS,
+            options.max_bytes,
+            options.version_decay,
+            inline_tokens,
         )
 
     @property
     def bytes(self) -> int:
-        """Memory of all windows, which `max_bytes` limits."""
+        """Memory of all windows and the pool, which `max_bytes` limits."""
         return int(self._index.bytes)
 
     @property
@@ -94,7 +104,7 @@ class SuffixDrafter:
             self._index.publish(prompt, response, self._version)
 
     def save(self, directory: str) -> None:
-        """Write the windows to `directory`, atomically. Raises RuntimeError naming the file."""
+        """Write windows and pool to `directory`, atomically. Raises RuntimeError naming the file."""
         self._index.save(str(Path(directory) / _FILE))
 
     def load(self, directory: str) -> None:
@@ -106,5 +116,5 @@ class SuffixDrafter:
             self._index.load(str(path))
             # The file has a version of its own, but how old a rollout is depends on the weights that are loaded.
             self._index.set_version(self._version)
-        except RuntimeError as error:
+        except RuntimeError as error:  # an older format too: its texts would soon be old anyway
             _LOG.warning("the suffix drafter goes on without its saved index: %s", error)

@@ -1,4 +1,5 @@
-"""What other trainers call things, and where they are here. Owns the table only; used where a key is unknown."""
+"""What other trainers, and earlier versions, call things, and where they are here. Owns the table only; used where a
+key is unknown."""
 
 ABSENT = ""  # known elsewhere, not in this version
 _NAME = "objective.name"
@@ -63,6 +64,8 @@ NAMES: dict[str, str] = {
     "tensor_model_parallel_size": _GPUS, "vllm_tensor_parallel_size": _GPUS, "tp": _GPUS,
     "project_name": "observe.wandb_project", "report_to": "observe.wandb_project", "wandb": "observe.wandb_project",
     "use_wandb": "observe.wandb_project", "logging_dir": "run.dir",
+    # what an earlier version had
+    "window_rollouts": "windows are measured in bytes now: rollout.speculation.suffix.window_bytes, 10 per token",
     # what this version has not
     **dict.fromkeys(
         ("lora", "lora_rank", "lora_alpha", "lora_target_modules", "peft_config", "use_peft", "load_in_4bit", "critic",

@@ -8,12 +8,15 @@ from policies.speculation.strategy import Strategy
 
 
 class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
-    """The suffix drafter (DAS 4.1): an index per problem over its recent rollouts and the request's own text."""
+    """The suffix drafter (DAS 4.1): an index per problem over its recent rollouts and the request's own text, and one
+    over recent rollouts of all problems."""
 
-    window_rollouts: Annotated[int, Field(ge=1, le=4096, description="finished rollouts kept per problem")] = 32
-    max_bytes: Annotated[int, Field(ge=1 << 20, description="memory limit; whole problems leave, oldest use first")] = (
-        512 << 20
-    )
+    window_bytes: Annotated[
+        int, Field(ge=1 << 16, description="a problem's rollouts, 10 bytes per token; the oldest leave")
+    ] = 8 << 20
+    max_bytes: Annotated[
+        int, Field(ge=1 << 20, description="memory limit; the largest windows shrink, then whole problems leave")
+    ] = 512 << 20
     version_decay: Annotated[float, Field(gt=0, le=1, description="weight of a rollout per weights version of age")] = (
         0.8
     )

@@ -10,6 +10,8 @@ import numpy as np
 CONTEXT, BORDER = 64, 4
 WINDOW_CANDIDATES, OWN_CANDIDATES, LEVELS = 16, 8, 8
 OWN_WEIGHT = np.float32(4)
+SILENT, POOL_PARTS = 1, 16
+INDEX_BYTES, ROLLOUT_BYTES, TOKEN_BYTES = 512, 128, 10
 LEVEL = [np.float32(float(np.float32(1.3)) ** min(i, 12)) for i in range(CONTEXT + 1)]
 TREE = [np.float32(3.0 ** min(i, 12)) for i in range(CONTEXT + 1)]
 
@@ -45,15 +47,33 @@ class Rollout:
     border: int
     version: int
 
+    @property
+    def places(self) -> int:
+        return len(self.tokens) - max(self.border, 1)
+
+
+def fit(rollouts: list[Rollout], limit: int) -> list[Rollout]:
+    """The newest that fit into `limit` bytes, in their order."""
+    used, kept = INDEX_BYTES, 0
+    for rollout in reversed(rollouts):
+        used += ROLLOUT_BYTES + TOKEN_BYTES * len(rollout.tokens)
+        if used > limit:
+            break
+        kept += 1
+    return rollouts[len(rollouts) - kept :]
+
 
 @dataclass
 class Oracle:
-    """Any number of problems, without a memory limit."""
+    """Any number of problems, without a limit to all of them."""
 
-    window_rollouts: int
+    window_bytes: int
+    pool_bytes: int
     decay: float
     version: int = 0
     windows: dict[tuple[int, ...], list[Rollout]] = field(default_factory=dict)  # oldest first
+    pool: list[Rollout] = field(default_factory=list)
+    pending: list[Rollout] = field(default_factory=list)  # for the pool
     running: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)  # handle: prompt, text
 
     def begin(self, handle: int, prompt: list[int]) -> None:
@@ -70,15 +90,28 @@ class Oracle:
     def publish(self, prompt: list[int], response: list[int], version: int) -> None:
         if response:
             tail = prompt[-BORDER:] if prompt else []
+            most = (self.window_bytes - INDEX_BYTES - ROLLOUT_BYTES) // TOKEN_BYTES
+            rollout = Rollout((tail + response)[:most], len(tail), version)
             window = self.windows.setdefault(tuple(prompt), [])
-            window.append(Rollout(tail + response, len(tail), version))
-            del window[: -self.window_rollouts]
+            self.windows[tuple(prompt)] = fit([*window, rollout], self.window_bytes)
+            if fit([rollout], self.pool_bytes):
+                self.pending = fit([*self.pending, rollout], self.pool_bytes)
+
+    def merge_pool(self) -> None:
+        """Before a round of drafts: if what waits is worth a pass over all."""
+        waiting, all_of_it = (sum(r.places for r in part) for part in (self.pending, self.pool + self.pending))
+        if waiting * POOL_PARTS >= all_of_it:
+            self.pool, self.pending = fit(self.pool + self.pending, self.pool_bytes), []
 
     def candidates(self, handle: int) -> list[Candidate]:
         prompt, text = self.running[handle]
         query = context(text, len(text))
         both = self.own(text, query) + self.from_window(self.windows.get(prompt, []), query)
-        return sorted(both, key=lambda candidate: -candidate.length)
+        both.sort(key=lambda candidate: -candidate.length)
+        longest = both[0].length if both else 0
+        pool = self.from_window(self.pool, query) if longest <= SILENT else []
+        longer = [candidate for candidate in pool if candidate.length > longest]
+        return (longer + both)[: WINDOW_CANDIDATES + OWN_CANDIDATES]
 
     def from_window(self, window: list[Rollout], query: tuple[int, ...]) -> list[Candidate]:
         places = sorted(

@@ -137,13 +137,17 @@ def test_trees_hold_the_alternatives_most_probable_first() -> None:
 
 
 def test_rollouts_of_other_workers_and_a_window_that_slides() -> None:
-    engine = Engine(window_rollouts=2)
+    engine = Engine(window_bytes=1 << 16)
     engine.drafter.remember([PROMPT], [RESPONSE])
     engine.begin(1)
     engine.sample(1, RESPONSE[:2])
     assert engine.drafts()[1] == [3, 4, 5, 6]
-    engine.drafter.remember([PROMPT, PROMPT], [RESPONSE + 20, RESPONSE + 40])
-    assert engine.drafts()[1] == []
+    rollouts = (1 << 16) // (128 + 10 * len(RESPONSE))
+    before = engine.drafter.bytes
+    engine.drafter.remember([PROMPT] * rollouts, [RESPONSE + 20 * i for i in range(1, rollouts + 1)])
+    assert engine.drafts()[1] == [3, 4, 5, 6]  # of the pool
+    # The pool gains them, the window some of them.
+    assert before + rollouts * (128 + 10 * len(RESPONSE)) < engine.drafter.bytes < before + 3 * (1 << 16)
 
 
 def test_newer_rollouts_outweigh_older_ones() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.ops.native import kernels
-from tests.drafter.suffix_oracle import Oracle
+from tests.drafter.suffix_oracle import INDEX_BYTES, ROLLOUT_BYTES, TOKEN_BYTES, Oracle
 from tests.native import needs_suffixes
 
 pytestmark = needs_suffixes
@@ -19,10 +19,14 @@ AT_ONCE = 1 << 40  # windows are never merged in the background
 
 
 def make(
-    window_rollouts: int = 32, max_bytes: int = 1 << 30, inline_tokens: int = AT_ONCE, handles: int = HANDLES
+    window_bytes: int = 8 << 20,
+    pool_bytes: int = 0,
+    max_bytes: int = 1 << 30,
+    inline_tokens: int = AT_ONCE,
+    handles: int = HANDLES,
 ) -> Any:
     assert kernels is not None
-    return kernels.Suffixes(handles, window_rollouts, max_bytes, DECAY, inline_tokens)
+    return kernels.Suffixes(handles, window_bytes, pool_bytes, max_bytes, DECAY, inline_tokens)
 
 
 def array(tokens: Any) -> np.ndarray:
@@ -56,11 +60,11 @@ def append(index: Any, handle: int, tokens: Any) -> None:
 
 
 class Both:
-    """The index and the oracle, told the same; a window of three rollouts, so that most of them are evicted."""
+    """The index and the oracle, told the same; windows and a pool of few rollouts, so that most leave."""
 
-    def __init__(self) -> None:
-        self.index, self.oracle = make(window_rollouts=3), Oracle(3, DECAY)
-        self.compared = self.drafted = 0
+    def __init__(self, pool_bytes: int = 8192) -> None:
+        self.index, self.oracle = make(4096, pool_bytes), Oracle(4096, pool_bytes, DECAY)
+        self.compared = self.drafted = self.pooled = 0
 
     def begin(self, handle: int, prompt: list[int]) -> None:
         self.index.begin(handle, array(prompt))
@@ -86,6 +90,7 @@ class Both:
         handles = list(self.oracle.running)
         if top_k == 1:
             nodes = depth
+        self.oracle.merge_pool()
         for handle, (tokens, parents, probs) in zip(
             handles, drafts(self.index, handles, depth, top_k, nodes, min_probability, factor), strict=True
         ):
@@ -97,6 +102,10 @@ class Both:
                 assert (tokens, parents) == self.oracle.tree(handle, depth, top_k, nodes, min_probability, factor)
             self.compared += 1
             self.drafted += len(tokens) > 1
+            pool, self.oracle.pool = self.oracle.pool, []
+            if top_k == 1:
+                self.pooled += tokens != self.oracle.chain(handle, depth, min_probability, factor)[0]
+            self.oracle.pool = pool
 
 
 def random_text(rng: np.random.Generator, alphabet: int) -> list[int]:
@@ -140,17 +149,19 @@ def play(both: Both, rng: np.random.Generator, steps: int, alphabet: int) -> Non
 @pytest.mark.slow
 def test_no_draft_differs_from_brute_force_in_10000_random_cases() -> None:
     rng = np.random.default_rng(0)
-    compared = drafted = 0
+    compared = drafted = pooled = 0
     while compared < 10_000:
-        both = Both()
-        play(both, rng, 60, alphabet=int(rng.choice([2, 3, 8])))
+        both = Both(pool_bytes=int(rng.choice([0, 4096, 8192])))
+        play(both, rng, 60, alphabet=int(rng.choice([2, 3, 8, 40])))
         compared += both.compared
         drafted += both.drafted
+        pooled += both.pooled
     assert drafted > 5_000
+    assert pooled > 100
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), alphabet=st.integers(1, 5))
+@given(seed=st.integers(0, 2**32), alphabet=st.integers(1, 40))
 def test_drafts_of_arbitrary_histories_are_those_of_brute_force(seed: int, alphabet: int) -> None:
     play(Both(), np.random.default_rng(seed), 15, alphabet)
 
@@ -165,7 +176,7 @@ def real_like(rng: np.random.Generator, rollouts: int, tokens: int) -> list[np.n
 def test_a_window_of_half_a_million_tokens_drafts_what_a_running_request_repeats() -> None:
     rng = np.random.default_rng(1)
     texts = real_like(rng, 33, 16_384)
-    index = make(window_rollouts=32)
+    index = make(2 * 32 * 16_384 * TOKEN_BYTES)
     for text in texts[:32]:
         index.publish(array([1, 2, 3]), text, 0)
     index.begin(0, array([1, 2, 3]))
@@ -219,6 +230,128 @@ def test_a_problem_larger_than_the_limit_keeps_its_latest_rollouts() -> None:
     assert index.bytes <= 100_000
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), window_bytes=st.integers(4096, 40_000), pool_bytes=st.sampled_from([0, 5000, 20_000])
+)
+def test_limits_hold_after_every_call_and_the_oldest_leave(seed: int, window_bytes: int, pool_bytes: int) -> None:
+    rng = np.random.default_rng(seed)
+    max_bytes = int(rng.integers(pool_bytes + window_bytes + 4096, 100_000))
+    index = make(window_bytes, pool_bytes, max_bytes)
+    published: dict[int, list[int]] = {}
+    for number in range(60):
+        problem, tokens = int(rng.integers(6)), int(rng.integers(2, 600))
+        index.publish(array([problem]), array([10 + number] * tokens), 0)
+        published.setdefault(problem, []).append(number)
+        assert index.bytes <= max_bytes
+        if rng.random() < 0.2:
+            index.flush()
+            assert index.bytes <= max_bytes
+    index.flush()
+    assert TOKEN_BYTES * index.pool_tokens <= pool_bytes
+    if pool_bytes:
+        return  # which would speak for a window
+    for problem, numbers in published.items():
+        index.begin(0, array([problem]))
+        known = []
+        for number in numbers:
+            append(index, 0, [10 + number])
+            ((tokens, _, _),) = drafts(index, [0])
+            known.append(tokens[:1] == [10 + number])
+        index.finish(0, False, 0)
+        assert known == sorted(known)  # whoever is known, all later ones are
+
+
+def test_a_problem_alone_may_fill_its_window_and_no_more() -> None:
+    index = make(window_bytes=50_000)
+    for number in range(100):
+        index.publish(array([1]), array([number] * 100), 0)
+    index.flush()
+    each = ROLLOUT_BYTES + 101 * TOKEN_BYTES
+    assert index.window_tokens == (50_000 - INDEX_BYTES) // each * 100
+    index.publish(array([1]), array(range(20_000)), 0)  # cut to what fits, and all others leave
+    index.flush()
+    assert index.window_tokens == (50_000 - INDEX_BYTES - ROLLOUT_BYTES) // TOKEN_BYTES - 1
+    assert index.bytes <= 50_000
+
+
+def knows(index: Any, prompt: Any, text: Any, at: int = 40) -> bool:
+    """Whether a request to `prompt` that has written `text[:at]` is told what follows."""
+    index.begin(0, array(prompt))
+    append(index, 0, text[:at])
+    ((tokens, _, _),) = drafts(index, [0])
+    index.finish(0, False, 0)
+    return bool(len(tokens) >= 4 and tokens == text[at : at + len(tokens)].tolist())
+
+
+def test_problems_that_return_in_turns_share_the_memory() -> None:
+    """The least recently used problem is the next to be asked: whole problems must not leave as long as each has
+    something else to give."""
+    rng = np.random.default_rng(9)
+    problems, rollouts, tokens = 50, 8, 200
+    index = make(max_bytes=problems * 3 * (ROLLOUT_BYTES + TOKEN_BYTES * tokens))
+    texts = {problem: [rng.integers(0, 5000, tokens) for _ in range(3 * rollouts)] for problem in range(problems)}
+    for epoch in range(3):
+        for problem in range(problems):
+            if epoch:
+                newest = texts[problem][epoch * rollouts - 1]
+                assert knows(index, [problem], newest), f"problem {problem} in epoch {epoch}"
+            for text in texts[problem][epoch * rollouts :][:rollouts]:
+                index.publish(array([problem]), text, epoch)
+    index.flush()
+    held = [sum(knows(index, [problem], text) for text in texts[problem]) for problem in range(problems)]
+    assert min(held) >= 1
+    assert max(held) <= 5  # of 24, where a fair share is not quite three
+    assert sum(held) > 2 * problems
+
+
+def test_problems_that_run_keep_their_rollouts_while_others_have_any() -> None:
+    rng = np.random.default_rng(10)
+    index = make(max_bytes=60_000, handles=2)
+    index.begin(1, array([1]))
+    texts = [rng.integers(0, 5000, 300) for _ in range(8)]
+    for text in texts:
+        index.publish(array([1]), text, 0)
+    for problem in range(2, 40):
+        index.publish(array([problem]), rng.integers(0, 5000, 300), 0)
+    assert all(knows(index, [1], text) for text in texts)
+    assert index.bytes <= 60_000
+
+
+def test_the_pool_speaks_where_a_problem_has_nothing_to_say() -> None:
+    rng = np.random.default_rng(11)
+    first, second = (rng.integers(0, 5000, 300) for _ in range(2))
+    pooled, scoped = make(pool_bytes=1 << 20), make()
+    for index in (pooled, scoped):
+        index.publish(array([1]), first, 0)
+        index.publish(array([2]), second, 0)
+    assert [knows(index, [3], first) for index in (pooled, scoped)] == [True, False]
+    assert [knows(index, [1], first) for index in (pooled, scoped)] == [True, True]
+    # A match of two tokens with the problem's own rollouts outweighs any match with those of others.
+    pooled.publish(array([4]), np.concatenate((first[38:40], [7, 8, 9, 10, 11])), 0)
+    pooled.begin(0, array([4]))
+    append(pooled, 0, first[:40])
+    assert drafts(pooled, [0])[0][0] == [7, 8]
+    pooled.finish(0, False, 0)
+
+
+def test_the_pool_keeps_the_latest_rollouts_of_problems_that_have_left() -> None:
+    rng = np.random.default_rng(12)
+    texts = [rng.integers(0, 5000, 300) for _ in range(60)]
+    index = make(max_bytes=1 << 16, pool_bytes=1 << 15)
+    for problem, text in enumerate(texts):
+        index.publish(array([problem]), text, 0)
+    index.flush()
+    assert index.bytes <= 1 << 16
+    known = [knows(index, [1000], text) for text in texts]
+    assert known == sorted(known)
+    assert sum(known) == (1 << 15) // (ROLLOUT_BYTES + TOKEN_BYTES * 301)
+
+
+POOLED = {"window_bytes": 30_000, "pool_bytes": 40_000}
+SMALL = {"window_bytes": 10_000, "pool_bytes": 20_000}
+
+
 def filled(rng: np.random.Generator, index: Any) -> list[np.ndarray]:
     """Three problems with eight rollouts each, of two versions. A held-out rollout of each."""
     held_out = []
@@ -232,45 +365,59 @@ def filled(rng: np.random.Generator, index: Any) -> list[np.ndarray]:
 
 
 def all_drafts(index: Any, held_out: Any) -> list:
-    for problem, text in enumerate(held_out):
-        index.begin(problem, array([problem, 1]))
-        append(index, problem, text[:40])
+    index.begin(3, array([9]))  # of a problem that has nothing
+    texts = [*held_out, held_out[0]]
+    for handle, text in enumerate(texts):
+        if handle < 3:
+            index.begin(handle, array([handle, 1]))
+        append(index, handle, text[:40])
     found = []
     for at in range(40, 140):
-        found.append((drafts(index, [0, 1, 2]), drafts(index, [0, 1, 2], 8, 3, 16)))
-        for problem, text in enumerate(held_out):
-            append(index, problem, text[at : at + 1])
-    for problem in range(3):
-        index.finish(problem, False, 0)
+        found.append((drafts(index, range(4)), drafts(index, range(4), 8, 3, 16)))
+        for handle, text in enumerate(texts):
+            append(index, handle, text[at : at + 1])
+    for handle in range(4):
+        index.finish(handle, False, 0)
     return found
 
 
 def test_a_saved_index_drafts_the_same_when_loaded(tmp_path: Path) -> None:
-    index = make(window_rollouts=8)
+    index = make(**POOLED)
     held_out = filled(np.random.default_rng(4), index)
     path = str(tmp_path / "index")
     index.save(path)
     expected = all_drafts(index, held_out)
     assert sum(len(tokens) for chains, _ in expected for tokens, _, _ in chains) > 1000
-    loaded = make(window_rollouts=8)
+    assert any(tokens for chains, _ in expected for tokens, _, _ in chains[3:])
+    loaded = make(**POOLED)
     loaded.publish(array([0, 1]), array([5] * 50), 0)  # replaced by what the file says
     loaded.load(path)
-    assert loaded.window_tokens == index.window_tokens
+    assert (loaded.window_tokens, loaded.pool_tokens) == (index.window_tokens, index.pool_tokens)
+    assert (loaded.bytes, loaded.problems) == (index.bytes, index.problems)
     assert all_drafts(loaded, held_out) == expected
     assert [entry.name for entry in tmp_path.iterdir()] == ["index"]
 
 
-def test_an_index_of_another_window_size_keeps_the_latest_rollouts(tmp_path: Path) -> None:
-    index, small, reference = make(window_rollouts=8), make(window_rollouts=3), make(window_rollouts=3)
-    held_out = filled(np.random.default_rng(5), index)
+@pytest.mark.parametrize("kinds", [(POOLED, SMALL), (SMALL, POOLED), (POOLED, {}), ({}, POOLED)])
+def test_an_index_with_other_limits_keeps_the_latest_rollouts(
+    tmp_path: Path, kinds: tuple[dict[str, int], dict[str, int]]
+) -> None:
+    """What is loaded is what would be there if the smaller limits had held all along."""
+    saved, loaded = (make(**kind) for kind in kinds)
+    reference = make(
+        min(kind.get("window_bytes", 8 << 20) for kind in kinds), min(kind.get("pool_bytes", 0) for kind in kinds)
+    )
+    held_out = filled(np.random.default_rng(5), saved)
     filled(np.random.default_rng(5), reference)
-    index.save(str(tmp_path / "index"))
-    small.load(str(tmp_path / "index"))
-    assert all_drafts(small, held_out) == all_drafts(reference, held_out)
+    saved.save(str(tmp_path / "index"))
+    loaded.load(str(tmp_path / "index"))
+    reference.flush()
+    assert loaded.pool_tokens == reference.pool_tokens
+    assert all_drafts(loaded, held_out) == all_drafts(reference, held_out)
 
 
 def test_a_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
-    index = make(window_rollouts=8)
+    index = make(**POOLED)
     held_out = filled(np.random.default_rng(6), index)
     good = tmp_path / "index"
     index.save(str(good))
@@ -286,6 +433,11 @@ def test_a_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path) -
         (tmp_path / "bad").write_bytes(bad)
         with pytest.raises(RuntimeError, match="bad: "):
             index.load(str(tmp_path / "bad"))
+    for path, said in (("old", "format 1, this build reads format 2"), ("new", "format 3, this build reads format 2")):
+        header = content[:8] + int(said.split()[1][:-1]).to_bytes(4, "little") + content[12:]
+        (tmp_path / path).write_bytes(header)
+        with pytest.raises(RuntimeError, match=said):
+            index.load(str(tmp_path / path))
     assert all_drafts(index, held_out) == expected
     with pytest.raises(RuntimeError, match="missing: "):
         index.load(str(tmp_path / "missing"))
@@ -295,7 +447,8 @@ def test_a_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path) -
 
 def test_drafts_go_on_while_windows_are_merged_in_the_background() -> None:
     rng = np.random.default_rng(8)
-    index = make(window_rollouts=8, inline_tokens=0, handles=8)
+    limit = INDEX_BYTES + 8 * (ROLLOUT_BYTES + TOKEN_BYTES * 4001)  # with the prompt in front
+    index = make(limit, 100_000, inline_tokens=0, handles=8)
     texts = real_like(rng, 40, 4000)
     stop = threading.Event()
     errors: list[BaseException] = []
@@ -326,7 +479,7 @@ def test_drafts_go_on_while_windows_are_merged_in_the_background() -> None:
         thread.join()
     assert not errors
     # What the background made in several merges is what one merge makes.
-    reference = make(window_rollouts=8, handles=8)
+    reference = make(limit, 100_000, handles=8)
     for text in texts[28:36]:
         reference.publish(array([1]), text, 0)
     found = []
@@ -355,5 +508,8 @@ def test_what_does_not_fit_is_refused() -> None:
         drafts(index, [1])
     with pytest.raises(ValueError, match="offsets"):
         index.append_batch(np.array([0]), array([1]), np.array([0, 2]))
-    with pytest.raises(ValueError, match="window_rollouts"):
-        make(window_rollouts=0)
+    for limits in ({"window_bytes": 4095}, {"max_bytes": 4095}, {"pool_bytes": 4095}, {"handles": 0}):
+        with pytest.raises(ValueError, match="at least 4096 bytes"):
+            make(**limits)
+    with pytest.raises(ValueError, match="bytes >= 0"):
+        make(pool_bytes=-1)

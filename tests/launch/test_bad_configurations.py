@@ -203,6 +203,11 @@ def test_a_directory_that_holds_no_drafter_is_refused(write_config: Write, tmp_p
     assert found() == []
 
 
+def test_a_key_of_an_earlier_version_names_what_took_its_place(write_config: Write) -> None:
+    with pytest.raises(ConfigError, match=r"measured in bytes now: rollout\.speculation\.suffix\.window_bytes"):
+        load_config(write_config(), ["rollout.speculation.suffix.window_rollouts=64"])
+
+
 def test_what_other_trainers_say_leads_to_keys_that_exist() -> None:
     known = by_name()
     assert [ours for ours in NAMES.values() if ours and " " not in ours and ours not in known] == []

@@ -96,7 +96,7 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
             ["rollout.speculation={strategies: ['suffix:8'], eagle: {path: random}}"],
             "rollout.speculation.eagle.path",
         ),
-        (["rollout.speculation.suffix.window_rollouts=5000"], "rollout.speculation.suffix.window_rollouts"),
+        (["rollout.speculation.suffix.window_bytes=5000"], "rollout.speculation.suffix.window_bytes"),
         (
             ["rollout.speculation.verification=rejection", "model.batch_invariant=true"],
             "rollout.speculation.verification",
