@@ -11,6 +11,8 @@ namespace paceline {
 namespace {
 
 typedef int8_t i8x8 __attribute__((vector_size(8)));
+typedef uint8_t u8x4 __attribute__((vector_size(4)));
+typedef uint64_t u64x4 __attribute__((vector_size(32)));
 
 constexpr int32_t kInfinity = 0x7F800000;  // as bits: what is not less is not finite
 constexpr float kSmallest = 0x1p-100f;     // of a row's largest value: below, 127 / max might be infinite
@@ -122,7 +124,9 @@ void quantise_output(const T* x, const LowBitPanels& w, int64_t bits, uint8_t* b
         const i8x8 narrow = __builtin_convertvector(level, i8x8);
         std::memcpy(bytes + k, &narrow, count);
       } else {
-        for (int i = 0; i < count; i += 2) bytes[(k + i) / 2] = static_cast<uint8_t>(level[i] | level[i + 1] << 4);
+        const u64x4 pairs = (u64x4)level;  // the even input in the low half of a lane
+        const u8x4 narrow = __builtin_convertvector(pairs | pairs >> 28, u8x4);
+        std::memcpy(bytes + k / 2, &narrow, count / 2);
       }
     }
   }
