@@ -83,7 +83,8 @@ def lends_cache(model: Transformer) -> bool:
     """Whether the native engine can run chains of drafts by a copy of this model over its own KV cache."""
     if type(model) is not Transformer or model.low_bit is not None:
         return False
-    return kernels is not None and DraftChain.supports(model.embed_tokens.weight, model.config.head_dim)
+    weight = model.embed_tokens.weight
+    return not weight.is_cpu or (kernels is not None and DraftChain.supports(weight, model.config.head_dim))
 
 
 def wanted_drafters(options: SpeculationOptions, *, cache_lent: bool = False) -> set[str]:

@@ -7,7 +7,7 @@ RL makes a policy, the more often both agree.
 The copy computes over the target's own KV cache (`drafter.protocol.TargetPasses`), and its draws have the noise that
 the target's will have: where logits differ little, so do the tokens, at any temperature. Deviations from the paper: it
 draws independently and verifies by rejection, as this does with `verification: rejection` only; its format is W4A16
-(Marlin), which is what GPUs have here, while CPUs multiply in int8: W4A8.
+(Marlin), where CPUs multiply in int8 here, W4A8, and GPUs do what is fastest with our kernels (`SelfOptions.on`).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from models.config import ModelConfigError, require_low_bit
 from models.formats import FORMATS, LowBitFormat
 from models.low_bit_copy import copy_bytes, low_bit_copy, round_again
 from models.transformer import Transformer
-from policies.speculation.options import SpeculationOptions
+from policies.speculation.options import SelfOptions, SpeculationOptions
 from policies.speculation.strategy import Strategy
 
 
@@ -105,33 +105,28 @@ def build(options: SpeculationOptions, model: Transformer, engine: object) -> Se
             f"rollout.speculation.strategies names self beside rollout.quantization={model.low_bit.name}: a copy in "
             "few bits is no cheaper than such a target; name suffix, ngram or eagle, or set rollout.quantization=none"
         )
-    form = format_of(options.self.format, model)
+    form = format_of(options.self, model)
     return SelfDrafter(model, form, sampled=options.verification == "rejection")
 
 
-def format_of(name: str, model: Transformer) -> LowBitFormat:
-    """What rollout.speculation.self.format means for this model. auto: four bits (W4A16 on GPUs, W4A8 elsewhere), eight
-    where the groups do not divide its matrices. Raises ValueError for a format that cannot be, naming the key."""
-    device = model.embed_tokens.weight.device.type
-    if name == "auto":
-        form = FORMATS["w4a8" if device == "cpu" else "w4a16"]
-        try:
-            require_low_bit(model.config, form)
-        except ModelConfigError:
-            return FORMATS["w8a8"]
-        return form
+def format_of(options: SelfOptions, model: Transformer) -> LowBitFormat:
+    """What rollout.speculation.self.format means for this model; auto: eight bits where groups do not divide its
+    matrices. Raises ValueError for a format that cannot be, naming the key."""
+    device, key = model.embed_tokens.weight.device.type, "rollout.speculation.self.format"
+    name = options.on(device)
+    if name is None:
+        raise ValueError(f"rollout.speculation.strategies names self, and {key}=none: leave one of them out")
     form = FORMATS[name]
     if device not in form.devices:
         raise ValueError(
-            f"rollout.speculation.self.format={name} is computed on {' and '.join(form.devices)} only, and this engine "
-            f"is on {device}: use auto"
+            f"{key}={name} is computed on {' and '.join(form.devices)} only, and this engine is on {device}: use auto"
         )
     try:
         require_low_bit(model.config, form)
     except ModelConfigError as error:
-        raise ValueError(
-            f"rollout.speculation.self.format={name} does not fit the model ({error}): use auto"
-        ) from error
+        if options.format == "auto":
+            return FORMATS["w8a8"]
+        raise ValueError(f"{key}={name} does not fit the model ({error}): use auto") from error
     return form
 
 

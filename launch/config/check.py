@@ -274,12 +274,19 @@ def _speculation(c: Config) -> Iterator[Issue]:
 def _self_format(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
     """What the self-drafter's copy is stored in."""
     key, form = "rollout.speculation.self.format", c.rollout.speculation.self.format
+    named = any(strategy.drafter == "self" for strategy in strategies)
     if form == "auto":
         return
-    if not _engine(c).learner_network:
+    if form == "none":
+        if named:
+            yield Issue(key, "is none, but rollout.speculation.strategies names self", remedy="leave one of them out")
+    elif not _engine(c).learner_network:
         message = f"is set, but the {c.rollout.engine.backend} engine drafts with an eight-bit copy always"
         yield Issue(key, message, remedy="leave it out")
-    elif strategies and not any(strategy.drafter == "self" for strategy in strategies):
+    elif c.rollout.quantization != "none":
+        message = f"is set, but beside rollout.quantization={c.rollout.quantization} there is no self-drafter"
+        yield Issue(key, message, remedy="leave it out")
+    elif strategies and not named:
         yield Issue(
             key, "is set, but rollout.speculation.strategies names no self", remedy="name one, for example self:5"
         )

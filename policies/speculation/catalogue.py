@@ -63,7 +63,7 @@ def at_hand(options: SpeculationOptions, *, cache_lent: bool = False) -> tuple[s
     return tuple(
         name
         for name, entry in CATALOGUE.items()
-        if (cache_lent or not entry.shares_cache)
+        if (not entry.shares_cache or (cache_lent and options.self.format != "none"))
         and (not entry.needs_weights or weights_path(name, options) is not None)
     )
 

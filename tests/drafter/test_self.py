@@ -32,11 +32,11 @@ def with_format(name: str) -> SpeculationOptions:
 
 def test_the_format_is_the_cheapest_that_the_device_computes_and_the_model_can_be_stored_in(tmp_path: Path) -> None:
     wide, tiny = wide_model(tmp_path / "wide"), tiny_model(tmp_path)
-    assert format_of("auto", wide) is FORMATS["w4a8"]
-    assert format_of("auto", tiny) is FORMATS["w8a8"]  # of 32 inputs, not a group of 128
-    assert format_of("w8a8", wide) is FORMATS["w8a8"]
-    config = wide.config
-    assert format_of("auto", Transformer(config, device="meta")) is FORMATS["w4a16"]
+    auto = SelfOptions()
+    assert format_of(auto, wide) is FORMATS["w4a8"]
+    assert format_of(auto, tiny) is FORMATS["w8a8"]  # of 32 inputs, not a group of 128
+    assert format_of(SelfOptions(format="w8a8"), wide) is FORMATS["w8a8"]
+    assert (auto.on("cpu"), auto.on("cuda"), SelfOptions(format="none").on("cpu")) == ("w4a8", "w8a8", None)
 
 
 def test_what_cannot_be_is_refused_with_its_key_and_a_remedy(tmp_path: Path) -> None:
@@ -49,6 +49,10 @@ def test_what_cannot_be_is_refused_with_its_key_and_a_remedy(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"strategies names self beside rollout\.quantization=w8a8.*quantization=none"):
         build_drafters(NAMED, few_bits, ENGINE)
     assert "self" not in build_drafters(SpeculationOptions(), few_bits, ENGINE)
+    with pytest.raises(ValueError, match=r"names self, and rollout\.speculation\.self\.format=none: leave one"):
+        build_drafters(with_format("none"), wide, ENGINE)
+    nothing = SpeculationOptions.model_validate({"self": {"format": "none"}})
+    assert "self" not in build_drafters(nothing, wide, ENGINE)
 
 
 def test_its_copy_is_made_at_the_first_draft_of_every_version_and_never_without(

@@ -134,6 +134,17 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
             [VLLM, "rollout.quantization=w8a8", "rollout.speculation.strategies=['self:4', plain]"],
             "rollout.speculation.strategies",
         ),
+        (["rollout.speculation.self.format=w4a16"], "rollout.speculation.self.format"),  # embedded: on CPU
+        ([VLLM, "rollout.speculation.self.format=w8a8"], "rollout.speculation.self.format"),
+        (["rollout.quantization=w8a8", "rollout.speculation.self.format=w4a8"], "rollout.speculation.self.format"),
+        (
+            ["rollout.speculation.self.format=none", "rollout.speculation.strategies=['self:5']"],
+            "rollout.speculation.self.format",
+        ),
+        (
+            ["rollout.speculation.self.format=w8a8", "rollout.speculation.strategies=['suffix:5']"],
+            "rollout.speculation.self.format",
+        ),
         (["drafter.train=true"], "drafter.train"),
         ([*TRAINED, VLLM, "drafter.recording.source=engine"], "drafter.recording.source"),
         ([*TRAINED, "rollout.speculation.mode=off"], "rollout.speculation.mode"),
