@@ -74,6 +74,15 @@ def add_to_folder(folder: Path, calibration: Calibration, on_event: OnEvent = la
     return path
 
 
+def replace_in_folder(folder: Path, calibration: Calibration) -> Path:
+    """Keep it instead of what was known of its key. Returns the file. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = file_of(folder, calibration.key)
+    with _locked(folder):
+        calibration.save(path)
+    return path
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Released by the kernel however this process ends."""

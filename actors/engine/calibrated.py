@@ -14,6 +14,8 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import PassesDrifted, PassesKnown, PassesRefined, PassEvent
 from actors.engine.wire import Start
 from models.config import ModelConfig, ModelConfigError, read_config
+from models.formats import Quantization
+from models.options import ModelOptions
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey
 
@@ -90,17 +92,24 @@ def _level() -> str:
     return "no native kernels" if kernels is None else str(kernels.cpu_level())
 
 
+def calibration_key(
+    model: ModelOptions, options: EngineOptions, quantization: Quantization, device: str, engine: str = ""
+) -> CalibrationKey:
+    """Of such an engine in this process on `device`, cpu or cuda. Raises ModelConfigError."""
+    return CalibrationKey(
+        model=model_shape(model.path),
+        precision=precision_name(model.dtype, quantization),
+        device=device_name(device, options, engine),
+    )
+
+
 def calibrated(start: Start, device: str, engine: str = "") -> tuple[CostModel, "PassNews"]:
     """What the engine that `start` asks for knows of its passes, in this process on `device`, cpu or cuda, and what the
     driver hears of them. `engine`: its name and release, where it is not ours.
 
     Raises ModelConfigError, and ValueError where a calibration was demanded and it is another engine's.
     """
-    key = CalibrationKey(
-        model=model_shape(start.model.path),
-        precision=precision_name(start.model.dtype, start.quantization),
-        device=device_name(device, start.options, engine),
-    )
+    key = calibration_key(start.model, start.options, start.quantization, device, engine)
     own = own_calibration(start, key)
     costs = CostModel(own)
     return costs, PassNews(costs, key, own)

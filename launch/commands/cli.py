@@ -164,6 +164,40 @@ def plan_step(
             raise ConfigError([report.misfit])
 
 
+@app.command()
+def calibrate(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="default: calibrations, below run.dir, where runs look")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="for measuring, about")] = 60.0,
+    debug: Debug = False,
+) -> None:
+    """Measure what engine steps and drafts cost on this device with this model, so that runs know it from the start."""
+    with failures(debug):
+        loaded = _load(config, overrides)
+        _require(loaded.config, "calibrate")
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from launch.commands.calibrate import calibrate as run
+        from launch.commands.calibrate import rendered
+
+        columns = (TextColumn("measuring"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("the model", total=1.0)
+            report = run(
+                loaded.config,
+                out,
+                seconds,
+                lambda done, what: progress.update(task, completed=done, description=what),
+            )
+        Console(width=None if sys.stdout.isatty() else 120).print(rendered(report))
+        typer.echo(f"calibration  {report.path}")
+        typer.echo(f"plot         {report.plot}")
+
+
 @app.command("export-model")
 def export_model(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],

@@ -15,13 +15,16 @@ from launch.config import Config, Issue, check_environment
 from launch.run.inputs import stop_tokens_of, tokenizer_of
 from models.config import limits_of, read_config
 
+_ENGINE = ("model.path", "rollout.", "cluster.gpu")  # what concerns engines
 RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
 _KEYED = re.compile(r"(?P<key>(?:data|model|warmup|rollout\.sampling)\.\w+): (?P<message>.*)", re.DOTALL)
-Command = Literal["train", "warmup", "eval"]
+Command = Literal["train", "warmup", "eval", "calibrate"]
 
 
 def preflight(config: Config, command: Command = "train") -> list[Issue]:
     """What would stop `command`. Reads files and imports the reward function (in a child); writes nothing."""
+    if command == "calibrate":  # an engine alone: no data, no rewards
+        return [issue for issue in check_environment(config, weights=False) if issue.key.startswith(_ENGINE)]
     samples = command != "warmup"
     issues = check_environment(config, engine=samples)
     broken = {issue.key for issue in issues}

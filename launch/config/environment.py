@@ -30,12 +30,13 @@ _SUFFIXES = (".jsonl", ".gz", ".parquet", ".json", ".csv")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def check_environment(config: Config, *, engine: bool = True) -> list[Issue]:
-    """What this machine lacks for this configuration. engine: false for a command that samples nothing."""
+def check_environment(config: Config, *, engine: bool = True, weights: bool = True) -> list[Issue]:
+    """What this machine lacks for this configuration. engine: false for a command that samples nothing; weights: false
+    for one that can do with random ones."""
     return [
         *_packages(config),
         *_gpus(config),
-        *validate_paths(config),
+        *validate_paths(config, weights=weights),
         *(_model(config) if engine else ()),
         *_drafter_files(config),
         *_memory(config),
@@ -165,13 +166,18 @@ def _gpu_here() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
-def validate_paths(config: Config) -> list[Issue]:
-    """Inputs exist and the run folder can be written. Checked on the machine that runs the driver."""
+def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
+    """Inputs exist and the run folder can be written. Checked on the machine that runs the driver. weights: of the
+    model too."""
     issues = []
     model = Path(config.model.path)
     if not (model / "config.json").is_file():
         issues.append(_missing("model.path", config.model.path, "no Hugging Face model directory (config.json)"))
-    elif (config.warmup is None or config.warmup.init == "checkpoint") and not any(model.glob("*.safetensors")):
+    elif (
+        weights
+        and (config.warmup is None or config.warmup.init == "checkpoint")
+        and not any(model.glob("*.safetensors"))
+    ):
         remedy = "warmup.init=random starts from fresh weights"
         issues.append(Issue("model.path", f"no weights (*.safetensors) in {model}", remedy=remedy))
     if config.model.tokenizer is not None and not Path(config.model.tokenizer).is_dir():
