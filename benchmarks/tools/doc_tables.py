@@ -1,4 +1,4 @@
-"""Tables of docs/speculation_measured.md from the records: `python -m benchmarks.tools.doc_tables`.
+"""Tables of docs/speculation_measured.md from the records: `python -m benchmarks.tools.doc_tables [BLOCK ...]`.
 
 Owns which block of the page is made of which record: what stands between its `<!-- table: NAME -->` and
 `<!-- end: NAME -->`, with the machine that the record is of and its figure. A block whose record is not there stays as
@@ -8,8 +8,9 @@ it is. Measures nothing; the words around the blocks are the author's.
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks.harness import RESULTS, ROOT, load
+from benchmarks.harness import RESULTS, ROOT, command, load
 from benchmarks.tools import rollout_report
 
 PAGE = ROOT / "docs/speculation_measured.md"
@@ -54,6 +55,10 @@ def filled(page: str, blocks: Mapping[str, Block]) -> str:
     return page
 
 
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), BLOCKS))
+def main(*names: Annotated[str, "blocks; default: all"]) -> None:
+    PAGE.write_text(filled(PAGE.read_text(), {name: BLOCKS[name] for name in names or BLOCKS}))
     print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    command(main, timed=False)
