@@ -75,3 +75,24 @@ def test_a_run_exports_what_the_dashboard_asks_for_and_leaves_its_record(
     assert set(logs) >= {"rollout-0", "rollout-1", "learner-0", "reward-0"}
     assert "weights of version 1 are loaded" in logs["rollout-1"]
     assert "learned from" in logs["learner-0"]
+
+
+def test_a_run_begins_with_what_an_earlier_one_measured(runs: Runs, base: list[dict[str, Any]]) -> None:
+    """Nobody has calibrated: what the engine of `base` measured in passing is there for the next run, which says so and
+    predicts its engine steps from the first one on."""
+    assert base[0]["engine/steps"] > 0
+    (kept,) = (runs.root / "calibrations").glob("*.json")
+    before = json.loads(kept.read_text(encoding="utf-8"))
+    (row,) = runs.run("second", "run.steps=1", "rollout.sampling.temperature=0.3")
+    events = [json.loads(line) for line in (runs.root / "second/events.jsonl").read_text().splitlines()]
+    (said,) = [event["message"] for event in events if event["kind"] == "calibration"]
+    assert said.startswith(f"rollout-0 begins with {len(before['passes'])} measured passes for ")
+    assert said.endswith(str(kept))
+    assert row["speculation/predicted_error"] > 0
+    shares = [row[name] for name in row if name.startswith("speculation/reason/")]
+    assert sum(shares) == pytest.approx(1.0)
+    record = json.loads((runs.root / "second/speculation.jsonl").read_text().splitlines()[0])
+    measured_s = sum(use["measured_s"] for use in record["strategies"].values())
+    timed_s = sum(use["seconds"] for use in record["strategies"].values())
+    assert measured_s == pytest.approx(timed_s, rel=0.05)  # next to nothing was decoded without a prediction
+    assert json.loads(kept.read_text(encoding="utf-8"))["key"] == before["key"]
