@@ -59,18 +59,19 @@ class SelfDrafter:
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
         """Capture chains, on the target's device."""
         if self._target is not None and drafts:
-            self._target.plan_graphs(self._fresh_copy(), drafts, graph_capture)
+            self._target.plan_graphs(self.refresh(), drafts, graph_capture)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """Chains of min(room, depth) tokens. `caught_up`: the copy had to be made first."""
         if self._target is None:
             raise RuntimeError("the engine lends no KV cache")
-        was_stale, copy = self._stale, self._fresh_copy()
+        was_stale, copy = self._stale, self.refresh()
         tokens, logits = self._target.chain(copy, batch, strategy.depth, logits=self._sampled)
         drawn_from = None if logits is None else _distributions(logits, tokens, batch.temperatures)
         return Drafts(tokens, np.minimum(batch.room, strategy.depth), distributions=drawn_from, caught_up=was_stale)
 
-    def _fresh_copy(self) -> Transformer:
+    def refresh(self) -> Transformer:
+        """The copy, made of what the target holds now."""
         if self._copy is None:
             self._copy = low_bit_copy(self._model, self._form)
         if self._stale:

@@ -11,13 +11,20 @@ from models.noise import noise_key
 PROMPT_TOKENS, NEW_TOKENS = 64, 96
 
 
-def waves(engine: NativeEngine, records: list[Any], batch: int, rehearse: bool) -> list[Any]:
-    """Records of the steps in which all of `batch` requests decode and nothing else happens; some at least."""
+def waves(
+    engine: NativeEngine,
+    records: list[Any],
+    batch: int,
+    rehearse: bool,
+    tokens: dict[int, list[int]] | None = None,
+) -> list[Any]:
+    """Records of the steps in which all of `batch` requests decode and nothing else happens; some at least. `tokens`:
+    where those of each response shall go."""
     rng, new_tokens = np.random.default_rng(0), 6 if rehearse else NEW_TOKENS
     for wave in range(2):
         records.clear()
         prompts = rng.integers(0, 500, (batch, PROMPT_TOKENS)).astype(np.int32)
-        engine.generate(
+        found = engine.generate(
             [
                 Request(
                     request_id=wave * batch + i,
@@ -29,5 +36,7 @@ def waves(engine: NativeEngine, records: list[Any], batch: int, rehearse: bool) 
                 for i, prompt in enumerate(prompts)
             ]
         )
+        if tokens is not None:
+            tokens |= {request_id: rollout.tokens.tolist() for request_id, rollout in found.items()}
     full = [record for record in records if not record.prefill_tokens and record.running == batch]
     return full or records

@@ -25,6 +25,7 @@ from benchmarks.tools.qwen import network
 from drafter.protocol import Replay
 from models.config import ModelConfig
 from models.formats import FORMATS
+from models.low_bit_copy import low_bit_copy
 from models.ops.triton.operators import LAUNCHES
 from models.transformer import Transformer
 from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, projection
@@ -88,8 +89,8 @@ def traced_chain(config: ModelConfig, batch: int, depth: int, context: int, quan
         "paceline::rope_write": _rope,
     }
     trace = OpTrace({f"paceline::{name}": count for name, count in LAUNCHES.items()}, own)
-    copy = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False, low_bit=form)
-    copy.requires_grad_(False)
+    target = Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False).requires_grad_(False)
+    copy = low_bit_copy(target, form)
     blocks = 64
     cache = KVCache(config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, torch.bfloat16, "meta")
     table = SlotTable(batch, context + depth, -(-context // BLOCK_TOKENS))

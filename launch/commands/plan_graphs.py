@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.config import Config
+from launch.config.memory import drafters_of
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
 from models.manifest import ITEM_BYTES
 from policies.speculation.build import build_policy
-from policies.speculation.catalogue import at_hand
 from policies.speculation.graph_memory import Footprint, ModelShape, predict
 from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed_plan, naive_plan
 from policies.speculation.strategy import PLAIN, Strategy
@@ -51,7 +51,7 @@ def graph_report(config: Config) -> GraphReport:
     max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
     batches = batch_buckets(engine.max_running)
     trees = config.model.batch_invariant != "engine"  # as the engine builds it on a GPU
-    policy = build_policy(speculation, at_hand(speculation), trees=trees)
+    policy = build_policy(speculation, drafters_of(config), trees=trees)
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
     strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
     speculating = range(1, min(engine.max_running, speculation.max_running) + 1)
@@ -109,8 +109,12 @@ def _plan_table(report: GraphReport) -> Table:
     first = 1
     for batch in report.batches:
         served = str(batch) if first == batch else f"{first}-{batch}"
-        drafts = " ".join(str(arm) for at, arm in reversed(report.bucketed.drafts) if at == batch) or "-"
-        table.add_row(served, str(batch), _rows(report.bucketed, batch), drafts)
+        drafts: dict[str, list[str]] = {}
+        for arm in sorted(arm for at, arm in report.bucketed.drafts if at == batch):
+            drafter, _, shape = str(arm).partition(":")
+            drafts.setdefault(drafter, []).append(shape)
+        text = " ".join(f"{drafter}:{','.join(shapes)}" for drafter, shapes in drafts.items()) or "-"
+        table.add_row(served, str(batch), _rows(report.bucketed, batch), text)
         first = batch + 1
     return table
 

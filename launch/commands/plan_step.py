@@ -13,9 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.config import Config, Issue
-from launch.config.memory import device_of, learner_shape, memory_plans, misfit, network_of, residency
+from launch.config.memory import (
+    device_of,
+    drafters_of,
+    fitting,
+    learner_shape,
+    memory_plans,
+    misfit,
+    network_of,
+    residency,
+    self_format,
+)
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
+from models.formats import LowBitFormat
 from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
 from policies.roofline.learning import MFU, NETWORK_BYTES_S, hand_over_s, learner_tokens_s, quantising_s
@@ -23,7 +34,6 @@ from policies.roofline.memory import GIB, MemoryPlan
 from policies.roofline.network import Network
 from policies.roofline.timing import DEFAULT, StepTime, step_time, time_of
 from policies.speculation.build import build_policy
-from policies.speculation.catalogue import at_hand
 from policies.speculation.strategy import PLAIN, Strategy
 
 _BATCHES, _CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 8192, 32_768)
@@ -36,6 +46,7 @@ class StrategyRow:
     strategy: str
     draft_ms: float
     verify_ms: float
+    cycle_ms: float  # both, and the host
     pays_from: float  # accepted tokens per draft above which it is faster than plain decoding
     gains_at_most: float  # speed-up where every token is accepted
 
@@ -81,6 +92,7 @@ class StepReport:
     optimizer_away: bool
     memory: tuple[MemoryPlan, ...]
     awake: tuple[MemoryPlan, ...]  # with neither, for comparison
+    note: str  # what became of the self-drafter for want of memory
     misfit: Issue | None
 
     def as_json(self) -> dict[str, Any]:
@@ -98,6 +110,7 @@ def step_report(config: Config, device_name: str | None) -> StepReport:
     """Raises UsageError where no device is known, ModelConfigError for a model of another architecture."""
     device = _device(config, device_name)
     ModelConfig.from_hf(read_config(config.model.path))  # says what is wrong with it
+    config, note = fitting(config, device)
     net = network_of(config)
     assert net is not None
     learner = learner_shape(config)
@@ -128,6 +141,7 @@ def step_report(config: Config, device_name: str | None) -> StepReport:
         optimizer_away=away,
         memory=plans,
         awake=awake,
+        note=note,
         misfit=misfit(config, device),
     )
 
@@ -150,7 +164,8 @@ def _steps(config: Config, net: Network, device: Device) -> Iterator[StepRow]:
     batches = [*(batch for batch in _BATCHES if batch < engine.max_running), engine.max_running]
     contexts = [*(context for context in _CONTEXTS if context < longest), longest]
     trees = config.model.batch_invariant != "engine"  # as the engine builds it on a GPU
-    policy = build_policy(config.speculation, at_hand(config.speculation), trees=trees)
+    policy = build_policy(config.speculation, drafters_of(config), trees=trees)
+    copy = self_format(config)
     for batch in batches:
         for context in contexts:
             if batch * context > engine.kv_tokens:
@@ -166,14 +181,20 @@ def _steps(config: Config, net: Network, device: Device) -> Iterator[StepRow]:
                 decides=plain.decides,
                 launches=plain.launches,
                 tokens_s=batch / plain.ms * 1e3,
-                strategies=tuple(_strategy(net, device, batch, context, arm, plain) for arm in arms),
+                strategies=tuple(_strategy(net, device, batch, context, arm, plain, copy) for arm in arms),
             )
 
 
 def _strategy(
-    net: Network, device: Device, batch: int, context: int, strategy: Strategy, plain: StepTime
+    net: Network,
+    device: Device,
+    batch: int,
+    context: int,
+    strategy: Strategy,
+    plain: StepTime,
+    copy: LowBitFormat | None,
 ) -> StrategyRow:
-    draft = time_of(draft_kernels(net, batch, strategy, context), device)
+    draft = time_of(draft_kernels(net, batch, strategy, context, copy), device)
     rows = 1 + strategy.tokens_to_verify
     verify = time_of(step_kernels(net, batch, rows, context), device)
     draft_ms = draft.ms - DEFAULT.host_s * 1e3  # the step's host work is counted once
@@ -182,6 +203,7 @@ def _strategy(
         strategy=str(strategy),
         draft_ms=draft_ms,
         verify_ms=verify.ms,
+        cycle_ms=whole,
         pays_from=whole / plain.ms - 1,
         gains_at_most=(1 + strategy.depth) * plain.ms / whole,
     )
@@ -193,6 +215,8 @@ def _strategy(
 def rendered(report: StepReport) -> RenderableType:
     """Steps, strategies, the learner, and memory by phase."""
     parts: list[RenderableType] = [_step_table(report), _strategy_table(report)]
+    if report.note:
+        parts.append(Text(f"{report.note}\n"))
     learner = report.learner
     if learner is not None:
         ways = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in learner.hand_over_s.items())
@@ -230,14 +254,22 @@ def _strategy_table(report: StepReport) -> RenderableType:
     if not speculating:
         return Text("no speculation\n")
     table = Table(title="Speculation, at the longest context", title_justify="left")
-    for name in ("requests", "strategy", "draft ms", "verify ms", "pays from, accepted tokens", "gains at most"):
+    for name in (
+        "requests",
+        "strategy",
+        "draft ms",
+        "verify ms",
+        "cycle ms",
+        "pays from, accepted tokens",
+        "gains at most",
+    ):
         table.add_column(name, justify="left" if name == "strategy" else "right")
     longest = {row.batch: row for row in speculating}  # contexts ascend
     shown = {1, 8, 32, max(longest)}
     for row in longest.values():
         for arm in row.strategies if row.batch in shown else ():
-            times = f"{arm.draft_ms:.2f}", f"{arm.verify_ms:.2f}", f"{arm.pays_from:.2f}", f"{arm.gains_at_most:.1f}x"
-            table.add_row(f"{row.batch:,}", arm.strategy, *times)
+            times = f"{arm.draft_ms:.2f}", f"{arm.verify_ms:.2f}", f"{arm.cycle_ms:.2f}"
+            table.add_row(f"{row.batch:,}", arm.strategy, *times, f"{arm.pays_from:.2f}", f"{arm.gains_at_most:.1f}x")
     return table
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from actors.engine.capabilities import BACKENDS
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from launch.config.issues import Issue
-from launch.config.memory import device_of, misfit
+from launch.config.memory import device_of, fitting, misfit
 from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of, require_low_bit
 from models.formats import FORMATS, LowBitFormat
@@ -46,7 +46,7 @@ def check_environment(config: Config, *, engine: bool = True, weights: bool = Tr
 def _memory(c: Config) -> Iterator[Issue]:
     """Where the GPU is known: whether everything fits it at once."""
     device = device_of(c)
-    if device is not None and (issue := misfit(c, device)) is not None:
+    if device is not None and (issue := misfit(fitting(c, device)[0], device)) is not None:
         yield issue
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from launch.config.issues import ConfigError, Issue
 from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, read_config
-from models.formats import FORMATS
+from models.formats import FORMATS, LowBitFormat
 from policies.roofline.devices import Device, device_named
 from policies.roofline.memory import (
     GIB,
@@ -27,8 +27,10 @@ from policies.roofline.memory import (
 from policies.roofline.network import Network
 from policies.speculation.build import build_policy
 from policies.speculation.catalogue import at_hand
+from policies.speculation.strategy import Strategy
 
 _CHOICES = ((False, False), (True, False), (False, True), (True, True))  # the cheapest first
+_FEWER_BITS = "w4a16"  # of a self-drafter's copy, where the format is open and the usual one does not fit
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
@@ -52,6 +54,48 @@ def network_of(config: Config) -> Network | None:
         item_bytes=4 if config.model.dtype == "float32" else 2,
         low_bits=FORMATS.get(config.rollout.quantization),
     )
+
+
+def drafters_of(config: Config) -> tuple[str, ...]:
+    """What an engine of this configuration drafts with on a GPU unless strategies name others."""
+    rollout = config.rollout
+    lent = rollout.engine.backend == "native" and rollout.quantization == "none"
+    return at_hand(config.speculation, cache_lent=lent)
+
+
+def self_format(config: Config) -> LowBitFormat | None:
+    """What the copy is stored in that the target drafts with on a GPU; None: it does not."""
+    options, rollout = config.speculation, config.rollout
+    named = [Strategy.parse(text).drafter for text in options.strategies or ()]
+    if options.mode == "off" or "self" not in (named if options.strategies is not None else drafters_of(config)):
+        return None
+    return FORMATS.get((options.self.on("cuda") or "") if rollout.engine.backend == "native" else "w8a8")
+
+
+def fitting(config: Config, device: Device) -> tuple[Config, str]:
+    """The configuration with a self-drafter that fits the device, and a note if that is another than it asks for: with
+    fewer bits where the format is open, without where no strategy names it. What fits neither way stays as it is."""
+    form = self_format(config)
+    if form is None or misfit(config, device) is None:
+        return config, ""
+    given, network = config.speculation, network_of(config)
+    assert network is not None, "else nothing is a misfit"
+    size = f"the copy that self drafts with ({form.name}) takes {network.copied(form).copy_bytes / GIB:.1f} GiB"
+    fewer = given.self.format == "auto" and config.rollout.engine.backend == "native"
+    fewer = fewer and all(inputs % (FORMATS[_FEWER_BITS].group or 1) == 0 for _, inputs in network.matrices)
+    for name in (*((_FEWER_BITS,) if fewer else ()), *(("none",) if given.strategies is None else ())):
+        changed = _with_self(config, name)
+        if misfit(changed, device) is None:
+            then = "rollouts draft without self" if name == "none" else f"it is stored in {name}"
+            return changed, f"{size}, and does not fit beside the rest on one {device.name}: {then}"
+    return config, ""
+
+
+def _with_self(config: Config, form: str) -> Config:
+    speculation = config.rollout.speculation
+    own = speculation.self.model_copy(update={"format": form})
+    rollout = config.rollout.model_copy(update={"speculation": speculation.model_copy(update={"self": own})})
+    return config.model_copy(update={"rollout": rollout})
 
 
 def device_of(config: Config) -> Device | None:
@@ -106,7 +150,7 @@ def engine_shape(config: Config) -> EngineShape | None:
     cluster, engine = config.cluster, config.rollout.engine
     if cluster.layout == "embedded" or engine.device == "cpu" or not cluster.gpus_per_worker:
         return None
-    policy = build_policy(config.speculation, at_hand(config.speculation))
+    policy = build_policy(config.speculation, drafters_of(config))
     reached = {n: list(policy.arms_at(n)) if policy else [] for n in range(1, engine.max_running + 1)}
     verified = [n * (1 + arm.tokens_to_verify) for n, arms in reached.items() for arm in arms]
     drafts = any(arm.drafter == "eagle" for arms in reached.values() for arm in arms)
@@ -119,6 +163,8 @@ def engine_shape(config: Config) -> EngineShape | None:
         copies=max(1, int(1 / cluster.gpus_per_worker)),
         graphs=engine.cuda_graphs,
         drafter=drafts,
+        self_copy=self_format(config),
+        copy_apart=engine.backend == "vllm",
         recording_bytes=config.drafter.recording.max_bytes_per_step if config.drafter.train else 0,
     )
 
@@ -162,13 +208,18 @@ def residency(config: Config, net: Network, device_bytes: int) -> tuple[bool, bo
     return choices[-1]
 
 
-def require_fit(config: Config, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ConfigError where the configuration fits no GPU of these nodes, as Ray lists them."""
+def fitted(config: Config, nodes: Sequence[Mapping[str, Any]]) -> tuple[Config, str]:
+    """What `fitting` makes of the configuration for the GPUs of these nodes, as Ray lists them. Raises ConfigError
+    where it fits none of them."""
     resources = [name for node in nodes if node.get("Alive") for name in node.get("Resources", ())]
     prefix = "accelerator_type:"
     device = device_of(config) or largest(name.removeprefix(prefix) for name in resources if name.startswith(prefix))
-    if device is not None and (issue := misfit(config, device)) is not None:
+    if device is None:
+        return config, ""
+    config, note = fitting(config, device)
+    if (issue := misfit(config, device)) is not None:
         raise ConfigError([issue])
+    return config, note
 
 
 def misfit(config: Config, device: Device) -> Issue | None:
@@ -206,6 +257,7 @@ def _lever(config: Config, items: Mapping[str, int]) -> tuple[str, str]:
     smaller = "lower it" + ("" if config.learner.activation_checkpointing else ", or checkpoint activations")
     levers = {
         ("rollout.engine.kv_tokens", "lower it"): ("KV cache",),
+        ("rollout.speculation.strategies", "leave self out"): ("self-drafter's copy",),
         ("model.path", "take a smaller model, or set cluster.layout=disaggregated"): ("engine weights",),
         ("learner.micro_batch_tokens", smaller): _LEARNER_STEP,
         ("learner.ranks", "raise it: ranks share weights, gradients and the optimizer"): _LEARNER_STATE,

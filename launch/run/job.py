@@ -26,7 +26,7 @@ from actors.reward_worker import RewardPool
 from launch.batch import sampling_params
 from launch.calibrations import CalibrationStore
 from launch.config import Config
-from launch.config.memory import require_fit
+from launch.config.memory import fitted
 from launch.config.paths import tokenizer_dir
 from launch.dispatch import RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
@@ -123,6 +123,9 @@ def open_job(
     `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
     `inputs`: default: loaded here. Raises ConfigError for what fits none of the cluster's GPUs.
     """
+    note = ""
+    if config.cluster.layout != "embedded":
+        config, note = fitted(config, ray.nodes())  # type: ignore[no-untyped-call]
     model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
     engine = engine_options(config)
     inputs = inputs or load_inputs(config)
@@ -132,12 +135,12 @@ def open_job(
             observer.event("data", f"data.{split}: {loaded.report.summary()}")
     if (reason := not_repeatable(config)) is not None:
         observer.event("not_repeatable", reason)
+    if note:
+        observer.event("self_drafter", note)
     if config.rollout.quantization != "none":
         precision = precision_text(config.rollout.quantization, config.learner.quantization, config.model.dtype)
         observer.event("precision", precision)
     log = partial(log_file, run_dir)
-    if config.cluster.layout != "embedded":
-        require_fit(config, ray.nodes())  # type: ignore[no-untyped-call]
     with ExitStack() as stack:
         placement: Placement = stack.enter_context(place(config))
         rewards = stack.enter_context(

@@ -62,14 +62,20 @@ def step_kernels(
     ]
 
 
-def _drawn(net: Network, batch: int, rows: int, context: int, split_tokens: int = SPLIT_TOKENS) -> Iterator[Kernel]:
-    """A forward, and a draw from every row."""
+def _drawn(
+    net: Network, batch: int, rows: int, context: int, split_tokens: int = SPLIT_TOKENS, *, copy: bool = False
+) -> Iterator[Kernel]:
+    """A forward, and a draw from every row. copy: by one that drafts, whose head may be in few bits too."""
     total = batch * rows
     yield from embed(net, total)
     yield from block(net, batch, rows, context, layers=net.num_layers, split_tokens=split_tokens)
     yield _normed(net, "add_rms_norm", total, 2, 1)
-    yield from head(net, total)
-    yield from sampling(net, total)
+    if copy and (form := net.head_bits) is not None:
+        yield from projection(replace(net, low_bits=form), "head", total, net.vocab_size, net.hidden_size)
+        yield from sampling(net, total, net.item_bytes)
+    else:
+        yield from head(net, total)
+        yield from sampling(net, total)
 
 
 def embed(net: Network, total: int) -> Iterator[Kernel]:
@@ -140,9 +146,9 @@ def head(net: Network, total: int) -> Iterator[Kernel]:
     yield product(net, "head", total, net.vocab_size, net.hidden_size, out_bytes=_LOGIT_BYTES)
 
 
-def sampling(net: Network, total: int) -> Iterator[Kernel]:
+def sampling(net: Network, total: int, logit_bytes: int = _LOGIT_BYTES) -> Iterator[Kernel]:
     """Draws and log-probs from logits [total, V]: one pass over them, and the merge of its parts."""
-    read = total * net.vocab_size * _LOGIT_BYTES
+    read = total * net.vocab_size * logit_bytes
     yield Kernel(name="sample", part="sampling", read_bytes=read, write_bytes=total * 32, launches=2)
 
 
@@ -152,14 +158,15 @@ def draft_kernels(
     """A drafter's work for one step, as the engine's drafter launches it; none for one that is no network.
 
     EAGLE's catches up with what a usual step brings at most, draws, and then feeds what was drawn, level by level: a
-    tree all of its rows again. The last level's tokens need no pass. The self-drafter passes a copy of the target, its
-    matrices stored in `copy` (None: as the target's), over the target's own keys and values, from the last known token
-    on.
+    tree all of its rows again. The last level's tokens need no pass. The self-drafter passes a copy of the target,
+    stored in `copy` (None: as the target is), over the target's own keys and values, from the last known token on.
     """
     few = batch * strategy.tokens_to_verify * 20
     if strategy.drafter == "self":
-        own = net if copy is None else replace(net, low_bits=copy)
-        passes = [kernel for level in range(strategy.depth) for kernel in _drawn(own, batch, 1, context + level)]
+        own = net.copied(copy)
+        passes = [
+            kernel for level in range(strategy.depth) for kernel in _drawn(own, batch, 1, context + level, copy=True)
+        ]
         return [*passes, Kernel(name="tokens", part="rest", read_bytes=few, write_bytes=few)]
     if strategy.drafter != "eagle":
         return []

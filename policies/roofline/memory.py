@@ -10,7 +10,7 @@ Estimates, marked so: contexts, NCCL's buffers, one graph, and the slack of a ca
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from policies.roofline.network import LowBits, Network
 
@@ -36,7 +36,8 @@ class EngineShape:
     copies: int = 1  # engines that share the GPU
     graphs: bool = True
     drafter: bool = False
-    self_copy: LowBits | None = None  # what a copy of the target's matrices that drafts is stored in
+    self_copy: LowBits | None = None  # what a copy of the target that drafts is stored in
+    copy_apart: bool = False  # it has tables and K/V of its own
     recording_bytes: int = 0
 
 
@@ -162,20 +163,22 @@ def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
     graphs = GRAPHS_BYTES + outputs + engine.most_rows * _row_bytes(net) if engine.graphs else 0
     kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES, "graphs": graphs}
     if engine.self_copy is not None:
-        kept["self-drafter's copy"] = copy_bytes(net, engine.self_copy) // engine.gpus
+        kept["self-drafter's copy"] = _copy_bytes(net, engine) // engine.gpus
     if engine.gpus > 1:
         kept["engine NCCL"] = NCCL_BYTES
     return _times(kept, engine.copies)
 
 
-def copy_bytes(net: Network, form: LowBits) -> int:
-    """Of a target's matrices once more, in few bits: embedding, norms, biases and head are the target's own."""
-    return net.num_layers * replace(net, low_bits=form).matrices_bytes
+def _copy_bytes(net: Network, engine: EngineShape) -> int:
+    copy = net.copied(engine.self_copy)
+    return copy.weight_bytes if engine.copy_apart else copy.copy_bytes
 
 
 def _engine_awake(net: Network, engine: EngineShape) -> dict[str, int]:
     """What it has besides, from wake to sleep."""
     kv_bytes = net.kv_token_bytes + (2 * net.kv_size * net.item_bytes if engine.drafter else 0)
+    if engine.copy_apart:
+        kv_bytes += net.kv_token_bytes
     return _times({"KV cache": engine.kv_tokens * kv_bytes // engine.gpus}, engine.copies)
 
 
@@ -183,6 +186,8 @@ def _engine_steps(net: Network, engine: EngineShape) -> dict[str, int]:
     """An eager step: a chunk of prompts beside everything that decodes, and logits of what is drawn."""
     rows = engine.prefill_tokens + engine.max_running
     step = rows * _row_bytes(net) // engine.gpus + engine.most_rows * 4 * net.vocab_size
+    if engine.self_copy is not None:  # one matrix in float32 three times over, while it is rounded
+        step = max(step, 3 * 4 * max(outputs * inputs for outputs, inputs in net.matrices))
     sizes = {"engine step": step, "hidden states recorded": engine.recording_bytes}
     return _times(sizes | {"engine slack": int(SLACK * step)}, engine.copies)
 

@@ -1,6 +1,6 @@
 """The shape of a decoder-only transformer and of its drafter, as counts. Owns no name of any weight."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -18,6 +18,18 @@ class LowBits(Protocol):
     @property
     def activations(self) -> str:
         """ "none", or the dtype of eight bits that tokens are rounded to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EightBits:
+    """Rows of eight bits by tokens of eight bits."""
+
+    bits: int = 8
+    group: int | None = None
+    activations: str = "int8"
+
+
+_LARGEST_HEAD = 0.5  # of the bytes of a copy's layers; beyond it the copy's head is read in eight bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +106,26 @@ class Network:
         """Of `read_parameters`, likewise."""
         saved = self.matrix_parameters * self.item_bytes - self.matrices_bytes
         return self.read_parameters * self.item_bytes - self.num_layers * saved
+
+    def copied(self, form: LowBits | None) -> "Network":
+        """What drafts for this model by itself: its matrices once more, in `form` (None: as they are)."""
+        return self if form is None else replace(self, low_bits=form)
+
+    @property
+    def head_bits(self) -> LowBits | None:
+        """Of the head of a copy in few bits, as `models.low_bit_copy` makes it; None: the model's own head."""
+        if self.low_bits is None or not self.rounds_tokens:
+            return None
+        layers = self.num_layers * self.matrix_parameters // (1 if self.low_bits.bits == 8 else 2)
+        return _EightBits() if self.embedding_parameters * self.item_bytes > _LARGEST_HEAD * layers else None
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of a copy in few bits beside its model: what is not the model's own."""
+        head = 0
+        if (form := self.head_bits) is not None:
+            head = replace(self, low_bits=form).matrix_bytes(self.vocab_size, self.hidden_size)
+        return self.num_layers * self.matrices_bytes + head
 
     @property
     def embedding_parameters(self) -> int:

@@ -96,10 +96,10 @@ def predict(
     most, total = max(rows, default=0), sum(rows)
     row_bytes = model.drawing_row_bytes if drawing else model.workspace_row_bytes
     workspaces = [count * row_bytes + model.partial_sum_bytes(count, context_tokens) for count in rows]
-    graphs = plan.captures if drawing else len(rows)
+    graphs, passes = (plan.captures, plan.passes) if drawing else (len(rows), len(rows))
     return Footprint(
         graphs,
         most * model.kept_row_bytes if drawing else total * model.output_row_bytes,
         max(workspaces, default=0) if shared_pool else sum(workspaces),
-        graphs * fixed_graph_bytes,
+        passes * fixed_graph_bytes,
     )

@@ -57,8 +57,16 @@ class CapturePlan:
 
     @property
     def captures(self) -> int:
-        """Graphs that our engine captures: of the drafter whole drafts, and one to catch up for each bucket."""
-        return len(self.of("target")) + len(self.drafts) + len({batch for batch, _ in self.drafts})
+        """Graphs that our engine captures: of a drafter whole drafts, and one to catch up for each bucket unless it
+        shares the target's cache, in which there is nothing to catch up with."""
+        followed = {(batch, arm.drafter) for batch, arm in self.drafts if not CATALOGUE[arm.drafter].shares_cache}
+        return len(self.of("target")) + len(self.drafts) + len(followed)
+
+    @property
+    def passes(self) -> int:
+        """Of the whole target, or of a copy of it, in all captured graphs together: what their nodes are counted by."""
+        copied = sum(arm.depth - 1 for _, arm in self.drafts if CATALOGUE[arm.drafter].shares_cache)
+        return self.captures + copied
 
     def of(self, kind: Kind) -> tuple[GraphShape, ...]:
         return tuple(graph for graph in self.graphs if graph.kind == kind)

@@ -42,7 +42,10 @@ class SelfOptions(BaseModel, frozen=True, extra="forbid"):
 
     format: Annotated[
         Literal["auto", "none", "w4a8", "w8a8", "w4a16", "fp8"],
-        Field(description="of the copy's matrices; auto: w4a8 on CPU, w8a8 on GPU; none: there is no copy"),
+        Field(
+            description="of the copy's matrices; auto: w4a8 on CPU, w8a8 on GPU, or w4a16 where only that fits; none: "
+            "there is no copy"
+        ),
     ] = "auto"
 
     def on(self, device: str) -> str | None:

@@ -20,16 +20,16 @@ from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.device_chains import DeviceChains
 from actors.engine.native.forward.kv_memory import AllocatedMemory
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
-from drafter.protocol import BatchView, Drafts, GraphCapture, TargetPasses
+from drafter.protocol import BatchView
+from drafter.self import SelfDrafter
 from models.checkpoint import init_model
 from models.config import ModelConfig
 from models.formats import FORMATS
-from models.low_bit import quantise
-from models.transformer import Block, LowBitProjection, Projection, Transformer
+from models.low_bit_copy import low_bit_copy, round_again
+from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
 from tests.engine.support import (
-    DrafterBase,
     engine,
     hf_config,
     make_requests,
@@ -44,25 +44,9 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 CPU = torch.device("cpu")
 
 
-def low_bit_copy(target: Transformer, name: str) -> Transformer:
-    """The target's modules, with matrices of its own in few bits."""
-    weight = target.norm.weight
-    copy = Transformer(
-        target.config, dtype=weight.dtype, device=weight.device, batch_invariant=False, low_bit=FORMATS[name]
-    ).requires_grad_(False)
-    copy.embed_tokens, copy.norm, copy.lm_head = target.embed_tokens, target.norm, target.lm_head
-    for own, theirs in zip(copy.blocks, target.blocks, strict=True):
-        assert isinstance(own, Block)
-        assert isinstance(theirs, Block)
-        for norm in ("input_norm", "mlp_norm", "q_norm", "k_norm"):
-            setattr(own, norm, getattr(theirs, norm))
-        for projection in Block.PROJECTIONS:
-            mine, exact = getattr(own, projection), getattr(theirs, projection)
-            assert isinstance(mine, LowBitProjection)
-            assert isinstance(exact, Projection)
-            mine.bias = exact.bias
-            for part, new in zip(mine.stored.parts, quantise(exact.weight, FORMATS[name]).parts, strict=True):
-                part.copy_(new)
+def copy_of(target: Transformer, name: str) -> Transformer:
+    copy = low_bit_copy(target, FORMATS[name])
+    round_again(copy, target)
     return copy
 
 
@@ -128,7 +112,7 @@ def test_a_chain_is_its_passes_one_by_one(
     """Captured or not, in a bucket with more requests, whatever the rooms; and it writes nowhere else."""
     lengths, rooms = [n for n, _ in requests], [room for _, room in requests]
     expected_of, found_of = World(lengths, rooms, truncated=truncated), World(lengths, rooms, truncated=truncated)
-    copy, untouched = low_bit_copy(expected_of.target, name), expected_of.cache.all_keys.clone()
+    copy, untouched = copy_of(expected_of.target, name), expected_of.cache.all_keys.clone()
     expected, expected_logits = CpuChains(expected_of.table, expected_of.cache).separate_passes(
         copy, expected_of.batch, DEPTH, logits=True
     )
@@ -158,7 +142,7 @@ def changed(cache: KVCache, before: torch.Tensor) -> set[int]:
 
 def test_chains_of_a_plan_are_captured_once_and_then_replayed() -> None:
     world, capture = World([9, 20, 33], [6, 0, 2]), FakeGraphCapture()
-    copy, chains = low_bit_copy(world.target, "w4a16"), world.chains()
+    copy, chains = copy_of(world.target, "w4a16"), world.chains()
     plan = [(6, Strategy("self", 4)), (6, Strategy("self", 2)), (2, Strategy("self", 4))]
     chains.plan_graphs(copy, plan, capture)
     assert capture.records == 3
@@ -175,10 +159,10 @@ def test_chains_of_a_plan_are_captured_once_and_then_replayed() -> None:
 
 def test_a_copy_that_changes_in_place_is_what_graphs_read() -> None:
     world = World([9, 20], [4, 4])
-    copy, chains = low_bit_copy(world.target, "w4a16"), world.chains()
+    copy, chains = copy_of(world.target, "w4a16"), world.chains()
     chains.plan_graphs(copy, [(2, Strategy("self", 4))], FakeGraphCapture())
     before, _ = chains.chain(copy, world.batch, 4)
-    other = low_bit_copy(World([9], [1], seed=5).target, "w4a16")
+    other = copy_of(World([9], [1], seed=5).target, "w4a16")
     for mine, theirs in zip(copy.buffers(), other.buffers(), strict=True):
         mine.copy_(theirs)
     found, _ = chains.chain(copy, world.batch, 4)
@@ -189,32 +173,11 @@ def test_a_copy_that_changes_in_place_is_what_graphs_read() -> None:
 
 def test_a_capture_that_fails_is_drafted_without() -> None:
     world = World([9, 20], [4, 1])
-    copy, chains = low_bit_copy(world.target, "w4a16"), world.chains()
+    copy, chains = copy_of(world.target, "w4a16"), world.chains()
     chains.plan_graphs(copy, [(6, Strategy("self", 4)), (2, Strategy("self", 4))], FakeGraphCapture(fail_at=1))
     found, _ = chains.chain(copy, world.batch, 4)
     expected, _ = CpuChains(world.table, world.cache).separate_passes(copy, world.batch, 4)
     np.testing.assert_array_equal(found, expected)
-
-
-class SelfLike(DrafterBase):
-    """Drafts with a copy in few bits; captures its chains."""
-
-    name = "self"
-    captured = False
-
-    def __init__(self, copy: Transformer) -> None:
-        self.copy, self.rejection = copy, False
-
-    def attach(self, target: TargetPasses) -> None:
-        self.target = target
-
-    def plan_graphs(self, drafts: Any, graph_capture: GraphCapture) -> None:
-        self.target.plan_graphs(self.copy, drafts, graph_capture)
-
-    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        tokens, _ = self.target.chain(self.copy, batch, strategy.depth)
-        self.captured = self.target.captured
-        return Drafts(tokens, np.minimum(batch.room, strategy.depth))
 
 
 @pytest.mark.parametrize("memory", [StayingMemory, AllocatedMemory])
@@ -228,7 +191,7 @@ def test_an_engine_that_drafts_with_itself_gives_the_tokens_of_plain_decoding(tm
     core = NativeEngine(
         model,
         options_of(max_running=8),
-        drafters={"self": SelfLike(low_bit_copy(model, "w8a8"))},
+        drafters={"self": SelfDrafter(model, FORMATS["w8a8"])},
         policy=FixedPolicy(Strategy.parse("self:3")),
         graph_capture=capture,
         make_memory=memory,

@@ -2,13 +2,24 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from launch.config import ConfigError, check_environment, load_config
-from launch.config.memory import device_of, driver_names, memory_plans, misfit, network_of, phase_fits, require_fit
+from launch.config.memory import (
+    device_of,
+    driver_names,
+    fitted,
+    fitting,
+    memory_plans,
+    misfit,
+    network_of,
+    phase_fits,
+    self_format,
+)
 from launch.config.tree import Config
 from policies.roofline.devices import DEVICES
 from tests.policies.networks import NETWORKS
@@ -91,12 +102,12 @@ def test_a_job_asks_rays_nodes_and_a_named_gpu_comes_first(write_config: Write, 
     large = {"Alive": True, "Resources": {"accelerator_type:H200": 1.0}}
     dead = large | {"Alive": False}
     with pytest.raises(ConfigError, match="a colocated A10G has"):
-        require_fit(config, [node, dead])
-    require_fit(config, [node, large])
-    require_fit(config, [{"Alive": True, "Resources": {"CPU": 8.0}}])
+        fitted(config, [node, dead])
+    fitted(config, [node, large])
+    fitted(config, [{"Alive": True, "Resources": {"CPU": 8.0}}])
     named = load_config(write_config(), [*COLOCATED, "cluster.gpu=L40S"]).config
     with pytest.raises(ConfigError, match="a colocated L40S has"):
-        require_fit(named, [large])
+        fitted(named, [large])
 
 
 def test_an_unknown_gpu_and_one_for_a_cpu_layout_are_faults(write_config: Write) -> None:
@@ -127,3 +138,59 @@ def test_without_a_known_model_or_gpus_nothing_is_refused(write_config: Write, t
     assert net is not None
     (plan,) = memory_plans(learner_only, net, 1 << 36, engines_sleep=False, optimizer_away=False)
     assert plan.place == "learner"
+
+
+def worst_bytes(config: Config) -> int:
+    """What a GPU needs at least, with nobody asleep."""
+    net = network_of(config)
+    assert net is not None
+    plans = memory_plans(config, net, DEVICES["H100"].memory_bytes, engines_sleep=False, optimizer_away=False)
+    return max(plan.worst.total_bytes for plan in plans)
+
+
+def test_a_self_drafters_copy_that_does_not_fit_has_fewer_bits_or_is_left_out(
+    write_config: Write, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", "7b")
+    # Engines on GPUs of their own, which need the most.
+    sizes = ["cluster.layout=disaggregated", "cluster.gpus_per_worker=1", "rollout.engine.kv_tokens=800000"]
+    sizes += ["learner.ranks=8", "learner.activation_checkpointing=true"]
+    key = "rollout.speculation.self.format"
+    formats = ("w8a8", "w4a16", "none")
+    needed = {
+        name: worst_bytes(load_config(write_config(), [*COLOCATED, *sizes, f"{key}={name}"]).config) for name in formats
+    }
+    assert needed["none"] < needed["w4a16"] < needed["w8a8"]
+    config = load_config(write_config(), [*COLOCATED, *sizes]).config
+    for name in formats:
+        device = replace(DEVICES["H100"], memory_bytes=needed[name] + 1)
+        found, note = fitting(config, device)
+        assert misfit(found, device) is None
+        form = self_format(found)
+        assert (form.name if form is not None else "none") == name
+        assert (note == "") == (name == "w8a8"), note
+        assert ("draft without self" in note) == (name == "none")
+    small = replace(DEVICES["H100"], memory_bytes=needed["none"] - 1)
+    assert fitting(config, small) == (config, ""), "that is not the copy's fault"
+    assert misfit(config, small) is not None
+
+
+def test_a_self_drafter_that_is_named_and_does_not_fit_is_a_fault(write_config: Write, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "7b")
+    sizes = ["learner.ranks=8", "rollout.workers=8", "cluster.offload=never", "rollout.engine.kv_tokens=65536"]
+    wanted = ["rollout.speculation.strategies=[self:5]", "rollout.speculation.self.format=w8a8"]
+    config = load_config(write_config(), [*COLOCATED, *sizes, *wanted]).config
+    device = replace(DEVICES["H100"], memory_bytes=worst_bytes(config) - 1)
+    assert fitting(config, device) == (config, "")
+    assert misfit(config, device) is not None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("rollout.speculation.mode=off",), ("rollout.quantization=w8a8",), ("rollout.speculation.strategies=[suffix:8]",)],
+)
+def test_no_copy_is_counted_where_nobody_drafts_with_one(
+    overrides: tuple[str, ...], write_config: Write, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", "7b")
+    assert self_format(load_config(write_config(), [*COLOCATED, *overrides]).config) is None

@@ -46,7 +46,10 @@ def test_json_holds_the_whole_report(config: Path) -> None:
     first = found["steps"][0]
     assert first["batch"] == 1
     assert first["floor_ms"] < first["plain_ms"] <= first["eager_ms"]
-    assert {arm["strategy"] for arm in first["strategies"]} >= {"suffix:8", "ngram:6"}
+    assert {arm["strategy"] for arm in first["strategies"]} >= {"suffix:8", "ngram:6", "self:5"}
+    for arm in first["strategies"]:
+        assert arm["cycle_ms"] == pytest.approx(arm["draft_ms"] + arm["verify_ms"])
+        assert (arm["draft_ms"] > 0) == arm["strategy"].startswith("self")
     (plan,) = found["memory"]
     assert plan["phases"]["rollout"]["KV cache"] == 65_536 * 57_344
     assert found["learner"]["hand_over_s"]["direct"] < found["learner"]["hand_over_s"]["object store"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.formats import FORMATS
+from models.low_bit_copy import copy_bytes, low_bit_copy
 from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, device_named
 from policies.roofline.memory import (
@@ -18,6 +19,7 @@ from policies.roofline.memory import (
     TrainerShape,
     plan_colocated,
     plan_learner,
+    plan_rollout,
     saved_bytes,
 )
 from policies.roofline.network import Network
@@ -191,3 +193,18 @@ def test_checkpointing_and_ranks_shrink_the_learner() -> None:
 def test_devices_are_found_by_what_cuda_and_ray_call_them(text: str, name: str | None) -> None:
     found = device_named(text)
     assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w4a8", "w4a16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_self_drafters_copy_is_as_large_as_the_engines(name: str, quantization: str) -> None:
+    """With its head in eight bits where that is large beside the layers."""
+    net = replace(NETWORKS[name], num_layers=3)
+    copy = low_bit_copy(meta_model(net, 3), FORMATS[quantization])
+    assert copy_bytes(copy) == net.copied(FORMATS[quantization]).copy_bytes
+    engine = replace(ENGINE, self_copy=FORMATS[quantization])
+    with_copy, without = (plan_rollout(net, shape, None).phases[0] for shape in (engine, ENGINE))
+    assert with_copy.items["self-drafter's copy"] == copy_bytes(copy)
+    assert with_copy.total_bytes >= without.total_bytes + copy_bytes(copy)
+    apart = plan_rollout(net, replace(engine, copy_apart=True), None).phases[0]
+    assert apart.items["KV cache"] > 1.5 * with_copy.items["KV cache"], "vLLM's copy has K/V of its own"

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
         ("test_cuda.py", "test_the_engine_draws_from_the_models_distribution and 1.0-qwen3"),
         ("test_cuda.py", "test_batch_invariant_log_probs"),
         ("test_eagle.py", "test_a_few_drafts_are_exactly_the_cpus"),
+        ("test_self.py", "test_a_few_drafts_with_the_kernels_themselves"),
     ],
 )
 def test_the_engine_computes_the_same_with_the_kernels_interpreted(file: str, tests: str) -> None:

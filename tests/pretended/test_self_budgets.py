@@ -10,14 +10,15 @@ import pytest
 
 from actors.engine.native.engine import NativeEngine
 from drafter.protocol import BatchView, Drafts
+from drafter.self import SelfDrafter
 from models.checkpoint import hf_state_dict, init_model
-from models.low_bit import quantise
-from models.transformer import Block, Transformer
+from models.formats import FORMATS
+from models.transformer import Transformer
 from models.weights import pack
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import Strategy
 from tests.engine.support import engine, make_requests, options_of, run, write_config
-from tests.engine.test_device_chains import WIDE, SelfLike, low_bit_copy
+from tests.engine.test_device_chains import WIDE
 from tests.pretended.counting import counting
 from tests.pretended.device import Seen
 from tests.pretended.support import steps_of, target
@@ -26,12 +27,10 @@ KERNELS_PER_LAYER, OTHER_KERNELS = 10, 6  # of a pass; the rest: embedding, two 
 GRAPHS = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 
 
-class Counted(SelfLike):
+class Counted(SelfDrafter):
     """Every proposal, and what it made the device do."""
 
-    def __init__(self, copy: Transformer) -> None:
-        super().__init__(copy)
-        self.found: list[Seen] = []
+    found: list[Seen]
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         with counting() as seen:
@@ -40,9 +39,15 @@ class Counted(SelfLike):
         return drafts
 
 
+def drafting(model: Transformer, name: str) -> Counted:
+    drafter = Counted(model, FORMATS[name])
+    drafter.found = []
+    return drafter
+
+
 def drafts_of(tmp_path: Path, strategy: str, name: str, graphs: bool, layers: int = 2) -> list[Seen]:
     model = target(tmp_path, "qwen3", layers, **WIDE)
-    drafter = Counted(low_bit_copy(model, name))
+    drafter = drafting(model, name)
 
     def still_there(core: NativeEngine) -> None:
         assert drafter.name in core._speculator._drafters, "the drafter failed, and the engine went on without it"
@@ -75,7 +80,7 @@ def test_a_draft_is_one_replay(tmp_path: Path) -> None:
 def test_graphs_outlive_new_weights_of_both(tmp_path: Path) -> None:
     """The target's and the copy's are written where the old ones lay; tokens are those of plain decoding."""
     model = target(tmp_path, "qwen3", **WIDE)
-    drafter = Counted(low_bit_copy(model, "w8a8"))
+    drafter = drafting(model, "w8a8")
     records: list[Any] = []
     core = NativeEngine(
         model,
@@ -88,7 +93,6 @@ def test_graphs_outlive_new_weights_of_both(tmp_path: Path) -> None:
     before = run(core, requests)
     later = init_model(write_config(tmp_path / "later", "qwen3", **WIDE), 3, batch_invariant=False)
     core.update_weights(*pack(hf_state_dict(later.to(model.norm.weight.dtype)), 1))
-    copy_again(drafter.copy, model)
     records.clear()
     with counting() as seen:
         found = run(core, requests)
@@ -100,12 +104,3 @@ def test_graphs_outlive_new_weights_of_both(tmp_path: Path) -> None:
     assert any(found[key].tokens.tolist() != before[key].tokens.tolist() for key in found)
     drafted, accepted = (sum(getattr(record, name) for record in records) for name in ("drafted", "accepted"))
     assert accepted > 0.7 * drafted > 0, "a copy of the old weights would not be accepted"
-
-
-def copy_again(copy: Transformer, model: Transformer) -> None:
-    for own, block in zip(copy.blocks, model.blocks, strict=True):
-        for projection in Block.PROJECTIONS:
-            stored = getattr(own, projection).stored
-            again = quantise(getattr(block, projection).weight, stored.format)
-            for part, new in zip(stored.parts, again.parts, strict=True):
-                part.copy_(new)
