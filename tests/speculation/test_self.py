@@ -10,12 +10,17 @@ import pytest
 import torch
 
 from actors.data.stop_strings import compile_marker
+from actors.engine.batch.plan import StepPlan
+from actors.engine.batch.step.types import StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.forward.draws import Draws
 from actors.engine.types import StopRule
 from drafter.build import build_drafters
+from drafter.protocol import BatchView, Drafter, Drafts
 from models.packed import PackedContext
 from models.transformer import Transformer
+from policies.speculation.build import build_policy
 from policies.speculation.options import SelfOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import Strategy
@@ -137,3 +142,59 @@ def test_with_rejection_it_is_accepted_too(trained: Transformer) -> None:
     run(core, make_requests(24, seed=9, max_new_tokens=48))
     accepted, drafted = (sum(getattr(record, name) for record in records) for name in ("accepted", "drafted"))
     assert accepted > 0.7 * drafted
+
+
+class Costs:
+    """A timer of an engine on which a pass costs `pass_s` and a little for each of its rows, and a drafted token of the
+    self-drafter a sixth of that: what was measured of 20M parameters."""
+
+    def __init__(self, pass_s: float = 3e-3) -> None:
+        self.now_s, self.pass_s = 0.0, pass_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def charge(self, core: NativeEngine, drafters: dict[str, Drafter]) -> None:
+        run_step = core._runner.run
+
+        def run_charged(plan: StepPlan, drafts: StepDrafts | None) -> Draws:
+            rows = int(plan.rows.sum()) + (0 if drafts is None else drafts.drafted)
+            self.now_s += self.pass_s * (1 + 0.02 * rows)
+            return run_step(plan, drafts)
+
+        core._runner.run = run_charged  # type: ignore[method-assign]
+        for name, drafter in drafters.items():
+            self._charge(drafter, 1 / 6 if name == "self" else 0.001)
+
+    def _charge(self, drafter: Drafter, token: float) -> None:
+        propose = drafter.propose
+
+        def propose_charged(batch: BatchView, strategy: Strategy) -> Drafts:
+            self.now_s += token * self.pass_s * strategy.depth
+            return propose(batch, strategy)
+
+        drafter.propose = propose_charged  # type: ignore[method-assign]
+
+
+def test_the_default_of_a_whole_run_comes_to_draft_with_it(trained: Transformer) -> None:
+    """Nothing is configured, no drafter has seen anything, and every prompt is another."""
+    options, costs = SpeculationOptions(), Costs()
+    shape = options_of(max_running=4)
+    drafters = build_drafters(options, trained, shape)
+    records: list[EngineStepRecord] = []
+    core = NativeEngine(
+        trained,
+        shape,
+        drafters=drafters,
+        policy=build_policy(options, list(drafters)),
+        timer=costs,
+        on_step=records.append,
+    )
+    costs.charge(core, drafters)
+    requests = make_requests(48, seed=10, max_new_tokens=120)
+    found = run(core, requests)
+    assert_same(found, run(engine(trained, max_running=4), requests))
+    late = records[len(records) // 2 :]
+    assert sum(record.strategy.drafter == "self" for record in late) > 0.5 * len(late)
+    plain_s = sum(len(rollout.tokens) for rollout in found.values()) / 4 * 1.08 * costs.pass_s
+    assert plain_s / costs.now_s > 2

@@ -99,11 +99,12 @@ class Speculator:
         kv: KVPlaces | None = None,
         target: TargetPasses | None = None,
         on_failure: Callable[[DrafterFailed], None] = lambda failure: None,
+        timer: Callable[[], float] = perf_counter,
     ) -> None:
         self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
         self._device, self._drafters = device, dict(drafters)
         self._hidden, self._kv = hidden, kv
-        self._on_failure = on_failure
+        self._on_failure, self._timer = on_failure, timer
         self._failed: dict[str, Drafter] = {}  # those that new weights may bring back
         self._failures: Counter[str] = Counter()
         self._slots: set[int] = set()  # with a request
@@ -276,9 +277,9 @@ class Speculator:
         self.draft_s, self.caught_up, self.captured, self.room = 0.0, False, False, None
         if strategy.depth == 0 or (plan.prefill_tokens and (strategy.is_tree or self._rejection)):
             return None
-        start_s = perf_counter()
+        start_s = self._timer()
         drafts = self._draft(plan, strategy, reserve)
-        self.draft_s = perf_counter() - start_s
+        self.draft_s = self._timer() - start_s
         return drafts
 
     def _draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:

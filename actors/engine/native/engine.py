@@ -152,6 +152,7 @@ class NativeEngine:
             kv=kv,
             target=self._runner.passes,
             on_failure=lambda failure: self._events.append(failure),
+            timer=timer,
         )
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(self._table, config.vocab_size)
