@@ -27,6 +27,7 @@ from policies.roofline.memory import (
 from policies.roofline.network import Network
 from policies.speculation.build import build_policy
 from policies.speculation.catalogue import at_hand
+from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.strategy import Strategy
 
 _CHOICES = ((False, False), (True, False), (False, True), (True, True))  # the cheapest first
@@ -152,6 +153,7 @@ def engine_shape(config: Config) -> EngineShape | None:
         return None
     policy = build_policy(config.speculation, drafters_of(config))
     reached = {n: list(policy.arms_at(n)) if policy else [] for n in range(1, engine.max_running + 1)}
+    plan = bucketed_plan(reached.__getitem__, batch_buckets(engine.max_running))
     verified = [n * (1 + arm.tokens_to_verify) for n, arms in reached.items() for arm in arms]
     drafts = any(arm.drafter == "eagle" for arms in reached.values() for arm in arms)
     return EngineShape(
@@ -161,7 +163,7 @@ def engine_shape(config: Config) -> EngineShape | None:
         most_rows=max([engine.max_running, *verified]),
         gpus=max(1, int(cluster.gpus_per_worker)),
         copies=max(1, int(1 / cluster.gpus_per_worker)),
-        graphs=engine.cuda_graphs,
+        captured_passes=plan.passes if engine.cuda_graphs else 0,
         drafter=drafts,
         self_copy=self_format(config),
         copy_apart=engine.backend == "vllm",

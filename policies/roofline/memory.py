@@ -17,7 +17,7 @@ from policies.roofline.network import LowBits, Network
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT_BYTES = 600 * MIB  # a process's CUDA context, cuBLAS included; an estimate
 NCCL_BYTES = 800 * MIB  # channels of one communicator; an estimate
-GRAPHS_BYTES = 80 * MIB  # nodes and parameters of the graphs of a plan, 1 MiB each; an estimate
+PASS_BYTES = MIB  # nodes and parameters of one captured pass; an estimate
 STAGING_BYTES = 2 * 64 * MIB  # of a hand-over, on each side
 SLACK = 0.06  # of what is allocated and freed within a phase: fragments of a caching allocator; an estimate
 LOGITS_SHARE = 64  # a chunk of the learner's head is 1 / so much of the device, in float32 logits
@@ -34,7 +34,7 @@ class EngineShape:
     most_rows: int  # of a step that verifies or decodes
     gpus: int = 1  # it is spread over so many, evenly
     copies: int = 1  # engines that share the GPU
-    graphs: bool = True
+    captured_passes: int = 80  # in its graphs; 0: it captures none
     drafter: bool = False
     self_copy: LowBits | None = None  # what a copy of the target that drafts is stored in
     copy_apart: bool = False  # it has tables and K/V of its own
@@ -160,7 +160,8 @@ def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
     weights = net.weight_bytes // engine.gpus
     drafter = net.drafter_parameters * net.item_bytes if engine.drafter else 0
     outputs = engine.most_rows * (4 * net.vocab_size + net.item_bytes * net.hidden_size)
-    graphs = GRAPHS_BYTES + outputs + engine.most_rows * _row_bytes(net) if engine.graphs else 0
+    captured = engine.captured_passes * PASS_BYTES
+    graphs = captured + outputs + engine.most_rows * _row_bytes(net) if captured else 0
     kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES, "graphs": graphs}
     if engine.self_copy is not None:
         kept["self-drafter's copy"] = _copy_bytes(net, engine) // engine.gpus
