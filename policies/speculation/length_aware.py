@@ -29,6 +29,7 @@ POWER = 4.0  # of the mean that stands for the maximum: larger trusts the length
 QUANTILES = 16  # of the length of a response
 EVERY_STEPS = 16  # a division stands for so many steps of the same requests
 SLACK = 0.003  # of the cheapest token: as much drafting as costs no more, for it also tells what is accepted
+_ROUNDS = 5  # of bisection for the rows of a pass
 MIN_RUNNING = 4  # of fewer requests, nearly all are the longest one's time
 
 
@@ -108,27 +109,33 @@ class LengthAwareBudget:
         self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
     ) -> Int64Array | None:
         """None: nothing is known to divide by."""
-        if not self._statistics.known:
+        requests, left = load.running, self.left(slots, drawn, room)
+        if left is None:
             return None
-        requests = load.running
         reached, stood = self._acceptance.survival(strategy, load.prompt_ids)
         drafted = np.concatenate([np.zeros((requests, 1)), reached.cumsum(1)], axis=1)
         tokens = 1 + np.concatenate([np.zeros((requests, 1)), stood.cumsum(1)], axis=1)
-        shares = np.full(requests, 1 / requests)
-        if not load.waiting:
-            left = self._statistics.remaining(self._classes[slots], drawn, room + 1, self._quantiles[:, slots])
-            shares = waiting_shares(left)
-        rows = requests + float(drafted[:, -1].sum()) / 2
+        shares = np.full(requests, 1 / requests) if load.waiting else waiting_shares(left)
+        fewest, most = float(requests), requests + float(drafted[:, -1].sum())
         depths: Int64Array | None = None
-        for _ in range(2):  # what is drafted says what a row costs, and the other way round
+        for _ in range(_ROUNDS):  # the more rows a pass has, the more a row costs, and the fewer are drafted
+            rows = (fewest + most) / 2
             costs = self._tangent(load, rows)
             if costs is None:
                 return None
             base_s, row_s = costs
             depths = cheapest_depths(shares * base_s, row_s, drafted, tokens)
-            found = requests + float(np.take_along_axis(drafted, depths[:, None], 1).sum())
-            rows = (rows + found) / 2
+            if requests + float(np.take_along_axis(drafted, depths[:, None], 1).sum()) > rows:
+                fewest = rows
+            else:
+                most = rows
         return depths
+
+    def left(self, slots: Int64Array, drawn: Int64Array, room: Int64Array) -> FloatArray | None:
+        """[S, R]: tokens that each request still gets, in S ways it may go; None: nobody knows."""
+        if not self._statistics.known:
+            return None
+        return self._statistics.remaining(self._classes[slots], drawn, room + 1, self._quantiles[:, slots])
 
     def _tangent(self, load: Load, rows: float) -> tuple[float, float] | None:
         """(seconds of a pass without its rows, of a row) where passes have about so many rows."""

@@ -11,11 +11,12 @@ import pytest
 
 from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, StopRule
+from actors.engine.types import EngineWindow, Finished, StopRule
 from drafter.protocol import BatchView, Drafts
 from models.transformer import Transformer
+from policies.speculation.length_aware import LengthAwareBudget
 from policies.speculation.policy import FixedPolicy, Load, StepOutcome
-from policies.speculation.strategy import Strategy
+from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import DrafterBase, assert_same, drain, engine, make_requests, options_of, rollouts, run
 from tests.native import needs_native
 from tests.speculation.support import ENGINE, Trees, model_of, real_drafters
@@ -300,3 +301,70 @@ def test_the_load_is_what_decodes_what_waits_and_what_attention_reads(
     drain(core)
     assert core._scheduler.preempted > 0
     assert not wrong
+
+
+class KnownCosts:
+    def step_s(self, requests: int, rows: float, context_tokens: float) -> float:
+        return 2e-3 + 1e-4 * rows
+
+
+class KnownAcceptance:
+    def survival(self, strategy: Strategy, prompt_ids: Int64Array) -> tuple[Any, Any]:
+        lives = 0.7 ** np.arange(1, strategy.depth + 1)
+        return np.ones((len(prompt_ids), strategy.depth)), np.tile(lives, (len(prompt_ids), 1))
+
+
+def length_aware(slots: int) -> LengthAwareBudget:
+    return LengthAwareBudget(KnownCosts(), KnownAcceptance(), slots)
+
+
+@needs_native
+@pytest.mark.parametrize("strategy", ["suffix:8", "eagle:3", "right:6", "right:4x3/12"])
+def test_no_token_depends_on_budgets_by_length_also_when_requests_are_preempted_aborted_and_resumed(
+    model: Transformer, expected: dict[int, Any], strategy: str, tmp_path: Path
+) -> None:
+    policy = Recording(Strategy.parse(strategy))
+    tight = options_of(max_running=12, kv_tokens=320, prefill_chunk_tokens=16)
+    core = NativeEngine(
+        model,
+        tight,
+        drafters={**real_drafters(model), "right": Trees(expected, 0.8)},
+        policy=policy,
+        budget=length_aware(12),
+    )
+    prompts = [r.prompt_tokens for r in REQUESTS]
+    for spread in (1, 3):  # of every prompt short and long responses, so that requests differ
+        core.remember(prompts, [expected[r.request_id].tokens[: 40 // spread] for r in REQUESTS])
+    core._speculator.new_target(0)
+    core.submit([replace(r, evaluation=r.request_id % 5 == 0) for r in REQUESTS])
+    for _ in range(10):
+        core.step()
+    held = [r for r in REQUESTS if r.request_id in core._scheduler][:4]
+    core.abort([r.request_id for r in held])
+    cut = {event.rollout.request_id: event.rollout for event in core.step() if isinstance(event, Finished)}
+    core.submit([replace(r, prefix=cut[r.request_id].sampled if len(cut[r.request_id].tokens) else None) for r in held])
+    finished = rollouts(drain(core))
+    for request in held:
+        assert np.array_equal(finished[request.request_id].tokens, expected[request.request_id].tokens)
+    assert core._scheduler.preempted > 0
+    given = [outcome.room for outcome in policy.outcomes if outcome.room is not None]
+    assert strategy == "right:4x3/12" or any(len(set(room.tolist())) > 1 for room in given), "requests were unlike"
+    for request_id, rollout in finished.items():
+        assert np.array_equal(rollout.tokens, expected[request_id].tokens)
+    assert core.save_drafters(str(tmp_path)) is None
+    again = NativeEngine(model, tight, drafters=real_drafters(model), policy=None, budget=length_aware(12))
+    again.load_drafters(str(tmp_path))
+    budget = again._speculator._budget._budget
+    assert isinstance(budget, LengthAwareBudget)
+    assert budget.left(np.arange(2), np.zeros(2, np.int64), np.full(2, 30)) is not None
+
+
+def test_a_place_where_lengths_cannot_be_written_is_reported_and_costs_no_budget(
+    model: Transformer, tmp_path: Path
+) -> None:
+    core = NativeEngine(model, options_of(), policy=FixedPolicy(PLAIN), budget=length_aware(8))
+    (tmp_path / "lengths.partial").mkdir()
+    failed = core.save_drafters(str(tmp_path))
+    assert failed is not None
+    assert failed.startswith("lengths: ")
+    assert core._speculator._budget.active
