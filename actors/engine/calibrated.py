@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engine.options import EngineOptions
-from actors.engine.types import PassesDrifted, PassesKnown, PassesRefined, PassEvent
+from actors.engine.types import EngineWindow, PassesDrifted, PassesKnown, PassesRefined, PassEvent
 from actors.engine.wire import Start
 from models.config import ModelConfig, ModelConfigError, read_config
 from models.formats import Quantization
@@ -130,7 +130,7 @@ def own_calibration(start: Start, key: CalibrationKey) -> Calibration | None:
 
 
 class PassNews:
-    """What the driver hears of one engine's passes. Costs a comparison per engine step."""
+    """What the driver hears of one engine's passes, whenever a window of its telemetry ends."""
 
     def __init__(self, costs: CostModel, key: CalibrationKey, calibration: Calibration | None) -> None:
         """calibration: with which `costs` began."""
@@ -139,34 +139,35 @@ class PassNews:
         self._first: PassEvent | None = PassesKnown(key, passes)
         self._steps = 0
         self._told_steps, self._told_s = 0, 0.0
-        self._said, self._away, self._away_s = 1.0, 0, 0.0
+        self._said = 1.0
+        self._away_steps, self._away_s = 0, 0.0  # since when, and for how many steps, it is another factor
 
-    def after_step(self, now_s: float, *, idle: bool) -> list[PassEvent]:
-        """After a step that ended at now_s; `idle`: nothing is left to do."""
-        self._steps += 1
-        found = []
+    def after_window(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
+        """`idle`: nothing is left to do."""
+        self._steps += window.engine_steps
+        found: list[PassEvent] = []
         if self._first is not None:
             found.append(self._first)
-            self._first, self._told_s = None, now_s
-        if self._calibrated and (drifted := self._drifted(now_s)) is not None:
+            self._first, self._told_s = None, window.end_s
+        if self._calibrated and (drifted := self._drifted(window)) is not None:
             found.append(drifted)
         # The first steps say most: while there are few, they are told of more often.
-        if idle and (self._steps >= 2 * self._told_steps or now_s - self._told_s >= REFINED_S):
-            self._told_steps, self._told_s = self._steps, now_s
+        if idle and (self._steps >= 2 * self._told_steps or window.end_s - self._told_s >= REFINED_S):
+            self._told_steps, self._told_s = self._steps, window.end_s
             refined = self._costs.refined(self._key)
             if refined.passes:
                 found.append(PassesRefined(refined))
         return found
 
-    def _drifted(self, now_s: float) -> PassesDrifted | None:
+    def _drifted(self, window: EngineWindow) -> PassesDrifted | None:
         factor, said = self._costs.drift, self._said
         if said / DRIFT_RATIO < factor < said * DRIFT_RATIO:
-            self._away = 0
+            self._away_steps = 0
             return None
-        if not self._away:
-            self._away_s = now_s
-        self._away += 1
-        if self._away < DRIFT_STEPS or now_s - self._away_s < DRIFT_S:
+        if not self._away_steps:
+            self._away_s = window.end_s
+        self._away_steps += window.engine_steps
+        if self._away_steps < DRIFT_STEPS or window.end_s - self._away_s < DRIFT_S:
             return None
-        self._said, self._away = factor, 0
+        self._said, self._away_steps = factor, 0
         return PassesDrifted(factor, said)

@@ -19,7 +19,7 @@ from actors.engine.calibrated import (
 from actors.engine.native.core import build
 from actors.engine.native.engine import NativeEngine
 from actors.engine.options import EngineOptions
-from actors.engine.types import Event, PassesDrifted, PassesKnown, PassesRefined
+from actors.engine.types import EngineWindow, Event, PassesDrifted, PassesKnown, PassesRefined
 from actors.engine.wire import Start
 from models.checkpoint import save_model
 from models.config import ModelConfigError
@@ -32,6 +32,19 @@ from policies.speculation.strategy import PLAIN
 from tests.engine.support import drain, make_requests, options_of, tiny_model, write_config
 
 KEY = CalibrationKey(model="m", precision="float32", device="d")
+
+
+def window(end_s: float, engine_steps: int = 1) -> EngineWindow:
+    return EngineWindow(
+        start_s=end_s,
+        end_s=end_s,
+        engine_steps=engine_steps,
+        prefill_tokens=0,
+        decode_tokens=0,
+        running=1,
+        waiting=0,
+        kv_tokens_used=0,
+    )
 
 
 def start_of(model: Path, *calibrations: Calibration, path: str = "", **changes: object) -> Start:
@@ -94,10 +107,10 @@ def test_an_engine_takes_its_own_device_s_of_those_it_is_handed(tmp_path: Path) 
     other = key.model_copy(update={"device": "another machine"})
     costs, news = calibrated(start_of(model, with_passes(other, 5.0), with_passes(key, 2e-3)), "cpu")
     assert costs.step_s(2, 2, 64) == pytest.approx(2e-3, rel=0.05)
-    assert news.after_step(1.0, idle=False) == [PassesKnown(key, 3)]
+    assert news.after_window(window(1.0), idle=False) == [PassesKnown(key, 3)]
     costs, news = calibrated(start_of(model, with_passes(other, 5.0)), "cpu")
     assert costs.step_s(2, 2, 64) is None
-    assert news.after_step(1.0, idle=False) == [PassesKnown(key, 0)]
+    assert news.after_window(window(1.0), idle=False) == [PassesKnown(key, 0)]
 
 
 def test_a_demanded_calibration_of_another_device_ends_the_start_by_name(tmp_path: Path) -> None:
@@ -116,14 +129,15 @@ def test_what_was_learned_is_told_when_the_engine_idles_often_at_first(tmp_path:
     news = PassNews(costs, KEY, None)
     told = []
     for step in range(1, 200):
-        events = news.after_step(step * 1e-3, idle=step % 10 == 0)
+        events = news.after_window(window(step * 1e-3), idle=step % 10 == 0)
         told += [step for event in events if isinstance(event, PassesRefined)]
     assert told == [10, 20, 40, 80, 160]
-    (refined,) = news.after_step(1.0 + REFINED_S, idle=True)
+    (refined,) = news.after_window(window(1.0 + REFINED_S), idle=True)
     assert isinstance(refined, PassesRefined)
     assert refined.calibration.key == KEY
     assert len(refined.calibration.passes) == 3
-    assert PassNews(CostModel(), KEY, None).after_step(0.0, idle=True) == [PassesKnown(KEY, 0)]  # nothing to keep
+    nothing = PassNews(CostModel(), KEY, None).after_window(window(0.0), idle=True)
+    assert nothing == [PassesKnown(KEY, 0)]  # and nothing to keep
 
 
 def test_an_engine_that_was_slowed_says_so_once_and_again_when_it_recovers(tmp_path: Path) -> None:
@@ -170,13 +184,13 @@ def test_a_short_disturbance_is_no_drift() -> None:
 
     costs = Costs()
     news = PassNews(costs, KEY, with_passes(KEY))
-    news.after_step(0.0, idle=False)
+    news.after_window(window(0.0), idle=False)
     costs.drift = 3.0
     for step in range(DRIFT_STEPS - 1):
-        assert news.after_step(10.0 + step, idle=False) == []
+        assert news.after_window(window(10.0 + step), idle=False) == []
     costs.drift = 1.0
-    assert news.after_step(500.0, idle=False) == []
+    assert news.after_window(window(500.0), idle=False) == []
     costs.drift = 3.0
     for step in range(4 * DRIFT_STEPS):  # many steps, in less than the time that counts
-        assert news.after_step(600.0 + step * DRIFT_S / (4 * DRIFT_STEPS), idle=False) == []
-    assert news.after_step(600.0 + 2 * DRIFT_S, idle=False) == [PassesDrifted(3.0, 1.0)]
+        assert news.after_window(window(600.0 + step * DRIFT_S / (4 * DRIFT_STEPS)), idle=False) == []
+    assert news.after_window(window(600.0 + 2 * DRIFT_S), idle=False) == [PassesDrifted(3.0, 1.0)]

@@ -92,7 +92,9 @@ def test_a_run_begins_with_what_an_earlier_one_measured(runs: Runs, base: list[d
     shares = [row[name] for name in row if name.startswith("speculation/reason/")]
     assert sum(shares) == pytest.approx(1.0)
     record = json.loads((runs.root / "second/speculation.jsonl").read_text().splitlines()[0])
-    measured_s = sum(use["measured_s"] for use in record["strategies"].values())
-    timed_s = sum(use["seconds"] for use in record["strategies"].values())
-    assert measured_s == pytest.approx(timed_s, rel=0.05)  # next to nothing was decoded without a prediction
+    drafting = [use for name, use in record["strategies"].items() if name != "plain"]
+    measured_s, timed_s = (sum(use[name] for use in drafting) for name in ("measured_s", "seconds"))
+    assert measured_s == pytest.approx(
+        timed_s, rel=0.2
+    )  # of plain steps a sample is predicted, of the others nearly all
     assert json.loads(kept.read_text(encoding="utf-8"))["key"] == before["key"]

@@ -14,8 +14,10 @@ from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMeter, WindowMeter
 from actors.engine.calibrated import PassNews
 from actors.engine.types import EngineWindow, PassEvent
-from policies.speculation.policy import Load, StepKind, StepOutcome
+from policies.speculation.policy import NO_REQUESTS, Load, Reason, StepKind, StepOutcome
 from policies.speculation.strategy import Strategy
+
+SAMPLED = 8  # of so many plain steps one is compared with its prediction: they are short, and telemetry is a sample
 
 
 class StepAccount:
@@ -34,6 +36,8 @@ class StepAccount:
         self._meter, self._news = WindowMeter(prompts), news
         self._start_s = 0.0
         self._fresh_weights = False
+        self._turn = 0
+        self._slots, self._evaluation = NO_REQUESTS, False  # whether those of the slots are an evaluation's
 
     def begin(self) -> None:
         """An engine step begins."""
@@ -48,9 +52,9 @@ class StepAccount:
         meter = self._meter
         return meter.cut(now_s, occupancy) if meter.due(now_s) or (idle and meter.engine_steps) else None
 
-    def passes(self, now_s: float, *, idle: bool) -> list[PassEvent]:
-        """After a step: what is new of the engine's passes."""
-        return [] if self._news is None else self._news.after_step(now_s, idle=idle)
+    def passes(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
+        """After a window that was cut: what is new of the engine's passes."""
+        return [] if self._news is None else self._news.after_window(window, idle=idle)
 
     def count(
         self,
@@ -71,10 +75,13 @@ class StepAccount:
         elapsed_s = self._timer() - self._start_s
         typical = undisturbed and not (plan.prefill_tokens or self._fresh_weights)
         self._fresh_weights = False
-        evaluation = bool(self._table.evaluation[plan.slots].any())
+        if plan.slots is not self._slots:  # the same array while it is the same requests
+            self._slots, self._evaluation = plan.slots, bool(self._table.evaluation[plan.slots].any())
+        evaluation = self._evaluation
         ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != evaluation else None
         meter.evaluation = evaluation
-        expected_s, reason = None, None
+        expected_s: float | None = None
+        reason: Reason | None = None
         if policy is not None and decoding:
             outcome = StepOutcome(
                 kind=_kind(evaluation, typical, speculator.caught_up),
@@ -89,7 +96,10 @@ class StepAccount:
                 draft_s=speculator.draft_s,
                 **_by_request(plan, self._table, drafts, settled, speculator.room),
             )
-            expected_s, reason = policy.expected_s(outcome), policy.reason  # before it learns of this step
+            reason = policy.reason  # and what it expected: before it learns of this step
+            self._turn += 1
+            if strategy.depth or self._on_step is not None or not self._turn % SAMPLED:
+                expected_s = policy.expected_s(outcome)
             policy.record(outcome)
         timed_s = elapsed_s if typical else 0.0
         meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)

@@ -87,6 +87,15 @@ class _Use:
         )
 
 
+@dataclass(slots=True)
+class _Choices:
+    """ReasonUse in the making."""
+
+    steps: int = 0
+    judged: int = 0
+    advantage: float = 0.0
+
+
 def _at_least(depths: list[Int64Array], deepest: int) -> tuple[int, ...]:
     """How many of the depths are at least 1, 2, ... deepest."""
     counts = np.bincount(np.concatenate(depths), minlength=deepest + 1) if depths else np.zeros(deepest + 1, np.int64)
@@ -131,7 +140,8 @@ class WindowMeter:
         self._start_s = 0.0
         self._prefill_tokens = self._decode_tokens = self._preempted_before = 0
         self._uses: dict[Strategy, _Use] = {}
-        self._reasons: dict[Reason, list[float]] = {}  # steps, judged, sum of advantages
+        self._reasons: dict[Reason, _Choices] = {}
+        self._reason, self._choices = Reason.FIXED, _Choices()  # of the last step
         self._strategy, self._use = PLAIN, _Use()  # of the last step
         self._trace: list[tuple[float, int, str]] = []
         self._traced: tuple[float, int, str] = (-TRACE_S, 0, PLAIN.drafter)
@@ -164,13 +174,13 @@ class WindowMeter:
 
     def count_choice(self, reason: Reason, advantage: float | None) -> None:
         """Why the step just counted decoded the way it did; the predicted speed of the best drafts beside plain."""
-        counts = self._reasons.get(reason)
-        if counts is None:
-            counts = self._reasons[reason] = [0, 0, 0.0]
-        counts[0] += 1
+        if reason is not self._reason or not self._reasons:
+            self._reason, self._choices = reason, self._reasons.setdefault(reason, _Choices())
+        choices = self._choices
+        choices.steps += 1
         if advantage is not None:
-            counts[1] += 1
-            counts[2] += advantage
+            choices.judged += 1
+            choices.advantage += advantage
 
     def count_expected(self, expected_s: float, elapsed_s: float) -> None:
         """The step just counted is timed, and this was predicted of it."""
@@ -215,8 +225,8 @@ class WindowMeter:
             evaluation=self.evaluation,
             prompts=self._prompts.cut(),
             reasons=tuple(
-                ReasonUse(str(reason), int(steps), int(judged), advantage)
-                for reason, (steps, judged, advantage) in self._reasons.items()
+                ReasonUse(str(reason), choices.steps, choices.judged, choices.advantage)
+                for reason, choices in self._reasons.items()
             ),
         )
         self.engine_steps = self._prefill_tokens = self._decode_tokens = 0

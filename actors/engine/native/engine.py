@@ -342,7 +342,7 @@ class NativeEngine:
         window = self._account.window(now_s, self._scheduler, idle=idle)
         if window is not None:
             events.append(window)
-        events += self._account.passes(now_s, idle=idle)
+            events += self._account.passes(window, idle=idle)
         if idle and not self._idle:
             if self._recording is not None and (recorded := self._recording.flush()) is not None:
                 events.append(recorded)

@@ -282,7 +282,7 @@ class VllmEngine:
         window = self._account.window(now_s, self, idle=idle)
         if window is not None:
             events.append(window)
-        events += self._account.passes(now_s, idle=idle)
+            events += self._account.passes(window, idle=idle)
         if idle and not self._idle:
             events.append(EngineIdle(now_s))
         self._idle = idle
