@@ -8,7 +8,7 @@ plain decoding. Drafters are a copy of the target in few bits and nothing else, 
 
 self:g               always on, drafting g tokens; Table 2's "quantized self-SD" is the best of them
 toggle               the paper's roofline toggle over the best fixed g (`mode: roofline`, one strategy), calibrated
-toggle and ladder    with the paper's draft lengths besides: its EfficientRollout
+toggle and ladder    with the paper's draft lengths besides, which have climbed in a few rollouts: its EfficientRollout
 adaptive, self       our default choice over self:g, with a calibration and a fresh chooser: a cold start
 adaptive             our default: all drafters at hand, history known, the chooser has decoded a few runs
 
@@ -48,7 +48,7 @@ class Options(rollout.Options):
     dtypes: Annotated[Sequence[str], "of the target", DTYPES] = ("float32",)
     batches: Annotated[Sequence[int], "requests submitted together"] = (1, 2, 4, 8, 32, 64)
     seconds: Annotated[float, "of a plain run, at least"] = 0.3
-    min_requests: Annotated[int, "in a run, at least"] = 4
+    min_requests: Annotated[int, "in a run, at least"] = 8
     out: Path = RESULTS / "self_rollout.json"
 
 
@@ -60,13 +60,13 @@ def contenders_for(case: rollout.Case) -> list[Contender]:
     ladder = [contender.name for contender in always]
     high = case.batch  # the model alone decides, not `max_running`
 
-    def choosing(name: str, **how: Any) -> Contender:
-        return adaptive(target, name, calibration=known, max_running=high, history=False, learnt=False, **how)
+    def choosing(name: str, learnt: bool = False, **how: Any) -> Contender:
+        return adaptive(target, name, calibration=known, max_running=high, history=False, learnt=learnt, **how)
 
     return [
         *always,
         choosing("toggle", mode="roofline", strategies=[best.name]),
-        choosing("toggle and ladder", mode="roofline", strategies=ladder),
+        choosing("toggle and ladder", learnt=True, mode="roofline", strategies=ladder),
         choosing("adaptive, self", strategies=ladder),
         adaptive(target, calibration=known),
     ]
