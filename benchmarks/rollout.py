@@ -68,6 +68,7 @@ class Options:
     case_seconds: Annotated[float, "leave out fixed contenders beyond it"] = 12.0
     first_seconds: Annotated[float, "in which cold is compared with adaptive; 0: not at all"] = 2.0
     first_repeats: int = 2
+    calibration_seconds: Annotated[float, "of every target"] = 10.0
     threads: int = 2
     before: Annotated[Path | None, "an older checkout's record, for a column beside ours"] = None
     out: Path = RESULTS / "rollout.json"
@@ -248,7 +249,7 @@ def measure_target(demo: Path, size: str, dtype: str, task: Task, history: Histo
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(size)
     trained = "warm start" if demo.parent.name == "warm_starts" else "after RL"
     begin_s = time.monotonic()
-    calibration = calibrate(target, task, history, max(options.batches))
+    calibration = calibrate(target, max(options.batches), options.calibration_seconds)
     print(f"{target.name}: calibrated in {time.monotonic() - begin_s:.0f} s", flush=True)
     for batch in options.batches:
         begin_s = time.monotonic()

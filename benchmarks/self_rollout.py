@@ -140,7 +140,7 @@ def main(options: Options) -> None:
         history = rollouts.record_history(load_target(demo, "demo", dtype), task)
         for size in options.sizes:
             target = load_target(demo, size, dtype)
-            calibration = calibrate(target, task, history, max(options.batches))
+            calibration = calibrate(target, max(options.batches), options.calibration_seconds)
             for batch in options.batches:
                 begin_s = time.monotonic()
                 row = measure(rollout.Case(target, task, history, batch, options, calibration), options)

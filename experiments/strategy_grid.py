@@ -67,6 +67,7 @@ class Options:
     chooser_runs: Annotated[int, "of the chooser and of the finalists, behind its first"] = 5
     finalists: int = 2
     seconds: Annotated[float, "of a plain run"] = 1.0
+    calibration_seconds: Annotated[float, "of every target"] = 10.0
     threads: int = 2
     out: Path = ROOT / "experiments/results/strategy_grid.json"
 
@@ -206,7 +207,7 @@ def measure_choice(bench: Bench, row: Sequence[dict[str, Any]], eagle: str | Non
 def grid_of(target: Target, task: Task, history: History, options: Options) -> Iterator[dict[str, Any]]:
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(target.size)
     drafters = [name for name in options.drafters if name != "eagle" or eagle is not None]
-    calibration = calibrate(target, task, history, max(options.batches))
+    calibration = calibrate(target, max(options.batches), options.calibration_seconds)
     for batch in options.batches:
         bench = Bench(target, task, history, batch, options.seconds, calibration)
         for drafter in drafters:
