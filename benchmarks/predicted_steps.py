@@ -6,7 +6,8 @@ launches (`benchmarks.tools.engine_trace`), `policies.roofline`, fitted to a mea
 step: *floor* (every weight, key and value once), *before* (traced at commit 84d231c: graph, and sampling launched one
 by one), *now* (the present code, in a graph), *fused* (the list of kernels that a fused engine needs). Before flatters:
 perfect overlap, no under-occupied attention, contexts that are powers of two. In few bits: *now* with
-rollout.quantization, its list of kernels, bytes of weights and the engine that starts with them.
+rollout.quantization, its list of kernels, bytes of weights and the engine that starts with them. Drafts by a copy of
+the target in few bits (`self`): on an A100 too, beside the drafter that the sweep measured there.
 """
 
 from collections.abc import Iterator
@@ -18,13 +19,21 @@ from benchmarks.harness import RESULTS, command, markdown, save
 from benchmarks.tools.a100_sweep import cells, fitted, relative_error
 from benchmarks.tools.engine_trace import kernels_before, traced_step
 from benchmarks.tools.qwen import QWEN, network, qwen
+from models.formats import FORMATS
 from policies.roofline.devices import DEVICES, Device
-from policies.roofline.kernels import floor_bytes, launches, step_kernels
+from policies.roofline.kernels import draft_kernels, floor_bytes, launches, step_kernels
 from policies.roofline.memory import GIB
-from policies.roofline.timing import DEFAULT, time_of
+from policies.roofline.timing import DEFAULT, step_time, time_of
+from policies.speculation.strategy import Strategy
 
 GRID = tuple((batch, 1, context) for batch in (1, 8, 32, 64) for context in (1024, 8192, 32_768))
 VERIFYING = ((1, 9, 4096), (32, 9, 2048))
+# Medians of the A100 sweep's drafter (Qwen2.5-7B in W4A16 by vLLM's Marlin kernel, draft length 7, 1,024 tokens) by
+# requests: milliseconds of a drafted token.
+MARLIN_MS = {1: 4.362, 8: 4.774, 32: 7.178}
+DRAFTING, DRAFT_DEPTH, DRAFT_CONTEXT = ("w8a8", "w4a8", "w4a16"), 5, 1024
+# Tokens per cycle of five drafted ones, as EfficientRollout's Table 4 has them by bits of the drafter's weights.
+BLOCK_EFFICIENCY = {8: 5.87, 4: 5.18}
 QUANTIZATIONS = ("none", "w8a8", "fp8", "w4a8", "w4a16")
 
 
@@ -70,6 +79,28 @@ def low_bit_row(size: str, batch: int, rows: int, context: int, device: Device) 
     return found
 
 
+def self_row(size: str, batch: int, device: Device) -> dict[str, Any]:
+    """Drafting with a copy: milliseconds of a drafted token and of a cycle, by the copy's format, and what that is
+    worth beside plain decoding."""
+    net, strategy = network(qwen(size)), Strategy("self", DRAFT_DEPTH)
+    plain = step_time(net, device, batch, 1, DRAFT_CONTEXT).ms
+    verify = step_time(net, device, batch, 1 + DRAFT_DEPTH, DRAFT_CONTEXT).ms
+    found: dict[str, Any] = {"size": size, "device": device.name, "batch": batch, "plain_ms": round(plain, 3)}
+    if (size, device.name) == ("7b", "A100"):
+        found["marlin_token_ms"] = MARLIN_MS[batch]
+    for name in DRAFTING:
+        form = FORMATS[name]
+        kernels = draft_kernels(net, batch, strategy, DRAFT_CONTEXT, form)
+        draft = time_of(kernels, device).ms - DEFAULT.host_s * 1e3
+        found[name] = {
+            "copy_gib": round(net.copied(form).copy_bytes / GIB, 3),
+            "token_ms": round(draft / DRAFT_DEPTH, 3),
+            "cycle_ms": round(draft + verify, 3),
+            "worth": round(BLOCK_EFFICIENCY[form.bits] * plain / (draft + verify), 3),
+        }
+    return found
+
+
 def sweep_errors() -> dict[str, Any]:
     """Of the predictor, on the measured sweep: what it was fitted to, and what it was not."""
     found = cells()
@@ -98,11 +129,17 @@ def main(
     question = "PREDICTED, not measured: how long does an engine step take, before and now, beside a fused plan?"
     rates = {name: getattr(DEFAULT, name) for name in DEFAULT.__slots__}
     found = {"question": question, "device": device, "rates": rates, "sweep_error": sweep_errors(), "steps": steps}
-    save(out, found | {"low_bit": low_bit})
+    drafts = [self_row(size, batch, DEVICES[name]) for name in ("A100", "H100") for size in QWEN for batch in MARLIN_MS]
+    save(out, found | {"low_bit": low_bit, "self": drafts})
     names = ("size", "batch", "rows", "context", "floor_ms", "before_ms", "now_ms", "fused_ms")
     print(markdown([*names, "before / now"], [_line(step, names) for step in steps]))
     shown = [[row[name] for name in names[:4]] + [row[form]["ms"] for form in QUANTIZATIONS] for row in low_bit]
     print(markdown([*names[:4], *(f"{form} ms" for form in QUANTIZATIONS)], shown))
+    of_drafts = ("token_ms", "cycle_ms", "worth")
+    heads = ["size", "device", "batch", "plain_ms", *(f"{form} {of}" for form in DRAFTING for of in of_drafts)]
+    print(
+        markdown(heads, [[*(r[n] for n in heads[:4]), *(r[f][o] for f in DRAFTING for o in of_drafts)] for r in drafts])
+    )
 
 
 def _line(step: dict[str, Any], names: tuple[str, ...]) -> list[object]:

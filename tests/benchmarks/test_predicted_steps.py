@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.harness import RESULTS, load
-from benchmarks.predicted_steps import GRID, QUANTIZATIONS, VERIFYING, low_bit_row, step_row, sweep_errors
+from benchmarks.predicted_steps import GRID, QUANTIZATIONS, VERIFYING, low_bit_row, self_row, step_row, sweep_errors
 from benchmarks.tools.engine_trace import kernels_before, traced_chain, traced_step
 from benchmarks.tools.qwen import QWEN, network, qwen
 from models.formats import FORMATS
@@ -71,6 +71,8 @@ def test_the_record_is_what_the_command_computes_now() -> None:
         assert step_row(*cell, device) == step, "run: python -m benchmarks.predicted_steps"
     for row in RECORD["low_bit"][:: len(RECORD["low_bit"]) // 6]:
         assert low_bit_row(row["size"], row["batch"], row["rows"], row["context"], device) == row
+    for row in RECORD["self"][:: len(RECORD["self"]) // 6]:
+        assert self_row(row["size"], row["batch"], DEVICES[row["device"]]) == row
     assert RECORD["sweep_error"] == sweep_errors()
     assert "PREDICTED" in RECORD["question"]
 
@@ -91,6 +93,16 @@ def test_few_bits_pay_where_weights_decide_and_cost_launches_where_they_do_not()
         assert large["none"]["ms"] > large[name]["ms"] > large[name]["floor_ms"]
     assert small["w8a8"]["launches"] == small["none"]["launches"] + 4 * QWEN["0.5b"]["num_layers"]
     assert small["w8a8"]["ms"] > small["none"]["ms"]
+
+
+def test_eight_bits_draft_faster_than_our_four_where_auto_takes_them() -> None:
+    """As predicted, and for 7B the four bits of another's kernel are faster than ours."""
+    for row in RECORD["self"]:
+        if row["size"] != "0.5b":
+            assert row["w8a8"]["token_ms"] <= 1.01 * min(row[form]["token_ms"] for form in ("w4a8", "w4a16")), row
+            assert row["w8a8"]["worth"] > 1.25
+        if "marlin_token_ms" in row:
+            assert row["w4a16"]["token_ms"] > row["marlin_token_ms"]
 
 
 def test_before_is_the_trace_of_what_there_was() -> None:
