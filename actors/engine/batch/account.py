@@ -98,7 +98,7 @@ class StepAccount:
             )
             reason = policy.reason  # and what it expected: before it learns of this step
             self._turn += 1
-            if strategy.depth or self._on_step is not None or not self._turn % SAMPLED:
+            if strategy.depth or not self._turn % SAMPLED:
                 expected_s = policy.expected_s(outcome)
             policy.record(outcome)
         timed_s = elapsed_s if typical else 0.0
