@@ -2,7 +2,8 @@
 it did. Owns that drift; reads no clock and no file, and knows of strategies only how deep which drafter drafts.
 
 Three speeds of learning, so that each cause finds its place: the drift moves within some dozens of steps and is one
-factor for everything; a shape of passes moves slowly once it was measured often; the roofline below hardly at all.
+factor for everything; a shape of passes moves slowly once it was measured often, and only by what is its own, beyond
+what all steps lately have in common; the roofline below hardly at all.
 """
 
 import math
@@ -13,7 +14,7 @@ from policies.calibration.drafts import DraftCosts, Drafting
 from policies.calibration.passes import PassCosts
 from policies.calibration.typical import Typical
 
-_DRIFT_GAIN = 1 / 12
+_DRIFT_GAIN, _COMMON_GAIN = 1 / 12, 1 / 8  # by how much a surprise moves the drift, and what surprises have in common
 # Steps of shapes that were measured often: one of so many is looked at, each of the next _WATCHED after a surprise.
 _SAMPLED, _SURPRISED, _WATCHED = 8, 0.15, 24
 
@@ -56,6 +57,7 @@ class CostModel:
         self._passes, self._drafts = PassCosts(calibration), DraftCosts(calibration)
         self._switches: dict[str, Typical] = {}
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential
+        self._common = 0.0  # of the surprises of late, a logarithm
         self._skipped = self._watched = 0
 
     @property
@@ -108,8 +110,10 @@ class CostModel:
         if self._watched:
             self._watched -= 1
         passes, sure = self._passes, usual or late
-        surprise = passes.add(requests, rows, load.context_tokens, seconds / self._factor, sure)
+        context_tokens, common = load.context_tokens, self._common
+        surprise = passes.add(requests, rows, context_tokens, seconds / self._factor, sure=sure, common=common)
         if surprise:
+            self._common += (surprise - common) * _COMMON_GAIN
             self._drift += surprise * _DRIFT_GAIN
             self._factor = math.exp(self._drift)
             if abs(surprise) > _SURPRISED and not self._watched:

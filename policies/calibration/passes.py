@@ -94,9 +94,12 @@ class PassCosts:
         shape = self._exact.get((requests, rows))
         return shape is not None and shape.usual.count >= _SETTLED
 
-    def add(self, requests: int, rows: int, context_tokens: int, seconds: float, sure: bool) -> float:
-        """A pass took so long; not `sure`: with prompt chunks. Returns the logarithm by which it took longer than was
-        to be expected, at most CLIP; 0.0 where nothing was."""
+    def add(
+        self, requests: int, rows: int, context_tokens: int, seconds: float, *, sure: bool, common: float = 0.0
+    ) -> float:
+        """A pass took so long; not `sure`: with prompt chunks. `common`: the logarithm by which all passes lately took
+        longer than was to be expected, which this shape does not learn. Returns by how much this one did, at most CLIP;
+        0.0 where nothing was expected."""
         self._seen += 1
         if self.roofline is None:
             self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)])
@@ -111,12 +114,12 @@ class PassCosts:
             elif sure and shape.sure < 1.0:  # what prompts said of it is past
                 usual = shape.usual = Typical()
                 shape.sure = 1.0
-            usual.add(over)
+            usual.add(over - common)
             self._forget()
         elif sure:
             surprise = _clipped(over - usual.value)
             usual.count += 1
-            usual.value += surprise / min(usual.count, _SETTLED)
+            usual.value += (surprise - common) / min(usual.count, _SETTLED)
             if not usual.count & 15:
                 self._forget()
         shape.context_tokens += (context_tokens - shape.context_tokens) / min(usual.count + 1, _SETTLED)
