@@ -101,7 +101,7 @@ def speed(model: Transformer, batches: Sequence[int], rounds: int) -> list[dict[
 def memory(model: Transformer, max_tokens: int) -> list[dict[str, Any]]:
     """Device memory of all target graphs of an engine with contexts up to max_tokens: bucketed, and naive with one
     pool or many."""
-    policy = AdaptivePolicy(STRATEGIES, max_running=MAX_RUNNING, exploration=0.01, window=8)
+    policy = AdaptivePolicy(STRATEGIES, max_running=MAX_RUNNING, exploration=0.01)
     bucketed = CapturePlan(bucketed_plan(policy.arms_at, batch_buckets(MAX_RUNNING)).of("target"))
     naive = CapturePlan(naive_plan((PLAIN, *STRATEGIES), range(1, MAX_RUNNING + 1)).of("target"))
     each = [CapturePlan((graph,)) for graph in naive.graphs]

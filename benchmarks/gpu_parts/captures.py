@@ -20,7 +20,7 @@ def run(session: Session) -> None:
     for size in session.sizes("7b", "0.5b"):
         model = session.model(size)
         most, tokens = (4, 1024) if session.rehearse else (64, 65_536)
-        policy = AdaptivePolicy(_ARMS, max_running=min(32, most), exploration=0.01, window=8)
+        policy = AdaptivePolicy(_ARMS, max_running=min(32, most), exploration=0.01)
         options = EngineOptions(max_running=most, kv_tokens=tokens, max_model_tokens=512)
         records: list[object] = []
         session.synchronize()

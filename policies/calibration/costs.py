@@ -98,12 +98,12 @@ class CostModel:
         """A step of any kind: some microseconds where it is looked at, and a fit of a millisecond after 4, 8, 16 ..."""
         load, rows = step.load, step.rows
         requests = load.running
-        if not self._watched and self._passes.settled(requests, rows):
+        usual, late = step.is_usual, step.caught_up
+        if not (self._watched or late) and self._passes.settled(requests, rows):
             self._skipped += 1
             if self._skipped < _SAMPLED:
                 return
             self._skipped = 0
-        usual, late = step.is_usual, step.caught_up
         seconds = step.elapsed_s - step.draft_s
         if not (usual or late or step.prompt_tokens) or seconds <= 0.0:
             return  # new weights, a captured graph; a coarse clock

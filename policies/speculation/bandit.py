@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
-from policies.speculation.costs import PlainCost
+from policies.calibration.costs import CostModel
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load, Reason, StepCosts, StepKind, StepOutcome
+from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 
 
@@ -33,7 +33,7 @@ class BegMabPolicy:
         window: int,
         max_running: int,
         seed: int,
-        costs: StepCosts | None = None,
+        costs: CostModel | None = None,
     ) -> None:
         ordered = sorted(strategies, key=lambda strategy: -strategy.tokens_to_verify)
         groups = [list(group) for _, group in groupby(ordered, key=lambda strategy: strategy.tokens_to_verify)]
@@ -50,8 +50,8 @@ class BegMabPolicy:
         self._groups = [*groups[:last], [strategy for group in groups[last:] for strategy in group]]
         self._rewards: dict[Strategy, deque[float]] = {strategy: deque(maxlen=window) for strategy in strategies}
         self._epsilon, self._random = epsilon, random.Random(seed)
-        self._max_running, self._costs = max_running, costs
-        self._switch, self._cost = ElasticSwitch(max_running), PlainCost()
+        self._max_running = max_running
+        self._switch, self._costs = ElasticSwitch(max_running), costs or CostModel()
         self._failed: set[str] = set()
         self._reason = Reason.PAYS_MOST
 
@@ -91,12 +91,9 @@ class BegMabPolicy:
 
     def record(self, outcome: StepOutcome) -> None:
         strategy, running, elapsed_s = outcome.strategy, outcome.load.running, outcome.elapsed_s
-        if self._costs is not None:
-            self._costs.observe(outcome)
+        self._costs.observe(outcome)
         if outcome.kind is not StepKind.USUAL:
             return
-        if strategy.depth == 0:
-            self._cost.add(running, elapsed_s)
         if strategy in self._rewards and elapsed_s > 0:
             accept_length = outcome.accepted / running + 1
             self._rewards[strategy].append(accept_length * running / elapsed_s)
@@ -108,7 +105,7 @@ class BegMabPolicy:
         self._failed.discard(drafter)  # and of what was measured the paper's window forgets by itself
 
     def plain_s(self, load: Load) -> float | None:
-        return self._cost.at(load.running)
+        return self._costs.step_s(load.running, load.running, load.context_tokens)
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
-        return None if self._costs is None else self._costs.expected_s(outcome)
+        return self._costs.expected_s(outcome)

@@ -69,7 +69,6 @@ def build_policy(
         drafting,
         max_running=options.max_running,
         exploration=options.exploration,
-        window=options.window,
         lag=lag,
         costs=costs,
     )

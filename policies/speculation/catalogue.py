@@ -16,6 +16,7 @@ class DrafterEntry:
 
     name: str
     arms: tuple[str, ...]  # strategies that are tried where the configuration names none, most promising first
+    accepts: float = 0.5  # share of its tokens that is expected to stand before any was verified
     needs_weights: bool = False  # it exists only where rollout.speculation.NAME.path is set
     is_network: bool = False  # it computes passes of its own: graphs are captured for them
     trained: bool = False  # drafter.train trains it
@@ -26,7 +27,9 @@ class DrafterEntry:
 CATALOGUE: dict[str, DrafterEntry] = {
     entry.name: entry
     for entry in (
-        DrafterEntry(name="suffix", arms=("suffix:8", "suffix:4", "suffix:16", "suffix:12x2/16"), native="Suffixes"),
+        DrafterEntry(
+            name="suffix", arms=("suffix:8", "suffix:4", "suffix:2", "suffix:16", "suffix:12x2/16"), native="Suffixes"
+        ),
         DrafterEntry(
             name="eagle",
             arms=("eagle:4", "eagle:2", "eagle:8", "eagle:4x3/12"),
@@ -36,7 +39,13 @@ CATALOGUE: dict[str, DrafterEntry] = {
         ),
         DrafterEntry(name="ngram", arms=("ngram:12", "ngram:6", "ngram:3"), native="Ngrams"),
         # A copy of the target in few bits. It follows the target without being trained.
-        DrafterEntry(name="self", arms=("self:5", "self:3", "self:7", "self:10"), is_network=True, shares_cache=True),
+        DrafterEntry(
+            name="self",
+            arms=("self:5", "self:3", "self:7", "self:10", "self:15"),
+            accepts=0.97,
+            is_network=True,
+            shares_cache=True,
+        ),
     )
 }
 FRESH_WEIGHTS = "random"  # instead of a directory of weights: rollout.speculation.NAME.path takes it

@@ -16,7 +16,7 @@ from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
 from policies.speculation.options import EagleOptions
-from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome
+from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.eagle_oracle import Oracle
 from tests.engine.support import FAMILIES, DrafterBase, assert_same, make_requests, options_of, run, tiny_model
@@ -89,6 +89,7 @@ class Turns:
     """Strategies in turn, some steps each."""
 
     max_nodes = 16
+    reason = Reason.FIXED
 
     def __init__(self, *strategies: str) -> None:
         self.strategies, self.step = [Strategy.parse(text) for text in strategies], 0
@@ -102,6 +103,9 @@ class Turns:
         raise AssertionError(f"{drafter} failed")
 
     def plain_s(self, load: Load) -> float | None:
+        return None
+
+    def expected_s(self, outcome: StepOutcome) -> float | None:
         return None
 
 

@@ -4,14 +4,16 @@ Owns no policy and no thresholds. Deterministic: a seeded generator draws what i
 """
 
 import math
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from policies.speculation.policy import StepKind, StrategyPolicy
-from policies.speculation.strategy import PLAIN, Strategy
-from tests.policies.loads import load, outcome
+import numpy as np
 
+from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
+from policies.speculation.policy import Int64Array, Load, StepKind, StepOutcome, StrategyPolicy
+from policies.speculation.strategy import PLAIN, Strategy
+
+SIBLING = 0.8  # of a level's failures remain, for every further child
 CONTEXT_TOKENS = 64  # kept per request for a drafter that is switched on
 
 
@@ -20,7 +22,7 @@ class World:
     """A pass takes fixed_s + row_s per row; a drafter not named in `accept` has every token rejected.
 
     accept: by drafter, the probability that a drafted token is accepted, if all before it on its path were.
-    A top-k level is accepted with 1 - (1 - p)^k.
+    Siblings of a tree save little of what fails: the runners-up of a draft that is wrong are mostly wrong too.
     """
 
     accept: Mapping[str, float] = field(default_factory=dict)
@@ -33,36 +35,44 @@ class World:
     pass_s: Mapping[str, float] = field(default_factory=dict)  # by drafter, per level of depth: a network's passes
     catch_up_s: Mapping[str, float] = field(default_factory=dict)  # by drafter, when switched on ...
     catch_up_row_s: float = 0.0  # ... and per token that it has not followed, up to CONTEXT_TOKENS per request
+    says: Mapping[str, float] = field(default_factory=dict)  # by drafter, in how many steps it has something to say: 1
+    problems: Mapping[int, float] = field(default_factory=dict)  # by problem, what of `accept` it has: 1
 
-    def step_s(self, strategy: Strategy, running: int) -> float:
-        return self.fixed_s + self.drafting_s(strategy) + self.row_s * running * (1 + strategy.tokens_to_verify)
+    def level(self, strategy: Strategy, problem: int = 0) -> float:
+        rate = self.accept.get(strategy.drafter, 0.0) * self.problems.get(problem, 1.0)
+        return rate * (1 + (1 - rate) * (1 - SIBLING ** (strategy.top_k - 1)))
+
+    def says_of(self, strategy: Strategy) -> float:
+        return self.says.get(strategy.drafter, 1.0) if strategy.depth else 0.0
 
     def drafting_s(self, strategy: Strategy) -> float:
-        """Of step_s."""
-        once_s = self.draft_s.get(strategy.drafter, 30e-6) if strategy.depth else 0.0
-        return once_s + strategy.depth * self.pass_s.get(strategy.drafter, 0.0)
+        if not strategy.depth:
+            return 0.0
+        return self.draft_s.get(strategy.drafter, 30e-6) + strategy.depth * self.pass_s.get(strategy.drafter, 0.0)
 
-    def level(self, strategy: Strategy) -> float:
-        return 1 - (1 - self.accept.get(strategy.drafter, 0.0)) ** strategy.top_k
+    def step_s(self, strategy: Strategy, running: int) -> float:
+        rows = running * (1 + self.says_of(strategy) * strategy.tokens_to_verify)
+        return self.drafting_s(strategy) + self.fixed_s + self.row_s * rows
 
     def gain(self, strategy: Strategy, running: int) -> float:
-        """Expected speed-up against plain decoding."""
-        tokens = 1 + sum(self.level(strategy) ** depth for depth in range(1, strategy.depth + 1))
+        """Expected speed-up against plain decoding, where all requests are of problem 0."""
+        rate = self.level(strategy)
+        tokens = 1 + self.says_of(strategy) * sum(rate**depth for depth in range(1, strategy.depth + 1))
         return tokens * self.step_s(PLAIN, running) / self.step_s(strategy, running)
 
     def best(self, arms: Iterable[Strategy], running: int) -> Strategy:
         """Of the arms and plain decoding."""
         return max((PLAIN, *arms), key=lambda arm: self.gain(arm, running))
 
-    def accepted(self, strategy: Strategy, running: int, draw: random.Random) -> int:
-        """Tokens accepted in one step, over all requests."""
-        rate = self.level(strategy)
-        if rate <= 0 or strategy.depth == 0:
-            return 0
-        if rate >= 1:
-            return running * strategy.depth
-        scale = 1 / math.log(rate)  # the length of a run of successes, by inversion
-        return sum(min(int(math.log(1 - draw.random()) * scale), strategy.depth) for _ in range(running))
+    def drafts(
+        self, strategy: Strategy, prompt_ids: Int64Array, draw: np.random.Generator
+    ) -> tuple[Int64Array, Int64Array]:
+        """(reached, stood) of one step, [R]."""
+        reached = np.where(draw.random(len(prompt_ids)) < self.says_of(strategy), strategy.depth, 0)
+        rates = np.array([self.level(strategy, problem) for problem in prompt_ids.tolist()])
+        with np.errstate(divide="ignore"):  # the length of a run of successes, by inversion
+            runs = np.log(1 - draw.random(len(prompt_ids))) / np.log(rates)
+        return reached, np.minimum(np.where(rates < 1, np.minimum(runs, 1 << 20), 1 << 20).astype(np.int64), reached)
 
     def switched_on_s(self, strategy: Strategy, running: int, missed: float) -> float:
         """What a drafter that has not followed `missed` tokens of each request costs in its first step."""
@@ -71,9 +81,20 @@ class World:
         rows = running * min(missed, CONTEXT_TOKENS)
         return self.catch_up_s[strategy.drafter] + rows * self.catch_up_row_s
 
-    def timed_s(self, strategy: Strategy, running: int, draw: random.Random) -> float:
-        noisy_s = self.step_s(strategy, running) * max(0.2, 1 + self.noise * draw.gauss(0, 1))
-        return noisy_s + (self.stall_s if self.stalls and draw.random() < self.stalls else 0.0)
+    def calibration(self, arms: Iterable[Strategy] = ()) -> Calibration:
+        """What a calibration of this machine says, drafting included."""
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        passes = [
+            PassCost(requests=r, rows=r * n, context_tokens=100 * r, seconds=self.fixed_s + self.row_s * r * n, count=9)
+            for r in sizes
+            for n in (1, 2, 3, 5, 9, 17)
+        ]
+        drafts = [
+            DraftCost(strategy=str(arm), requests=r, seconds=self.drafting_s(arm), count=9)
+            for arm in arms
+            for r in sizes
+        ]
+        return Calibration.measured(CalibrationKey(model="m", precision="p", device="d"), passes, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,45 +141,71 @@ def _normal_quantile(share: float) -> float:
     return math.log(share / (1 - share)) / 1.702
 
 
+Problems = Callable[[int], Int64Array]  # by number of running requests: of which problem each is
+ONE_PROBLEM: Problems = lambda running: np.zeros(running, np.int64)  # noqa: E731
+
+
 @dataclass(slots=True)
 class Simulation:
     """Drives one policy; `run` may be called again, with another world."""
 
     policy: StrategyPolicy
     seed: int = 0
+    problems: Problems = ONE_PROBLEM
     steps: list[Step] = field(default_factory=list)
     tokens: float = 0.0  # per request
     _followed: dict[str, float] = field(default_factory=dict)  # by drafter: tokens when it last drafted
-    _draw: random.Random = field(init=False)
+    _prompt_ids: dict[int, Int64Array] = field(default_factory=dict)
+    _draw: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self._draw = random.Random(self.seed)
+        self._draw = np.random.default_rng(self.seed)
 
-    def run(self, world: World, running: Running, steps: int, *, prefill_every: int = 0) -> list[Step]:
-        """Returns what was done. Every prefill_every-th step holds prompt chunks: it is skipped, not recorded."""
+    def run(
+        self, world: World, running: Running, steps: int, *, prefill_every: int = 0, evaluation: bool = False
+    ) -> list[Step]:
+        """Returns what was done. Every prefill_every-th step holds prompt chunks of 300 rows."""
         done = []
         for index in range(steps):
-            count = running(self.tokens)
-            strategy = self.policy.choose(load(count))
-            accepted = world.accepted(strategy, count, self._draw)
-            elapsed_s = world.timed_s(strategy, count, self._draw)
-            late_s = world.switched_on_s(strategy, count, self.tokens - self._followed.get(strategy.drafter, 0.0))
-            elapsed_s += late_s
-            if late_s:
-                draft_s = world.drafting_s(strategy) + late_s
-                kind = StepKind.CAUGHT_UP
-                self.policy.record(outcome(strategy, count, 0, 0, elapsed_s, kind=kind, draft_s=draft_s))
-            elif prefill_every and index % prefill_every == 0:
-                elapsed_s += 3e-3
-                self.policy.record(outcome(strategy, count, 0, 0, elapsed_s, kind=StepKind.DISTURBED))
-            else:
-                drafted, draft_s = strategy.tokens_to_verify * count, world.drafting_s(strategy)
-                self.policy.record(outcome(strategy, count, drafted, accepted, elapsed_s, draft_s=draft_s))
-            self.tokens += 1 + accepted / count
-            self._followed[strategy.drafter] = self.tokens
-            done.append(Step(world, strategy, count, accepted, elapsed_s, late_s))
+            done.append(
+                self._step(world, running(self.tokens), bool(prefill_every) and index % prefill_every == 0, evaluation)
+            )
         self.steps += done
         return done
+
+    def _step(self, world: World, count: int, prefill: bool, evaluation: bool) -> Step:
+        prompt_ids = self._prompt_ids.get(count)
+        if prompt_ids is None:
+            prompt_ids = self._prompt_ids[count] = self.problems(count)
+        at = Load(count, 0, 100 * count, prompt_ids)
+        strategy = self.policy.choose(at)
+        reached, stood = world.drafts(strategy, prompt_ids, self._draw)
+        drafted = int((reached > 0).sum()) * strategy.tokens_to_verify
+        late_s = world.switched_on_s(strategy, count, self.tokens - self._followed.get(strategy.drafter, 0.0))
+        drafting_s = world.drafting_s(strategy) + late_s
+        noise = max(0.2, 1 + world.noise * self._draw.normal())
+        rows = count + drafted + 300 * prefill
+        elapsed_s = drafting_s + (world.fixed_s + world.row_s * rows) * noise
+        elapsed_s += world.stall_s if world.stalls and self._draw.random() < world.stalls else 0.0
+        kind = StepKind.CAUGHT_UP if late_s else StepKind.DISTURBED if prefill else StepKind.USUAL
+        self.policy.record(
+            StepOutcome(
+                kind=StepKind.EVALUATION if evaluation else kind,
+                strategy=strategy,
+                load=at,
+                prompt_tokens=300 * prefill,
+                drafted=drafted,
+                accepted=int(stood.sum()),
+                elapsed_s=elapsed_s,
+                draft_s=drafting_s,
+                prompt_ids=prompt_ids if drafted else None,
+                reached=reached if drafted else None,
+                stood=stood if drafted else None,
+            )
+        )
+        self.tokens += 1 + int(stood.sum()) / count
+        self._followed[strategy.drafter] = self.tokens
+        return Step(world, strategy, count, int(stood.sum()), elapsed_s, late_s)
 
 
 def arms(*texts: str) -> tuple[Strategy, ...]:

@@ -48,7 +48,7 @@ def test_batch_buckets_end_at_the_most_and_pad_at_most_half(max_running: int) ->
 def test_every_step_that_may_come_up_has_a_graph_and_no_larger_one_is_taken(
     arms: list[Strategy], max_running: int, max_speculating: int
 ) -> None:
-    policy = AdaptivePolicy(arms, max_running=max_speculating, exploration=0.01, window=8)
+    policy = AdaptivePolicy(arms, max_running=max_speculating, exploration=0.01)
     plan = bucketed_plan(policy.arms_at, batch_buckets(max_running))
     assert len(set(plan.graphs)) == len(plan.graphs)
     for running in range(1, max_running + 1):
@@ -83,7 +83,7 @@ def test_ragged_chains_compute_at_most_three_times_their_rows(drafted: list[int]
 
 
 def test_larger_batches_are_captured_with_fewer_tokens() -> None:
-    policy = AdaptivePolicy(ARMS, max_running=32, exploration=0.01, window=8)
+    policy = AdaptivePolicy(ARMS, max_running=32, exploration=0.01)
     plan = bucketed_plan(policy.arms_at, batch_buckets(64))
     most = {batch: max(g.rows for g in plan.of("target") if g.batch == batch) for batch in batch_buckets(64)}
     assert most[1] == 17

@@ -170,7 +170,7 @@ def test_plain_decoding_may_be_an_arm_and_its_cost_is_known() -> None:
     hostile = World(noise=0.0)
     steps = Simulation(policy).run(hostile, constant(4), 500)
     assert share(steps[20:], PLAIN) > 0.9
-    assert policy.plain_s(load(4)) == pytest.approx(hostile.step_s(PLAIN, 4))
+    assert policy.plain_s(load(4)) == pytest.approx(hostile.step_s(PLAIN, 4), rel=0.01)
 
 
 def test_skipped_steps_and_a_clock_that_stands_still_teach_nothing() -> None:

@@ -31,7 +31,7 @@ def test_the_default_is_adaptive_over_the_drafters_at_hand() -> None:
     assert isinstance(policy, AdaptivePolicy)
     assert {arm.drafter for arm in policy.arms_at(1)} == {"ngram", "suffix"}
     assert set(policy.arms_at(1)) == set(default_arms(("ngram", "suffix")))
-    assert policy.arms_at(33) == ()
+    assert list(policy.arms_at(33)) == []
     assert policy.max_nodes == max(arm.tokens_to_verify for arm in policy.arms_at(1))
 
 

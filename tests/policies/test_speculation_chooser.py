@@ -1,18 +1,18 @@
-"""The adaptive choice in worlds whose best strategy is known: it finds it, follows it, and never costs much."""
+"""The planned choice in worlds whose best strategy is known: it finds it, follows it, and never costs much."""
 
-import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.speculation.arms import ArmBelief
+from policies.calibration.costs import CostModel
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
-from policies.speculation.policy import StepKind
+from policies.speculation.policy import Load, Reason, StepKind
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
@@ -27,42 +27,117 @@ from tests.policies.speculation_sim import (
     lost_s,
     quiet,
     share,
-    share_near_best,
     speedup,
 )
 
 DEFAULT = default_arms(("suffix", "ngram"))
 SEEDS = range(3)
+# Machines: a small model on a processor, a larger one (a row costs a sixth of a pass), and a GPU (a 200th).
+DEMO = World()
+STEEP = World(fixed_s=2e-3, row_s=0.35e-3, draft_s={"suffix": 60e-6, "ngram": 50e-6})
+GPU = World(fixed_s=6e-3, row_s=28e-6, draft_s={"suffix": 50e-6, "ngram": 50e-6})
+MACHINES = {"demo": DEMO, "steep": STEEP, "gpu": GPU}
+DRAFTERS = {
+    "deep": World({"suffix": 0.9, "ngram": 0.5}),
+    "ragged": World({"suffix": 0.85, "ngram": 0.7}, says={"suffix": 0.6, "ngram": 0.3}),
+    "low": World({"suffix": 0.4, "ngram": 0.3}),
+    "hostile": World(),
+}
+DEEP, NGRAM = DRAFTERS["deep"], World({"suffix": 0.3, "ngram": 0.8})
+NOTHING = World({"suffix": 0.15}, row_s=40e-6)
+
+
+def on(machine: str, drafters: str) -> World:
+    return replace(MACHINES[machine], accept=DRAFTERS[drafters].accept, says=DRAFTERS[drafters].says)
 
 
 def build(
-    chosen: Sequence[Strategy] = DEFAULT, *, max_running: int = 32, exploration: float = 0.01, window: int = 32
+    chosen: Sequence[Strategy] = DEFAULT,
+    world: World | None = None,
+    *,
+    max_running: int = 32,
+    exploration: float = 0.01,
+    lag: int = 0,
 ) -> AdaptivePolicy:
-    return AdaptivePolicy(chosen, max_running=max_running, exploration=exploration, window=window)
+    """With a calibration of the world's machine, if one is given."""
+    costs = CostModel(None if world is None else world.calibration(chosen))
+    return AdaptivePolicy(chosen, costs=costs, max_running=max_running, exploration=exploration, lag=lag)
 
 
-def simulate(seed: int, chosen: Sequence[Strategy] = DEFAULT, *, exploration: float = 0.01) -> Simulation:
-    return Simulation(build(chosen, exploration=exploration), seed)
+def simulate(
+    seed: int, chosen: Sequence[Strategy] = DEFAULT, world: World | None = None, *, exploration: float = 0.01
+) -> Simulation:
+    return Simulation(build(chosen, world, exploration=exploration), seed)
 
 
-def beliefs_at(simulation: Simulation, running: int) -> dict[Strategy, ArmBelief]:
-    assert isinstance(simulation.policy, AdaptivePolicy)
-    return {b.strategy: b for b in simulation.policy.beliefs() if b.first <= running <= b.last}
+def steps_of(world: World, running: int, seconds: float) -> int:
+    """Plain steps in so long."""
+    return max(int(seconds / world.step_s(PLAIN, running)), 20)
+
+
+# Regret.
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("running", [1, 2, 4, 8, 16, 32])
+def test_with_a_calibration_little_is_lost_against_the_best_in_hindsight(
+    machine: str, drafters: str, running: int
+) -> None:
+    """The first two seconds, and what follows."""
+    world = on(machine, drafters)
+    first, then = [], []
+    for seed in SEEDS:
+        simulation = simulate(seed, world=world)
+        steps = min(steps_of(world, running, 2.0), 3000)
+        first += simulation.run(world, constant(running), steps)
+        then += simulation.run(world, constant(running), min(steps, 1500))
+    assert bound_share(first, simulation.policy.arms_at) >= 0.9
+    assert bound_share(then, simulation.policy.arms_at) >= 0.95
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("running", [1, 4, 16])
+def test_without_one_it_is_found_a_little_later(machine: str, drafters: str, running: int) -> None:
+    world, then = on(machine, drafters), []
+    for seed in SEEDS:
+        simulation = simulate(seed)
+        simulation.run(world, constant(running), min(steps_of(world, running, 4.0), 4000))
+        then += simulation.run(world, constant(running), min(steps_of(world, running, 2.0), 1500))
+    assert bound_share(then, simulation.policy.arms_at) >= 0.95
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("running", [1, 2, 4, 8, 16, 32])
+def test_cold_with_every_draft_rejected_it_is_within_three_per_cent_of_plain(machine: str, running: int) -> None:
+    """Over 0.4 s, as the shortest run that is measured."""
+    hostile = on(machine, "hostile")
+    for seed in SEEDS:
+        steps = simulate(seed, world=hostile).run(hostile, constant(running), steps_of(hostile, running, 0.4))
+        assert bound_share(steps, lambda running: ()) >= 0.97
+
+
+def test_a_copy_of_the_target_drafts_from_the_first_steps_on() -> None:
+    """Its acceptance is known before anything is measured, and its costs are calibrated."""
+    world = World({"self": 0.98}, fixed_s=2e-3, row_s=0.35e-3, pass_s={"self": 0.4e-3})
+    chosen = (*DEFAULT, *arms("self:3", "self:5", "self:7", "self:10"))
+    for running in (1, 2, 4):
+        simulation = simulate(1, chosen, world)
+        steps = simulation.run(world, constant(running), 100)
+        assert sum(step.strategy.drafter == "self" for step in steps[:10]) >= 8
+        assert bound_share(steps, lambda running: chosen) >= 0.93
 
 
 # Finding the best.
 
-DEEP = World({"suffix": 0.9, "ngram": 0.5})
-NGRAM = World({"suffix": 0.3, "ngram": 0.8})
 SHALLOW = World({"suffix": 0.6}, row_s=40e-6, draft_s={"suffix": 5e-6})
-NOTHING = World({"suffix": 0.15}, row_s=40e-6)
 
 
 @pytest.mark.parametrize(
     ("world", "running", "chosen", "best"),
     [
         (DEEP, 1, arms("suffix:2", "suffix:8", "ngram:8", "ngram:3"), "suffix:8"),
-        (DEEP, 1, arms("ngram:8", "suffix:4", "suffix:12x2/16"), "suffix:12x2/16"),
         (NGRAM, 1, arms("suffix:8", "suffix:2", "ngram:6"), "ngram:6"),
         (NGRAM, 8, arms("suffix:4", "ngram:6", "ngram:2"), "ngram:2"),
         (replace(NGRAM, stalls=0.002), 1, arms("suffix:8", "suffix:2", "ngram:6"), "ngram:6"),
@@ -78,19 +153,8 @@ def test_the_best_arm_is_nine_tenths_of_what_follows_the_warm_up(
     for seed in SEEDS:
         simulation = simulate(seed, chosen)
         assert world.best(simulation.policy.arms_at(running), running) == strategy
-        simulation.run(world, constant(running), 3000)
-        assert share(simulation.run(world, constant(running), 5000), strategy) >= 0.9
-
-
-@pytest.mark.parametrize("world", [DEEP, NGRAM, NOTHING], ids=["deep", "ngram", "nothing"])
-@pytest.mark.parametrize("running", [1, 3, 8, 16, 32])
-def test_with_the_default_arms_a_strategy_as_good_as_the_best_is_held(world: World, running: int) -> None:
-    for seed in SEEDS:
-        simulation = simulate(seed)
-        simulation.run(world, constant(running), 4000)
-        after = simulation.run(world, constant(running), 4000)
-        assert share_near_best(after, simulation.policy.arms_at(running), within=0.9) >= 0.9
-        assert bound_share(after, simulation.policy.arms_at) >= 0.95
+        simulation.run(world, constant(running), 1500)
+        assert share(simulation.run(world, constant(running), 3000), strategy) >= 0.9
 
 
 @pytest.mark.parametrize("stalls", [0.0, 0.002])
@@ -102,54 +166,43 @@ def test_a_long_tail_gets_nine_tenths_of_the_bound(world: World, stalls: float) 
         simulation = simulate(seed)
         steps = simulation.run(world, long_tail(64), 4000)
         assert {step.running for step in steps} >= {1, 64}
-        assert bound_share(steps, simulation.policy.arms_at) >= 0.9
+        assert bound_share(steps, simulation.policy.arms_at) >= 0.93
         assert all(step.strategy == PLAIN for step in steps if step.running > 32)
 
 
-def test_every_arm_is_tried() -> None:
-    for world in (DEEP, NGRAM):
-        simulation = simulate(0)
-        simulation.run(world, constant(1), 8000)
-        believed = beliefs_at(simulation, 1)
-        assert set(believed) == {PLAIN, *DEFAULT}
-        assert all(belief.holds > 0 and belief.reward is not None for belief in believed.values())
+def test_what_is_learned_at_one_batch_size_holds_at_all() -> None:
+    """Acceptance does not depend on the batch: the tail's single requests teach what eight can do."""
+    simulation = simulate(0, world=DEEP)
+    simulation.run(DEEP, constant(1), 1500)
+    steps = simulation.run(DEEP, constant(8), 40)
+    assert bound_share(steps, simulation.policy.arms_at) >= 0.95
 
 
-def test_every_drafter_is_tried_even_where_nothing_pays() -> None:
-    simulation = simulate(0)
-    steps = simulation.run(NOTHING, constant(1), 3000)
-    assert {step.strategy.drafter for step in steps} == {"none", "suffix", "ngram"}
+def test_the_problems_that_run_decide() -> None:
+    """The index of one problem knows its text, that of the other knows nothing."""
+    world = World({"suffix": 0.95}, problems={1: 1.0, 2: 0.1}, row_s=40e-6)
+    policy = build(arms("suffix:8", "suffix:2"), world)
+    simulation = Simulation(policy, 0, problems=lambda running: np.arange(1, running + 1))
+    simulation.run(world, constant(2), 1500)
+    known, unknown = np.array([1]), np.array([2])
+    assert [policy.choose(Load(1, 0, 100, known)) for _ in range(20)][-1].depth == 8
+    for _ in range(300):
+        policy.record(outcome(policy.choose(load(40)), 40, 0, 0, 1e-3))
+    policy.choose(load(40))  # ends the hold
+    assert [policy.choose(Load(1, 0, 100, unknown)) for _ in range(20)][-1].depth < 8
 
 
-def test_beliefs_are_the_true_gains() -> None:
-    world = quiet(World({"suffix": 1.0}))
-    simulation = simulate(0, arms("suffix:8", "suffix:2"))
-    simulation.run(world, constant(2), 3000)
-    for strategy, belief in beliefs_at(simulation, 2).items():
-        assert belief.reward == pytest.approx(world.gain(strategy, 2), rel=0.02)
-    assert simulation.policy.plain_s(load(2)) == pytest.approx(world.step_s(PLAIN, 2))
-
-
-def test_what_interrupts_the_machine_says_nothing_of_an_arm() -> None:
-    world = World({"suffix": 1.0}, stalls=0.02)
-    simulation = simulate(0, arms("suffix:8"))
-    simulation.run(world, constant(2), 4000)
-    for strategy, belief in beliefs_at(simulation, 2).items():
-        assert belief.reward == pytest.approx(world.gain(strategy, 2), rel=0.06)
-    assert simulation.policy.plain_s(load(2)) == pytest.approx(world.step_s(PLAIN, 2), rel=0.06)
+def test_steps_beside_prompt_chunks_teach_acceptance_but_no_time() -> None:
+    chosen = arms("suffix:8", "ngram:8")
+    simulation = simulate(1, chosen, DEEP)
+    steps = simulation.run(DEEP, constant(2), 2000, prefill_every=2)
+    assert share(steps[500:], chosen[0]) >= 0.9
+    assert simulation.policy.plain_s(load(2)) == pytest.approx(DEEP.step_s(PLAIN, 2), rel=0.15)
 
 
 # Change.
 
 FALLS = World({"suffix": 0.85, "ngram": 0.3})
-
-
-def window_of(simulation: Simulation, world: World, running: int, best: Strategy) -> int:
-    """Steps in which a window (32 measurements) of the arm in use fills."""
-    before = beliefs_at(simulation, running)[best].holds
-    steps = simulation.run(world, constant(running), 2000)
-    holds = beliefs_at(simulation, running)[best].holds - before
-    return math.ceil(32 * sum(step.strategy == best for step in steps) / holds)
 
 
 @pytest.mark.parametrize("running", [1, 4])
@@ -158,49 +211,39 @@ def window_of(simulation: Simulation, world: World, running: int, best: Strategy
     [(World({"ngram": 0.8}), "ngram:6"), (World(), "plain")],
     ids=["another drafter", "plain decoding"],
 )
-def test_recovers_within_a_window_when_the_best_arm_falls(after: World, best: str, running: int) -> None:
+def test_recovers_when_the_best_arm_falls(after: World, best: str, running: int) -> None:
     chosen = arms("suffix:8", "ngram:6")
     for seed in SEEDS:
         simulation = simulate(seed, chosen)
-        simulation.run(FALLS, constant(running), 4000)
-        window = window_of(simulation, FALLS, running, chosen[0])
+        simulation.run(FALLS, constant(running), 3000)
         assert after.best(chosen, running) == Strategy.parse(best)
-        simulation.run(after, constant(running), window)
+        simulation.run(after, constant(running), 2000)
         assert share(simulation.run(after, constant(running), 1000), Strategy.parse(best)) >= 0.9
 
 
-def test_with_the_default_arms_a_fall_costs_less_than_a_window() -> None:
-    after = World({"ngram": 0.8})
-    for seed in SEEDS:
-        simulation = simulate(seed)
-        simulation.run(FALLS, constant(1), 4000)
-        window = window_of(simulation, FALLS, 1, FALLS.best(DEFAULT, 1))
-        simulation.run(after, constant(1), window)
-        assert bound_share(simulation.run(after, constant(1), 2000), simulation.policy.arms_at) >= 0.85
-
-
 def test_what_rises_unseen_is_found_by_exploration() -> None:
-    """Nothing falls: only the trials that backed off can tell, at the latest when the longest wait is over."""
+    """Nothing falls: only doubt, which grows back, can tell."""
     before, after = World({"suffix": 0.6}), World({"suffix": 0.6, "ngram": 0.95})
     for seed in SEEDS:
         simulation = simulate(seed, arms("suffix:8", "ngram:12"))
         simulation.run(before, constant(1), 3000)
-        simulation.run(after, constant(1), 25_000)
+        simulation.run(after, constant(1), 20_000)
         assert share(simulation.run(after, constant(1), 1000), Strategy.parse("ngram:12")) >= 0.9
 
 
 def test_speculation_comes_back_when_it_pays_again() -> None:
+    nothing_stands = World({"suffix": 0.1})
     for seed in SEEDS:
         simulation = simulate(seed)
         simulation.run(DEEP, constant(1), 3000)
-        nothing = simulation.run(NOTHING, constant(1), 8000)
-        assert share(nothing[2000:], PLAIN) >= 0.95
+        nothing = simulation.run(nothing_stands, constant(1), 8000)
+        assert bound_share(nothing[2000:], simulation.policy.arms_at) >= 0.95
         simulation.run(DEEP, constant(1), 12_000)
         assert speedup(simulation.run(DEEP, constant(1), 1000)) > 0.85 * DEEP.gain(DEEP.best(DEFAULT, 1), 1)
 
 
 def test_a_machine_that_becomes_slower_changes_no_belief_for_long() -> None:
-    """Rewards are speed-ups: with every pass twice as long, the same arm stays."""
+    """With every pass twice as long, the same arm stays."""
     chosen = arms("suffix:8", "ngram:8")
     slow = World(
         FALLS.accept, fixed_s=2 * FALLS.fixed_s, row_s=2 * FALLS.row_s, draft_s={"suffix": 60e-6, "ngram": 60e-6}
@@ -223,15 +266,15 @@ SCHEDULES: dict[str, Callable[[], Running]] = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("draft_s", [5e-6, 30e-6, 300e-6])
-def test_with_every_draft_rejected_it_is_within_three_per_cent_of_plain(schedule: str, draft_s: float) -> None:
+def test_without_a_calibration_too_every_draft_rejected_costs_at_most_three_per_cent(
+    schedule: str, draft_s: float
+) -> None:
     hostile = World(draft_s={"suffix": draft_s, "ngram": draft_s})
     for seed in SEEDS:
         simulation = simulate(seed)
         for _ in range(4):
             steps = simulation.run(hostile, SCHEDULES[schedule](), 2500)
-            plain_s = sum(hostile.step_s(PLAIN, step.running) for step in steps)
-            expected_s = sum(hostile.step_s(step.strategy, step.running) for step in steps)
-            assert expected_s <= 1.03 * plain_s
+            assert bound_share(steps, lambda running: ()) >= 0.97
 
 
 @pytest.mark.parametrize("exploration", [0.0, 0.01, 0.05])
@@ -240,31 +283,83 @@ def test_with_every_draft_rejected_it_is_within_three_per_cent_of_plain(schedule
 def test_exploration_keeps_to_its_share_of_decode_time(
     exploration: float, running: int, accept: dict[str, float]
 ) -> None:
-    """Where one look tells which arm is best, all that is lost once it was seen, and all that other drafts lose before,
-    is exploration: its share of the time, and a grant worth a few plain steps."""
+    """All that is lost against the best arm once it was seen, and all that others lose before: its share of the time,
+    and a grant worth a few dozen plain steps."""
     chosen = arms("suffix:4", "ngram:4", "eagle:4")
     world = quiet(World(accept, row_s=2e-6))
     best = world.best(chosen, running)
-    steps = simulate(0, chosen, exploration=exploration).run(world, constant(running), 10_000)
+    steps = simulate(0, chosen, world, exploration=exploration).run(world, constant(running), 10_000)
     seen = next((i for i, step in enumerate(steps) if step.strategy == best), len(steps))
     explored = [step for i, step in enumerate(steps) if i > seen or step.strategy != PLAIN]
     granted_s = lost_s(explored, chosen) - exploration * elapsed_s(steps)
-    assert granted_s <= 40 * world.step_s(PLAIN, running)
+    assert granted_s <= 60 * world.step_s(PLAIN, running)
     if exploration:
         assert share(steps[2000:], best) >= 0.9
 
 
-def test_without_exploration_plain_stays_when_the_first_look_shows_nothing() -> None:
-    simulation = simulate(0, exploration=0.0)
-    steps = simulation.run(World(), constant(1), 5000)
-    assert share(steps[500:], PLAIN) == 1.0
+# What is said of it.
 
 
-def test_more_is_explored_where_more_is_allowed() -> None:
-    spent = [
-        lost_s(simulate(0, exploration=e).run(quiet(World()), constant(1), 20_000), DEFAULT) for e in (0, 0.01, 0.1)
-    ]
-    assert spent[0] < spent[1] < spent[2]
+def test_reasons_and_what_would_have_been_gained() -> None:
+    def decide(world: World, running: int, seconds: float = 0.3) -> tuple[Reason, float | None]:
+        policy = build(arms("suffix:4"), world, exploration=0.0)
+        Simulation(policy).run(world, constant(running), steps_of(world, running, seconds))
+        return policy.reason, policy.advantage
+
+    reason, advantage = decide(on("demo", "deep"), 1)
+    assert reason is Reason.PAYS_MOST
+    assert advantage == pytest.approx(DEEP.gain(Strategy.parse("suffix:4"), 1), rel=0.1)
+    reason, advantage = decide(on("steep", "hostile"), 8)
+    assert reason is Reason.PLAIN_IS_FASTER
+    assert advantage is not None
+    assert advantage < 1
+    assert decide(DEEP, 33) == (Reason.TOO_MANY, None)
+    policy = build(arms("suffix:4"), None)
+    policy.choose(load(1))
+    assert policy.reason is Reason.UNMEASURED
+    policy.unavailable("suffix")
+    policy.choose(load(1))
+    assert policy.reason in (Reason.UNMEASURED, Reason.NO_DRAFTER)
+    assert Simulation(build((), None)).run(DEEP, constant(1), 30)[-1].strategy == PLAIN
+
+
+def test_trials_say_that_they_are() -> None:
+    world, reasons = on("demo", "hostile"), set()
+    policy = build(world=world)
+    simulation = Simulation(policy)
+    for _ in range(2000):
+        (step,) = simulation.run(world, constant(4), 1)
+        if step.strategy != PLAIN:
+            reasons.add(policy.reason)
+    assert reasons == {Reason.TRIAL}
+
+
+def test_the_time_of_a_step_is_expected_with_the_rows_it_had() -> None:
+    world = quiet(on("demo", "ragged"))
+    policy = build(world=world)
+    Simulation(policy).run(world, constant(4), 2000)
+    arm = Strategy.parse("suffix:8")
+    for drafted in (0, 16, 32):
+        found = policy.expected_s(outcome(arm, 4, drafted, 0, 1.0))
+        assert found == pytest.approx(world.fixed_s + world.row_s * (4 + drafted) + world.drafting_s(arm), rel=0.1)
+    assert policy.plain_s(load(4)) == pytest.approx(world.step_s(PLAIN, 4), rel=0.05)
+
+
+def test_a_machine_that_becomes_faster_does_not_inflate_what_is_saved() -> None:
+    """Plain decoding was measured while the machine was twice as slow, and an arm has been in use ever since."""
+    chosen = arms("suffix:8")
+    fast = quiet(World({"suffix": 0.85}))
+    slow = replace(fast, fixed_s=2 * fast.fixed_s, row_s=2 * fast.row_s, draft_s={"suffix": 2 * 30e-6})
+    simulation = simulate(0, chosen)
+    simulation.run(slow, constant(2), 3000)
+    simulation.run(fast, constant(2), 400)
+    claimed = saved_s = 0.0
+    for _ in range(4000):
+        plain_s = simulation.policy.plain_s(load(2))
+        (step,) = simulation.run(fast, constant(2), 1)
+        claimed += (plain_s or 0.0) * (1 + step.accepted / 2) - step.elapsed_s if step.strategy.depth else 0.0
+        saved_s += step.plain_s - step.elapsed_s
+    assert claimed == pytest.approx(saved_s, rel=0.35)
 
 
 # Determinism and robustness.
@@ -287,28 +382,25 @@ records = st.tuples(
     st.integers(1, 40),  # running
     st.floats(0, 1),  # share of the drafted tokens that is accepted
     times,
-    st.sampled_from(("record", "record", "record", "skip", "other", "lost")),
+    st.sampled_from(("record", "record", "record", "disturbed", "evaluation", "late", "other", "lost")),
     st.integers(1, 12),  # how often
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(records, max_size=80),
+    st.lists(records, max_size=60),
     st.sampled_from((1, 2, 32)),
     st.sampled_from((0.0, 0.01, 0.5)),
-    st.integers(1, 8),
+    st.sampled_from((0, 1)),
     st.one_of(st.none(), st.integers(0, 60)),
 )
 def test_nothing_it_is_told_breaks_it(
-    told: list[tuple[int, float, float, str, int]],
-    max_running: int,
-    exploration: float,
-    window: int,
-    fails_at: int | None,
+    told: list[tuple[int, float, float, str, int]], max_running: int, exploration: float, lag: int, fails_at: int | None
 ) -> None:
-    """Arbitrary times (a clock that stands still too), steps that are skipped, never reported or ran another way."""
-    policy = build(max_running=max_running, exploration=exploration, window=window)
+    """Arbitrary times (a clock that stands still too), steps that are disturbed, never reported or ran another way."""
+    policy = build(max_running=max_running, exploration=exploration, lag=lag)
+    kinds = {"disturbed": StepKind.DISTURBED, "evaluation": StepKind.EVALUATION, "late": StepKind.CAUGHT_UP}
     failed = False
     for index, (running, accepted, step_s, how, times) in enumerate(told):
         if index == fails_at:
@@ -320,16 +412,12 @@ def test_nothing_it_is_told_breaks_it(
             assert strategy.tokens_to_verify <= policy.max_nodes
             assert not (failed and strategy.drafter == "suffix")
             assert running <= max_running or strategy == PLAIN
-            if how == "skip":
-                policy.record(outcome(strategy, running, 0, 0, step_s, kind=StepKind.DISTURBED))
-            elif how != "lost":
+            if how != "lost":
                 ran = PLAIN if how == "other" else strategy
                 drafted = ran.tokens_to_verify * running
-                policy.record(outcome(ran, running, drafted, int(accepted * drafted), step_s))
-    for belief in policy.beliefs():
-        assert belief.reward is None or (math.isfinite(belief.reward) and belief.reward >= 0)
-        assert not (failed and belief.strategy.drafter == "suffix")
-    assert all(policy.plain_s(load(running)) is None or policy.plain_s(load(running)) > 0 for running in (1, 7, 32, 64))
+                kind = kinds.get(how, StepKind.USUAL)
+                policy.record(outcome(ran, running, drafted, int(accepted * drafted), step_s, kind=kind))
+    assert all((policy.plain_s(load(running)) or 1) > 0 for running in (1, 7, 32, 64))
 
 
 def test_nothing_measured_is_nothing_chosen() -> None:
@@ -338,41 +426,33 @@ def test_nothing_measured_is_nothing_chosen() -> None:
         policy.record(outcome(policy.choose(load(4)), 4, 0, 0, 1e-3, kind=StepKind.DISTURBED))
     assert policy.choose(load(4)) == PLAIN
     assert policy.plain_s(load(4)) is None
-    assert all(belief.holds == 0 for belief in policy.beliefs())
 
 
-def test_steps_with_prompt_chunks_are_no_measurement() -> None:
-    chosen = arms("suffix:8", "ngram:8")
-    simulation = simulate(0, chosen)
-    simulation.run(DEEP, constant(2), 4000, prefill_every=3)
-    assert share(simulation.run(DEEP, constant(2), 2000, prefill_every=3), chosen[0]) >= 0.9
-    assert beliefs_at(simulation, 2)[chosen[0]].reward == pytest.approx(DEEP.gain(chosen[0], 2), rel=0.15)
+def test_an_evaluation_is_decoded_with_the_best_arm_and_teaches_no_acceptance() -> None:
+    for seed in SEEDS:
+        simulation = simulate(seed, exploration=0.2)
+        simulation.run(DEEP, constant(1), 3000)
+        policy = simulation.policy
+        assert isinstance(policy, AdaptivePolicy)
+        simulation.run(World(), constant(1), 200, evaluation=True)
+        before = policy.acceptance.expected(np.zeros(1, np.int64))
+        steps = simulation.run(World(), constant(1), 2000, evaluation=True)
+        after = policy.acceptance.expected(np.zeros(1, np.int64))
+        assert (after.accepted == before.accepted).all()
+        assert len({step.strategy for step in steps}) == 1, "and nothing is tried"
+        assert DEEP.gain(steps[0].strategy, 1) >= 0.9 * DEEP.gain(DEEP.best(policy.arms_at(1), 1), 1)
 
 
-def test_an_evaluation_is_decoded_with_the_best_arm_and_changes_no_belief() -> None:
-    """Of its steps nothing is told: no trial is made again and again, waiting for an outcome."""
-    for warm_up in (3000, 3500, 4000):
-        simulation = simulate(0, exploration=0.2)
-        simulation.run(DEEP, constant(1), warm_up)
-        policy, chosen, believed = simulation.policy, [], []
-        best = DEEP.best(policy.arms_at(1), 1)
-        for _ in range(3000):
-            chosen.append(policy.choose(load(1)))
-            policy.record(outcome(chosen[-1], 1, 0, 0, 0.006, kind=StepKind.DISTURBED))
-            believed.append(beliefs_at(simulation, 1))
-        assert believed[-1] == believed[500], "but for the hold that it found"
-        assert DEEP.gain(chosen[-1], 1) >= 0.9 * DEEP.gain(best, 1)
-        assert chosen.count(chosen[-1]) >= 0.9 * len(chosen)
-
-
-def test_steps_above_the_switch_are_no_measurement_of_the_arm_before_them() -> None:
-    chosen, world = arms("suffix:8", "suffix:4"), quiet(World({"suffix": 1.0}))
-    simulation = simulate(0, chosen)
-    for running in (8, 40) * 4:
-        simulation.run(world, constant(running), 1500)
-        believed = beliefs_at(simulation, 8)[chosen[0]]
-        assert believed.reward == pytest.approx(world.gain(chosen[0], 8), rel=0.02)
-    assert simulation.policy.plain_s(load(40)) == pytest.approx(world.step_s(PLAIN, 40))
+def test_an_arm_that_is_used_a_step_after_its_choice_is_learned_all_the_same() -> None:
+    policy, chosen = build(arms("suffix:8", "ngram:8"), DEEP, lag=1), [PLAIN]
+    draw = np.random.default_rng(0)
+    for _ in range(2000):
+        chosen.append(policy.choose(load(2)))
+        ran = chosen[-2]
+        reached, stood = DEEP.drafts(ran, np.zeros(2, np.int64), draw)
+        step = outcome(ran, 2, int(reached.sum()), int(stood.sum()), DEEP.step_s(ran, 2), draft_s=DEEP.drafting_s(ran))
+        policy.record(replace(step, reached=reached, stood=stood) if ran.depth else step)
+    assert chosen[-500:].count(Strategy.parse("suffix:8")) >= 450
 
 
 @pytest.mark.parametrize("running", [8, 40])
@@ -381,7 +461,7 @@ def test_memory_does_not_grow_with_steps(running: int) -> None:
     simulation.run(DEEP, constant(running), 5000)
     before = len(pickle.dumps(simulation.policy))
     simulation.run(DEEP, constant(running), 20_000)
-    assert len(pickle.dumps(simulation.policy)) < 1.5 * before + 2000
+    assert len(pickle.dumps(simulation.policy)) < 1.2 * before
 
 
 # Drafters that fail, or are not worth it.
@@ -437,40 +517,3 @@ def test_no_arms_is_plain_decoding() -> None:
     simulation = simulate(0, ())
     assert share(simulation.run(World(), long_tail(64), 500), PLAIN) == 1
     assert simulation.policy.max_nodes == 0
-
-
-# What plain decoding costs, for the seconds that are said to be saved.
-
-
-def test_a_machine_that_becomes_faster_does_not_inflate_what_is_saved() -> None:
-    """Plain decoding was measured while the machine was six times slower, and an arm has been in use ever since: the
-    seconds saved were once six times too many."""
-    chosen = arms("suffix:8")
-    fast = quiet(World({"suffix": 0.85}))
-    slow = replace(fast, fixed_s=6 * fast.fixed_s, row_s=6 * fast.row_s, draft_s={"suffix": 6 * 30e-6})
-    simulation = simulate(0, chosen)
-    simulation.run(slow, constant(2), 3000)
-    simulation.run(fast, constant(2), 400)
-    claimed = saved_s = 0.0
-    for _ in range(4000):
-        plain_s = simulation.policy.plain_s(load(2))
-        (step,) = simulation.run(fast, constant(2), 1)
-        claimed += (plain_s or 0.0) * (1 + step.accepted / 2) - step.elapsed_s if step.strategy.depth else 0.0
-        saved_s += step.plain_s - step.elapsed_s
-    assert claimed == pytest.approx(saved_s, rel=0.05)
-
-
-def test_plain_decoding_is_measured_again_while_speculation_pays() -> None:
-    """Or nothing could be said of what it saves."""
-    simulation = simulate(0, arms("suffix:8"))
-    for _ in range(8):
-        simulation.run(DEEP, constant(2), 2000)
-        assert simulation.policy.plain_s(load(2)) is not None
-
-
-def test_without_a_recent_measurement_there_is_no_plain_cost() -> None:
-    simulation = simulate(0, arms("suffix:8"), exploration=0.0)
-    simulation.run(DEEP, constant(2), 300)
-    assert simulation.policy.plain_s(load(2)) is not None
-    simulation.run(DEEP, constant(2), 6000)
-    assert simulation.policy.plain_s(load(2)) is None
