@@ -42,7 +42,7 @@ class Checksum {  // of parts: what is written in one piece is read in one
       mix(word);
     }
     uint64_t word = bytes;
-    std::memcpy(reinterpret_cast<char*>(&word) + 1, at, bytes);
+    if (bytes) std::memcpy(reinterpret_cast<char*>(&word) + 1, at, bytes);
     mix(word);
   }
   uint64_t value() const { return state_; }

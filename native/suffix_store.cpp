@@ -105,6 +105,7 @@ void Store::begin(int64_t handle, const Token* prompt, int64_t tokens) {
   request.text.clear();
   request.text.append(prompt, tokens);
   request.prompt_tokens = tokens;
+  make_room();
 }
 
 void Store::finish(int64_t handle, bool keep, int64_t version) {

@@ -244,11 +244,17 @@ def test_limits_hold_after_every_call_and_the_oldest_leave(seed: int, window_byt
         index.publish(array([problem]), array([10 + number] * tokens), 0)
         published.setdefault(problem, []).append(number)
         assert index.bytes <= max_bytes
+        index.begin(number % HANDLES, array([int(rng.integers(12))]))  # also of problems that have nothing yet
+        assert index.bytes <= max_bytes
+        if number >= HANDLES - 1:
+            index.finish((number + 1) % HANDLES, False, 0)
         if rng.random() < 0.2:
             index.flush()
             assert index.bytes <= max_bytes
     index.flush()
     assert TOKEN_BYTES * index.pool_tokens <= pool_bytes
+    for handle in range(1, HANDLES):
+        index.finish((60 + handle) % HANDLES, False, 0)
     if pool_bytes:
         return  # which would speak for a window
     for problem, numbers in published.items():
