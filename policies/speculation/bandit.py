@@ -85,6 +85,10 @@ class BegMabPolicy:
     def reason(self) -> Reason:
         return self._reason
 
+    @property
+    def advantage(self) -> float | None:
+        return None
+
     def _median(self, strategy: Strategy) -> float:
         rewards = self._rewards[strategy]
         return median(rewards) if rewards else float("inf")

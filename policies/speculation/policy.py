@@ -98,6 +98,10 @@ class StrategyPolicy(Protocol):
     def reason(self) -> Reason:
         """Of the last choice."""
 
+    @property
+    def advantage(self) -> float | None:
+        """At the last choice, the predicted speed of the best drafts beside plain decoding's; None: nothing was."""
+
     def record(self, outcome: StepOutcome) -> None:
         """What the step brought for which `choose` was asked last, of whatever kind."""
 
@@ -145,6 +149,10 @@ class FixedPolicy:
     @property
     def reason(self) -> Reason:
         return self._reason
+
+    @property
+    def advantage(self) -> float | None:
+        return None
 
     def record(self, outcome: StepOutcome) -> None:
         if self._costs is not None:

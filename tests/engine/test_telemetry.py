@@ -45,7 +45,11 @@ class Turns(FixedPolicy):
 
     @property
     def reason(self) -> Reason:
-        return Reason.PAYS_MOST if self.strategies[self.step % len(self.strategies)].depth else Reason.TOO_MANY
+        return Reason.PAYS_MOST if self.strategies[self.step % len(self.strategies)].depth else Reason.PLAIN_IS_FASTER
+
+    @property
+    def advantage(self) -> float | None:
+        return 0.75
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
         """Nothing of steps with an odd number of requests."""
@@ -124,7 +128,10 @@ def test_windows_add_up_predictions_and_reasons_of_their_steps(tmp_path: Path) -
         assert sum(use.engine_steps for use in window.reasons) <= window.engine_steps
     assert counts == Counter(str(record.reason) for record in records if record.reason is not None)
     assert sum(counts.values()) == sum(record.running > 0 for record in records)
-    assert set(counts) == {"pays most", "more requests than max_running"}
+    assert set(counts) == {"pays most", "plain is faster"}
+    for use in (use for window in windows for use in window.reasons):
+        judged = use.engine_steps if use.reason == "plain is faster" else 0  # how much slower drafts would have been
+        assert (use.judged, use.advantage) == (judged, 0.75 * judged)
 
 
 def test_an_accepted_stop_token_is_not_counted_twice(tmp_path: Path) -> None:

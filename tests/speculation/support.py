@@ -95,6 +95,10 @@ class Mixed:
     def reason(self) -> Reason:
         return Reason.FIXED
 
+    @property
+    def advantage(self) -> float | None:
+        return None
+
     def expected_s(self, outcome: StepOutcome) -> float | None:
         return None
 

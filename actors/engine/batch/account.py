@@ -104,7 +104,7 @@ class StepAccount:
         timed_s = elapsed_s if typical else 0.0
         meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)
         if policy is not None and reason is not None:
-            meter.count_choice(reason, None)
+            meter.count_choice(reason, policy.advantage if reason is Reason.PLAIN_IS_FASTER else None)
             if expected_s is not None and typical:
                 meter.count_expected(expected_s, elapsed_s)
         if strategy.depth and policy is not None:

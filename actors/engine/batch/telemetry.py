@@ -48,7 +48,7 @@ class EngineStepRecord:
     elapsed_s: float  # of the whole step
     draft_s: float  # of it, drafting
     prefill_tokens: int
-    expected_s: float | None = None  # what the step should have taken, by what the policy knew before it
+    expected_s: float | None = None  # what it should have taken, by what was known before; of plain steps, of a sample
     reason: Reason | None = None  # why the policy chose the strategy; None: there is no policy, or nothing decoded
 
 

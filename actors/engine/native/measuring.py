@@ -117,6 +117,10 @@ class Script:
     def reason(self) -> Reason:
         return Reason.FIXED
 
+    @property
+    def advantage(self) -> float | None:
+        return None
+
     def record(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)
 
