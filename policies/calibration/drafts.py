@@ -17,6 +17,7 @@ _PRIOR = 0.02  # weight of an even split of the causes, against a measurement's 
 _NEAR = 0.35  # of a logarithm of requests: measurements further away say half as much
 _LEAST_S = 1e-8
 _LAST_FIT = 4096  # measurements at most between two fits
+_Prices = tuple[float, float, float, float]  # fixed, each, level, level_each
 
 
 class Drafting(Protocol):
@@ -37,14 +38,14 @@ class _Cell:
 
 @dataclass(slots=True)
 class _Drafter:
-    cells: dict[tuple[str, int], _Cell] = field(default_factory=dict)  # by strategy and requests
-    prices: Sequence[float] = (0.0, 0.0, 0.0, 0.0)
+    cells: dict[str, dict[int, _Cell]] = field(default_factory=dict)  # by strategy and requests
+    prices: _Prices = (0.0, 0.0, 0.0, 0.0)
     fit_at: int = 1  # measurements at which the next fit is due
     seen: int = 0
 
     def fit(self) -> None:
         self.fit_at = self.seen + min(self.seen, _LAST_FIT)
-        self.prices = _fit(list(self.cells.values()))
+        self.prices = _fit([cell for cells in self.cells.values() for cell in cells.values()])
 
 
 class DraftCosts:
@@ -57,7 +58,7 @@ class DraftCosts:
             drafter = self._drafters.setdefault(one.drafter, _Drafter())
             usual = Typical(math.log(one.seconds), one.count)
             usual.settle(one.count)
-            drafter.cells[one.strategy, one.requests] = _Cell(one.depth, one.requests, usual)
+            drafter.cells.setdefault(one.strategy, {})[one.requests] = _Cell(one.depth, one.requests, usual)
         for drafter in self._drafters.values():
             drafter.fit()
             drafter.fit_at = 64
@@ -65,18 +66,18 @@ class DraftCosts:
     def add(self, strategy: Drafting, requests: int, seconds: float) -> None:
         """A step drafted for `requests` requests."""
         drafter = self._drafters.setdefault(strategy.drafter, _Drafter())
-        key = str(strategy), requests
-        cell = drafter.cells.get(key)
+        cells = drafter.cells.setdefault(str(strategy), {})
+        cell = cells.get(requests)
         if cell is None:
-            cell = drafter.cells[key] = _Cell(strategy.depth, requests)
+            cell = cells[requests] = _Cell(strategy.depth, requests)
         before = cell.usual.value
         cell.usual.add(math.log(max(seconds, _LEAST_S)))
         drafter.seen += 1
         if drafter.seen >= drafter.fit_at:
             drafter.fit()
             self._cache.clear()
-        elif cell.usual.count <= FEW or abs(cell.usual.value - before) > 0.01:
-            self._cache.clear()
+        elif cell.usual.value != before:  # other loads of the strategy see it later
+            self._cache.pop((strategy, requests), None)
 
     def at(self, strategy: Drafting, requests: int) -> float | None:
         """Seconds; None: nothing of the drafter was measured."""
@@ -90,20 +91,20 @@ class DraftCosts:
     def measured(self) -> Iterator[DraftCost]:
         """Everything."""
         for drafter in self._drafters.values():
-            for (strategy, requests), cell in drafter.cells.items():
-                seconds, count = math.exp(cell.usual.value), min(cell.usual.count, MOST)
-                yield DraftCost(strategy=strategy, requests=requests, seconds=seconds, count=count)
+            for strategy, cells in drafter.cells.items():
+                for requests, cell in cells.items():
+                    seconds, count = math.exp(cell.usual.value), min(cell.usual.count, MOST)
+                    yield DraftCost(strategy=strategy, requests=requests, seconds=seconds, count=count)
 
     def _estimate(self, strategy: Drafting, requests: int) -> float | None:
         drafter = self._drafters.get(strategy.drafter)
         if drafter is None:
             return None
-        name, weights, total = str(strategy), 0.2, 0.0
-        for (measured, count), cell in drafter.cells.items():
-            if measured == name:
-                weight = min(cell.usual.count, FEW) / (1 + (math.log(count / requests) / _NEAR) ** 2) ** 2
-                weights += weight
-                total += weight * (cell.usual.value - math.log(_price(drafter.prices, cell.depth, count)))
+        weights, total = 0.2, 0.0
+        for measured, cell in drafter.cells.get(str(strategy), {}).items():
+            weight = min(cell.usual.count, FEW) / (1 + (math.log(measured / requests) / _NEAR) ** 2) ** 2
+            weights += weight
+            total += weight * (cell.usual.value - math.log(_price(drafter.prices, cell.depth, measured)))
         return _price(drafter.prices, strategy.depth, requests) * math.exp(total / weights)
 
 
@@ -111,12 +112,12 @@ def _causes(depth: int, requests: int) -> tuple[float, float, float, float]:
     return 1.0, float(requests), float(depth), float(depth * requests)
 
 
-def _price(prices: Sequence[float], depth: int, requests: int) -> float:
-    causes = _causes(depth, requests)
-    return max(sum(price * cause for price, cause in zip(prices, causes, strict=True)), _LEAST_S)
+def _price(prices: _Prices, depth: int, requests: int) -> float:
+    fixed, each, level, level_each = prices
+    return max(fixed + each * requests + depth * (level + level_each * requests), _LEAST_S)
 
 
-def _fit(cells: Sequence[_Cell]) -> Sequence[float]:
+def _fit(cells: Sequence[_Cell]) -> _Prices:
     """Non-negative least squares of relative errors, held by an even split of the causes: coordinate descent."""
     rows = [
         (
@@ -135,4 +136,5 @@ def _fit(cells: Sequence[_Cell]) -> Sequence[float]:
         for i in range(4):
             rest = sum(square[i][j] * prices[j] for j in range(4) if j != i)
             prices[i] = max((wanted[i] + held[i] * prior[i] - rest) / (square[i][i] + held[i]), 0.0)
-    return prices
+    fixed, each, level, level_each = prices
+    return fixed, each, level, level_each

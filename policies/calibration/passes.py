@@ -13,6 +13,7 @@ import numpy as np
 
 from policies.calibration.document import FEW, MOST, Calibration, PassCost
 from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
+from policies.calibration.solve import FloatArray
 from policies.calibration.typical import Typical
 
 CLIP = 0.25  # of a logarithm: what a step that was interrupted counts at most
@@ -34,6 +35,7 @@ class _Shape:
     requests: int
     rows: int
     context_tokens: float
+    place: int  # in the table
     usual: Typical = field(default_factory=Typical)  # logarithms of seconds over the roofline's
     sure: float = 1.0
 
@@ -57,9 +59,10 @@ class PassCosts:
         self._exact: dict[tuple[int, int], _Shape] = {}  # by requests and rows
         self._calibrated = calibration is not None and bool(calibration.passes)
         self._seen, self._fit_at = 0, _LAST_FIT if self._calibrated else _FIRST_FIT
-        self._seconds: dict[tuple[int, int, int], float] = {}
-        self._differences: dict[tuple[int, int], float] = {}
-        self._near: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._lines: dict[tuple[int, int, int], float] = {}  # the roofline's seconds
+        self._factors: dict[tuple[int, int], float] = {}  # by requests and rows: what measured passes differ from it
+        # Of every shape, in order: logarithms of rows and of requests, its difference, its weight.
+        self._table: FloatArray = np.zeros((4, 64))
         if calibration is not None:
             self._start(calibration)
 
@@ -77,22 +80,26 @@ class PassCosts:
             shape.usual.count = total
         for shape in self._shapes.values():
             shape.usual.settle(_SETTLED)
+            self._note(shape)
 
     def at(self, requests: int, rows: int, context_tokens: int) -> float | None:
         """Seconds, of a context within an eighth; None before anything was measured."""
+        if self.roofline is None:
+            return None
         shift = context_tokens.bit_length() - 4
         key = requests, rows, context_tokens >> shift << shift if shift > 0 else context_tokens
-        seconds = self._seconds.get(key)
-        if seconds is None and self.roofline is not None:
-            if len(self._seconds) >= _KEPT:
-                self._seconds.clear()
-            seconds = self._seconds[key] = self.roofline.seconds(*key) * math.exp(self._difference(requests, rows))
-        return seconds
+        seconds = self._lines.get(key)
+        if seconds is None:
+            if len(self._lines) >= _KEPT:
+                self._lines.clear()
+            seconds = self._lines[key] = self.roofline.seconds(*key)
+        factor = self._factors.get((requests, rows))
+        return seconds * (self._factor(requests, rows) if factor is None else factor)
 
     def settled(self, requests: int, rows: int) -> bool:
         """That shape was measured so often that a further time hardly moves it."""
         shape = self._exact.get((requests, rows))
-        return shape is not None and shape.usual.count >= _SETTLED
+        return shape is not None and shape.usual.count >= 2 * FEW
 
     def add(
         self, requests: int, rows: int, context_tokens: int, seconds: float, *, sure: bool, common: float = 0.0
@@ -108,20 +115,25 @@ class PassCosts:
         over = math.log(seconds / self.roofline.seconds(requests, rows, context_tokens))
         if usual.count < FEW:
             if sure and (self._calibrated or self._seen > _KNOWN):
-                surprise = _clipped(over - self._difference(requests, rows))
+                surprise = _clipped(over - math.log(self._factor(requests, rows)))
             if not usual.count:
                 shape.sure = 1.0 if sure else _PROMPT_SURE
             elif sure and shape.sure < 1.0:  # what prompts said of it is past
                 usual = shape.usual = Typical()
                 shape.sure = 1.0
             usual.add(over - common)
-            self._forget()
+            self._note(shape)
+            if usual.count in (1, FEW):
+                self._factors.clear()
+            else:  # its neighbours see it later
+                self._factors.pop((requests, rows), None)
         elif sure:
             surprise = _clipped(over - usual.value)
             usual.count += 1
             usual.value += (surprise - common) / min(usual.count, _SETTLED)
             if not usual.count & 15:
-                self._forget()
+                self._note(shape)
+                self._factors.clear()
         shape.context_tokens += (context_tokens - shape.context_tokens) / min(usual.count + 1, _SETTLED)
         if self._seen >= self._fit_at:
             self._fit()
@@ -145,7 +157,11 @@ class PassCosts:
         if shape is None:
             by_rows = rows if rows <= _EXACT_ROWS else _EXACT_ROWS + round(8 * math.log2(rows / _EXACT_ROWS))
             key = by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
-            shape = self._shapes.setdefault(key, _Shape(requests, rows, float(context_tokens)))
+            shape = self._shapes.get(key)
+            if shape is None:
+                shape = self._shapes[key] = _Shape(requests, rows, float(context_tokens), len(self._shapes))
+                if shape.place == self._table.shape[1]:
+                    self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
             if len(self._exact) >= _KEPT:
                 self._exact.clear()
             self._exact[exact] = shape
@@ -161,33 +177,31 @@ class PassCosts:
             MeasuredPass(shape.requests, shape.rows, round(shape.context_tokens), shape.seconds(before), shape.weight)
             for shape in shapes
         ]
-        after = self.roofline = fit_roofline(passes, before.pair_s)
+        after = self.roofline = fit_roofline(passes, before.pair_s, before)
         for shape, one in zip(shapes, passes, strict=True):
             shape.usual.move_to(math.log(one.seconds / after.seconds(one.requests, one.rows, one.context_tokens)))
-        self._forget()
+            self._note(shape)
+        self._lines.clear()
+        self._factors.clear()
 
-    def _forget(self) -> None:
-        self._seconds.clear()
-        self._differences.clear()
-        self._near = None
+    def _note(self, shape: _Shape) -> None:
+        """What is known of it now."""
+        at = math.log(shape.rows), math.log(shape.requests), shape.usual.value, shape.weight
+        self._table[:, shape.place] = at
 
-    def _difference(self, requests: int, rows: int) -> float:
-        """Logarithm by which passes near that shape were measured to differ from the roofline."""
+    def _factor(self, requests: int, rows: int) -> float:
+        """By which passes near that shape were measured to differ from the roofline."""
         key = requests, rows
-        if key not in self._differences:
-            if self._near is None:
-                shapes = [shape for shape in self._shapes.values() if shape.usual.count]
-                self._near = (
-                    np.log([shape.rows for shape in shapes]),
-                    np.log([shape.requests for shape in shapes]),
-                    np.array([shape.usual.value for shape in shapes]),
-                    np.array([shape.weight for shape in shapes]),
-                )
-            by_rows, by_requests, values, sure = self._near
+        factor = self._factors.get(key)
+        if factor is None:
+            if len(self._factors) >= _KEPT:
+                self._factors.clear()
+            by_rows, by_requests, differences, sure = self._table[:, : len(self._shapes)]
             far = (by_rows - math.log(rows)) ** 2 + (_ACROSS * (by_requests - math.log(requests))) ** 2
             weights = sure / (1 + far / _NEAR**2)
-            self._differences[key] = float((weights * values).sum() / (weights.sum() + _DOUBT))
-        return self._differences[key]
+            factor = math.exp(float(weights @ differences) / (float(weights.sum()) + _DOUBT))
+            self._factors[key] = factor
+        return factor
 
 
 def _clipped(logarithm: float) -> float:

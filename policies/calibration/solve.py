@@ -33,7 +33,7 @@ def fit_positive(residuals: Callable[[FloatArray], FloatArray], start: FloatArra
             there = residuals(tried)
             lower = _loss(there)
             if lower < loss:
-                better = loss - lower > 1e-7 * (1 + loss)
+                better = loss - lower > 1e-4 * (1 + loss)
                 at, found, loss, damping = tried, there, lower, damping / 5
                 break
             damping = min(damping * 5, 1e9)
