@@ -71,8 +71,9 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     mode: Annotated[
         Literal["off", "adaptive", "roofline", "paper", "fixed"],
         Field(
-            description="adaptive: measured choice with plain decoding as an arm; roofline: EfficientRollout's toggle "
-            "and draft-length ladder; paper: TLT Algorithm 1 as printed"
+            description="adaptive: the most tokens per second by what steps cost and what is accepted, plain "
+            "decoding among them; roofline: EfficientRollout's toggle and draft-length ladder; paper: TLT Algorithm 1 "
+            "as printed"
         ),
     ] = "adaptive"
     verification: Annotated[
@@ -95,8 +96,8 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
         ),
     ] = "auto"
     exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.01
-    window: Annotated[int, Field(ge=1, description="measurements kept per arm and batch bucket")] = 32
     # mode: paper
+    window: Annotated[int, Field(ge=1, description="mode paper: steps remembered per strategy")] = 32
     seed: Annotated[int, Field(description="mode paper: of exploration's random stream")] = 0
     epsilon: Annotated[float, Field(ge=0, le=1, description="mode paper: exploration probability")] = 0.1
     batch_thresholds: Annotated[
