@@ -125,7 +125,7 @@ class Aware(Unlimited):
             return None
         room = cap - drawn - 1
         given = self._budget.budgets(load, slots, drawn, room, Strategy("suffix", depth))
-        return np.full(load.running, best) if given is room else np.minimum(given, depth)
+        return np.full(load.running, best) if (given >= room).all() else np.minimum(given, depth)
 
 
 class Knowing(LengthAwareBudget):
@@ -165,7 +165,7 @@ def simulate(
         "any depth": Aware(LengthAwareBudget(costs, acceptance, places), adaptive, capped=False),
         "lengths known": Oracle(Knowing(costs, acceptance, places), adaptive, places),
     }
-    linear = _line(*costs.passes())
+    linear = line(*costs.passes())
     found: dict[str, list[Rollout]] = {name: [] for name in policies}
     off_s = []
     for step in range(steps):
@@ -200,7 +200,7 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return round(sum(ours) / sum(theirs), 4)
 
 
-def _line(rows: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+def line(rows: FloatArray, seconds: FloatArray) -> tuple[float, float]:
     """(base, row) of eq. (1), by least squares of relative errors."""
     design = np.stack([1 / seconds, rows / seconds], axis=1)
     base, row = np.linalg.lstsq(design, np.ones(len(rows)), rcond=None)[0]
@@ -209,7 +209,7 @@ def _line(rows: FloatArray, seconds: FloatArray) -> tuple[float, float]:
 
 def figure_8(rows: FloatArray, seconds: FloatArray) -> dict[str, Any]:
     """Eq. (1) over measured passes."""
-    base, row = _line(rows, seconds)
+    base, row = line(rows, seconds)
     errors = np.abs((base + row * rows) / seconds - 1)
     return {
         "passes": len(rows),

@@ -21,6 +21,7 @@ from benchmarks.tools.targets import Target, Task
 from drafter.protocol import Drafter
 from drafter.self import SelfDrafter
 from models.noise import noise_key
+from policies.speculation.budget import DraftBudget
 from policies.speculation.policy import StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
 
@@ -99,6 +100,7 @@ def decode(
     *,
     policy: StrategyPolicy | None = None,
     drafters: Mapping[str, Drafter] | None = None,
+    budget: DraftBudget | None = None,
     history: History | None = None,
     running: int | None = None,
     record: bool = True,
@@ -111,10 +113,18 @@ def decode(
     steps: list[EngineStepRecord] = []
     options = engine_options(running or max(map(len, waves)))
     engine = NativeEngine(
-        target.model, options, drafters=drafters or {}, policy=policy, on_step=steps.append if record else None
+        target.model,
+        options,
+        drafters=drafters or {},
+        policy=policy,
+        budget=budget,
+        on_step=steps.append if record else None,
     )
     if history is not None:
         teach((drafters or {}).values(), history)
+        if budget is not None:
+            budget.remember(*history)
+            budget.new_target()
     responses: dict[int, Tokens] = {}
     start_s = perf_counter()
     for drafter in (drafters or {}).values():

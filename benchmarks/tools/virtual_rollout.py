@@ -31,7 +31,7 @@ GROUP = 8  # responses per problem and step
 
 class SweepCosts:
     """Passes of a measured sweep. Between measurements linear in rows per request, requests and log context; beyond,
-    as between the last two. Implements policies.speculation.length_aware.PassCosts."""
+    as between the last two. Implements policies.speculation.length_aware.Costs."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._batches = np.array(sweep.batches, np.float64)

@@ -242,10 +242,13 @@ def _speculation(c: Config) -> Iterator[Issue]:
             said = f"is set, but {key}.strategies names no {name}"
             yield Issue(f"{key}.{name}.path", said, remedy="name one, or unset it")
     used_by = {"batch_thresholds": "paper", "epsilon": "paper", "seed": "paper", "exploration": "adaptive"}
-    used_by["roofline"] = "roofline"
+    used_by |= {"roofline": "roofline", "budget": "adaptive"}
     for name, mode in used_by.items():
         if s.mode != mode and getattr(s, name) != type(s).model_fields[name].default:
             yield Issue(f"{key}.{name}", f"is only used with mode {mode}", remedy=f"set {key}.mode={mode}")
+    if s.budget != "none" and backend == "vllm":
+        message = f"{s.budget} is not known to the vllm engine, which drafts as much for every request"
+        yield Issue(f"{key}.budget", message, remedy="leave it out")
     thresholds = s.batch_thresholds
     groups = len({strategy.tokens_to_verify for strategy in strategies})
     if s.mode == "paper" and thresholds and 0 < groups < len(thresholds):

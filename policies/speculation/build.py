@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from policies.calibration.costs import CostModel
 from policies.speculation.bandit import BegMabPolicy
+from policies.speculation.budget import DraftBudget
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms, default_ladder
+from policies.speculation.length_aware import LengthAwareBudget
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.strategy import PLAIN, Strategy
@@ -72,3 +74,10 @@ def build_policy(
         lag=lag,
         costs=costs,
     )
+
+
+def build_budget(options: SpeculationOptions, policy: StrategyPolicy | None, slots: int) -> DraftBudget | None:
+    """What divides the drafts of an engine of so many `slots`; None: its strategy alone says how much is drafted."""
+    if options.budget == "none" or not isinstance(policy, AdaptivePolicy):
+        return None
+    return LengthAwareBudget(policy.costs, policy.acceptance, slots)

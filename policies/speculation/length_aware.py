@@ -27,16 +27,19 @@ FloatArray = NDArray[np.float64]
 
 POWER = 4.0  # of the mean that stands for the maximum: larger trusts the lengths more (docs/budgets.md)
 QUANTILES = 16  # of the length of a response
-EVERY_STEPS = 16  # a division stands for so many steps of the same requests
+EVERY_STEPS = 16  # a division stands for so many steps of the same requests, longer where steps are short:
+_DIVISION_S, _SHARE = 400e-6, 0.005  # it takes about so long, and may take such a share of all time
+_MOST_STEPS = 64  # for which one is not yet out of date; where it would have to stand longer, there is none
 SLACK = 0.003  # of the cheapest token: as much drafting as costs no more, for it also tells what is accepted
+_ALL = 1 << 40  # as much as its strategy says
 _ROUNDS = 5  # of bisection for the rows of a pass
 MIN_RUNNING = 4  # of fewer requests, nearly all are the longest one's time
 
 
-class PassCosts(Protocol):
+class Costs(Protocol):
     """policies.calibration.costs.CostModel."""
 
-    def step_s(self, requests: int, rows: float, context_tokens: float) -> float | None: ...
+    def step_s(self, requests: int, rows: int, context_tokens: int) -> float | None: ...
 
 
 class Survival(Protocol):
@@ -48,7 +51,7 @@ class Survival(Protocol):
 class LengthAwareBudget:
     """See the module docstring; implements DraftBudget. Trees are verified whole, whatever they cost."""
 
-    def __init__(self, costs: PassCosts, acceptance: Survival, slots: int, seed: int = 0) -> None:
+    def __init__(self, costs: Costs, acceptance: Survival, slots: int, seed: int = 0) -> None:
         """`slots`: places in the running batch."""
         self._costs, self._acceptance = costs, acceptance
         self._statistics = LengthStatistics()
@@ -60,13 +63,13 @@ class LengthAwareBudget:
         self._entered = np.zeros(slots, np.int64)  # tokens a request had when it came
         self._longest_limit = 0
         self._standing: tuple[Int64Array, Strategy] | None = None  # the requests that the division is of
-        self._division: Int64Array | None = None
-        self._left = 0
+        self._division = np.full(slots, _ALL)  # by slot
+        self._every, self._left = EVERY_STEPS, 0
 
     def begin(self, slot: int, prompt_tokens: Int32Array, drawn: int, limit: int) -> None:
         key = problem_key(prompt_tokens)
         self._keys[slot], self._classes[slot] = key, self._statistics.class_of(key)
-        self._entered[slot] = drawn
+        self._entered[slot], self._division[slot] = drawn, _ALL
         self._longest_limit = max(self._longest_limit, limit)
 
     def end(self, slot: int, drawn: int, *, finished: bool, ended: bool) -> None:
@@ -98,12 +101,15 @@ class LengthAwareBudget:
         if load.running < MIN_RUNNING or strategy.is_tree:
             return room
         standing = self._standing
-        if standing is not None and standing[0] is load.prompt_ids and standing[1] == strategy and self._left > 0:
+        same = standing is not None and standing[0] is load.prompt_ids
+        if standing is not None and standing[1] == strategy and self._left > 0 and (same or self._every > EVERY_STEPS):
             self._left -= 1
         else:
-            self._division = self._divide(load, slots, drawn, room, strategy)
-            self._standing, self._left = (load.prompt_ids, strategy), EVERY_STEPS
-        return room if self._division is None else np.minimum(self._division, room)
+            depths = self._divide(load, slots, drawn, room, strategy)
+            self._division[slots] = _ALL if depths is None or self._every > _MOST_STEPS else depths
+            self._standing, self._left = (load.prompt_ids, strategy), self._every
+        given: Int64Array = np.minimum(self._division[slots], room)
+        return given
 
     def _divide(
         self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
@@ -140,11 +146,12 @@ class LengthAwareBudget:
     def _tangent(self, load: Load, rows: float) -> tuple[float, float] | None:
         """(seconds of a pass without its rows, of a row) where passes have about so many rows."""
         half = max(load.running / 2, 1.0)
-        low, high = max(rows - half, float(load.running)), rows + half
+        low, high = max(int(rows - half), load.running), int(rows + half) + 1
         ends = [self._costs.step_s(load.running, at, load.context_tokens) for at in (low, high)]
         if ends[0] is None or ends[1] is None:
             return None
         row_s = max((ends[1] - ends[0]) / (high - low), 1e-3 * ends[1] / high)
+        self._every = max(EVERY_STEPS, round(_DIVISION_S / (_SHARE * max(ends[0], 1e-6))))
         return max((ends[0] + ends[1]) / 2 - row_s * (low + high) / 2, 0.0), row_s
 
 

@@ -96,6 +96,12 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
         ),
     ] = "auto"
     exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.01
+    budget: Annotated[
+        Literal["length_aware", "none"],
+        Field(
+            description="length_aware (mode adaptive, backend native): requests that will hold up the batch draft more"
+        ),
+    ] = "none"
     # mode: paper
     window: Annotated[int, Field(ge=1, description="mode paper: steps remembered per strategy")] = 32
     seed: Annotated[int, Field(description="mode paper: of exploration's random stream")] = 0

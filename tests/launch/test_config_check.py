@@ -92,6 +92,7 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["rollout.speculation.epsilon=0.2"], "rollout.speculation.epsilon"),
         (["rollout.speculation={mode: fixed, strategies: ['suffix:8'], seed: 3}"], "rollout.speculation.seed"),
         (["rollout.speculation={mode: paper, exploration: 0.1}"], "rollout.speculation.exploration"),
+        (["rollout.speculation={mode: paper, budget: length_aware}"], "rollout.speculation.budget"),
         (
             ["rollout.speculation={strategies: ['suffix:8'], eagle: {path: random}}"],
             "rollout.speculation.eagle.path",

@@ -136,6 +136,35 @@ def test_a_division_stands_for_some_steps_of_the_same_requests() -> None:
     assert costs.asked > asked[-1], "another strategy is another division"
 
 
+def test_where_steps_are_too_short_for_it_nothing_is_divided() -> None:
+    """A division would cost more than it may, or be out of date."""
+    budget = budget_of(base_s=300e-6, row_s=5e-6)
+    costs = budget._costs
+    assert isinstance(costs, Linear)
+    assert set(ask(budget, [0] * 24 + [8] * 8)) == {8191}
+    asked, prompts = costs.asked, np.array([0] * 24 + [8] * 8)
+    for _ in range(100):
+        budget.budgets(Load(32, 0, 3200, prompts), np.arange(32), np.zeros(32, np.int64), np.full(32, 8191), CHAIN)
+    assert costs.asked == asked
+
+
+def test_where_steps_are_short_a_division_stands_longer_also_when_requests_come_and_go() -> None:
+    budget = budget_of(base_s=2e-3, row_s=20e-6)
+    costs = budget._costs
+    assert isinstance(costs, Linear)
+    given = ask(budget, [0] * 24 + [8] * 8)
+    asked, slots = costs.asked, np.arange(32)
+    for step in range(20):
+        load = Load(32, 0, 3200, np.array([0] * 24 + [8] * 8))  # another array: other requests
+        again = budget.budgets(load, slots, np.full(32, step), np.full(32, 8191), CHAIN)
+        assert again.tolist() == given
+    assert costs.asked == asked
+    budget.begin(3, prompt(8), 0, 8192)
+    load = Load(32, 0, 3200, np.array([0] * 24 + [8] * 8))
+    fresh = budget.budgets(load, slots, np.zeros(32, np.int64), np.full(32, 8191), CHAIN)
+    assert fresh[3] == 8191, "a new request drafts as its strategy says until the next division"
+
+
 def test_evaluations_and_requests_that_leave_say_nothing_about_a_problem() -> None:
     budget = budget_of()
     before = len(budget._statistics)

@@ -4,9 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from policies.speculation.bandit import BegMabPolicy
-from policies.speculation.build import build_policy
+from policies.speculation.build import build_budget, build_policy
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
+from policies.speculation.length_aware import LengthAwareBudget
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN, Strategy
@@ -136,3 +137,15 @@ def test_an_engine_without_trees_is_offered_chains_only() -> None:
     assert isinstance(policy, AdaptivePolicy)
     assert not any(arm.is_tree for running in (1, 8, 32) for arm in policy.arms_at(running))
     assert set(default_arms(DRAFTERS, trees=False)) <= set(policy.arms_at(1))
+
+
+def test_a_budget_by_length_uses_the_models_of_the_adaptive_choice_and_there_is_none_by_default() -> None:
+    options = SpeculationOptions(budget="length_aware")
+    policy = build_policy(options, ("ngram", "suffix"))
+    assert isinstance(policy, AdaptivePolicy)
+    budget = build_budget(options, policy, 16)
+    assert isinstance(budget, LengthAwareBudget)
+    assert (budget._costs, budget._acceptance) == (policy.costs, policy.acceptance)
+    assert build_budget(SpeculationOptions(), policy, 16) is None
+    fixed = SpeculationOptions(mode="fixed", strategies=("suffix:8",), budget="length_aware")
+    assert build_budget(fixed, build_policy(fixed, ("suffix",)), 16) is None

@@ -14,7 +14,9 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.types import EngineWindow, Finished, StopRule
 from drafter.protocol import BatchView, Drafts
 from models.transformer import Transformer
+from policies.speculation.build import build_budget, build_policy
 from policies.speculation.length_aware import LengthAwareBudget
+from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy, Load, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import DrafterBase, assert_same, drain, engine, make_requests, options_of, rollouts, run
@@ -357,6 +359,21 @@ def test_no_token_depends_on_budgets_by_length_also_when_requests_are_preempted_
     budget = again._speculator._budget._budget
     assert isinstance(budget, LengthAwareBudget)
     assert budget.left(np.arange(2), np.zeros(2, np.int64), np.full(2, 30)) is not None
+
+
+@needs_native
+def test_with_the_adaptive_choice_budgets_divide_drafts_and_change_no_token(
+    model: Transformer, expected: dict[int, Any]
+) -> None:
+    options = SpeculationOptions(budget="length_aware", strategies=("suffix:8", "ngram:4"), exploration=0.5)
+    policy = build_policy(options, ("suffix", "ngram"))
+    budget = build_budget(options, policy, 16)
+    core = NativeEngine(model, options_of(max_running=16), drafters=real_drafters(model), policy=policy, budget=budget)
+    for _ in range(4):
+        assert_same(run(core, REQUESTS), expected)
+        core._speculator.new_target(0)
+    assert core._speculator._budget.active, "it did not fail"
+    assert isinstance(budget, LengthAwareBudget)
 
 
 def test_a_place_where_lengths_cannot_be_written_is_reported_and_costs_no_budget(

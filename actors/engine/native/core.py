@@ -13,7 +13,7 @@ from models.formats import low_bit_format
 from models.ops.triton.low_bit_operators import require_products
 from models.ops.triton.operators import installed
 from models.options import batch_invariance
-from policies.speculation.build import build_policy
+from policies.speculation.build import build_budget, build_policy
 
 
 def build(start: Start) -> BatchCore:
@@ -52,6 +52,7 @@ def build(start: Start) -> BatchCore:
         weights_version=start.weights_version,
         drafters=drafters,
         policy=policy,
+        budget=build_budget(speculation, policy, options.max_running),
         verification=speculation.verification,
         hidden_tokens=speculation.eagle.context_tokens,
         recording_bytes=start.recording_bytes,
