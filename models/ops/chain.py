@@ -83,18 +83,13 @@ class DraftChain(DecoderStack):
         lies outside its table.
         """
         requests = len(slots)
-        for name, array, kind in (
-            ("slots", slots, "int64"),
-            ("lengths", lengths, "int64"),
-            ("prompt_lengths", prompt_lengths, "int64"),
-            ("counts", counts, "int64"),
-            ("top_k", top_k, "int64"),
-            ("noise_keys", noise_keys, "int64"),
-            ("temperatures", temperatures, "float32"),
-            ("top_p", top_p, "float32"),
-        ):
-            if array.shape != (requests,) or array.dtype != kind or not array.flags.c_contiguous:
-                raise ValueError(f"{name} must be {kind} [{requests}], got {array.dtype} {list(array.shape)}")
+        whole = slots, lengths, prompt_lengths, counts, top_k, noise_keys
+        for kind, arrays in (("int64", whole), ("float32", (temperatures, top_p))):
+            for array in arrays:
+                if array.shape != (requests,) or array.dtype != kind or not array.flags.c_contiguous:
+                    raise ValueError(
+                        f"what stands per request must be {kind} [{requests}], got {array.dtype} {list(array.shape)}"
+                    )
         for name, table in (("history", history), ("block_tables", block_tables)):
             if table.dtype != "int32" or table.ndim != 2 or not table.flags.c_contiguous:
                 raise ValueError(f"{name} must be int32 [slots, n]")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -118,12 +118,14 @@ class Speculator:
         self._budget, self._load = Budgeting(table, budget), Load(0, 0, 0)
         self.room: Int64Array | None = None  # what the last step's decoding requests might draft, within a budget
         self.use(policy)
-        for name, drafter in list(self._drafters.items()):
-            if isinstance(drafter, SharingDrafter):
-                if target is None:
-                    del self._drafters[name]  # there is nothing that it could compute over
-                else:
-                    drafter.attach(target)
+        # Asked once: it takes longer than many a draft.
+        self._graphed = {name for name, drafter in drafters.items() if isinstance(drafter, GraphedDrafter)}
+        self._sharing = {name for name, drafter in drafters.items() if isinstance(drafter, SharingDrafter)}
+        for name in self._sharing:
+            if target is None:
+                del self._drafters[name]  # there is nothing that it could compute over
+            else:
+                cast(SharingDrafter, self._drafters[name]).attach(target)
 
     def use(self, policy: StrategyPolicy | None) -> None:
         self.policy = policy
@@ -284,9 +286,9 @@ class Speculator:
 
     def _draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:
         drafter, slots = self._drafters[strategy.drafter], plan.decoding  # in a prompt nothing is speculated on
-        batch = self._view(slots, drafter.needs_hidden, strategy)
-        if isinstance(drafter, SharingDrafter):  # it writes K/V behind those that are there
-            batch = replace(batch, room=reserve(slots, np.minimum(batch.room, strategy.depth)))
+        # One that writes K/V behind those that are there needs the blocks before.
+        before = reserve if strategy.drafter in self._sharing else None
+        batch = self._view(slots, drafter.needs_hidden, strategy, before)
         if self._budget.active:
             self.room = batch.room
             if not batch.room.any():
@@ -294,7 +296,7 @@ class Speculator:
         try:
             answer = drafter.propose(batch, strategy)
             self.caught_up = answer.caught_up
-            self.captured = isinstance(drafter, GraphedDrafter) and drafter.captured
+            self.captured = strategy.drafter in self._graphed and cast(GraphedDrafter, drafter).captured
             nodes = min(strategy.tokens_to_verify, self._max_nodes)
             cleaned = self._steps.clean(
                 slots, answer.tokens, answer.counts, answer.parents, strategy.depth, nodes, self._vocab_size
@@ -335,7 +337,9 @@ class Speculator:
             return None
         return given[:, :width]
 
-    def _view(self, slots: Int64Array, needs_hidden: bool, strategy: Strategy) -> BatchView:
+    def _view(
+        self, slots: Int64Array, needs_hidden: bool, strategy: Strategy, reserve: Reserve | None = None
+    ) -> BatchView:
         table = self._table
         if self._requests.slots is not slots:
             self._requests = _Requests.of(table, slots, self._other_noise)
@@ -343,6 +347,8 @@ class Speculator:
         fixed = self._requests.fixed
         room = table.limit[slots] - lengths - 1
         room = self._budget.room(self._load, fixed["slots"], lengths - fixed["prompt_lengths"], room, strategy)
+        if reserve is not None:
+            room = reserve(slots, np.minimum(room, strategy.depth))
         return BatchView(
             history=self._history,
             lengths=lengths,
