@@ -87,7 +87,7 @@ class LengthAwareBudget:
 
     def new_target(self) -> None:
         self._statistics.settle()
-        self._standing = None
+        self._standing, self._left = None, 0
 
     def save(self, directory: str) -> None:
         self._statistics.save(directory)
@@ -101,8 +101,8 @@ class LengthAwareBudget:
         if load.running < MIN_RUNNING or strategy.is_tree:
             return room
         standing = self._standing
-        same = standing is not None and standing[0] is load.prompt_ids
-        if standing is not None and standing[1] == strategy and self._left > 0 and (same or self._every > EVERY_STEPS):
+        same = standing is not None and standing[0] is load.prompt_ids and standing[1] == strategy
+        if self._left > 0 and (same or self._every > EVERY_STEPS):
             self._left -= 1
         else:
             depths = self._divide(load, slots, drawn, room, strategy)
