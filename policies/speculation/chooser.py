@@ -6,6 +6,7 @@ choice: of an arm that would win if all that is doubted of it went well. They ar
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel, Expected
@@ -18,8 +19,21 @@ CONFIRMED = 4  # ... and one that is confirmed for twice as long each time, up t
 MARGIN = 0.02  # what an arm must promise beyond another: the largest of several estimates is too large
 TRIAL_REQUESTS = 1  # request-steps that a trial has, at least
 GRANT_S = 4e-3  # of exploration before the allowance has grown, or a plain step's worth
+FEW = 4  # request-steps below which a drafter is hardly seen
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What stands for a bucket of batch sizes, though other sizes are decoded between its steps."""
+
+    left: int = 0  # steps for which it stands
+    strategy: Strategy = PLAIN
+    reason: Reason = Reason.UNMEASURED
+    advantage: float | None = None
+    best: Strategy = PLAIN  # which a trial was not
+    seconds: float = HOLD_S
 
 
 class AdaptivePolicy:
@@ -44,14 +58,10 @@ class AdaptivePolicy:
         self._credit_s, self._granted = 0.0, False
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
         self._evaluating = False
-        # The present decision, and what its steps brought: a list, so that a step costs an append.
-        self._left = 0  # steps for which it stands
-        self._running = self._bucket = 0
-        self._strategy = self._best = PLAIN
-        self._hold_s = HOLD_S
-        self._reason = Reason.UNMEASURED
-        self._advantage: float | None = None
-        self._outcomes: list[StepOutcome] = []
+        self._running, self._last = 0, PLAIN
+        self._holds = [_Hold() for _ in range(len(BUCKET_NODES) + 1)]  # the last: more than max_running
+        self._hold = self._holds[0]
+        self._outcomes: list[StepOutcome] = []  # not learned from yet: so that a step costs an append
 
     @property
     def max_nodes(self) -> int:
@@ -72,27 +82,24 @@ class AdaptivePolicy:
 
     @property
     def reason(self) -> Reason:
-        return self._reason
+        return self._hold.reason
 
     @property
     def advantage(self) -> float | None:
-        return self._advantage
+        return self._hold.advantage
 
     def choose(self, load: Load) -> Strategy:
-        running = load.running
-        if self._left > 0 and (running == self._running or self._stands(running)):
-            self._running = running
-            self._left -= 1
-            return self._strategy
-        self._digest()
-        self._running, self._bucket = running, _bucket(running)
-        self._decide(load)
-        return self._strategy
-
-    def _stands(self, running: int) -> bool:
-        """The decision, at another number of requests: what may be chosen there is the same."""
-        too_many = self._reason is Reason.TOO_MANY
-        return _bucket(running) == self._bucket and (running > self._max_running) == too_many
+        if load.running != self._running:
+            self._running = load.running
+            too_many = self._running > self._max_running
+            self._hold = self._holds[-1 if too_many else _bucket(self._running)]
+        hold = self._hold
+        if hold.left <= 0:
+            self._digest()
+            self._decide(load, hold)
+        hold.left -= 1
+        self._last = hold.strategy
+        return hold.strategy
 
     def record(self, outcome: StepOutcome) -> None:
         self.costs.observe(outcome)
@@ -102,13 +109,16 @@ class AdaptivePolicy:
 
     def unavailable(self, drafter: str) -> None:
         self._gone.add(drafter)
-        if self._strategy.drafter == drafter:
-            self._left, self._strategy = 0, PLAIN
+        for hold in self._holds:
+            if hold.strategy.drafter == drafter:
+                hold.left, hold.strategy = 0, PLAIN
 
     def renewed(self, drafter: str) -> None:
         self._gone.discard(drafter)
         self._digest()
         self.acceptance.renewed(drafter)
+        for hold in self._holds:
+            hold.left = 0
 
     def plain_s(self, load: Load) -> float | None:
         return self.costs.step_s(load.running, load.running, load.context_tokens)
@@ -152,19 +162,19 @@ class AdaptivePolicy:
         if steps:
             self._credit_s += stake_s - max(lost_s, 0.0)
 
-    def _decide(self, load: Load) -> None:
+    def _decide(self, load: Load, hold: _Hold) -> None:
         running = load.running
         trial_steps = max(1, -(-TRIAL_REQUESTS // running))
-        self._advantage = None
+        hold.strategy, hold.left, hold.advantage = PLAIN, 1 << 10, None
         if running > self._max_running:
-            self._hold(PLAIN, 1 << 10, Reason.TOO_MANY)
+            hold.reason = Reason.TOO_MANY
             return
         candidates, plain_s = self._candidates(running), self.plain_s(load)
         if not candidates:
-            self._hold(PLAIN, 1 << 10, Reason.NO_DRAFTER)
+            hold.reason = Reason.NO_DRAFTER
             return
         if plain_s is None:
-            self._hold(PLAIN, trial_steps, Reason.UNMEASURED)
+            hold.reason, hold.left = Reason.UNMEASURED, trial_steps
             return
         if not self._granted:
             self._granted, self._credit_s = True, max(GRANT_S, plain_s)
@@ -172,28 +182,25 @@ class AdaptivePolicy:
         rates = [self._rate(load, i, float(expected.rows[i]), float(expected.accepted[i])) for i in candidates]
         drafting, first = max((rate, -i) for i, rate in zip(candidates, rates, strict=True))
         best, rate, step_s = PLAIN, running / plain_s, plain_s
-        self._advantage = drafting / rate
-        if self._advantage > 1 + MARGIN:
+        hold.advantage = drafting / rate
+        if hold.advantage > 1 + MARGIN:
             best, rate = self._arms[-first], drafting
             step_s = running * (1 + float(expected.accepted[-first])) / rate
         if self._credit_s > 0 and not self._evaluating:
             trial = self._trial(load, candidates, expected, best, rate, trial_steps)
             if trial is not None:
-                arm, stake_s = trial
+                hold.strategy, stake_s = trial
+                hold.reason, hold.left = Reason.TRIAL, trial_steps + self._lag
                 self._credit_s -= stake_s
-                self._stake = arm, stake_s, rate
-                self._hold(arm, trial_steps + self._lag, Reason.TRIAL)
+                self._stake = hold.strategy, stake_s, rate
                 return
-        self._hold_s = min(2 * self._hold_s, CONFIRMED * HOLD_S) if best is self._best else HOLD_S
-        self._best = best
-        steps = max(int(self._hold_s / step_s), trial_steps)
-        if best is PLAIN:
-            self._hold(PLAIN, steps, Reason.PLAIN_IS_FASTER)
-        else:  # What it promises is followed no further than it was seen.
-            self._hold(best, max(trial_steps, min(steps, int(self.acceptance.seen(best) / running))), Reason.PAYS_MOST)
-
-    def _hold(self, strategy: Strategy, steps: int, reason: Reason) -> None:
-        self._strategy, self._reason, self._left = strategy, reason, steps - 1
+        hold.seconds = min(2 * hold.seconds, CONFIRMED * HOLD_S) if best is hold.best else HOLD_S
+        hold.strategy = hold.best = best
+        hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
+        hold.left = int(hold.seconds / step_s)
+        if best is not PLAIN:  # What it promises is followed no further than it was seen.
+            hold.left = min(hold.left, int(self.acceptance.seen(best) / running))
+        hold.left = max(hold.left, trial_steps)
 
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
         """Tokens per second of an arm whose drafts have so many rows per request, so many of them accepted."""
@@ -201,16 +208,19 @@ class AdaptivePolicy:
         seconds = self._seconds(load, strategy, rows) + self._switch_s(strategy) / STAY_STEPS
         return load.running * (1 + accepted) / seconds
 
-    def _seconds(self, load: Load, strategy: Strategy, rows: float) -> float:
-        """A step of it; drafting whose cost nobody knows costs nothing."""
+    def _seconds(self, load: Load, strategy: Strategy, rows: float, *, hoping: bool = False) -> float:
+        """A step of it. Drafting whose cost nobody knows costs nothing; nor, to an optimist, does one hardly seen: its
+        first drafts may have read an index."""
         count = _rounded(load.running * (1 + rows))
         step_s = self.costs.step_s(load.running, count, load.context_tokens)
         assert step_s is not None
+        if hoping and self.acceptance.seen(strategy) < FEW:
+            return step_s
         return step_s + (self.costs.draft_s(strategy, load.running) or 0.0)
 
     def _switch_s(self, strategy: Strategy) -> float:
         """What catching up costs if it is the next to draft."""
-        return 0.0 if strategy.drafter == self._strategy.drafter else self._catch_up_s(strategy.drafter)
+        return 0.0 if strategy.drafter == self._last.drafter else self._catch_up_s(strategy.drafter)
 
     def _catch_up_s(self, drafter: str) -> float:
         """One that computes over the target's KV cache has nothing to catch up with: it was late for other reasons."""
@@ -228,11 +238,12 @@ class AdaptivePolicy:
             if arm is best:
                 continue
             hoped = float(expected.hoped[i])
-            gain = self._rate(load, i, max(float(expected.rows[i]), hoped), hoped) / rate - 1
+            seconds = self._seconds(load, arm, max(float(expected.rows[i]), hoped), hoping=True)
+            gain = load.running * (1 + hoped) / (seconds + self._switch_s(arm) / STAY_STEPS) / rate - 1
             if gain <= MARGIN:
                 continue
             # If it drafts all it may, and nothing of it stands. Then the best arm is switched on again.
-            lost_s = self._seconds(load, arm, arm.tokens_to_verify) - load.running / rate
+            lost_s = self._seconds(load, arm, arm.tokens_to_verify, hoping=True) - load.running / rate
             again_s = 0.0 if arm.drafter == best.drafter else self._catch_up_s(best.drafter)
             stake_s = max(steps * lost_s, 0.0) + self._switch_s(arm) + again_s
             if stake_s <= self._credit_s and gain > most * max(stake_s, 1e-9):
