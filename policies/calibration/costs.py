@@ -15,8 +15,9 @@ from policies.calibration.passes import PassCosts
 from policies.calibration.typical import Typical
 
 _DRIFT_GAIN, _COMMON_GAIN = 1 / 12, 1 / 8  # by how much a surprise moves the drift, and what surprises have in common
-# Steps of shapes that were measured often: one of so many is looked at, each of the next _WATCHED after a surprise.
-_SAMPLED, _SURPRISED, _WATCHED = 8, 0.15, 24
+# Steps are learned from together, at the latest so many; of equal ones at most _LIKE, evenly spaced: a step of a small
+# model takes little longer than to learn from it. Of all where those surprise by such a logarithm.
+_TOGETHER, _LIKE, _SURPRISED = 64, 4, 0.05
 
 
 class _Load(Protocol):
@@ -58,17 +59,20 @@ class CostModel:
         self._switches: dict[str, Typical] = {}
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential
         self._common = 0.0  # of the surprises of late, a logarithm
-        self._skipped = self._watched = 0
+        self._steps: list[Step] = []  # not learned from yet
 
     @property
     def drift(self) -> float:
         """By how much steps lately took longer than the model says of this machine: 1.0 is none, 1.5 half as long
         again. Predictions have it in them."""
+        self._learn()
         return self._factor
 
     def step_s(self, requests: int, rows: int, context_tokens: int) -> float | None:
         """Seconds of an engine step that computes `rows` rows for `requests` >= 1 requests, without its drafting; None
         before anything is known. context_tokens: of all requests together."""
+        if self._steps:
+            self._learn()
         seconds = self._passes.at(requests, rows, context_tokens)
         return None if seconds is None else seconds * self._factor
 
@@ -77,16 +81,20 @@ class CostModel:
         measured."""
         if strategy.depth == 0:
             return 0.0
+        if self._steps:
+            self._learn()
         seconds = self._drafts.at(strategy, requests)
         return None if seconds is None else seconds * self._factor
 
     def switch_s(self, drafter: str) -> float | None:
         """Seconds that the drafter's first step takes beyond its usual ones, after others drafted; None: not seen."""
+        self._learn()
         switch = self._switches.get(drafter)
         return None if switch is None else math.exp(switch.value) * self._factor
 
     def expected_s(self, step: Step) -> float | None:
-        """Seconds that the step should have taken, with the rows it had and what it drafted with; None: not known."""
+        """Seconds that the step should have taken, with the rows it had and what it drafted with; None: not known. By
+        what was learned so far, without what was observed since the last question."""
         load, strategy = step.load, step.strategy
         seconds = self._passes.at(load.running, step.rows, load.context_tokens)
         if seconds is not None and strategy.depth:
@@ -95,39 +103,58 @@ class CostModel:
         return None if seconds is None else seconds * self._factor
 
     def observe(self, step: Step) -> None:
-        """A step of any kind: some microseconds where it is looked at, and a fit of a millisecond after 4, 8, 16 ..."""
+        """A step of any kind: learned from before the next question is answered."""
+        self._steps.append(step)
+        if len(self._steps) >= _TOGETHER:
+            self._learn()
+
+    def _learn(self) -> None:
+        steps, self._steps = self._steps, []
+        if len(steps) <= _LIKE:
+            for step in steps:
+                self._take(step)
+            return
+        alike: dict[tuple[Drafting, int, int, bool], list[Step]] = {}
+        for step in steps:
+            alike.setdefault((step.strategy, step.load.running, step.rows, step.is_usual), []).append(step)
+        for some in alike.values():
+            apart = max(len(some) // _LIKE, 1)
+            surprises = [self._take(step, apart) for step in some[::apart]]
+            if apart > 1 and abs(sum(surprises)) > _SURPRISED * len(surprises):  # the machine has changed
+                for i, step in enumerate(some):
+                    if i % apart:
+                        self._take(step)
+
+    def _take(self, step: Step, times: int = 1) -> float:
+        """It stands for so many. Some microseconds, and a fit of a millisecond after 4, 8, 16 ... Returns by how much
+        it took longer than was to be expected, as a logarithm."""
         load, rows = step.load, step.rows
         requests = load.running
         usual, late = step.is_usual, step.caught_up
-        if not (self._watched or late) and self._passes.settled(requests, rows):
-            self._skipped += 1
-            if self._skipped < _SAMPLED:
-                return
-            self._skipped = 0
         seconds = step.elapsed_s - step.draft_s
         if not (usual or late or step.prompt_tokens) or seconds <= 0.0:
-            return  # new weights, a captured graph; a coarse clock
-        if self._watched:
-            self._watched -= 1
+            return 0.0  # new weights, a captured graph; a coarse clock
         passes, sure = self._passes, usual or late
         context_tokens, common = load.context_tokens, self._common
-        surprise = passes.add(requests, rows, context_tokens, seconds / self._factor, sure=sure, common=common)
+        surprise = passes.add(
+            requests, rows, context_tokens, seconds / self._factor, sure=sure, common=common, times=times
+        )
         if surprise:
             self._common += (surprise - common) * _COMMON_GAIN
             self._drift += surprise * _DRIFT_GAIN
             self._factor = math.exp(self._drift)
-            if abs(surprise) > _SURPRISED and not self._watched:
-                self._watched = _WATCHED
         strategy, draft_s = step.strategy, step.draft_s / self._factor
         if not strategy.depth or draft_s <= 0.0:
-            return
+            return surprise
         if usual:
             self._drafts.add(strategy, requests, draft_s)
         elif late:
             switch_s = max(draft_s - (self._drafts.at(strategy, requests) or 0.0), 1e-7)
             self._switches.setdefault(strategy.drafter, Typical()).add(math.log(switch_s))
+        return surprise
 
     def refined(self, key: CalibrationKey) -> Calibration:
         """What to keep for the next run: everything measured, without the drift of this one."""
+        self._learn()
         drafts: tuple[DraftCost, ...] = tuple(self._drafts.measured())
         return Calibration(key=key, passes=tuple(self._passes.measured()), drafts=drafts, fitted=self._passes.roofline)

@@ -28,7 +28,7 @@ _FIRST_FIT, _LAST_FIT = 4, 4096  # measurements to the first fit, and at most be
 _KEPT = 4096  # entries of a cache
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Shape:
     """Passes of about as many rows and requests."""
 
@@ -96,17 +96,20 @@ class PassCosts:
         factor = self._factors.get((requests, rows))
         return seconds * (self._factor(requests, rows) if factor is None else factor)
 
-    def settled(self, requests: int, rows: int) -> bool:
-        """That shape was measured so often that a further time hardly moves it."""
-        shape = self._exact.get((requests, rows))
-        return shape is not None and shape.usual.count >= 2 * FEW
-
     def add(
-        self, requests: int, rows: int, context_tokens: int, seconds: float, *, sure: bool, common: float = 0.0
+        self,
+        requests: int,
+        rows: int,
+        context_tokens: int,
+        seconds: float,
+        *,
+        sure: bool,
+        common: float = 0.0,
+        times: int = 1,
     ) -> float:
         """A pass took so long; not `sure`: with prompt chunks. `common`: the logarithm by which all passes lately took
-        longer than was to be expected, which this shape does not learn. Returns by how much this one did, at most CLIP;
-        0.0 where nothing was expected."""
+        longer than was to be expected, which this shape does not learn. `times`: it stands for so many. Returns by how
+        much this one did, at most CLIP; 0.0 where nothing was expected."""
         self._seen += 1
         if self.roofline is None:
             self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)])
@@ -129,9 +132,10 @@ class PassCosts:
                 self._factors.pop((requests, rows), None)
         elif sure:
             surprise = _clipped(over - usual.value)
-            usual.count += 1
+            noted = usual.count >> 4
+            usual.count += times
             usual.value += (surprise - common) / min(usual.count, _SETTLED)
-            if not usual.count & 15:
+            if usual.count >> 4 > noted:
                 self._note(shape)
                 self._factors.clear()
         shape.context_tokens += (context_tokens - shape.context_tokens) / min(usual.count + 1, _SETTLED)
@@ -159,7 +163,9 @@ class PassCosts:
             key = by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
             shape = self._shapes.get(key)
             if shape is None:
-                shape = self._shapes[key] = _Shape(requests, rows, float(context_tokens), len(self._shapes))
+                shape = self._shapes[key] = _Shape(
+                    requests=requests, rows=rows, context_tokens=float(context_tokens), place=len(self._shapes)
+                )
                 if shape.place == self._table.shape[1]:
                     self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
             if len(self._exact) >= _KEPT:

@@ -46,9 +46,10 @@ class Reason(StrEnum):
     FIXED = "fixed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: that would cost a small model's step one percent
 class StepOutcome:
-    """What an engine step did. Per request of those S that drew tokens: arrays [S], None where nothing was drafted."""
+    """What an engine step did; nobody changes it. Per request of those S that drew tokens: arrays [S], None where
+    nothing was drafted."""
 
     kind: StepKind
     strategy: Strategy  # by which it drafted, if anything
