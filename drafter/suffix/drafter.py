@@ -3,9 +3,10 @@
 Requests with the same prompt share a problem, over RL steps and workers. Two levels: a frozen window of the problem's
 recent finished rollouts, and the request's own text (with its prompt) as it grows. Where both match at most one token
 of context, as in a problem's first epoch, longer matches in the *pool* join the vote: a window over recent rollouts of
-all problems. DAS has either (its Figure 6), never both. A finished rollout joins its problem's window before the
-problem's next draft, so that siblings that still run draft from it, and the pool when enough of them have gathered. A
-window or pool above `inline_tokens` is rebuilt in a background thread, while drafts go on from the old one.
+all problems, which DAS does without (its Figure 6 compares either alone). A finished rollout joins its problem's
+window before the problem's next draft, so that siblings that still run draft from it, and the pool when enough of them
+have come together. Windows and pools above `inline_tokens` are rebuilt in a background thread, while drafts go on from
+the old one.
 """
 
 import logging
@@ -22,6 +23,7 @@ from policies.speculation.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
 _FILE = "suffix.index"
+_POOL_PARTS = 8  # of max_bytes the pool takes one, at most
 _POOL_PARTS = 8  # of max_bytes the pool takes one, at most
 _POOL_PARTS = 8  # of max_bytes the pool takes one, at most
 

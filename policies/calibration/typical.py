@@ -1,16 +1,18 @@
 """A robust mean of what is measured one after the other."""
 
+import math
 from dataclasses import dataclass, field
 
 from policies.calibration.document import FEW
 
 _GAIN = 1 / 12  # by which a later one moves the logarithm
-_CLIP = 0.4  # of a logarithm: what a step that was interrupted counts at most
+_MOST = 4.0  # times as much as is usual: what one that was interrupted counts at most
 
 
 @dataclass(slots=True)
 class Typical:
-    """Of logarithms: of the first few the lower median, later a slow walk that no outlier carries far."""
+    """Of logarithms: of the first few the lower median; later a slow walk to the logarithm of the mean, since a cost
+    with a long tail costs its mean, on which no outlier carries far."""
 
     value: float = 0.0
     count: int = 0
@@ -22,7 +24,7 @@ class Typical:
             self.first.append(logarithm)
             self.value = sorted(self.first)[(len(self.first) - 1) // 2]
         else:
-            self.value += _GAIN * min(max(logarithm - self.value, -_CLIP), _CLIP)
+            self.value += _GAIN * (min(math.exp(logarithm - self.value), _MOST) - 1)
 
     def settle(self, count: int) -> None:
         """Known from before: if from more than a few, as surely as by `count`."""
