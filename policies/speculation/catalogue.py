@@ -42,7 +42,7 @@ CATALOGUE: dict[str, DrafterEntry] = {
         DrafterEntry(
             name="self",
             arms=("self:5", "self:3", "self:7", "self:10", "self:15"),
-            accepts=0.97,
+            accepts=0.99,
             is_network=True,
             shares_cache=True,
         ),

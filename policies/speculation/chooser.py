@@ -24,7 +24,7 @@ STAY_STEPS = 64  # over which the price of switching a drafter on is spread
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Hold:
     """What stands for a bucket of batch sizes, though other sizes are decoded between its steps."""
 
