@@ -114,9 +114,13 @@ class CostModel:
             for step in steps:
                 self._take(step)
             return
-        alike: dict[tuple[Drafting, int, int, bool], list[Step]] = {}
+        alike: dict[tuple[int, int, int, bool], list[Step]] = {}
         for step in steps:
-            alike.setdefault((step.strategy, step.load.running, step.rows, step.is_usual), []).append(step)
+            key = id(step.strategy), step.load.running, step.rows, step.is_usual
+            if key in alike:
+                alike[key].append(step)
+            else:
+                alike[key] = [step]
         for some in alike.values():
             apart = max(len(some) // _LIKE, 1)
             surprises = [self._take(step, apart) for step in some[::apart]]

@@ -26,6 +26,8 @@ _PROMPT_SURE = 0.3  # a step with prompt rows says so much: it is often the firs
 _KNOWN = 64  # measurements after which a shape that was not measured before may say that everything takes longer
 _FIRST_FIT, _LAST_FIT = 4, 4096  # measurements to the first fit, and at most between two
 _KEPT = 4096  # entries of a cache
+_MOVED = 0.01  # of a logarithm: so far a shape moves before others see it
+_VALUE = 2  # row of the table
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,10 +134,9 @@ class PassCosts:
                 self._factors.pop((requests, rows), None)
         elif sure:
             surprise = _clipped(over - usual.value)
-            noted = usual.count >> 4
             usual.count += times
             usual.value += (surprise - common) / min(usual.count, _SETTLED)
-            if usual.count >> 4 > noted:
+            if abs(usual.value - self._table[_VALUE, shape.place]) > _MOVED:
                 self._note(shape)
                 self._factors.clear()
         shape.context_tokens += (context_tokens - shape.context_tokens) / min(usual.count + 1, _SETTLED)

@@ -15,7 +15,7 @@ from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 
 HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as a step of a small model ...
-CONFIRMED = 4  # ... and one that is confirmed for twice as long each time, up to so many times
+CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up to so many times
 MARGIN = 0.02  # what an arm must promise beyond another: the largest of several estimates is too large
 TRIAL_REQUESTS = 1  # request-steps that a trial has, at least
 GRANT_S = 4e-3  # of exploration before the allowance has grown, or a plain step's worth

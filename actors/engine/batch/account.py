@@ -17,6 +17,7 @@ from actors.engine.types import EngineWindow, PassEvent
 from policies.speculation.policy import NO_REQUESTS, Load, Reason, StepKind, StepOutcome
 from policies.speculation.strategy import Strategy
 
+_NOTHING: dict[str, NDArray[np.int64]] = {}
 SAMPLED = 8  # of so many plain steps one is compared with its prediction: they are short, and telemetry is a sample
 
 
@@ -83,6 +84,9 @@ class StepAccount:
         expected_s: float | None = None
         reason: Reason | None = None
         if policy is not None and decoding:
+            by_request = _NOTHING  # A plain step of a small model takes 100 us: nothing is built for it in vain.
+            if drafts is not None or speculator.room is not None:
+                by_request = _by_request(plan, self._table, drafts, settled, speculator.room)
             outcome = StepOutcome(
                 kind=_kind(evaluation, typical, speculator.caught_up),
                 strategy=strategy,
@@ -94,7 +98,7 @@ class StepAccount:
                 accepted=emitted - decoding,
                 elapsed_s=elapsed_s,
                 draft_s=speculator.draft_s,
-                **_by_request(plan, self._table, drafts, settled, speculator.room),
+                **by_request,
             )
             reason = policy.reason  # and what it expected: before it learns of this step
             self._turn += 1
