@@ -5,6 +5,7 @@ should bring at this load; the largest decodes. Trials correct the models, and a
 choice: of an arm that would win if all that is doubted of it went well. They are paid from an allowance of decode time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as
 CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up to so many times
 MARGIN = 0.02  # what an arm must promise beyond another: the largest of several estimates is too large
 TRIAL_REQUESTS = 1  # request-steps that a trial has, at least
-GRANT_S = 4e-3  # of exploration before the allowance has grown, or a plain step's worth
+GRANT_S = 4e-3  # of exploration before the allowance has grown; or a plain step, and one more of few requests
 FEW = 4  # request-steps below which a drafter is hardly seen
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
@@ -177,7 +178,7 @@ class AdaptivePolicy:
             hold.reason, hold.left = Reason.UNMEASURED, trial_steps
             return
         if not self._granted:
-            self._granted, self._credit_s = True, max(GRANT_S, plain_s)
+            self._granted, self._credit_s = True, max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
         expected = self.acceptance.expected(load.prompt_ids)
         rates = [self._rate(load, i, float(expected.rows[i]), float(expected.accepted[i])) for i in candidates]
         drafting, first = max((rate, -i) for i, rate in zip(candidates, rates, strict=True))
