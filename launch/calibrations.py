@@ -64,13 +64,19 @@ def merged(first: Calibration, second: Calibration) -> Calibration:
     return CostModel(both).refined(second.key)
 
 
-def add_to_folder(folder: Path, calibration: Calibration, on_event: OnEvent = lambda kind, message: None) -> Path:
-    """Merge it into the file of its key, whoever else does so at the same time. Returns the file. Raises OSError."""
+def add_to_folder(
+    folder: Path,
+    calibration: Calibration,
+    on_event: OnEvent = lambda kind, message: None,
+    base: Calibration | None = None,
+) -> Path:
+    """Merge it into the file of its key, whoever else does so at the same time. `base`: what it grew from; where that
+    is still all that the file holds, it takes its place. Returns the file. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = file_of(folder, calibration.key)
     with _locked(folder):
         known = _load(path, calibration.key, on_event)
-        (calibration if known is None else merged(known, calibration)).save(path)
+        (calibration if known is None or known == base else merged(known, calibration)).save(path)
     return path
 
 
@@ -143,6 +149,8 @@ class CalibrationStore:
     keeps: bool = True  # what engines learn
     clock: Callable[[], float] = time.monotonic
     _learned: dict[str, Calibration] = field(default_factory=dict)  # by worker: its latest holds all before
+    _news: bool = False  # since the files were written
+    _written: dict[CalibrationKey, Calibration] = field(default_factory=dict)  # what this run's grow from
     _written_s: float = 0.0
     _known: set[tuple[str, int]] = field(default_factory=set)  # what was said of engines' starts
 
@@ -168,7 +176,7 @@ class CalibrationStore:
             case PassesKnown(key, passes):
                 self._starts(worker, key, passes)
             case PassesRefined(calibration):
-                self._learned[worker] = calibration
+                self._learned[worker], self._news = calibration, True
                 now_s = self.clock()
                 if not self._written_s:
                     self._written_s = now_s
@@ -179,17 +187,19 @@ class CalibrationStore:
 
     def write(self) -> None:
         """Keep what engines have told of since the last call."""
-        learned, self._learned = self._learned, {}
+        news, self._news = self._news, False
         self._written_s = self.clock()
-        if not self.keeps:
+        if not (self.keeps and news):
             return
         by_key: dict[CalibrationKey, Calibration] = {}
-        for calibration in learned.values():
+        for calibration in self._learned.values():
             other = by_key.get(calibration.key)
             by_key[calibration.key] = calibration if other is None else merged(other, calibration)
         for calibration in by_key.values():
             try:
-                add_to_folder(self.folder, calibration, self.on_event)
+                key = calibration.key
+                base = self._written.get(key, next((one for one in self.given if one.key == key), None))
+                self._written[key] = read_calibration(add_to_folder(self.folder, calibration, self.on_event, base))
             except OSError as error:
                 self.on_event("calibration_not_kept", f"the next run measures its passes again: {error}")
 

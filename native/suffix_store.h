@@ -116,7 +116,7 @@ class Store {
 
   StoreOptions options_;
   std::vector<float> weight_of_age_;
-  mutable std::mutex mutex_;  // of everything below; never held while a large window is merged or a file written
+  mutable std::mutex mutex_;  // of everything below; not held while the worker merges or a file is written
   std::vector<Live> lives_;
   std::unordered_map<uint64_t, ProblemPtr> problems_;
   std::list<uint64_t> recent_;                       // keys, last used first

@@ -61,8 +61,9 @@ class _Options:
         return {k: v.model_dump() if isinstance(v, _Options) else v for k, v in self.__dict__.items()}
 
 
-def _no_field(*_: Any, **__: Any) -> None:
-    """In Annotated it is read by nobody."""
+def _no_field(default: Any = ..., **_: Any) -> Any:
+    """In Annotated it is read by nobody, as a default it is one or says that there is none."""
+    return default
 
 
 def _left_as_it_is(*_: Any, **__: Any) -> Callable[[Any], Any]:
@@ -72,7 +73,7 @@ def _left_as_it_is(*_: Any, **__: Any) -> Callable[[Any], Any]:
 def stand_in() -> Any:
     """The module."""
     module: Any = ModuleType("pydantic")
-    module.BaseModel, module.Field = _Options, _no_field
+    module.BaseModel, module.Field, module.ValidationError = _Options, _no_field, ValueError
     for name in ("field_validator", "model_validator", "field_serializer"):
         setattr(module, name, _left_as_it_is)
     return module

@@ -24,8 +24,6 @@ from policies.speculation.strategy import Strategy
 _LOG = logging.getLogger(__name__)
 _FILE = "suffix.index"
 _POOL_PARTS = 8  # of max_bytes the pool takes one, at most
-_POOL_PARTS = 8  # of max_bytes the pool takes one, at most
-_POOL_PARTS = 8  # of max_bytes the pool takes one, at most
 
 
 class SuffixDrafter:

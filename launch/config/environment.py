@@ -63,6 +63,9 @@ def _model(c: Config) -> Iterator[Issue]:
             model = ModelConfig.from_hf(config)
             if form is not None:
                 yield from _dimensions(model, form)
+            own = FORMATS.get(c.speculation.self.format)  # auto and none fit any
+            if own is not None and c.speculation.mode != "off":
+                yield from _dimensions(model, own, "rollout.speculation.self.format")
         limits = limits_of(config)
     except ModelConfigError as error:
         others = "rollout.engine.backend=vllm runs others" if isinstance(error, UnsupportedModelError) else ""
@@ -89,11 +92,11 @@ def _model(c: Config) -> Iterator[Issue]:
         )
 
 
-def _dimensions(model: ModelConfig, form: LowBitFormat) -> Iterator[Issue]:
+def _dimensions(model: ModelConfig, form: LowBitFormat, key: str = "rollout.quantization") -> Iterator[Issue]:
     try:
         require_low_bit(model, form)
     except ModelConfigError as error:
-        yield Issue("rollout.quantization", str(error))
+        yield Issue(key, str(error).removeprefix(f"rollout.quantization={form.name} "))
 
 
 def _of_ours(c: Config, config: dict[str, Any]) -> Iterator[Issue]:

@@ -60,8 +60,12 @@ def network_of(config: Config) -> Network | None:
 def drafters_of(config: Config) -> tuple[str, ...]:
     """What an engine of this configuration drafts with on a GPU unless strategies name others."""
     rollout = config.rollout
-    lent = rollout.engine.backend == "native" and rollout.quantization == "none"
-    return at_hand(config.speculation, cache_lent=lent)
+    native = rollout.engine.backend == "native"
+    found = at_hand(config.speculation, cache_lent=native and rollout.quantization == "none")
+    if native:
+        return found
+    named = map(Strategy.parse, config.speculation.strategies or ())  # vLLM makes what is named
+    return tuple(dict.fromkeys((*found, *(strategy.drafter for strategy in named if strategy.depth))))
 
 
 def self_format(config: Config) -> LowBitFormat | None:

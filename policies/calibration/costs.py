@@ -76,6 +76,11 @@ class CostModel:
         seconds = self._passes.at(requests, rows, context_tokens)
         return None if seconds is None else seconds * self._factor
 
+    def known_s(self, requests: int, rows: int, context_tokens: int) -> float | None:
+        """`step_s` without what was observed since the last question: telemetry asks after every step."""
+        seconds = self._passes.at(requests, rows, context_tokens)
+        return None if seconds is None else seconds * self._factor
+
     def draft_s(self, strategy: Drafting, requests: int) -> float | None:
         """Seconds of drafting so for `requests` >= 1 requests; 0.0 of plain decoding; None: neither calibrated nor
         measured."""
@@ -123,15 +128,15 @@ class CostModel:
                 alike[key] = [step]
         for some in alike.values():
             apart = max(len(some) // _LIKE, 1)
-            surprises = [self._take(step, apart) for step in some[::apart]]
+            surprises = [self._take(step) for step in some[::apart]]
             if apart > 1 and abs(sum(surprises)) > _SURPRISED * len(surprises):  # the machine has changed
                 for i, step in enumerate(some):
                     if i % apart:
                         self._take(step)
 
-    def _take(self, step: Step, times: int = 1) -> float:
-        """It stands for so many. Some microseconds, and a fit of a millisecond after 4, 8, 16 ... Returns by how much
-        it took longer than was to be expected, as a logarithm."""
+    def _take(self, step: Step) -> float:
+        """Some microseconds, and a fit of a millisecond after 4, 8, 16 ... Returns by how much it took longer than was
+        to be expected, as a logarithm."""
         load, rows = step.load, step.rows
         requests = load.running
         usual, late = step.is_usual, step.caught_up
@@ -140,9 +145,7 @@ class CostModel:
             return 0.0  # new weights, a captured graph; a coarse clock
         passes, sure = self._passes, usual or late
         context_tokens, common = load.context_tokens, self._common
-        surprise = passes.add(
-            requests, rows, context_tokens, seconds / self._factor, sure=sure, common=common, times=times
-        )
+        surprise = passes.add(requests, rows, context_tokens, seconds / self._factor, sure=sure, common=common)
         if surprise:
             self._common += (surprise - common) * _COMMON_GAIN
             self._drift += surprise * _DRIFT_GAIN

@@ -4,7 +4,6 @@ Owns the schema, its version and what becomes of a file that is another machine'
 """
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +28,6 @@ class CalibrationKey(BaseModel, frozen=True, extra="forbid"):
     model: str  # its shape
     precision: str  # dtype and quantization
     device: str  # processor, instruction set and threads, or the GPU's name
-    engine: str = "native"  # whose passes these are
 
     def differences(self, other: "CalibrationKey") -> list[str]:
         """A line per field that differs, with both values."""
@@ -89,27 +87,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         fitted = fit_roofline([one.measured for one in passes]) if passes else None
         return cls(key=key, passes=passes, drafts=tuple(drafts), fitted=fitted)
 
-    def merged(self, other: "Calibration") -> "Calibration":
-        """Both, of one key: passes and drafts of the same shape as their mean by count, and fitted anew.
-
-        Raises CalibrationRefusedError for another key.
-        """
-        if differences := other.key.differences(self.key):
-            raise CalibrationRefusedError(f"calibrations of two engines: {'; '.join(differences)}")
-        passes: dict[tuple[int, int, int], PassCost] = {}
-        for one in (*self.passes, *other.passes):
-            # Contexts within a quarter of each other are of one shape.
-            shape = one.requests, one.rows, round(4 * math.log2(max(one.context_tokens, 1)))
-            before = passes.get(shape)
-            passes[shape] = one if before is None else one.model_copy(update=_mean(before, one))
-        drafts: dict[tuple[str, int], DraftCost] = {}
-        for draft in (*self.drafts, *other.drafts):
-            known = drafts.get((draft.strategy, draft.requests))
-            drafts[draft.strategy, draft.requests] = (
-                draft if known is None else draft.model_copy(update=_mean(known, draft))
-            )
-        return Calibration.measured(self.key, passes.values(), drafts.values())
-
     def save(self, path: Path) -> None:
         """Whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,13 +124,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         if differences := found.key.differences(key):
             raise CalibrationRefusedError(f"{path}: a calibration of another engine: {'; '.join(differences)}")
         return found
-
-
-def _mean(first: PassCost | DraftCost, second: PassCost | DraftCost) -> dict[str, float]:
-    """Seconds by count, and the count, which stays bounded so that a new run still says something."""
-    count = first.count + second.count
-    seconds = math.exp((math.log(first.seconds) * first.count + math.log(second.seconds) * second.count) / count)
-    return {"seconds": seconds, "count": min(count, MOST)}
 
 
 def _set_aside(path: Path) -> None:

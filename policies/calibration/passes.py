@@ -107,25 +107,24 @@ class PassCosts:
         *,
         sure: bool,
         common: float = 0.0,
-        times: int = 1,
     ) -> float:
         """A pass took so long; not `sure`: with prompt chunks. `common`: the logarithm by which all passes lately took
-        longer than was to be expected, which this shape does not learn. `times`: it stands for so many. Returns by how
-        much this one did, at most CLIP; 0.0 where nothing was expected."""
+        longer than was to be expected, which this shape does not learn. Returns by how much this one did, at most
+        CLIP; 0.0 where nothing was expected."""
         self._seen += 1
         if self.roofline is None:
             self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)])
         shape = self._shape(requests, rows, context_tokens)
         usual, surprise = shape.usual, 0.0
         over = math.log(seconds / self.roofline.seconds(requests, rows, context_tokens))
+        replaced = sure and shape.sure < 1.0 and usual.count > 0
+        if replaced:  # what prompts said of it is past
+            usual = shape.usual = Typical()
         if usual.count < FEW:
-            if sure and (self._calibrated or self._seen > _KNOWN):
+            if sure and not replaced and (self._calibrated or self._seen > _KNOWN):
                 surprise = _clipped(over - math.log(self._factor(requests, rows)))
             if not usual.count:
                 shape.sure = 1.0 if sure else _PROMPT_SURE
-            elif sure and shape.sure < 1.0:  # what prompts said of it is past
-                usual = shape.usual = Typical()
-                shape.sure = 1.0
             usual.add(over - common)
             self._note(shape)
             if usual.count in (1, FEW):
@@ -134,7 +133,7 @@ class PassCosts:
                 self._factors.pop((requests, rows), None)
         elif sure:
             surprise = _clipped(over - usual.value)
-            usual.count += times
+            usual.count += 1
             usual.value += (surprise - common) / min(usual.count, _SETTLED)
             if abs(usual.value - self._table[_VALUE, shape.place]) > _MOVED:
                 self._note(shape)
@@ -184,7 +183,7 @@ class PassCosts:
             MeasuredPass(shape.requests, shape.rows, round(shape.context_tokens), shape.seconds(before), shape.weight)
             for shape in shapes
         ]
-        after = self.roofline = fit_roofline(passes, before.pair_s, before)
+        after = self.roofline = fit_roofline(passes, before)
         for shape, one in zip(shapes, passes, strict=True):
             shape.usual.move_to(math.log(one.seconds / after.seconds(one.requests, one.rows, one.context_tokens)))
             self._note(shape)

@@ -20,7 +20,7 @@ from policies.calibration.solve import FloatArray, fit_positive
 _SPREAD = 0.05  # relative deviation of a well measured pass from the formula
 # Where a fit begins and what holds it while little was measured, with standard deviations of the logarithms: a pass
 # whose arithmetic outweighs its weights from 16 rows on (processors 4 to 16, GPUs 100 and more).
-_ROWS, _REQUESTS, _CONTEXT = (16.0, 1.5), (100.0, 1.5), (20_000.0, 2.0)
+_ROWS, _REQUESTS, _CONTEXT, _PAIR = (16.0, 1.5), (100.0, 1.5), (20_000.0, 2.0), (100_000.0, 2.0)
 _OVERLAP = (1.5, 0.4)
 
 
@@ -53,20 +53,23 @@ class MeasuredPass:
     sure: float = 1.0
 
 
-def fit_roofline(passes: Sequence[MeasuredPass], pair_s: float = 0.0, start: Roofline | None = None) -> Roofline:
+def fit_roofline(passes: Sequence[MeasuredPass], start: Roofline | None = None) -> Roofline:
     """The roofline of least relative error; what the passes do not tell stays near a prior. Needs one pass at least.
-    `start`: an earlier fit, from which fewer rounds are needed."""
+    `start`: an earlier fit, which holds what these passes do not tell, as shapes with a mean context each."""
     requests, rows, context, seconds, sure = (
         np.array([getattr(one, name) for one in passes], float)
         for name in ("requests", "rows", "context_tokens", "seconds", "sure")
     )
     logs, weights = np.log(seconds), sure / _SPREAD
     least = float(seconds.min())
-    prior = np.log([least, least / _ROWS[0], least / _REQUESTS[0], least / _CONTEXT[0], _OVERLAP[0]])
-    spreads = np.array([1.0, _ROWS[1], _REQUESTS[1], _CONTEXT[1], _OVERLAP[1]])
+    prior = np.log([least, least / _ROWS[0], least / _REQUESTS[0], least / _CONTEXT[0], least / _PAIR[0], _OVERLAP[0]])
+    spreads = np.array([1.0, _ROWS[1], _REQUESTS[1], _CONTEXT[1], _PAIR[1], _OVERLAP[1]])
+    if start is not None:
+        known = (start.fixed_s, start.row_s, start.request_s, start.context_s, start.pair_s, start.overlap)
+        prior = np.log(np.maximum(known, 1e-9 * start.fixed_s))
 
     def residuals(at: FloatArray) -> FloatArray:
-        fixed_s, row_s, request_s, context_s, overlap = np.exp(at)
+        fixed_s, row_s, request_s, context_s, pair_s, overlap = np.exp(at)
         overlap = max(overlap, 1.0)
         memory = fixed_s + context_s * context
         compute = rows * (row_s + pair_s * context / requests)
@@ -74,14 +77,12 @@ def fit_roofline(passes: Sequence[MeasuredPass], pair_s: float = 0.0, start: Roo
         found = np.log(high * (1 + (low / high) ** overlap) ** (1 / overlap) + request_s * requests)
         # Prices are held in proportion to the whole pass: a slow machine is slow in all of them.
         held = at - prior
-        held[1:4] -= held[0]
+        held[1:5] -= held[0]
         return np.concatenate(((found - logs) * weights, held / spreads))
 
-    begin = prior
-    if start is not None:
-        known = np.array([start.fixed_s, start.row_s, start.request_s, start.context_s, start.overlap])
-        begin = np.log(np.maximum(known, 1e-9 * start.fixed_s))
-    fixed_s, row_s, request_s, context_s, overlap = (float(value) for value in np.exp(fit_positive(residuals, begin)))
+    fixed_s, row_s, request_s, context_s, pair_s, overlap = (
+        float(value) for value in np.exp(fit_positive(residuals, prior))
+    )
     return Roofline(
         fixed_s=fixed_s,
         context_s=context_s,

@@ -109,7 +109,7 @@ class BegMabPolicy:
         self._failed.discard(drafter)  # and of what was measured the paper's window forgets by itself
 
     def plain_s(self, load: Load) -> float | None:
-        return self._costs.step_s(load.running, load.running, load.context_tokens)
+        return self._costs.known_s(load.running, load.running, load.context_tokens)
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
         return self._costs.expected_s(outcome)

@@ -18,7 +18,7 @@ from policies.speculation.strategy import PLAIN, Strategy
 HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as a step of a small model ...
 CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up to so many times
 MARGIN = 0.02  # what an arm must promise beyond another: the largest of several estimates is too large
-TRIAL_REQUESTS = 1  # request-steps that a trial has, at least
+MOST_S = 0.2  # of an allowance that was not spent: what other loads saved up buys no storm of trials
 GRANT_S = 4e-3  # of exploration before the allowance has grown; or a plain step, and one more of few requests
 FEW = 4  # request-steps below which a drafter is hardly seen
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
@@ -99,8 +99,10 @@ class AdaptivePolicy:
             self._digest()
             self._decide(load, hold)
         hold.left -= 1
-        self._last = hold.strategy
-        return hold.strategy
+        # A trial is one step; behind it the best, until what the trial brought is told.
+        waits = hold.reason is Reason.TRIAL and hold.left < self._lag
+        self._last = hold.best if waits else hold.strategy
+        return self._last
 
     def record(self, outcome: StepOutcome) -> None:
         self.costs.observe(outcome)
@@ -122,7 +124,7 @@ class AdaptivePolicy:
             hold.left = 0
 
     def plain_s(self, load: Load) -> float | None:
-        return self.costs.step_s(load.running, load.running, load.context_tokens)
+        return self.costs.known_s(load.running, load.running, load.context_tokens)
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
         return self.costs.expected_s(outcome)
@@ -137,7 +139,8 @@ class AdaptivePolicy:
         for outcome in outcomes:
             usual = outcome.kind is StepKind.USUAL
             if usual:
-                self._credit_s += self._exploration * outcome.elapsed_s
+                earned_s = self._exploration * outcome.elapsed_s
+                self._credit_s = min(self._credit_s + earned_s, max(MOST_S, self._credit_s))
             if outcome.strategy.depth and (usual or outcome.reached is not None):
                 drafted.setdefault(outcome.strategy, []).append(outcome)
             else:
@@ -155,9 +158,13 @@ class AdaptivePolicy:
         strategy, stake_s, rate = self._stake
         self._stake = None
         lost_s = 0.0
-        for outcome in (steps := drafted.get(strategy, [])):
+        steps = drafted.get(strategy, [])
+        for outcome in steps:
+            if outcome.kind is StepKind.DISTURBED:  # What prompts or a captured graph took is not the arm's.
+                continue
             took_s = outcome.elapsed_s
-            if outcome.kind is not StepKind.CAUGHT_UP:  # A step that the machine interrupted is not the arm's fault.
+            # Nor is a step that the machine interrupted; a copy of the target is late where it was made anew.
+            if outcome.kind is not StepKind.CAUGHT_UP or not self._catch_up_s(strategy.drafter):
                 took_s = min(took_s, 2 * (self.expected_s(outcome) or took_s))
             lost_s += took_s - (outcome.load.running + outcome.accepted) / rate
         if steps:
@@ -165,17 +172,17 @@ class AdaptivePolicy:
 
     def _decide(self, load: Load, hold: _Hold) -> None:
         running = load.running
-        trial_steps = max(1, -(-TRIAL_REQUESTS // running))
         hold.strategy, hold.left, hold.advantage = PLAIN, 1 << 10, None
         if running > self._max_running:
             hold.reason = Reason.TOO_MANY
             return
-        candidates, plain_s = self._candidates(running), self.plain_s(load)
+        candidates = self._candidates(running)
+        plain_s = self.costs.step_s(running, running, load.context_tokens)
         if not candidates:
             hold.reason = Reason.NO_DRAFTER
             return
         if plain_s is None:
-            hold.reason, hold.left = Reason.UNMEASURED, trial_steps
+            hold.reason, hold.left = Reason.UNMEASURED, 1
             return
         if not self._granted:
             self._granted, self._credit_s = True, max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
@@ -188,10 +195,12 @@ class AdaptivePolicy:
             best, rate = self._arms[-first], drafting
             step_s = running * (1 + float(expected.accepted[-first])) / rate
         if self._credit_s > 0 and not self._evaluating:
-            trial = self._trial(load, candidates, expected, best, rate, trial_steps)
+            trial = self._trial(load, candidates, expected, best, rate)
             if trial is not None:
                 hold.strategy, stake_s = trial
-                hold.reason, hold.left = Reason.TRIAL, trial_steps + self._lag
+                hold.reason, hold.left = Reason.TRIAL, 1 + self._lag
+                if best is not hold.best:
+                    hold.best, hold.seconds = best, HOLD_S
                 self._credit_s -= stake_s
                 self._stake = hold.strategy, stake_s, rate
                 return
@@ -201,7 +210,7 @@ class AdaptivePolicy:
         hold.left = int(hold.seconds / step_s)
         if best is not PLAIN:  # What it promises is followed no further than it was seen.
             hold.left = min(hold.left, int(self.acceptance.seen(best) / running))
-        hold.left = max(hold.left, trial_steps)
+        hold.left = max(hold.left, 1)
 
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
         """Tokens per second of an arm whose drafts have so many rows per request, so many of them accepted."""
@@ -229,7 +238,7 @@ class AdaptivePolicy:
         return 0.0 if entry is not None and entry.shares_cache else self.costs.switch_s(drafter) or 0.0
 
     def _trial(
-        self, load: Load, candidates: list[int], expected: Expected, best: Strategy, rate: float, steps: int
+        self, load: Load, candidates: list[int], expected: Expected, best: Strategy, rate: float
     ) -> tuple[Strategy, float] | None:
         """The arm that might gain the most for what its trial may lose, and that; None: none that the allowance pays
         for could change the choice."""
@@ -246,7 +255,7 @@ class AdaptivePolicy:
             # If it drafts all it may, and nothing of it stands. Then the best arm is switched on again.
             lost_s = self._seconds(load, arm, arm.tokens_to_verify, hoping=True) - load.running / rate
             again_s = 0.0 if arm.drafter == best.drafter else self._catch_up_s(best.drafter)
-            stake_s = max(steps * lost_s, 0.0) + self._switch_s(arm) + again_s
+            stake_s = max(lost_s, 0.0) + self._switch_s(arm) + again_s
             if stake_s <= self._credit_s and gain > most * max(stake_s, 1e-9):
                 chosen, most = (arm, stake_s), gain / max(stake_s, 1e-9)
         return chosen

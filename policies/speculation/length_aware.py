@@ -65,6 +65,7 @@ class LengthAwareBudget:
         self._standing: tuple[Int64Array, Strategy] | None = None  # the requests that the division is of
         self._division = np.full(slots, _ALL)  # by slot
         self._every, self._left = EVERY_STEPS, 0
+        self._least = 0  # steps that a division stands, whoever comes or goes
 
     def begin(self, slot: int, prompt_tokens: Int32Array, drawn: int, limit: int) -> None:
         key = problem_key(prompt_tokens)
@@ -77,6 +78,7 @@ class LengthAwareBudget:
         if key >= 0:
             self._statistics.add(key, initial, drawn, entered=int(self._entered[slot]), finished=finished, ended=ended)
         self._keys[slot], self._classes[slot] = -1, LengthClass.UNKNOWN
+        self._division[slot] = _ALL
 
     def remember(self, prompts: list[Int32Array], responses: list[Int32Array]) -> None:
         """Another worker's limits are taken for this one's."""
@@ -102,7 +104,7 @@ class LengthAwareBudget:
             return room
         standing = self._standing
         same = standing is not None and standing[0] is load.prompt_ids and standing[1] == strategy
-        if self._left > 0 and (same or self._every > EVERY_STEPS):
+        if self._left > 0 and (same or self._every - self._left < self._least):
             self._left -= 1
         else:
             depths = self._divide(load, slots, drawn, room, strategy)
@@ -151,7 +153,8 @@ class LengthAwareBudget:
         if ends[0] is None or ends[1] is None:
             return None
         row_s = max((ends[1] - ends[0]) / (high - low), 1e-3 * ends[1] / high)
-        self._every = max(EVERY_STEPS, round(_DIVISION_S / (_SHARE * max(ends[0], 1e-6))))
+        self._least = round(_DIVISION_S / (_SHARE * max(ends[0], 1e-6)))
+        self._every = max(EVERY_STEPS, self._least)
         return max((ends[0] + ends[1]) / 2 - row_s * (low + high) / 2, 0.0), row_s
 
 

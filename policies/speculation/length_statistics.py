@@ -11,6 +11,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
+from copy import deepcopy
 from enum import IntEnum
 from hashlib import blake2b
 from math import log2
@@ -140,14 +141,15 @@ class LengthStatistics:
 
     def save(self, directory: str) -> None:
         """Write the statistics to `directory`, atomically. Raises OSError."""
-        self.settle()
+        kept = deepcopy(self)  # what waits for the round's end is saved, and goes on waiting here
+        kept.settle()
         path = Path(directory) / _FILE
         document = {
             "format": _FORMAT,
             "per_octave": _PER_OCTAVE,
-            "reached": np.round(self._reached, 3).tolist(),
-            "ended": np.round(self._ended, 3).tolist(),
-            "problems": [[key, *recent] for key, recent in self._recent.items()],
+            "reached": np.round(kept._reached, 3).tolist(),
+            "ended": np.round(kept._ended, 3).tolist(),
+            "problems": [[key, *recent] for key, recent in kept._recent.items()],
         }
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")

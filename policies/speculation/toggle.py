@@ -54,6 +54,7 @@ class RooflinePolicy:
         self._new_drafts = self._new_tokens = 0  # in this rollout
         self._loads = self._running_sum = self._context_sum = 0  # of its steps that drafted
         self._running = self._waiting = 0  # of the last step
+        self._left = False  # requests have ended since the rollout began
         self._on = self._failed = False
         self._reason = Reason.UNMEASURED
         self._advantage: float | None = None
@@ -84,8 +85,11 @@ class RooflinePolicy:
         running = load.running
         if running > self._running:
             self._on = False
-            if not self._waiting:
+            if not self._waiting and self._left:  # else its requests begin one after the other
+                self._left = False
                 self._end_rollout()
+        elif running < self._running:
+            self._left = True
         self._running, self._waiting = running, load.waiting
         if self._failed:
             self._reason = Reason.NO_DRAFTER
@@ -120,7 +124,7 @@ class RooflinePolicy:
         self._failed = self._failed and drafter != self._ladder[0].drafter
 
     def plain_s(self, load: Load) -> float | None:
-        return self._costs.step_s(load.running, load.running, load.context_tokens)
+        return self._costs.known_s(load.running, load.running, load.context_tokens)
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
         return self._costs.expected_s(outcome)

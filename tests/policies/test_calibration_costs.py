@@ -202,7 +202,7 @@ def test_another_speed_of_the_machine_is_one_factor_for_everything(calibrated: b
     machine.slow = slow
     for _ in range(150):
         model.observe(machine.step(strategy, 4))
-    assert model.drift / before == pytest.approx(slow, rel=0.08)
+    assert model.drift / before == pytest.approx(slow, rel=0.12)
     for n in (1, 4, 16):
         assert model.step_s(n, n, 100 * n) == pytest.approx(machine.pass_s(n, n), rel=0.15)
         assert model.draft_s(strategy, n) == pytest.approx(machine.draft_s(strategy, n), rel=0.15)

@@ -92,15 +92,3 @@ def test_impossible_values_are_damage(change: tuple[str, str], tmp_path: Path) -
     path.write_text(text.replace(*change, 1))
     assert Calibration.load(path, KEY) is None
     assert (tmp_path / "one.json.corrupt").exists()
-
-
-def test_two_runs_count_by_their_measurements_and_remain_bounded() -> None:
-    one = PassCost(requests=1, rows=4, context_tokens=64, seconds=1e-3, count=900)
-    other = one.model_copy(update={"seconds": 2e-3, "count": 300, "context_tokens": 66})
-    far = one.model_copy(update={"rows": 8})
-    merged = Calibration.measured(KEY, [one]).merged(Calibration.measured(KEY, [other, far]))
-    assert [pass_.rows for pass_ in merged.passes] == [4, 8]
-    assert merged.passes[0].seconds == pytest.approx(1e-3 * 2**0.25)
-    assert merged.passes[0].count == 1000
-    with pytest.raises(CalibrationRefusedError, match="device"):
-        merged.merged(Calibration(key=KEY.model_copy(update={"device": "another"})))

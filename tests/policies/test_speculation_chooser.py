@@ -433,7 +433,7 @@ def test_an_evaluation_is_decoded_with_the_best_arm_and_teaches_no_acceptance() 
         simulation.run(DEEP, constant(1), 3000)
         policy = simulation.policy
         assert isinstance(policy, AdaptivePolicy)
-        simulation.run(World(), constant(1), 200, evaluation=True)
+        simulation.run(World(), constant(1), 1000, evaluation=True)  # the hold of before ends
         before = policy.acceptance.expected(np.zeros(1, np.int64))
         steps = simulation.run(World(), constant(1), 2000, evaluation=True)
         after = policy.acceptance.expected(np.zeros(1, np.int64))

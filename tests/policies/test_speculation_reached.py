@@ -95,7 +95,7 @@ def test_new_weights_in_every_rl_step_cost_little_of_what_is_reachable(requests:
         for renew in (True, False)
         for simulation in [Simulation(adaptive(), 2)]
     )
-    assert sum(renewed[10:]) >= 0.97 * sum(kept[10:])
+    assert sum(renewed[10:]) >= 0.96 * sum(kept[10:])
 
 
 def test_a_dear_switch_keeps_it_from_no_batch_size_though_weights_are_always_new() -> None:

@@ -145,7 +145,7 @@ def test_the_default_chooser_drafts_with_the_drafter_that_it_trains(long: LongRu
     rows = long.run("adaptive", lambda: enough(0), *ADAPTIVE, FITTED)
     before = long.drafter("adaptive")
     arms = {arm.partition(":")[0] for row in long.speculation("adaptive") for arm in row["strategies"]}
-    assert arms == {"plain", "ngram", "suffix", "eagle"}
+    assert arms == {"plain", "ngram", "suffix", "eagle", "self"}
     last = int(history(long.folder("adaptive") / "drafter")[-1].name.rpartition("_")[2])
     assert last > 0
     assert any("micro-steps" in line for line in long.says("adaptive", "drafter_fit"))

@@ -94,8 +94,8 @@ class StepAccount:
                 prompt_tokens=plan.prefill_tokens,
                 drafted=drafted,
                 # An accepted token that ends its response is followed by none of the target's own:
-                # `accepted_tokens` would count it beside the one token that every request gets.
-                accepted=emitted - decoding,
+                # `accepted_tokens` would count it beside the one that every request gets, also at its prompt's end.
+                accepted=emitted - (int(plan.samples.sum()) if plan.prefill_tokens else decoding),
                 elapsed_s=elapsed_s,
                 draft_s=speculator.draft_s,
                 **by_request,
@@ -153,11 +153,11 @@ def _by_request(
 ) -> dict[str, NDArray[np.int64]]:
     """The arrays of a StepOutcome; nothing where nothing was drafted but by a budget."""
     found: dict[str, NDArray[np.int64]] = {}
+    if plan.prefill_tokens:  # those that end their prompt were not asked for drafts
+        allowed = np.zeros(len(plan.slots), np.int64)
+        allowed[(plan.rows == 1) & plan.samples] = table.tokens.shape[1] if room is None else room
+        room = allowed[plan.samples]
     if room is not None:
-        if plan.prefill_tokens:
-            allowed = np.zeros(len(plan.slots), np.int64)
-            allowed[(plan.rows == 1) & plan.samples] = room
-            room = allowed[plan.samples]
         found["room"] = room
     if drafts is None or settled.accepted is None:
         return found

@@ -289,7 +289,7 @@ class Speculator:
         # One that writes K/V behind those that are there needs the blocks before.
         before = reserve if strategy.drafter in self._sharing else None
         batch = self._view(slots, drafter.needs_hidden, strategy, before)
-        if self._budget.active:
+        if self._budget.active or (batch.room < strategy.depth).any():
             self.room = batch.room
             if not batch.room.any():
                 return None
@@ -310,7 +310,9 @@ class Speculator:
         if self._budget.active and (drafts.counts > batch.room).any():
             drafts = drafts.cut(np.minimum(drafts.counts, batch.room))
         if short_of_blocks:
-            drafts = drafts.cut(reserve(slots, drafts.counts))
+            held = reserve(slots, drafts.counts)
+            self.room = np.where(held < drafts.counts, held, batch.room)
+            drafts = drafts.cut(held)
         if not drafts.drafted:
             return None
         if plan.prefill_tokens:

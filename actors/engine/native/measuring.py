@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Literal
 
 import numpy as np
 import torch
@@ -191,7 +192,8 @@ def measure_engine(
     else:
         arms = tuple(arm for arm in map(Strategy.parse, speculation.strategies) if arm != PLAIN)
     key = calibration_key(model, options, quantization, device)
-    return Measuring(network, options, key, drafters, arms, contexts).run(seconds, on_progress)
+    measuring = Measuring(network, options, key, drafters, arms, contexts, verification=speculation.verification)
+    return measuring.run(seconds, on_progress)
 
 
 def _network(model: ModelOptions, device: str, quantization: Quantization) -> Transformer:
@@ -220,6 +222,7 @@ class Measuring:
         arms: Sequence[Strategy],
         contexts: Sequence[int],
         timer: Callable[[], float] = perf_counter,
+        verification: Literal["coupled", "rejection"] = "coupled",
     ) -> None:
         """`drafters` and `arms`: whose drafts are measured. `contexts`: tokens that a request knows, the usual first;
         those that the model or the cache cannot hold are shortened."""
@@ -230,7 +233,12 @@ class Measuring:
         self._arms = list(arms)
         self._contexts = list(dict.fromkeys(min(context, self._most * 3 // 4) for context in contexts))
         self._engine = NativeEngine(
-            model, options, drafters={**drafters, PROBE: Probe()}, policy=self._script, timer=timer
+            model,
+            options,
+            drafters={**drafters, PROBE: Probe()},
+            policy=self._script,
+            timer=timer,
+            verification=verification,
         )
         self._passes: defaultdict[_Cell, list[tuple[float, int]]] = defaultdict(list)  # (seconds, context tokens)
         self._drafts: defaultdict[tuple[Strategy, int], list[float]] = defaultdict(list)
@@ -370,7 +378,10 @@ class Measuring:
             ]
         )
         self._script.strategy = PLAIN
-        while self._engine.has_work:
+        # Where the cache is too small for all of them, they never run together: those steps say nothing.
+        for _ in range(4 + 2 * -(-requests * context // self._options.prefill_chunk_tokens)):
+            if not self._engine.has_work:
+                break
             self._engine.step()
             last = self._script.outcomes[-1] if self._script.outcomes else None
             if last is not None and last.load.running == requests and not last.prompt_tokens:

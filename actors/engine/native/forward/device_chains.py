@@ -186,9 +186,8 @@ class DeviceChains:
             kept = self._kept(frame) if self._keep_logits else None
             frame.replay = self._graph_capture.record(partial(self._compute, frame, kept))
         except RuntimeError:  # torch.OutOfMemoryError is one
-            _log.exception(
-                "no CUDA graph of a draft of %s; those not captured so far draft without", frame.layout.shape
-            )
+            _log.exception("no CUDA graph of a draft of %s; from now on all are drafted without", frame.layout.shape)
+            self.forget()
             self._graph_capture = None
         self.captured = True
 
