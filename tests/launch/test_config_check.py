@@ -13,8 +13,6 @@ from actors.engine.capabilities import BACKENDS, NATIVE, Capabilities
 from actors.engine.options import EngineOptions
 from actors.engine.vllm.versions import UnsupportedVllmError
 from launch.config import ConfigError, check_environment, load_config
-from launch.config.schema import by_name, keys, nearest
-from launch.config.show import schema_markdown
 
 Write = Callable[..., Path]
 LLAMA = {
@@ -455,48 +453,3 @@ def test_a_job_does_not_write_its_run_into_rays_copy_of_the_checkout(
     assert "run.dir=/shared/runs" in issue.remedy
     assert len(found("run.dir=below/here")) == 1
     assert found(f"run.dir={tmp_path}/runs") == []
-
-
-def test_schema_has_every_key_once_with_a_description() -> None:
-    names = [key.name for key in keys()]
-    assert len(names) == len(set(names))
-    text = schema_markdown()
-    assert all(f"`{name}`" in text for name in names)
-    assert by_name()["reward.terms.*.kind"].expected == "one of math, code, format, python"
-    assert by_name()["rollout.engine.threads"].expected == "an integer, >= 1, <= 4096 or null"
-
-
-def test_nearest_key() -> None:
-    assert nearest("rollout.worker") == "rollout.workers"
-    assert nearest("reward.terms.1.wieght") == "reward.terms.1.weight"
-    assert nearest("temperature") in ("rollout.sampling.temperature", "eval.temperature")
-    assert nearest("zzzz.qqqq") is None
-
-
-def test_the_manual_describes_the_tree_as_it_is() -> None:
-    manual = Path(__file__).parents[2] / "docs" / "configuration.md"
-    assert schema_markdown() in manual.read_text(encoding="utf-8"), "run: python -m launch config --schema"
-
-
-def test_wandb_needs_a_login_or_no_network(
-    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("launch.config.environment.importlib.util.find_spec", lambda name: name)
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    def found() -> list[str]:
-        config = load_config(write_config(), ["observe.wandb_project=p"]).config
-        return [issue.remedy for issue in check_environment(config) if issue.key == "observe.wandb_project"]
-
-    (remedy,) = found()
-    assert "wandb login" in remedy
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key\n")
-    (tmp_path / "netrc").chmod(0o600)
-    assert found() == []
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert len(found()) == 1
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert found() == []
