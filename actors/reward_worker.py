@@ -14,7 +14,7 @@ decides what a response is worth (`actors.rewards`), and never stops a step for 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self, cast
@@ -67,10 +67,10 @@ class RewardWorker:
         return self._name
 
     @ray.method
-    def ready(self) -> bool:
-        """Build the grader; raises what that raises. Call it first."""
+    def ready(self) -> str:
+        """Build the grader; raises what that raises. Call it first. The id of the worker's node."""
         self._grader = self._factory()
-        return True
+        return str(ray.get_runtime_context().get_node_id())
 
     @ray.method
     def grade(self, item: GradeItem) -> "TimedGrade":
@@ -114,13 +114,14 @@ class _Sent:
     answer: "ray.ObjectRef[TimedGrade]"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Grader:
     handle: ActorProxy[RewardWorker]
-    ready: "ray.ObjectRef[bool] | None"  # None: it is
+    ready: "ray.ObjectRef[str] | None"  # None: it is
     since_s: float  # when what is awaited was asked
     sent: _Sent | None = None
     deaths: int = 0  # of its predecessors, each before it was ready
+    node_id: str = ""  # "": it is not ready
 
     def awaited(self) -> "ray.ObjectRef[Any] | None":
         return self.ready if self.ready is not None else self.sent.answer if self.sent is not None else None
@@ -194,6 +195,11 @@ class RewardPool:
         grades, self._grades = self._grades, {}
         return grades
 
+    @property
+    def nodes(self) -> set[str]:
+        """Ids of the nodes that the workers run on; "" among them: one has not said it yet."""
+        return {worker.node_id for worker in self._workers}
+
     def __enter__(self) -> Self:
         return self
 
@@ -211,18 +217,19 @@ class RewardPool:
 
     def _collect(self, timeout_s: float) -> None:
         waiting = [ref for worker in self._workers if (ref := worker.awaited()) is not None]
-        if waiting and timeout_s:
-            ray.wait(waiting, num_returns=1, timeout=timeout_s)
-        for index in range(len(self._workers)):
-            self._collect_from(index)
+        if waiting:
+            if timeout_s:
+                ray.wait(waiting, num_returns=1, timeout=timeout_s)
+            ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0])
+            for index in range(len(self._workers)):
+                self._collect_from(index, ready)
         self._send()
 
-    def _collect_from(self, index: int) -> None:
+    def _collect_from(self, index: int, ready: "Set[ray.ObjectRef[Any]]") -> None:
         worker = self._workers[index]
         if (awaited := worker.awaited()) is None:
             return
-        ready, _ = ray.wait([awaited], timeout=0)
-        if not ready:
+        if awaited not in ready:
             limit_s = self._deadline_s if worker.ready is None else self._start_timeout_s
             if self._clock() - worker.since_s > limit_s:
                 self._give_up(index, f"it took longer than {limit_s:g} s")
@@ -236,7 +243,7 @@ class RewardPool:
             self._give_up(index, f"{type(cause).__name__}: {first_line}", died=not raised)
             return
         if worker.ready is not None:
-            worker.ready = None
+            worker.ready, worker.node_id = None, cast(str, answer)
         else:
             assert worker.sent is not None
             sent, worker.sent = worker.sent, None
@@ -317,7 +324,7 @@ class RewardPool:
         name = f"reward-{index}"
         actor = ray.remote(RewardWorker).options(**self._actor_options, name=unique_name(name))
         handle = actor.remote(self._factory, name, self._log_of(name))
-        return _Grader(handle, handle.ready.remote(), self._clock(), deaths=deaths)
+        return _Grader(handle=handle, ready=handle.ready.remote(), since_s=self._clock(), deaths=deaths)
 
 
 def _kill(worker: _Grader) -> None:

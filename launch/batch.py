@@ -56,15 +56,16 @@ class Batch:
         *,
         seed: int,
         expected_tokens: Sequence[float],
-        stop: StopRule | None = None,
+        stop: StopRule | Sequence[StopRule | None] | None = None,
         first_id: int = 0,
     ) -> None:
-        """`expected_tokens`: of a response, one entry per pick. Requests of EVAL_EPOCH are an evaluation's. Batches
-        that are sampled with the same weights must not share ids, since records of hidden states are known by them:
-        a further one begins at `next_id` of the one before."""
+        """`expected_tokens`: of a response, one entry per pick. `stop`: of every response, or one per pick. Requests
+        of EVAL_EPOCH are an evaluation's. Batches that are sampled with the same weights must not share ids, since
+        records of hidden states are known by them: a further one begins at `next_id` of the one before."""
         if not all(count > 0 for count in counts):
             raise ValueError("a pick without samples has no place in a batch: leave it out")
         self.picks = tuple(picks)
+        rules = stop if isinstance(stop, Sequence) else [stop] * len(picks)
         self._first = list(accumulate(counts, initial=first_id))  # id of each pick's first sample; then next_id
         self.requests = tuple(
             Request(
@@ -75,9 +76,11 @@ class Batch:
                 sampling=sampling,
                 expected_tokens=expected,
                 evaluation=pick.epoch == EVAL_EPOCH,
-                stop=stop,
+                stop=rule,
             )
-            for pick, count, expected, first in zip(picks, counts, expected_tokens, self._first[:-1], strict=True)
+            for pick, count, expected, rule, first in zip(
+                picks, counts, expected_tokens, rules, self._first[:-1], strict=True
+            )
             for sample in range(count)
         )
 

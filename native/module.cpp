@@ -36,6 +36,7 @@ void bind_eagle(nb::module_& m);
 void bind_low_bit(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_steps(nb::module_& m);
+void bind_stop_rules(nb::module_& m);
 void bind_suffix(nb::module_& m);
 
 NB_MODULE(paceline_native, m) {
@@ -214,5 +215,6 @@ NB_MODULE(paceline_native, m) {
   bind_low_bit(m);
   bind_ngram(m);
   bind_steps(m);
+  bind_stop_rules(m);
   bind_suffix(m);
 }

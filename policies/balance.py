@@ -71,6 +71,7 @@ class Balance:
         self._unheld: list[_Rank] = []  # heap: those of them that no offered worker holds a part of
         self._waiting_groups = 0
         self.waiting = 0  # requests
+        self.waiting_tokens = 0.0  # of them all
 
     # Workers.
 
@@ -101,11 +102,13 @@ class Balance:
         self._waiting_groups += not group.waiting
         heappush(group.waiting, (-tokens, request_id))
         self.waiting += 1
+        self.waiting_tokens += tokens
         self._rank(prompt_id, group)
 
     def forget(self, prompt_id: int, request_id: int) -> None:
         """A waiting request is wanted no longer."""
         group = self._groups[prompt_id]
+        self.waiting_tokens += sum(less_tokens for less_tokens, known in group.waiting if known == request_id)
         group.waiting = [entry for entry in group.waiting if entry[1] != request_id]
         heapify(group.waiting)
         self.waiting -= 1
@@ -169,7 +172,9 @@ class Balance:
         self.waiting -= count
         self._waiting_groups -= not group.waiting
         w.running += count
-        w.load -= sum(less_tokens for less_tokens, _ in taken)
+        tokens = -sum(less_tokens for less_tokens, _ in taken)
+        w.load += tokens
+        self.waiting_tokens -= tokens
         w.prompts[prompt_id] = w.prompts.get(prompt_id, 0) + count
         if w.name not in group.holders:
             group.holders.add(w.name)

@@ -14,6 +14,7 @@ class LengthModel:
     def __init__(self, default_tokens: float) -> None:
         self._default_tokens = default_tokens
         self._mean_tokens: dict[int, float] = {}
+        self._over_all: float | None = None  # mean of these; None: to be computed
 
     def expected_tokens(self, prompt_id: int) -> float:
         known = self._mean_tokens.get(prompt_id)
@@ -21,10 +22,13 @@ class LengthModel:
             return known
         if not self._mean_tokens:
             return self._default_tokens
-        return sum(self._mean_tokens.values()) / len(self._mean_tokens)
+        if self._over_all is None:
+            self._over_all = sum(self._mean_tokens.values()) / len(self._mean_tokens)
+        return self._over_all
 
     def observe(self, prompt_id: int, mean_tokens: float) -> None:
         """Record the mean length of one prompt's rollouts in one RL step."""
+        self._over_all = None
         old = self._mean_tokens.get(prompt_id, mean_tokens)
         self._mean_tokens[prompt_id] = (1 - _DECAY) * old + _DECAY * mean_tokens
 
@@ -32,4 +36,5 @@ class LengthModel:
         return {str(prompt_id): tokens for prompt_id, tokens in self._mean_tokens.items()}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self._over_all = None
         self._mean_tokens = {int(prompt_id): tokens for prompt_id, tokens in state.items()}

@@ -2,8 +2,9 @@
 torch nor ray.
 
 Who obeys which key: `loss`, `clip_*`, `aggregation`, `entropy_coef`, `sampler_correction` and a KL term in the loss are
-the learner's (policies.objectives); `baseline`, `normalize`, `drop_zero_variance`, `overlong`, `mask_truncated`,
-`dynamic_sampling` and KL in the reward are the driver's (policies.advantages), before it hands sequences over.
+the learner's (policies.objectives); `baseline`, `normalize`, `drop_zero_variance`, `length_penalty`, `overlong`,
+`mask_truncated`, `dynamic_sampling` and KL in the reward are the driver's (policies.advantages), before it hands
+sequences over.
 """
 
 from collections.abc import Iterator
@@ -14,15 +15,19 @@ from pydantic import BaseModel, Field, model_validator
 
 from policies.presets import MASKS, WEIGHTS, filled, origin
 
-Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
+Aggregation = Literal[
+    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "fixed_mean_token_sum_norm"
+]
 Baseline = Literal["group", "leave_one_out", "batch", "none"]
 Estimator = Literal["none", "k1", "k2", "k3"]
 Level = Literal["none", "token", "sequence", "geometric"]
 Loss = Literal["clip", "sequence_clip", "sequence_band", "cispo", "policy_gradient"]
 Name = Literal[
-    "grpo", "dr_grpo", "dapo", "gspo", "tbpo", "cispo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"
+    "grpo", "dr_grpo", "dapo", "duet", "gspo", "tbpo", "cispo", "rloo", "reinforce", "reinforce_pp",
+    "reinforce_pp_baseline",
 ]  # fmt: skip
 Normalize = Literal["none", "group", "batch", "whiten"]
+NORMED = ("seq_mean_token_sum_norm", "fixed_mean_token_sum_norm")  # aggregations that divide by sum_divisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +158,12 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         Aggregation,
         Field(
             description="mean over response tokens of the mini-batch, or over sequences of their means, of their sums, "
-            "or of their sums divided by sum_divisor"
+            "or of their sums divided by sum_divisor; fixed: that over the responses asked for, not those learned from"
         ),
     ] = "token_mean"
     sum_divisor: Annotated[
         float | None,
-        Field(gt=0, description="of seq_mean_token_sum_norm; default: rollout.sampling.max_new_tokens"),
+        Field(gt=0, description="of aggregations in _token_sum_norm; default: rollout.sampling.max_new_tokens"),
     ] = None
     kl: Annotated[Estimator, Field(description="KL estimator against the reference")] = "none"
     kl_coef: Annotated[float, Field(ge=0, description="weight of the KL term")] = 0.0
@@ -169,6 +174,14 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         float, Field(ge=0, description="the loss falls by so much per nat of the sampling distribution's entropy")
     ] = 0.0
     sampler_correction: SamplerCorrectionOptions = SamplerCorrectionOptions()
+    length_penalty: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="rewards above 0 are multiplied by exp(-length_penalty * z), z the response's length "
+            "standardised over those of its group (GRPO-LEAD: 0.05); 0: not",
+        ),
+    ] = 0.0
     overlong: OverlongOptions = OverlongOptions()
     mask_truncated: Annotated[
         bool, Field(description="responses that were cut at the limit are not learned from (overlong filtering)")
@@ -206,7 +219,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     def sized(self, max_new_tokens: int) -> "ObjectiveOptions":
         """With the defaults that follow from the longest response."""
         changes: dict[str, Any] = {}
-        if self.aggregation == "seq_mean_token_sum_norm" and self.sum_divisor is None:
+        if self.aggregation in NORMED and self.sum_divisor is None:
             changes["sum_divisor"] = float(max_new_tokens)
         if self.overlong.buffer_tokens is None:
             changes["overlong"] = self.overlong.model_copy(update={"buffer_tokens": max_new_tokens // 5})
@@ -216,7 +229,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         """Settings that would be ignored, or contradict each other."""
         yield from self._clips()
         yield from self._kl()
-        if self.sum_divisor is not None and self.aggregation != "seq_mean_token_sum_norm":
+        if self.sum_divisor is not None and self.aggregation not in NORMED:
             yield Contradiction(
                 "sum_divisor",
                 f"is set, but objective.aggregation is {self.aggregation}",

@@ -33,6 +33,12 @@ PRESETS: dict[str, Values] = {
         "overlong": {"buffer_tokens": None},
         "dynamic_sampling": {"max_rounds": 10},
     },
+    "duet": {
+        "loss": "clip",
+        "baseline": "leave_one_out",
+        "normalize": "none",
+        "aggregation": "fixed_mean_token_sum_norm",
+    },
     "gspo": {
         "loss": "sequence_clip",
         "baseline": "group",

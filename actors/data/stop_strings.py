@@ -2,7 +2,7 @@
 
 Owns which bytes each token of a vocabulary stands for, and the compilation; actors.engine.stopping runs the result.
 What counts is the response's bytes, one token's behind the other's: a string may begin and end inside tokens, and the
-token that completes it is kept whole, as it was sampled. Special tokens stand for their own text.
+token that completes it is kept whole, as it was sampled. In stop strings special tokens stand for their own text.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Marker
 
 KEY = "rollout.sampling.stop_strings"
+_MOST = 1 << 16  # states, and kinds of tokens: a Marker numbers them by uint16
 
 
 def stop_strings(strings: Sequence[str], tokenizer: Tokenizer) -> Marker:
@@ -29,15 +30,32 @@ def stop_strings(strings: Sequence[str], tokenizer: Tokenizer) -> Marker:
 
 def compile_marker(patterns: Sequence[bytes], vocabulary: Sequence[bytes]) -> Marker:
     """`vocabulary[token]`: what the token stands for."""
-    moves, rest = _over_tokens(_over_bytes(patterns), vocabulary)
-    listed = np.flatnonzero((moves != rest).any(axis=1)).astype(np.int32)
-    kept = moves[listed]
-    key = hashlib.blake2b(listed.tobytes() + kept.tobytes() + rest.tobytes(), digest_size=16).digest()
-    return Marker(key, listed, kept, rest)
+    return marker_over_tokens(_over_bytes(patterns), vocabulary)
 
 
-def vocabulary_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """What every token stands for, by its id; b"" for ids without a token."""
+def marker_over_tokens(automaton: NDArray[np.int64], vocabulary: Sequence[bytes], key: str = KEY) -> Marker:
+    """`automaton`: [S, 256], the state after each byte; the last is final. `vocabulary[token]`: what it stands for.
+    DataError, which names `key`, if there are more states or kinds of tokens than a Marker can number."""
+    _check_size(len(automaton), "states", vocabulary, key)
+    moves, rest, kind = _over_tokens(automaton, vocabulary)
+    listed = np.flatnonzero(kind != rest).astype(np.int32)
+    rows, kinds = np.unique(kind[listed], return_inverse=True)
+    _check_size(len(rows), "kinds of tokens", vocabulary, key)
+    parts = listed, kinds.astype(np.uint16), moves[rows], moves[rest]
+    return Marker(hashlib.blake2b(b"".join(part.tobytes() for part in parts), digest_size=16).digest(), *parts)
+
+
+def _check_size(count: int, what: str, vocabulary: Sequence[bytes], key: str) -> None:
+    if count > _MOST:
+        raise DataError(
+            f"{key}: over the {len(vocabulary)} tokens of this tokenizer (model.tokenizer) it takes {count} {what} to "
+            f"find it, and at most {_MOST} can be numbered; look for fewer or shorter texts"
+        )
+
+
+def vocabulary_bytes(tokenizer: Tokenizer, key: str = KEY, *, decoded: bool = False) -> list[bytes]:
+    """What every token stands for, by its id; b"" for ids without a token. `decoded`: in the text that the rewards
+    read, so nothing for special tokens. DataError, which names `key`, if the tokenizer's tokens are not bytes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
     kinds = _kinds(decoder)
@@ -50,15 +68,22 @@ def vocabulary_bytes(tokenizer: Tokenizer) -> list[bytes]:
         read = str.encode
     else:
         raise DataError(
-            f"{KEY}: only byte-level and SentencePiece tokenizers say which bytes a token stands for, but this one "
+            f"{key}: only byte-level and SentencePiece tokenizers say which bytes a token stands for, but this one "
             f"decodes by {', '.join(sorted(kinds)) or 'nothing'}; use rollout.sampling.stop_token_ids"
         )
     added = {int(i): str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}
+    skipped = special_tokens(tokenizer) if decoded else {}
     ids = tokenizer.get_vocab()
     found = [b""] * (max(ids.values(), default=-1) + 1)
     for token, i in ids.items():
-        found[i] = added[i].encode() if i in added else read(token)
+        if i not in skipped:
+            found[i] = added[i].encode() if i in added else read(token)
     return found
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """The tokens that are no part of a decoded response (skip_special_tokens), by their ids."""
+    return {int(i): str(token.content) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def _kinds(decoder: object) -> set[str]:
@@ -109,14 +134,20 @@ def _over_bytes(patterns: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 def _over_tokens(
-    moves: NDArray[np.int64], vocabulary: Sequence[bytes]
-) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """([V, S]: the state after each token; [S]: what most tokens do)."""
-    states = np.tile(np.arange(len(moves)), (len(vocabulary), 1))
-    lengths = np.array([len(token) for token in vocabulary], np.int64)
-    for place in range(int(lengths.max(initial=0))):
-        reach = np.flatnonzero(lengths > place)
-        byte = np.array([vocabulary[i][place] for i in reach.tolist()], np.int64)
-        states[reach] = moves[states[reach], byte[:, None]]
-    kinds, counts = np.unique(states, axis=0, return_counts=True)
-    return states.astype(np.uint16), kinds[counts.argmax()].astype(np.uint16)
+    automaton: NDArray[np.int64], vocabulary: Sequence[bytes]
+) -> tuple[NDArray[np.uint16], int, NDArray[np.int64]]:
+    """([K, S]: what tokens do to the states, each kind once; the kind of most of them; [V]: each token's kind)."""
+    table, begin = automaton.astype(np.uint16), np.arange(len(automaton), dtype=np.uint16)
+    number: dict[bytes, int] = {}
+    kinds: list[NDArray[np.uint16]] = []
+    kind = np.empty(len(vocabulary), np.int64)
+    for token, text in enumerate(vocabulary):
+        states = begin
+        for byte in text:
+            states = table[states, byte]
+        packed = states.tobytes()
+        if packed not in number:
+            number[packed] = len(kinds)
+            kinds.append(states)
+        kind[token] = number[packed]
+    return np.array(kinds), int(np.bincount(kind).argmax()), kind

@@ -1,11 +1,12 @@
 """The `rollout:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from models.formats import Quantization
 from policies.speculation.options import SpeculationOptions
+from policies.token_budget.options import AbortOptions, BudgetOptions, SkipOptions
 
 
 class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
@@ -49,16 +50,52 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     progress_every_tokens: Annotated[int, Field(ge=1, description="a prefix is reported every N new tokens")] = 64
 
 
+MOST_WORKERS = 10_000
+
+
+class WorkerCount(BaseModel, frozen=True, extra="forbid"):
+    """Rollout workers, one engine each: a number, or {min, max}: a run starts with min, and more join and leave."""
+
+    in_short: ClassVar[str] = f"an integer, >= 1, <= {MOST_WORKERS}"  # what may stand in the section's place
+
+    min: Annotated[int, Field(ge=1, le=MOST_WORKERS, description="without so many a run does not start")] = 1
+    max: Annotated[int, Field(ge=1, le=MOST_WORKERS, description="as many when there is room and work for them")]
+
+    @classmethod
+    def fixed(cls, count: int) -> Self:
+        return cls(min=count, max=count)
+
+    @property
+    def elastic(self) -> bool:
+        return self.min < self.max
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 1 <= value <= MOST_WORKERS:
+                raise ValueError(cls.in_short)
+            return {"min": value, "max": value}
+        return value
+
+    @model_serializer
+    def _short(self) -> int | dict[str, int]:
+        return {"min": self.min, "max": self.max} if self.elastic else self.max
+
+
 class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     """The rollout workers and what they are asked for."""
 
-    workers: Annotated[int, Field(ge=1, le=10_000, description="rollout workers (one engine each)")] = 1
+    workers: WorkerCount = WorkerCount.fixed(1)
     prompts_per_step: Annotated[int, Field(ge=1, le=10**6, description="prompts per RL step")] = 16
     rollouts_per_prompt: Annotated[int, Field(ge=1, le=10**5, description="responses per prompt (group size)")] = 8
     quantization: Annotated[
         Quantization,
         Field(description="weights and activations of the layers' projections in rollouts; none: in model.dtype"),
     ] = "none"
+    budget: BudgetOptions = BudgetOptions()
+    abort: AbortOptions = AbortOptions()
+    skip: SkipOptions = SkipOptions()
     sampling: SamplingOptions = SamplingOptions()
     engine: EngineOptions = EngineOptions()
     speculation: SpeculationOptions = SpeculationOptions()

@@ -10,6 +10,7 @@ A response ends with the first token at which one of these holds; of two at the 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,18 +74,24 @@ def end_by_rule(rule: StopRule, noise_key: int, found: Found, tokens: int, natur
 
 def kept(rule: StopRule, noise_key: int) -> bool:
     """The coin of a request: of a stream of its own, so independent of its tokens and of every other choice."""
-    return uniform(noise_key, KEEP) < rule.keep
+    return _coin(noise_key) < rule.keep
 
 
-def rows_of(marker: Marker, vocab_size: int) -> NDArray[np.int64]:
+@lru_cache(maxsize=1024)
+def _coin(noise_key: int) -> float:
+    """Asked two or three times in a row, and it costs as much as all else that is done for a response's rule."""
+    return uniform(noise_key, KEEP)
+
+
+def rows_of(marker: Marker, vocab_size: int) -> NDArray[np.int32]:
     """[vocab_size]: the row of `table_of` that a token has."""
-    rows = np.full(vocab_size, len(marker.tokens), np.int64)
-    rows[marker.tokens] = np.arange(len(marker.tokens))
+    rows = np.full(vocab_size, len(marker.moves), np.int32)
+    rows[marker.tokens] = marker.kinds
     return rows
 
 
 def table_of(marker: Marker) -> NDArray[np.uint16]:
-    """[n + 1, S]: the state after a token of each kind."""
+    """[K + 1, S]: the state after a token of each kind."""
     return np.concatenate((marker.moves, marker.rest[None]))
 
 
@@ -94,9 +101,10 @@ def run(marker: Marker, tokens: NDArray[np.int32], state: int = 0) -> tuple[int,
     places = np.searchsorted(marker.tokens, tokens)
     known = places < len(marker.tokens)
     known[known] = marker.tokens[places[known]] == tokens[known]
-    rows = np.where(known, places, len(marker.tokens)).tolist()
+    rows = np.full(len(tokens), len(marker.moves), np.int64)
+    rows[known] = marker.kinds[places[known]]
     moves = table_of(marker)
-    for count, row in enumerate(rows, start=1):
+    for count, row in enumerate(rows.tolist(), start=1):
         if (state := int(moves[row, state])) == last:
             return last, count
     return state, NOWHERE

@@ -44,13 +44,15 @@ class SamplingParams:
 class Marker:
     """A text to be found in responses, as an automaton that reads tokens: no tokenizer is needed to run it.
 
-    State 0: nothing found yet; the last of the S states: found, for good. tokens[i] takes state s to moves[i, s], any
-    other token takes it to rest[s]. Made by actors.data.stop_strings, run by actors.engine.stopping.
+    State 0: nothing found yet; the last of the S states: found, for good. tokens[i] takes state s to
+    moves[kinds[i], s], any other token takes it to rest[s]. Made by actors.data.stop_strings, run by
+    actors.engine.stopping.
     """
 
     key: bytes  # equal for equal markers
     tokens: IntArray  # [n], ascending
-    moves: NDArray[np.uint16]  # [n, S]
+    kinds: NDArray[np.uint16]  # [n], each below K
+    moves: NDArray[np.uint16]  # [K, S]
     rest: NDArray[np.uint16]  # [S]
 
 

@@ -10,6 +10,7 @@ import re
 from itertools import dropwhile
 
 from actors.rewards.boxed import final_part
+from actors.rewards.fences import first_fence
 
 _FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^\s`]*)[^\n`]*$")
 _INLINE = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*$", re.IGNORECASE)
@@ -17,8 +18,11 @@ _STATEMENT = re.compile(r"(?:async[ \t]+def|def|class|import|from)[ \t]|@\w")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def extract_code(response: str) -> tuple[str, bool]:
-    """(code, whether it came from a fence)."""
+def extract_code(response: str, which: str = "last", *, thinking: bool = False) -> tuple[str, bool]:
+    """(code, whether it came from a fence). `which`: the "last" fence or the "first" that is closed, if one is
+    (actors.rewards.fences)."""
+    if which == "first" and (first := first_fence(response, thinking=thinking)) is not None:
+        return first, True
     text = final_part(response.replace("\r\n", "\n"))
     fences = list(_fences(text))
     if not fences:

@@ -12,7 +12,7 @@ line, `last_number` the last number of the response. The gold answer is read in 
 import re
 
 from actors.rewards.algebra import question
-from actors.rewards.boxed import final_part, first_boxed, last_boxed
+from actors.rewards.boxed import final_part, first_boxed, last_boxed, thinks
 from actors.rewards.child import ChildDiedError, ChildTimeoutError, DeadlineChild
 from actors.rewards.equality import equal_fast
 from actors.rewards.gold import UnreadableGoldError, gold_answer, last_hashes
@@ -24,9 +24,10 @@ _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?\\?%)?")
 _ANSWER_LINE = re.compile(r"answer[*\s]*(?:is\s*)?:[ \t*]*([^\n]*)", re.IGNORECASE)
 
 
-def read_answer(response: str, fallback: str, which: str = "last") -> str | None:
-    """The answer of a response, None if it gives none. `which`: the "last" box or the "first"."""
-    answer = last_boxed(response) if which == "last" else first_boxed(response)
+def read_answer(response: str, fallback: str, which: str = "last", *, thinking: bool = False) -> str | None:
+    """The answer of a response, None if it gives none. `which`: the "last" box or the "first". `thinking`: see
+    first_boxed."""
+    answer = last_boxed(response) if which == "last" else first_boxed(response, thinking=thinking)
     if answer is None and fallback != "none":
         end = final_part(response)
         if fallback == "gsm8k":
@@ -56,7 +57,7 @@ class MathTerm:
             gold = gold_answer(item.record["answer"])
         except UnreadableGoldError as error:
             raise BadRecordError(_unreadable(item, str(error))) from error
-        answer = read_answer(item.response, self._fallback, self._which)
+        answer = read_answer(item.response, self._fallback, self._which, thinking=thinks(item.prompt))
         if answer is None:
             return Score(0.0, "no answer in the response")
         if len(answer) > MAX_CHARS and answer != gold:

@@ -19,7 +19,10 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     weight: Annotated[float, Field(allow_inf_nan=False, description="factor of this term in the sum")] = 1.0
     answer: Annotated[
         Literal["last", "first"],
-        Field(description="math: which \\boxed of a response counts; first: for responses that are stopped at it"),
+        Field(
+            description="math, code: which \\boxed, or closed fence, of a response counts; first: for responses that "
+            "are stopped at it, default with rollout.abort"
+        ),
     ] = "last"
     fallback: Annotated[
         Literal["none", "gsm8k", "answer_line", "last_number"],
@@ -27,6 +30,12 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     ] = "none"
     pattern: Annotated[str | None, Field(description="format: regular expression the response must contain")] = None
     function: Annotated[str | None, Field(description="python: 'package.module:function'")] = None
+    prefix_sufficient: Annotated[
+        bool,
+        Field(
+            description="python: its value is fixed as soon as the answer that rollout.abort.marker names is complete"
+        ),
+    ] = False
     timeout_s: Annotated[float, Field(gt=0, description="a call that takes longer has failed")] = 10.0
     memory_mb: Annotated[int, Field(ge=16, description="code: address space of the tested program")] = 1024
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from actors.rewards.boxed import thinks
 from actors.rewards.extraction import extract_code, without_demonstration, without_prose
 from actors.rewards.forms import read_tests, source_tests
 from actors.rewards.options import RewardTerm
@@ -20,9 +21,12 @@ _NEXT_STATEMENT = re.compile(r"\n(?=(?:class|def|if|print|from|import|assert)\b|
 _METHOD = re.compile(r"(\w+)\(\)\.(\w+)")
 
 
-def assemble(response: str, record: Mapping[str, Any]) -> tuple[str, Trial]:
-    """(program, tests). GradingError if the record has none, BadRecordError if they cannot be run."""
-    code, fenced = extract_code(response)
+def assemble(
+    response: str, record: Mapping[str, Any], which: str = "last", *, thinking: bool = False
+) -> tuple[str, Trial]:
+    """(program, tests), `which` and `thinking` as in extract_code. GradingError if the record has none, BadRecordError
+    if they cannot be run."""
+    code, fenced = extract_code(response, which, thinking=thinking)
     if isinstance(record.get("test"), str) and isinstance(record.get("entry_point"), str):
         return _humaneval(code, fenced, record)
     tests = read_tests(record)
@@ -71,12 +75,14 @@ class CodeTerm:
     """Grades programs by their tests; value 1.0 if all pass, else 0.0."""
 
     def __init__(self, options: RewardTerm) -> None:
+        self._which = options.answer
         self._limits = Limits(timeout_s=options.timeout_s, memory_bytes=options.memory_mb << 20)
 
     def score(self, item: GradeItem) -> Score:
         where = f"{item.where}: " if item.where else ""
         try:
-            code, tests = assemble(item.response, item.record)
+            thinking = thinks(item.prompt)
+            code, tests = assemble(item.response, item.record, self._which, thinking=thinking)
         except BadRecordError as error:
             raise BadRecordError(f"{where}{error}") from error
         verdict = run_confined(code, self._limits, tests)

@@ -1,5 +1,7 @@
 """What can go wrong in the learner, in words for the driver. Importable without torch."""
 
+from typing import Literal
+
 
 class NonFiniteError(RuntimeError):
     """Loss or gradient norm is inf or nan; the weights were not changed by that optimizer step."""
@@ -9,15 +11,26 @@ class CheckpointMismatchError(RuntimeError):
     """The checkpoint is not one of this model, optimizer and objective."""
 
 
-class LearnerLostError(RuntimeError):
-    """A learner rank died or did not answer in time. The group cannot go on; the run resumes from its checkpoint."""
+LossKind = Literal["ended", "memory", "silent"]  # its process, by whatever; for lack of memory; or it does not answer
 
-    def __init__(self, rank: int, node: str, call: str, reason: str) -> None:
+
+class LearnerLostError(RuntimeError):
+    """A learner rank died or did not answer in time. The group cannot go on: another one begins where a checkpoint
+    ended."""
+
+    def __init__(
+        self, rank: int, node: str, call: str, reason: str, kind: LossKind = "ended", remedy: str | None = None
+    ) -> None:
         super().__init__(f"learner rank {rank} on node {node} was lost in {call}: {reason}")
         self.rank = rank
         self.node = node
         self.call = call
         self.reason = reason
+        self.kind = kind
+        self.remedy = remedy
 
-    def __reduce__(self) -> tuple[type["LearnerLostError"], tuple[int, str, str, str]]:
-        return LearnerLostError, (self.rank, self.node, self.call, self.reason)
+    def with_remedy(self, remedy: str) -> "LearnerLostError":
+        return LearnerLostError(self.rank, self.node, self.call, self.reason, self.kind, remedy or None)
+
+    def __reduce__(self) -> tuple[type["LearnerLostError"], tuple[int, str, str, str, LossKind, str | None]]:
+        return LearnerLostError, (self.rank, self.node, self.call, self.reason, self.kind, self.remedy)

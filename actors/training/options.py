@@ -55,6 +55,14 @@ class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "rollout"
     optimizer: OptimizerOptions = OptimizerOptions()
     timeout_s: Annotated[float, Field(gt=0, description="a rank that takes longer for one call is lost")] = 1800.0
+    max_restarts: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="times that a lost rank starts the group again, from the last checkpoint and with what it was "
+            "given since; 0: the run ends, to be resumed",
+        ),
+    ] = 3
 
     def threads_of(self, ranks_on_node: int) -> int:
         """CPU threads of each of so many ranks on this machine."""

@@ -121,17 +121,26 @@ class Trainer:
     # Steps ------------------------------------------------------------------------------------------------------
 
     def rl_step(
-        self, sequences: Sequence[TrainSequence], *, temperature: float, recording: StepRecording | None = None
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        temperature: float,
+        asked: int | None = None,
+        recording: StepRecording | None = None,
     ) -> StepResult:
         """One RL step: `mini_batches` optimizer steps over consecutive parts of `sequences`.
 
         Old log-probs are the learner's own under the weights at the start of this call. `temperature` is the
-        sampler's, > 0. All ranks pass the same sequences. `recording` takes the hidden states under those weights; it
-        changes no number. Raises ValueError for bad input, NonFiniteError.
+        sampler's, > 0. `asked`: responses that the step asked for, learned from or not, which a fixed normaliser
+        divides by: each mini-batch by an equal share of them, so that the mean of their gradients is that of the whole.
+        All ranks pass the same sequences. `recording` takes the hidden states under those weights; it changes no
+        number. Raises ValueError for bad input, NonFiniteError.
         """
         if not temperature > 0:
             raise ValueError(f"rollout.sampling.temperature is {temperature}: learning needs one above 0")
         batches.check_sequences(sequences, self.module.vocab_size)
+        if asked is not None and asked < len(sequences):
+            raise ValueError(f"{len(sequences)} sequences to learn from, but only {asked} responses were asked for")
         if not sequences:
             return StepResult(
                 losses=(),
@@ -142,10 +151,9 @@ class Trainer:
             )
         started_s, start_s = time.time(), time.perf_counter()
         statistics = StepStatistics(self.rank.device, (s.sampler for s in sequences))
-        minis = [
-            self._mini_batch([sequences[i] for i in part], statistics.samplers)
-            for part in batches.split_mini_batches(len(sequences), self.options.mini_batches)
-        ]
+        parts = batches.split_mini_batches(len(sequences), self.options.mini_batches)
+        share = None if asked is None else asked / len(parts)
+        minis = [self._mini_batch([sequences[i] for i in part], share, statistics.samplers) for part in parts]
         if recording is not None:
             own = [s for mini in minis for batch in mini.micro for s in batch.sequences]
             recording.choose(own, hidden_size_of(self.network))
@@ -226,7 +234,7 @@ class Trainer:
         batches.check_sequences(sequences, self.module.vocab_size)
         if not sequences:
             return {}
-        mini, values = self._mini_batch(sequences), list[Tensor]()
+        mini, values = self._mini_batch(sequences, len(sequences)), list[Tensor]()
         reference = self._reference_logprobs(mini, temperature)
         with self._computing(self.module):
             for batch, ref in zip(mini.micro, reference, strict=True):
@@ -242,7 +250,7 @@ class Trainer:
     @torch.no_grad()
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Tensor]:
         """Log-probs of this rank's share, a tensor [R] per micro-batch (for tests and benchmarks)."""
-        micro = self._mini_batch(sequences).micro
+        micro = self._mini_batch(sequences, len(sequences)).micro
         with self._computing(self.module):
             return [self._forward(self.module, batch, temperature)[0] for batch in micro]
 
@@ -338,14 +346,18 @@ class Trainer:
     # Parts of a step --------------------------------------------------------------------------------------------
 
     def _mini_batch(
-        self, sequences: Sequence[TrainSequence | Demonstration], samplers: Mapping[str, int] | None = None
+        self,
+        sequences: Sequence[TrainSequence | Demonstration],
+        asked: float | None = None,
+        samplers: Mapping[str, int] | None = None,
     ) -> batches.MiniBatch:
-        """`samplers`: numbers of the rollout workers; none: nothing is told of them."""
+        """`asked`: responses that it stands for. `samplers`: numbers of the rollout workers; none: nothing is told of
+        them."""
         lengths = [len(s.response_tokens) for s in sequences]
         weights = [s.weight if isinstance(s, TrainSequence) else 1.0 for s in sequences]
         learns = isinstance(sequences[0], TrainSequence)
         aggregation = self.objective.aggregation if learns else "token_mean"
-        coefficients = sequence_coefficients(lengths, weights, aggregation, self.objective.sum_divisor)
+        coefficients = sequence_coefficients(lengths, weights, aggregation, self.objective.sum_divisor, asked)
         return batches.build_mini_batch(
             sequences,
             coefficients,

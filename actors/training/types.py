@@ -18,7 +18,7 @@ class TrainSequence:
     sampler_logprobs_t1: NDArray[np.float32] | None
     advantage: float | NDArray[np.float64]  # of every token of the response, or of each, [T]
     sampler: str = ""  # the rollout worker that drew it: a log-prob gap is reported per worker
-    weight: float = 1.0  # multiplies the sequence's loss; 1 unless a budget policy corrects for sampling
+    weight: float = 1.0  # multiplies the sequence's loss; 1 unless responses were shared out unequally, or given up
 
 
 @dataclass(frozen=True, slots=True)

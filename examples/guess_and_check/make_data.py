@@ -11,8 +11,9 @@ Owns the file formats and the split's sizes; what a problem is and how it is wor
 import argparse
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -26,7 +27,7 @@ HELD_OUT = {5: 4, 7: 10, 11: 28, 13: 30}  # 72 problems
 # Demonstrations favour small moduli, where the checking skill is learned fastest.
 DEMONSTRATION_WEIGHTS = {5: 0.35, 7: 0.35, 11: 0.20, 13: 0.10}
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": task.VOCAB_SIZE,
@@ -48,7 +49,7 @@ MODEL = {
 }
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(max_tokens: int = MODEL["max_position_embeddings"]) -> PreTrainedTokenizerFast:
     """One token per word of `task.vocabulary()`; `decode` concatenates, so it returns the encoded text exactly."""
     words = task.vocabulary()
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=task.UNK))
@@ -62,7 +63,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=task.PAD,
         unk_token=task.UNK,
         clean_up_tokenization_spaces=False,
-        model_max_length=MODEL["max_position_embeddings"],
+        model_max_length=max_tokens,
     )
 
 
@@ -78,41 +79,56 @@ def write_jsonl(path: Path, records: Iterable[dict[str, str]]) -> int:
 
 def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]:
     """Write every file below `folder`; returns how many records each JSON-lines file has."""
-    model_dir = folder / "model"
-    model_dir.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(model_dir)
-    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    (model_dir / "config.json").write_text(json.dumps(MODEL | special, indent=2) + "\n", encoding="utf-8")
-
     split = task.split(random.Random(f"split-{seed}"), train=TRAIN, held_out=HELD_OUT)
-    counts = {
-        name: write_jsonl(folder / f"{name}.jsonl", (_record(problem) for problem in members))
-        for name, members in (("train", split.train), ("eval", split.held_out))
-    }
     by_modulus = {p: [problem for problem in split.demonstrated if problem.p == p] for p in task.PRIMES}
     rng = random.Random(f"demonstrations-{seed}")
     moduli = rng.choices(task.PRIMES, [DEMONSTRATION_WEIGHTS[p] for p in task.PRIMES], k=demonstrations)
     drawn = (rng.choice(by_modulus[p]) for p in moduli)
     style = task.DemonstrationStyle()
-    counts["demos"] = write_jsonl(
-        folder / "demos.jsonl",
-        ({"prompt": problem.prompt, "response": task.demonstrate(problem, style, rng)} for problem in drawn),
-    )
-    return counts
+    shown = ((problem, task.demonstrate(problem, style, rng)) for problem in drawn)
+    return write_files(folder, MODEL, split, shown)
+
+
+def write_files(
+    folder: Path, model: dict[str, Any], split: task.Split, shown: Iterable[tuple[task.Problem, str]]
+) -> dict[str, int]:
+    """The files of a split and its demonstrations, each a problem and a response; `model`: its config.json.
+
+    Returns how many records each JSON-lines file has.
+    """
+    model_dir = folder / "model"
+    model_dir.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(model["max_position_embeddings"])
+    tokenizer.save_pretrained(model_dir)
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    (model_dir / "config.json").write_text(json.dumps(model | special, indent=2) + "\n", encoding="utf-8")
+    counts = {
+        name: write_jsonl(folder / f"{name}.jsonl", (_record(problem) for problem in members))
+        for name, members in (("train", split.train), ("eval", split.held_out))
+    }
+    demos = ({"prompt": problem.prompt, "response": response} for problem, response in shown)
+    return counts | {"demos": write_jsonl(folder / "demos.jsonl", demos)}
 
 
 def _record(problem: task.Problem) -> dict[str, str]:
     return {"id": problem.uid, "prompt": problem.prompt, "answer": str(problem.answer)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the files of the guess-and-check example.")
-    parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help="target (default: %(default)s)")
+def main(
+    write: Callable[..., dict[str, int]] = write_all,
+    folder: Path = DEFAULT_FOLDER,
+    *,
+    demonstrations: int = 22_400,
+) -> None:
+    """The command line of `write`, which takes a folder, a seed and a number of demonstrations; the rest: defaults."""
+    parser = argparse.ArgumentParser(description="Write the files of a guess-and-check example.")
+    parser.add_argument("folder", nargs="?", type=Path, default=folder, help="target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the split and the demonstrations (default: 0)")
-    parser.add_argument("--demonstrations", type=int, default=22_400, help="lines of demos.jsonl (default: 22400)")
+    parser.add_argument(
+        "--demonstrations", type=int, default=demonstrations, help="lines of demos.jsonl (default: %(default)s)"
+    )
     options = parser.parse_args()
-    counts = write_all(options.folder, seed=options.seed, demonstrations=options.demonstrations)
+    counts = write(options.folder, seed=options.seed, demonstrations=options.demonstrations)
     print(f"{options.folder}: " + ", ".join(f"{name}.jsonl {count}" for name, count in counts.items()))
 
 

@@ -5,6 +5,7 @@ Never touches files, the network or global randomness: generators are passed in.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -57,6 +58,8 @@ class DemonstrationStyle:
     give_up: float = 0.2  # probability of boxing a random number after a failed try
     with_replacement: float = 0.4  # share of demonstrations that may try the same value twice
     max_tries: int = 16  # 12 tokens each: a response stays below 200 tokens
+    reach: int = LARGEST_NUMBER  # no larger value is tried or guessed
+    stubborn: float = 0.0  # share of demonstrations that never give up
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,9 @@ class Split:
     demonstrated: tuple[Problem, ...]  # everything that is not held out
 
 
-def problems(p: int) -> list[Problem]:
-    return [Problem(p, a, c) for a in range(2, p) for c in range(1, p)]
+def problems(p: int, multipliers: Iterable[int] | None = None) -> list[Problem]:
+    """All of modulus p; multipliers: those of a, by default all but 1, where x can be read off."""
+    return [Problem(p, a, c) for a in multipliers or range(2, p) for c in range(1, p)]
 
 
 def split(rng: random.Random, *, train: dict[int, int], held_out: dict[int, int]) -> Split:
@@ -90,19 +94,28 @@ def split(rng: random.Random, *, train: dict[int, int], held_out: dict[int, int]
 
 
 def demonstrate(problem: Problem, style: DemonstrationStyle, rng: random.Random) -> str:
-    """One response: tries until one fits (or patience or `max_tries` ends), then a boxed number."""
-    untried = list(range(1, problem.p))
+    """One response: tries until one fits (or patience or `max_tries` ends), then a boxed number.
+
+    Where a is 1 the first try is c. Who has tried all within reach begins again.
+    """
+    if problem.a == 1:
+        return problem.attempt(problem.c) + f"\n\\boxed{{{problem.c}}}"
+    values = range(1, min(problem.p, style.reach + 1))
+    untried = list(values)
     rng.shuffle(untried)
     repeats = rng.random() < style.with_replacement
+    stubborn = style.stubborn > 0 and rng.random() < style.stubborn
     lines: list[str] = []
     for _ in range(style.max_tries):
-        x = rng.randrange(1, problem.p) if repeats else untried.pop()
+        if not untried:
+            untried = rng.sample(values, len(values))
+        x = rng.choice(values) if repeats else untried.pop()
         lines.append(problem.attempt(x))
         if x == problem.answer:
             return "".join(lines) + f"\n\\boxed{{{x}}}"
-        if rng.random() < style.give_up:
+        if not stubborn and rng.random() < style.give_up:
             break
-    return "".join(lines) + f"\n\\boxed{{{rng.randrange(1, problem.p)}}}"
+    return "".join(lines) + f"\n\\boxed{{{rng.choice(values)}}}"
 
 
 def vocabulary() -> list[str]:

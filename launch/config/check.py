@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
+from launch.config.check_abort import abort_issues
+from launch.config.check_systems import system_issues
+from launch.config.check_token_budget import budget_issues
 from launch.config.issues import Issue
 from launch.config.tree import Config
 from models.formats import FORMATS
@@ -16,14 +19,13 @@ from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
 RESERVED_NAMES = ("warm_starts", "calibrations")
-OPEN_TO_ALL = ("0.0.0.0", "::", "*")
 
 
 def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
     rules = (
         *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
-        *(_reward, _data, _coordinator, _learner, _layout),
+        *(_reward, _data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues),
     )
     return [issue for rule in rules for issue in rule(config)]
 
@@ -64,6 +66,9 @@ def _objective(c: Config) -> Iterator[Issue]:
 
 def _rollout(c: Config) -> Iterator[Issue]:
     r, e = c.rollout, c.rollout.engine
+    if r.workers.min > r.workers.max:
+        message = f"{r.workers.max} is less than rollout.workers.min = {r.workers.min}"
+        yield Issue("rollout.workers.max", message, remedy="raise it, or lower min")
     if r.sampling.temperature == 0:
         yield Issue(
             "rollout.sampling.temperature",
@@ -82,11 +87,14 @@ def _rollout(c: Config) -> Iterator[Issue]:
             "with rollout.rollouts_per_prompt=1 all rewards of every group are equal, and every group is dropped",
             remedy="set it to false, or rollouts_per_prompt to 2 or more",
         )
-    if r.prompts_per_step * r.rollouts_per_prompt < c.learner.mini_batches:
+    each: float = r.rollouts_per_prompt
+    if r.budget.share is not None:
+        each = max(r.budget.min_rollouts, r.budget.share * each)
+    if r.prompts_per_step * each < c.learner.mini_batches:
         yield Issue(
             "learner.mini_batches",
-            f"{c.learner.mini_batches} mini-batches, but only {r.prompts_per_step} x {r.rollouts_per_prompt} = "
-            f"{r.prompts_per_step * r.rollouts_per_prompt} rollouts per RL step",
+            f"{c.learner.mini_batches} mini-batches, but only {r.prompts_per_step} x {each:g} = "
+            f"{r.prompts_per_step * each:g} rollouts per RL step",
             remedy="lower it, or raise rollout.prompts_per_step",
         )
     longest = c.data.max_prompt_tokens + r.sampling.max_new_tokens
@@ -321,10 +329,10 @@ def _drafter(c: Config) -> Iterator[Issue]:
     if d.recording.source == "engine" and can.drafters and not can.hidden_states:
         message = f"engine, but the {backend} engine records no hidden states"
         yield Issue("drafter.recording.source", message, remedy="leave it out, or set it to learner")
-    if c.rollout.workers < 2:
+    if c.rollout.workers.max < 2:
         yield Issue(
             "drafter.train",
-            "a drafter is trained on rollout workers that are idle while others decode, and rollout.workers is 1",
+            "a drafter is trained on rollout workers that are idle while others decode, and there is 1 at most",
             remedy="set rollout.workers=2 or more, or drafter.train=false",
         )
     if d.algorithm != "eagle3" and d.layers is not None:
@@ -349,9 +357,10 @@ def _reward(c: Config) -> Iterator[Issue]:
                 yield Issue(f"{key}.{name}", f"required for kind {kind}")
             if term.kind != kind and value is not None:
                 yield Issue(f"{key}.{name}", f"only kind {kind} uses it, this term is {term.kind}")
-        for kind, name in (("math", "fallback"), ("code", "memory_mb")):
-            if term.kind != kind and getattr(term, name) != type(term).model_fields[name].default:
-                yield Issue(f"{key}.{name}", f"only kind {kind} uses it, this term is {term.kind}")
+        used_by = {"fallback": "math", "memory_mb": "code", "answer": "math or code", "prefix_sufficient": "python"}
+        for name, kinds in used_by.items():
+            if term.kind not in kinds.split(" or ") and getattr(term, name) != type(term).model_fields[name].default:
+                yield Issue(f"{key}.{name}", f"only kind {kinds} uses it, this term is {term.kind}")
         if term.pattern is not None:
             try:
                 re.compile(term.pattern)
@@ -371,15 +380,9 @@ def _data(c: Config) -> Iterator[Issue]:
 
 
 def _coordinator(c: Config) -> Iterator[Issue]:
-    if fault := c.coordinator.contradiction():
-        yield Issue("coordinator.lease_s", fault, remedy="raise it, or lower the others")
-    if c.drafter.train and c.coordinator.host in OPEN_TO_ALL and c.coordinator.curve.directory is None:
-        yield Issue(
-            "coordinator.host",
-            f"{c.coordinator.host} is open to everyone on every network, and coordinator.curve is not set",
-            remedy="name the address of the workers' network, or make keys (python -m coordinator keys) and set "
-            "coordinator.curve.directory",
-        )
+    for key, fault, remedy in c.coordinator.contradictions():
+        if c.drafter.train or key == "lease_s":
+            yield Issue(f"coordinator.{key}", fault, remedy=remedy)
 
 
 def _learner(c: Config) -> Iterator[Issue]:
@@ -460,10 +463,10 @@ def _colocated(c: Config) -> Iterator[Issue]:
             f"{worker:g}, but colocated workers use whole GPUs (and share each with a learner rank)",
             remedy="set it to 1",
         )
-    elif c.learner.ranks > c.rollout.workers * worker:
+    elif c.learner.ranks > c.rollout.workers.min * worker:
         yield Issue(
             "learner.ranks",
-            f"{c.learner.ranks} ranks do not fit on the GPUs of {c.rollout.workers} rollout workers",
+            f"{c.learner.ranks} ranks do not fit on the GPUs of {c.rollout.workers.min} rollout workers",
             remedy="lower it, or raise rollout.workers",
         )
     if learner != 1:

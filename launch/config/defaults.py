@@ -1,20 +1,65 @@
-"""Defaults that follow from other keys: from what the engine can do, and from the longest response.
+"""Defaults that follow from other keys: from what the engine can do, from the longest response, and from a budget.
 
 Owns which keys these are. What is written stays as it is, whatever it says; whether it can be is for
 launch.config.check.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from actors.engine.capabilities import BACKENDS
+from launch.config.check_abort import markers_of
 from launch.config.paths import replaced
 from launch.config.tree import Config
 from policies.presets import TRUNCATE
 
 BACKEND = "rollout.engine.backend"
+
+
+def implied(values: dict[str, Any]) -> dict[str, str]:
+    """Writes into a document's values what others of them make a better default, where nothing is written; the dotted
+    keys that got one: where it comes from. A document that is not valid is left as it is."""
+    return _objective_name(values) | _first_answers(values)
+
+
+def _objective_name(values: dict[str, Any]) -> dict[str, str]:
+    """An objective that is not biased by a budget or by early ends."""
+    rollout, objective = values.get("rollout"), values.get("objective") or {}
+    if not isinstance(rollout, Mapping) or not isinstance(objective, Mapping) or "name" in objective:
+        return {}
+    budget, abort = rollout.get("budget") or {}, rollout.get("abort") or {}
+    sizes = [key for key in ("tokens_per_step", "share") if isinstance(budget, Mapping) and budget.get(key) is not None]
+    if sizes:
+        origin = f"rollout.budget.{sizes[0]}: {budget[sizes[0]]}"
+    elif isinstance(abort, Mapping) and abort.get("enabled") is True:
+        origin = "rollout.abort.enabled: true"
+    else:
+        return {}
+    values["objective"] = {"name": "duet", **objective}
+    return {"objective.name": origin}
+
+
+def _first_answers(values: dict[str, Any]) -> dict[str, str]:
+    """Where responses end behind their first answer, that is the one that counts."""
+    rollout = values.get("rollout")
+    abort = rollout.get("abort") if isinstance(rollout, Mapping) else None
+    reward = values.get("reward") or {}
+    if not (isinstance(abort, Mapping) and abort.get("enabled") is True and isinstance(reward, Mapping)):
+        return {}
+    terms = reward.get("terms", [{"kind": "math"}])
+    if not isinstance(terms, list):
+        return {}
+    first = [_reads_first(term) for term in terms]
+    values["reward"] = {**reward, "terms": first}
+    changed = [i for i, (new, written) in enumerate(zip(first, terms, strict=True)) if new != written]
+    return {f"reward.terms.{i}.answer": "rollout.abort.enabled: true" for i in changed}
+
+
+def _reads_first(term: Any) -> Any:
+    reads = isinstance(term, Mapping) and term.get("kind") in ("math", "code")
+    return {"answer": "first", **term} if reads else term
 
 
 def settled(config: Config) -> tuple[Config, dict[str, str]]:
@@ -25,6 +70,9 @@ def settled(config: Config) -> tuple[Config, dict[str, str]]:
         if not _written(config, key):
             config = replaced(config, key, value)
             origins[key] = f"{BACKEND}: {config.rollout.engine.backend}"
+    if config.rollout.abort.enabled and config.rollout.abort.marker is None and len(read := markers_of(config)) == 1:
+        config = replaced(config, "rollout.abort.marker", read[0])
+        origins["rollout.abort.marker"] = "reward.terms"
     sized = config.objective.sized(config.rollout.sampling.max_new_tokens)
     return config.model_copy(update={"objective": sized}), origins
 

@@ -201,6 +201,10 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
     keys = config.coordinator.curve.directory
     if keys is not None and config.drafter.train and not Path(keys).is_dir():
         issues.append(_missing("coordinator.curve.directory", keys, "no directory of key files"))
+    admin = config.coordinator.admin
+    for key, value in (("certificate", admin.certificate), ("key", admin.key)):
+        if value is not None and config.drafter.train and not Path(value).is_file():
+            issues.append(_missing(f"coordinator.admin.{key}", value, "no such file"))
     inputs = [("data.train", config.data.train), ("data.eval", config.data.eval)]
     if config.warmup is not None:
         inputs.append(("warmup.data", config.warmup.data))

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from launch.config.check import check_values
-from launch.config.defaults import settled
+from launch.config.defaults import implied, settled
 from launch.config.document import Document, KeyPath, parse_document
 from launch.config.foreign import elsewhere
 from launch.config.issues import ConfigError, Issue
@@ -33,7 +33,7 @@ class Loaded:
     config: Config
     path: Path
     places: dict[KeyPath, str]  # "file.yaml:12" or "override"; keys that are absent have their default
-    origins: Mapping[str, str]  # dotted key -> the engine's key and value that its default follows from
+    origins: Mapping[str, str]  # dotted key -> the key and value that its default follows from
 
     def source(self, name: str) -> str:
         """Where the value of the dotted key `name` comes from: `file.yaml:12`, `override`, another key, `default`."""
@@ -53,6 +53,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         raise ConfigError([Issue("", f"cannot read {path}: {error}")]) from error
     document = parse_document(text, str(path))
     apply_overrides(document, overrides)
+    implications = implied(document.values)
     config, issues = validate(document, str(path))
     known = {issue.key for issue in document.issues}
     issues = [issue for issue in issues if issue.key not in known]  # e.g. a rejected value is then missing as well
@@ -65,7 +66,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     ]
     if faults:
         raise ConfigError(faults)
-    return Loaded(resolve_paths(config, config_dir=path.resolve().parent), path, document.places, origins)
+    resolved = resolve_paths(config, config_dir=path.resolve().parent)
+    return Loaded(resolved, path, document.places, implications | origins)
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:

@@ -6,6 +6,7 @@ nor ray and asks no device: a GPU is known by its name (`cluster.gpu`), by this 
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,9 @@ _FEWER_BITS = "w4a16"  # of a self-drafter's copy, where the format is open and 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
-def network_of(config: Config) -> Network | None:
-    """The model's shape; None where there is no usable config.json, or one of an architecture that is not ours."""
-    try:
-        model = ModelConfig.from_hf(read_config(config.model.path))
-    except (ModelConfigError, OSError):
-        return None
+def network_at(path: Path | str) -> Network:
+    """Of a config.json or its directory, in 16 bits. Raises ModelConfigError, OSError."""
+    model = ModelConfig.from_hf(read_config(path))
     return Network(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
@@ -52,6 +50,17 @@ def network_of(config: Config) -> Network | None:
         tied=model.tie_word_embeddings,
         qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
+    )
+
+
+def network_of(config: Config) -> Network | None:
+    """The model's shape; None where there is no usable config.json, or one of an architecture that is not ours."""
+    try:
+        shape = network_at(config.model.path)
+    except (ModelConfigError, OSError):
+        return None
+    return replace(
+        shape,
         item_bytes=4 if config.model.dtype == "float32" else 2,
         low_bits=FORMATS.get(config.rollout.quantization),
     )

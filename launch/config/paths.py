@@ -17,6 +17,8 @@ INPUT_PATHS = (
     "rollout.speculation.eagle.path",
     "rollout.speculation.calibration",
     "coordinator.curve.directory",
+    "coordinator.admin.certificate",
+    "coordinator.admin.key",
 )
 NO_PATHS = (FRESH_WEIGHTS, "auto", "off")  # words that such a key takes instead of one
 M = TypeVar("M", bound=BaseModel)

@@ -5,7 +5,7 @@ import functools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -111,6 +111,8 @@ def expected(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str
 
 
 def _one(member: Any) -> str:
+    if get_origin(member) is Annotated:
+        return expected(member.__origin__, [*_constraints(member.__metadata__)])
     if get_origin(member) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(member))
     if get_origin(member) is tuple:
@@ -119,8 +121,15 @@ def _one(member: Any) -> str:
             return "a list of " + _one(items[0]).removeprefix("a ").removeprefix("an ") + "s"
         return f"a list of {len(items)} " + _one(items[0]).removeprefix("a ").removeprefix("an ") + "s"
     if isinstance(member, type) and issubclass(member, BaseModel):
-        return "a section"
+        short = getattr(member, "in_short", None)
+        return f"{short}, or a section" if short else "a section"
     return _WORDS.get(member, getattr(member, "__name__", str(member)))
+
+
+def _constraints(metadata: tuple[Any, ...]) -> Iterator[Any]:
+    """Of an annotation; a pydantic Field has its own inside."""
+    for item in metadata:
+        yield from item.metadata if isinstance(item, FieldInfo) else (item,)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ def _lines(options: BaseModel, loaded: Loaded, prefix: str, depth: int) -> Itera
 
 
 def _value(value: Any, label: str, loaded: Loaded, key: str, indent: str, depth: int) -> Iterator[tuple[str, str]]:
-    if isinstance(value, BaseModel):
+    if isinstance(value, BaseModel) and isinstance(value.model_dump(), dict):
         yield f"{indent}{label}:", ""
         yield from _lines(value, loaded, f"{key}.", depth + 1)
     elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):

@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from actors.data.options import DataOptions
 from actors.engine.options import RolloutOptions
+from actors.notices.options import SpotOptions
 from actors.rewards.options import RewardOptions
 from actors.training.options import LearnerOptions, WarmupOptions
 from coordinator.options import CoordinatorOptions
@@ -98,6 +99,7 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
         float,
         Field(gt=0, description="Ray's own servers (GCS, raylet) may be silent for so long; then the run ends"),
     ] = 45.0
+    spot: SpotOptions = SpotOptions()
 
 
 class ObserveOptions(BaseModel, frozen=True, extra="forbid"):

@@ -74,6 +74,10 @@ def step_line(state: RunState) -> str:
         parts.append(f"groups {m['groups/used']:.0f}/{m['groups/total']:.0f}")
     if "rollouts/truncated_share" in m:
         parts.append(f"cut {100 * m['rollouts/truncated_share']:.0f} %")
+    if "budget/tokens" in m and "budget/spent_tokens" in m:
+        parts.append(f"budget {100 * _spent_share(m):.0f} %")
+    if m.get("abort/given_up_share"):
+        parts.append(f"given up {100 * m['abort/given_up_share']:.0f} %")
     if "tokens_per_s" in m:
         parts.append(f"{m['tokens_per_s']:,.0f} tok/s")
     if "length/p50" in m:
@@ -133,6 +137,12 @@ def _numbers(state: RunState) -> Table:
         table.add_row("speed", f"{m['tokens_per_s']:,.0f} tokens/s")
     if "length/p50" in m:
         table.add_row("length", f"{_lengths(m)} tokens (p50/p90/max)")
+    if budget := _budget(m):
+        table.add_row("token budget", budget)
+    if m.get("skip/passed_over"):
+        table.add_row("skipped", f"{m['skip/passed_over']:.0f} prompts passed over")
+    if "abort/answered_share" in m:
+        table.add_row("early ends", _early_ends(m))
     if learner := _learner(m):
         table.add_row("learner", learner)
     if "speculation/share" in m:
@@ -165,6 +175,33 @@ def _worker(worker: WorkerState) -> Text:
 
 def _lengths(m: dict[str, float]) -> str:
     return "/".join(f"{m[key]:.0f}" for key in ("length/p50", "length/p90", "length/max") if key in m)
+
+
+def _spent_share(m: dict[str, float]) -> float:
+    return m["budget/spent_tokens"] / max(m["budget/tokens"], 1.0)
+
+
+def _budget(m: dict[str, float]) -> str:
+    """What the last RL step's tokens were shared into; empty without a budget."""
+    parts = []
+    if "budget/tokens" in m and "budget/spent_tokens" in m:
+        parts.append(
+            f"{m['budget/spent_tokens']:,.0f} of {m['budget/tokens']:,.0f} tokens ({100 * _spent_share(m):.0f} %)"
+        )
+    if "budget/rollouts_min" in m and "budget/rollouts_max" in m:
+        parts.append(f"{m['budget/rollouts_min']:.0f} to {m['budget/rollouts_max']:.0f} rollouts a prompt")
+    return ", ".join(parts)
+
+
+def _early_ends(m: dict[str, float]) -> str:
+    """What the marker and the lateness rule ended in the last RL step."""
+    if "abort/poll_from" not in m:
+        return "none yet: too few lengths are known"
+    answered, given_up = (100 * m.get(f"abort/{name}_share", 0.0) for name in ("answered", "given_up"))
+    saved = f", about {m['abort/saved_tokens']:,.0f} tokens saved" if "abort/saved_tokens" in m else ""
+    if "abort/give_up_at" not in m:
+        return f"{answered:.0f} % after their answer, nobody is given up: the threshold is at the length limit"
+    return f"{answered:.0f} % after their answer, {given_up:.0f} % given up at {m['abort/give_up_at']:.0f}{saved}"
 
 
 def _learner(m: dict[str, float]) -> str:

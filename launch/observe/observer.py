@@ -29,7 +29,7 @@ from launch.observe.state import RunState, WorkerState
 from launch.observe.symptoms import Watch
 from launch.observe.timeline import SpanJoiner, to_json, write_trace
 
-FILES = ("metrics", "events", "timeline", "samples", "eval_samples", "lengths", "speculation", "drafter")
+FILES = ("metrics", "events", "timeline", "samples", "eval_samples", "lengths", "speculation", "drafter", "budget")
 END_EVENTS = frozenset({"finished", "interrupted", "failed"})
 GAUGE_PERIOD_S = 2.0  # of what changes within an RL step; Ray hands gauges on every few seconds
 QUIET_EVENTS = frozenset({"checkpoint", "phase"})  # written, not printed
@@ -110,6 +110,9 @@ class Observer:
                 self._journals["speculation"].write({"step": record.step, **speculation.to_json()})
             if drafter is not None:
                 self._journals["drafter"].write({"step": record.step, **drafter.to_json()})
+            if len(record.rollouts_per_prompt):
+                counts = [int(n) for n in record.rollouts_per_prompt]
+                self._journals["budget"].write({"step": record.step, "rollouts": counts})
             self._flush_spans()
             self._state.take(record, metrics)
             self._send(record.step, scalars)
@@ -206,6 +209,13 @@ class Observer:
         with self._lock:
             if self._due(worker, final=running == 0):
                 self._gauges.set(values, worker=worker)
+
+    def fleet(self, states: Callable[[], Mapping[str, int]]) -> None:
+        """How many workers are in which state, asked for when it is due: at most every GAUGE_PERIOD_S. Gauges only."""
+        with self._lock:
+            if self._due("fleet", final=False):
+                for state, count in states().items():
+                    self._gauges.set({"fleet/now": float(count)}, state=state)
 
     def _due(self, what: str, *, final: bool) -> bool:
         now_s = self._clock()

@@ -32,6 +32,7 @@ class StepRecord:
     seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
     lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
     speculation: StepSpeculation | None = None  # gives speculation/* and speculation.jsonl; None: it is off
+    rollouts_per_prompt: Sequence[int] = ()  # asked for, by prompt; gives budget.jsonl; empty: no budget, no abort
     drafter: StepDrafter | None = None  # gives drafter/* and drafter.jsonl; None: no drafter is trained
 
 

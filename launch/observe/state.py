@@ -7,6 +7,7 @@ from statistics import median
 from launch.observe.records import StepRecord
 
 STEADY = ("warm start",)
+OF_ONE_STEP = ("speculation/", "drafter/", "budget/", "abort/", "skip/")  # metrics that the next step may lack
 
 
 @dataclass(slots=True)
@@ -42,8 +43,8 @@ class RunState:
 
     def take(self, record: StepRecord, metrics: dict[str, float]) -> None:
         self.step = max(self.step, record.step)
-        for name in [name for name in self.metrics if name.startswith(("speculation/", "drafter/"))]:
-            del self.metrics[name]  # of a drafter that this step did not use, or train
+        for name in [name for name in self.metrics if name.startswith(OF_ONE_STEP)]:
+            del self.metrics[name]  # e.g. of a drafter that this step did not use, or train
         self.metrics.update(metrics)
         self.seconds = dict(record.seconds)
         if "reward/mean" in metrics:

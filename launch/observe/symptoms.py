@@ -1,5 +1,6 @@
-"""Signs that a run learns nothing, each with its likely cause and what to do. Pure: from the metrics of RL steps, in
-order; the same rules serve the run while it goes on (`Watch`) and its summary (`symptoms`).
+"""Signs that a run learns nothing, or spends more than its token budget, each with its likely cause and what to do.
+Pure: from the metrics of RL steps, in order; the same rules serve the run while it goes on (`Watch`) and its summary
+(`symptoms`).
 
 Never stops a run. A rule waits until chance is no explanation: PATIENCE_STEPS steps in a row with enough groups or
 responses in them, or a trend over the whole run. A run that is over is judged by what it has.
@@ -14,6 +15,7 @@ from typing import Any, TypeGuard
 PATIENCE_STEPS = 3
 MIN_GROUPS = 32  # where one group in four differs, so many in a row without one have a chance of 1e-4
 MIN_RESPONSES = 64
+BUDGET_STEPS = 8  # a budget may be exceeded for so long by chance: prompts differ in length
 MOSTLY = 0.9  # of the responses were cut
 TREND_STEPS = 40  # the trend is looked at after so many steps, and whenever their number has doubled
 TREND_ERRORS = 1.0  # a rise below so many standard errors is none
@@ -58,6 +60,7 @@ def symptoms(rows: Sequence[Row], *, over: bool = False) -> list[Symptom]:
     found = [_no_signal(rows, over), _truncated(rows, over)]
     if found[0] is None:  # where nothing is learned, a flat reward is no news
         found.append(_flat_reward(rows, over))
+    found.append(_over_budget(rows))
     return [symptom for symptom in found if symptom is not None]
 
 
@@ -128,6 +131,26 @@ def _flat_reward(rows: Sequence[Row], over: bool) -> Symptom | None:
     return Symptom(
         "flat_reward", f"the reward shows no rise in {len(rewards)} RL steps: {rise:+.3f} +- {error:.3f}", remedy
     )
+
+
+def _over_budget(rows: Sequence[Row]) -> Symptom | None:
+    """What every prompt gets at least costs more than the budget, by more than whole responses can be off."""
+    recent = _trailing(rows, _exceeds_budget)
+    if len(recent) < BUDGET_STEPS:
+        return None
+    times = _mean(recent, "budget/planned_tokens") / _mean(recent, "budget/tokens")
+    return Symptom(
+        "budget_exceeded",
+        f"in {_steps(recent)} rollout.budget.min_rollouts alone took {times:.2f} times the token budget",
+        "raise rollout.budget.share or tokens_per_step, whichever is written, or lower rollout.budget.min_rollouts",
+    )
+
+
+def _exceeds_budget(row: Row) -> bool:
+    planned, tokens = _number(row, "budget/planned_tokens"), _number(row, "budget/tokens")
+    responses = _number(row, "budget/rollouts_mean") * _number(row, "groups/total")
+    all_equal = row.get("budget/rollouts_min") == row.get("budget/rollouts_max")
+    return all_equal and tokens > 0 and responses > 0 and planned - tokens > 0.5 * planned / responses
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from launch.observe.timeline import read_spans
 from launch.report.drafter import drafter_data
 from launch.report.speculation import speculation_data
 from launch.report.summary import eval_points, step_rows
+from launch.report.token_budget import token_budget_data
 
 BREAK_SHARE = 0.05  # of the time in which something happened; a longer pause of everything is drawn as a break
 MAX_SPANS = 60_000  # more make the page slow; the shortest are left out, and the page says so
@@ -32,6 +33,7 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
         "lengths": _lengths(read(run_dir / "lengths.jsonl")),
         "timeline": _timeline(spans),
         "speculation": speculation_data(speculation),
+        "token_budget": token_budget_data(steps, read(run_dir / "budget.jsonl")),
         "drafter": drafter_data(read(run_dir / "drafter.jsonl"), speculation, spans),
     }
 

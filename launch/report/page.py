@@ -26,9 +26,10 @@ from launch.report.tables import (
     samples_table,
     strategies_table,
 )
+from launch.report.token_budget import TokenBudgetSummary, budget_rows
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("charts.js", "gantt.js", "page.js", "samples.js", "speculation.js", "drafter.js")
+SCRIPTS = ("charts.js", "gantt.js", "page.js", "samples.js", "speculation.js", "drafter.js", "token_budget.js")
 CARDS_PER_ROW = 5
 REWARD_NOTE = "Mean reward of the sampled responses by RL step; dots are evaluations on held-out prompts."
 GANTT_NOTE = "One row per worker. 'busy' is the share of the visible time in which it was not idle."
@@ -40,6 +41,11 @@ DRAFTER_NOTE = (
     "Micro-steps of the drafter on rollout workers that had nothing left to decode. Accuracy: how often the token that "
     "the target drew was the drafter's first guess, or among its first three; dashed lines are updates of the target."
 )
+TOKEN_BUDGET_NOTE = (
+    "Rollouts per prompt fan out where prompts differ in what their tokens teach. Variance: of the estimated gradient, "
+    "in closed form from the estimated spread of each prompt's rewards, with the counts as allocated and with as many "
+    "tokens in equal counts. Surcharge: what the weights of kept late responses add to it; 1 is nothing."
+)
 SAMPLES_NOTE = (
     "A few of each shown step, from the last step to the first, best reward to worst; held-out ones are of the "
     "evaluation after that step. The bar beside a response goes from red, the worst reward shown, to green, the best."
@@ -49,11 +55,22 @@ LEARNING_NOTE = (
     "of the step change, and above 0 where long responses are the worse ones. Progress is the reward. Entropy that "
     "falls to 0, or a clipped share or a gradient norm that keeps growing, is a run that breaks."
 )
+BUDGET_CHARTS = (  # name, title, drawn where one of these was recorded
+    ("tokens", "Tokens of an RL step, spent and planned", ("budget/planned_tokens",)),
+    ("variance", "Variance of the estimated gradient, uniform counts being 1", ("budget/variance",)),
+    ("thresholds", "Thresholds beside natural lengths, tokens", ("abort/give_up_at", "abort/poll_from")),
+    ("ends", "Share of responses by how they ended early, %", ("abort/answered_share", "abort/given_up_share")),
+    ("keep", "Probability with which a late response goes on, over prompts", ("abort/keep_mean",)),
+    ("surcharge", "Surcharge on the variance by the weights of kept responses", ("abort/surcharge",)),
+    ("saved", "Tokens that giving up saved, estimated", ("abort/saved_tokens",)),
+    ("skipped", "Share of prompts that were passed over, %", ("skip/share",)),
+)
 CORRECTION = "Importance weights, sampler to learner: shares of tokens"
 NAV = (
     ("reward", "Reward"),
     ("samples", "Responses"),
     ("lengths", "Response lengths"),
+    ("token_budget", "Token budget"),
     ("time", "Step time"),
     ("gantt", "Workers"),
     ("speculation", "Speculation"),
@@ -66,7 +83,7 @@ NAV = (
 )
 
 
-OPTIONAL = ("speculation", "drafter")  # sections that are left out where nothing was recorded
+OPTIONAL = ("token_budget", "speculation", "drafter")  # sections that are left out where nothing was recorded
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
@@ -96,7 +113,7 @@ def render(run_dir: Path) -> str:
         _header(summary, events, [item for item in NAV if item[0] not in OPTIONAL or data[item[0]]]),
         _warnings(summary.warnings),
         _cards(summary),
-        *_charts(data, _section("samples", "Responses", samples_table(picked_samples(run_dir)), SAMPLES_NOTE)),
+        *_charts(data, summary, _section("samples", "Responses", samples_table(picked_samples(run_dir)), SAMPLES_NOTE)),
         _section("events", "Events", events_table(events), "Failures and recoveries are red."),
         _config(config.read_text(encoding="utf-8") if config.is_file() else ""),
         _section("environment", "What it ran on", environment_table(read_starts(run_dir))),
@@ -156,6 +173,8 @@ def _cards(summary: RunSummary) -> str:
         cards.insert(1, same_weights)
     if summary.drafter is not None:
         cards.insert(-2, _drafter_card(summary.drafter))
+    if summary.token_budget is not None:
+        cards += _budget_cards(summary.token_budget)
     per_row = math.ceil(len(cards) / math.ceil(len(cards) / CARDS_PER_ROW))  # rows of equal length, nearly
     return f'<div class="cards" style="--per-row:{per_row}">{"".join(cards)}</div>'
 
@@ -177,6 +196,15 @@ def _drafter_card(d: DrafterSummary) -> str:
     return _card("Drafter top-3 accuracy", value, f"{first}{d.micro_steps:,} micro-steps")
 
 
+def _budget_cards(s: TokenBudgetSummary) -> Iterator[str]:
+    if s.budget_tokens and s.spent_tokens is not None:
+        span = f", {s.rollouts_min} to {s.rollouts_max} rollouts a prompt" if s.rollouts_min is not None else ""
+        yield _card("Token budget", f"{100 * s.spent_tokens / s.budget_tokens:.1f} %", f"spent{span}")
+    if s.given_up_share is not None:
+        saved = f"about {_big(s.saved_tokens)} tokens saved" if s.saved_tokens is not None else "of the responses"
+        yield _card("Given up", f"{100 * s.given_up_share:.1f} %", saved)
+
+
 def _card(label: str, value: str, more: str) -> str:
     return f'<div class="card"><span class="label">{label}</span><b>{value}</b><span class="more">{more}</span></div>'
 
@@ -189,7 +217,7 @@ def _change_card(label: str, first: float | None, last: float | None) -> str:
     return _card(label, f"{last:.3f}", f'from {first:.3f} <span class="{direction}">{shown}</span>')
 
 
-def _charts(data: Mapping[str, Any], responses: str) -> Iterator[str]:
+def _charts(data: Mapping[str, Any], summary: RunSummary, responses: str) -> Iterator[str]:
     """The sections that draw, the responses second: they are what people want to read."""
     timeline = data["timeline"]
     left_out = ""
@@ -217,6 +245,7 @@ def _charts(data: Mapping[str, Any], responses: str) -> Iterator[str]:
     sections = (
         ("reward", "Reward", '<div id="chart-reward"></div><div id="chart-reward-parts"></div>', REWARD_NOTE),
         ("lengths", "Response lengths", lengths, ""),
+        *([_token_budget(data, summary.token_budget)] if summary.token_budget is not None else []),
         ("time", "Where a step's time goes", times, ""),
         ("gantt", "What every worker did", '<div id="chart-gantt"></div>', GANTT_NOTE + left_out),
         *([_speculation(data["speculation"])] if data["speculation"] else []),
@@ -226,6 +255,24 @@ def _charts(data: Mapping[str, Any], responses: str) -> Iterator[str]:
     )
     first, *rest = (_section(*section) for section in sections)
     yield from (first, responses, *rest)
+
+
+def _token_budget(data: Mapping[str, Any], s: TokenBudgetSummary) -> tuple[str, str, str, str]:
+    """The charts of which there is something."""
+    biased = "".join(f'<p class="warning"><b>Biased</b> {escape(reason)}</p>' for reason in s.biased)
+    whole_run = "; ".join(f"{what}: {text}" for what, text in budget_rows(s))
+    fan = (
+        _sub("Rollouts per prompt by RL step", "chart-budget-rollouts") if data["token_budget"]["rollouts"]["x"] else ""
+    )
+    charts = _two(
+        *(
+            _sub(title, f"chart-budget-{name}")
+            for name, title, metrics in BUDGET_CHARTS
+            if any(metric in data["series"] for metric in metrics)
+        )
+    )
+    note = f'<p class="note">Whole run: {escape(whole_run)}.</p>' if whole_run else ""
+    return "token_budget", "Token budget", f"{biased}{note}{fan}{charts}", TOKEN_BUDGET_NOTE
 
 
 def _speculation(data: Mapping[str, Any]) -> tuple[str, str, str, str]:

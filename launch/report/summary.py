@@ -20,6 +20,7 @@ from launch.observe.records import PHASES
 from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of, summed
 from launch.observe.symptoms import symptoms
 from launch.precision import MASTER_REWARD, precision_text
+from launch.report.token_budget import TokenBudgetSummary, budget_rows, token_budget_summary
 from policies.speculation.catalogue import TRAINED
 
 MOSTLY = 0.5  # of the engine steps without speculation: the summary says why
@@ -87,6 +88,7 @@ class RunSummary:
     eval_masters: float | None = None  # `eval_last` of the same weights in model.dtype
     speculation: SpeculationSummary | None = None  # None: it was off
     drafter: DrafterSummary | None = None  # None: none was trained
+    token_budget: TokenBudgetSummary | None = None  # None: neither a budget, nor early ends, nor skipped prompts
     objective: str | None = None  # its name
     groups_refilled: int | None = None  # sampled in further rounds; None: no dynamic sampling
     tokens_refilled: int = 0  # of `tokens`
@@ -100,7 +102,7 @@ def summarise(run_dir: Path) -> RunSummary:
     evals = eval_points(rows)
     best = max(evals[1:], key=lambda point: point[1], default=None)  # the earliest of equals
     options = run_options(run_dir)
-    speculated = read(run_dir / "speculation.jsonl")
+    speculated, events = read(run_dir / "speculation.jsonl"), read(run_dir / "events.jsonl")
     seconds = {name: math.fsum(numbers(steps, f"seconds/{name}")) for name in PHASES}
     wall_s = math.fsum(numbers(steps, "seconds/step"))
     seconds["other"] = max(wall_s - math.fsum(seconds.values()), 0.0)
@@ -110,7 +112,7 @@ def summarise(run_dir: Path) -> RunSummary:
     speeds = sorted(numbers(steps, "tokens_per_s"))
     return RunSummary(
         name=str(options.get("name", run_dir.resolve().name)),
-        status=_status(read(run_dir / "events.jsonl"), len(steps), planned),
+        status=_status(events, len(steps), planned),
         steps_done=int(steps[-1]["step"]) if steps else 0,
         steps_planned=planned if isinstance(planned, int) else None,
         eval_first=evals[0][1] if evals else None,
@@ -135,6 +137,7 @@ def summarise(run_dir: Path) -> RunSummary:
         eval_masters=_masters(rows, evals),
         speculation=speculation_summary(speculated),
         drafter=drafter_summary(read(run_dir / "drafter.jsonl"), speculated),
+        token_budget=token_budget_summary(steps, read(run_dir / "budget.jsonl"), events),
         objective=_text(run_options(run_dir, "objective").get("name")),
         groups_refilled=round(math.fsum(refilled)) if (refilled := numbers(steps, "groups/refilled")) else None,
         tokens_refilled=round(math.fsum(numbers(steps, "tokens/refilled"))),
@@ -253,6 +256,11 @@ def summary_table(summary: RunSummary) -> Table:
     table.add_row("generated", f"{summary.tokens:,} tokens{speed}")
     if summary.groups_refilled is not None:
         table.add_row("dynamic sampling", refill_text(summary))
+    if summary.token_budget is not None:
+        for what, text in budget_rows(summary.token_budget):
+            table.add_row(what, text)
+        for reason in summary.token_budget.biased:
+            table.add_row("biased", reason, style="yellow")
     spent = sorted(((s, name) for name, s in summary.seconds.items() if s > 0), reverse=True)
     shares = ", ".join(f"{name} {100 * s / summary.wall_s:.0f} %" for s, name in spent[:5] if summary.wall_s > 0)
     table.add_row("time", shares or "-")

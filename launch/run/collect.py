@@ -5,7 +5,7 @@ Serves RL steps and evaluations alike. Owns the overlap of grading with sampling
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Rollout
@@ -13,12 +13,13 @@ from actors.reward_worker import RewardPool
 from actors.rewards import GradeItem
 from launch.batch import Batch
 from launch.dispatch import DispatchStats, RolloutDispatcher
+from launch.fleet import Fleet
 from launch.interrupt import Interrupt
 from launch.observe import Observer
 from launch.run.groups import Graded, Group
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """Everything one round brought back."""
 
@@ -26,6 +27,8 @@ class Round:
     stats: DispatchStats
     rollout_s: float
     reward_wait_s: float  # after the last rollout, until the last grade
+    metrics: dict[str, float] = field(default_factory=dict)  # of what was planned, and of what became of it
+    counts: list[int] = field(default_factory=list)  # responses asked for, by group
 
     @property
     def members(self) -> list[Graded]:
@@ -50,11 +53,14 @@ class Collector:
         interrupt: Interrupt,
         *,
         share: bool = False,
+        fleet: Fleet | None = None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """share: show every worker's drafters what the others sampled."""
+        """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends. tick: called
+        often while requests run."""
         self._dispatcher, self._rewards, self._tokenizer = dispatcher, rewards, tokenizer
         self._observer, self._interrupt = observer, interrupt
-        self._share = share
+        self._share, self._fleet, self._tick = share, fleet, tick
 
     def run(
         self,
@@ -92,15 +98,21 @@ class Collector:
             self._rewards.submit(rollout.request_id, item)
             self._observer.progress(phase, len(arrived), len(batch))
 
+        def tick() -> None:
+            self._rewards.poll()
+            self._tick()
+
         self._rewards.begin(same_step=same_step)
         start_s = time.monotonic()
+        if self._fleet is not None:
+            self._fleet.begins(phase)
         try:
-            stats = self._dispatcher.run(
-                batch.requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
-            )
+            stats = self._dispatcher.run(batch.requests, finished, tick=tick, should_stop=lambda: bool(self._interrupt))
         finally:
             sampled()
         sampled_s = time.monotonic()
+        if self._fleet is not None:
+            self._fleet.ends(stats.tokens)
         if stats.interrupted:
             self._interrupt.check()
         if self._share:  # while the grades come in: nobody waits for it
@@ -117,4 +129,11 @@ class Collector:
         groups = [
             Group(pick, [graded(i) for i in batch.ids(index) if i in arrived]) for index, pick in enumerate(batch.picks)
         ]
-        return Round(groups, stats, sampled_s - start_s, time.monotonic() - sampled_s)
+        counts = [len(batch.ids(index)) for index in range(len(batch.picks))]
+        return Round(
+            groups=groups,
+            stats=stats,
+            rollout_s=sampled_s - start_s,
+            reward_wait_s=time.monotonic() - sampled_s,
+            counts=counts,
+        )

@@ -16,6 +16,7 @@ from actors.data import PromptSet
 from actors.engine.capabilities import BACKENDS
 from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.cluster.session import ray_session
+from launch.cluster.versions import compared
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.errors import PacelineError, show
@@ -108,9 +109,16 @@ def evaluate(config: Config) -> dict[str, float]:
     run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
     with (
         interrupt_flag() as interrupt,
-        ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s),
+        ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s) as session,
         Observer(run_dir, config) as observer,
-        open_job(config, observer, interrupt, Path(config.model.path), run_dir) as job,
+        open_job(
+            config,
+            observer,
+            interrupt,
+            Path(config.model.path),
+            run_dir,
+            versions=compared(session, observer.event),
+        ) as job,
     ):
         job.publish()
         evaluate_job(job)

@@ -2,7 +2,8 @@
 and with which advantages; the formulas are in policies. Knows nothing of workers, rounds or Ray.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from launch.observe.records import Sample
 from policies.advantages import batch_advantages, has_zero_variance, kl_in_reward
 from policies.dynamic_sampling import has_signal
 from policies.options import ObjectiveOptions
-from policies.overlong import overlong_penalties
+from policies.overlong import concise_rewards, overlong_penalties
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,12 @@ def signal(group: Group, objective: ObjectiveOptions) -> bool:
 
 
 def training_sequences(
-    groups: Sequence[Group], objective: ObjectiveOptions, *, prompts_per_step: int, max_new_tokens: int
+    groups: Sequence[Group],
+    objective: ObjectiveOptions,
+    *,
+    prompts_per_step: int,
+    max_new_tokens: int,
+    asked: int | None = None,
 ) -> tuple[list[TrainSequence], dict[str, float]]:
     """What the learner gets of `groups`, in their order, and metrics: see docs/observing.md.
 
@@ -75,6 +81,13 @@ def training_sequences(
     (`objective.mask_truncated`), as in DAPO and TRL. With dynamic sampling the first `prompts_per_step` groups with
     signal are used, in their order, as in DAPO; the others are neither trained on nor part of the batch's statistics.
     With KL in the reward they are not whitened yet: see `with_kl`.
+
+    `asked`: responses asked for in all of `groups`, if prompts may have different numbers of them or some are given up;
+    None: all weights are 1. Then response j of prompt i has the weight (asked / len(groups) / n_i) / propensity_ij, n_i
+    being the graded responses of the prompt: prompts count alike, however many responses they got (DUET, eq. 6, without
+    its lower clip, which would let small groups count less), and responses that a coin let go on count for those that
+    it did not. Those that were given up do not train; the others are compared with them too, which is unbiased for a
+    baseline that leaves oneself out (DUET, A.2.6).
     """
     least = 2 if objective.baseline in ("group", "leave_one_out") else 1  # a group of one has no baseline
     graded = [(group, members) for group in groups if len(members := group.graded) >= least]
@@ -97,12 +110,14 @@ def training_sequences(
         group, members = graded[i]
         if advantages.zero_variance and objective.drop_zero_variance and not moves_anyway:
             continue
+        share = 1.0 if asked is None else asked / len(groups) / len(members)
+        weights = [share if asked is None else share / member.rollout.propensity for member in members]
         trained = [
-            sequence(group.pick, member, float(advantage))
-            for member, advantage in zip(members, advantages.advantages, strict=True)
+            sequence(group.pick, member, float(advantage), weight)
+            for member, advantage, weight in zip(members, advantages.advantages, weights, strict=True)
             if _trains(member, objective)
         ]
-        masked += len(members) - len(trained)
+        masked += sum(_masked(member, objective) for member in members)
         used += bool(trained)
         sequences.extend(trained)
     zero_variance = sum(has_zero_variance(values) for values in rewards)
@@ -126,7 +141,7 @@ def training_sequences(
     }
 
 
-def sequence(pick: Pick, member: Graded, advantage: float) -> TrainSequence:
+def sequence(pick: Pick, member: Graded, advantage: float, weight: float = 1.0) -> TrainSequence:
     """One response as the learner sees it."""
     return TrainSequence(
         prompt_tokens=pick.prompt.tokens,
@@ -135,7 +150,25 @@ def sequence(pick: Pick, member: Graded, advantage: float) -> TrainSequence:
         sampler_logprobs_t1=member.rollout.logprobs_t1,
         advantage=advantage,
         sampler=member.worker,
+        weight=weight,
     )
+
+
+def natural_mean(groups: Sequence[Group], value: Callable[[Graded], float | None]) -> float:
+    """Mean over prompts of the mean of `value` over their graded responses, as if each had ended by itself: those that
+    were given up count as 0, those that a coin let go on 1 / propensity times. Unbiased, so a prompt's mean may leave
+    the range of its values. None: the response has no such value. NaN if no response has."""
+    means = []
+    for group in groups:
+        found = [(member, of) for member in group.graded if (of := value(member)) is not None]
+        if found:
+            means.append(sum(0.0 if given_up(m) else of / m.rollout.propensity for m, of in found) / len(found))
+    return float(np.mean(means)) if means else math.nan
+
+
+def given_up(member: Graded) -> bool:
+    """Whether its rule ended it without an answer."""
+    return member.rollout.finish_reason == FinishReason.GIVEN_UP
 
 
 def with_kl(
@@ -156,7 +189,11 @@ def with_kl(
 
 
 def _trains(member: Graded, objective: ObjectiveOptions) -> bool:
-    return not (objective.mask_truncated and member.rollout.finish_reason == FinishReason.LENGTH)
+    return not (given_up(member) or _masked(member, objective))
+
+
+def _masked(member: Graded, objective: ObjectiveOptions) -> bool:
+    return objective.mask_truncated and member.rollout.finish_reason == FinishReason.LENGTH
 
 
 def _shaped(
@@ -164,8 +201,17 @@ def _shaped(
 ) -> tuple[list[list[float]], dict[str, float]]:
     """The rewards that advantages are made of, and, if they are not those of the grader, what became of them."""
     rewards = [[m.grade.value for m in members] for members in groups]
+    metrics = dict[str, float]()
+    if groups and objective.length_penalty:
+        lengths = [[m.rollout.tokens.size for m in members] for members in groups]
+        strength = objective.length_penalty
+        rewards = [
+            concise_rewards(own, tokens, strength=strength).tolist()
+            for own, tokens in zip(rewards, lengths, strict=True)
+        ]
+        metrics["length_penalty/reward"] = float(np.mean([value for values in rewards for value in values]))
     if not (buffer_tokens := objective.overlong.buffer_tokens):
-        return rewards, {}
+        return rewards, metrics
     penalties = [
         overlong_penalties(
             [m.rollout.tokens.size for m in members],
@@ -177,9 +223,9 @@ def _shaped(
     ]
     shaped = [(np.array(own) + penalty).tolist() for own, penalty in zip(rewards, penalties, strict=True)]
     if not shaped:
-        return shaped, {}
+        return shaped, metrics
     lost = -np.concatenate(penalties)
-    return shaped, {
+    return shaped, metrics | {
         "overlong/share": float((lost > 0).mean()),
         "overlong/penalty": float(lost.mean()),
         "overlong/reward": float(np.mean([value for values in shaped for value in values])),

@@ -4,22 +4,33 @@ costs seconds.
 
 from dataclasses import dataclass
 
-from actors.data import PromptSet, check_stop_tokens, check_vocabulary, end_tokens, load_prompts, load_tokenizer
+from actors.data import (
+    DataError,
+    PromptSet,
+    check_stop_tokens,
+    check_vocabulary,
+    end_tokens,
+    load_prompts,
+    load_tokenizer,
+)
+from actors.data.markers import MIXED, answer_marker
 from actors.data.tokenizers import Tokenizer
-from actors.engine.types import StopRule
+from actors.engine.types import Marker, StopRule
+from actors.rewards.boxed import thinks
 from launch.batch import stop_rule
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from models.config import read_config
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """Everything that is read from files and never changes."""
 
     tokenizer: Tokenizer
     stop_tokens: tuple[int, ...]
     stop: StopRule | None
+    answer: Marker | None  # of rollout.abort, where it is enabled; of responses to `prompts` only
     prompts: PromptSet
     held_out: PromptSet | None
 
@@ -27,13 +38,27 @@ class Inputs:
 def load_inputs(config: Config) -> Inputs:
     """Raises DataError, which names the key, or the file and line."""
     tokenizer = tokenizer_of(config)
+    stop_tokens, stop = stop_tokens_of(config, tokenizer), stop_rule(config.rollout.sampling, tokenizer)
+    prompts = load_prompts(config.data, "train", tokenizer)
     return Inputs(
-        tokenizer,
-        stop_tokens_of(config, tokenizer),
-        stop_rule(config.rollout.sampling, tokenizer),
-        load_prompts(config.data, "train", tokenizer),
-        load_prompts(config.data, "eval", tokenizer) if config.data.eval else None,
+        tokenizer=tokenizer,
+        stop_tokens=stop_tokens,
+        stop=stop,
+        answer=answer_of(config, tokenizer, prompts),
+        prompts=prompts,
+        held_out=load_prompts(config.data, "eval", tokenizer) if config.data.eval else None,
     )
+
+
+def answer_of(config: Config, tokenizer: Tokenizer, prompts: PromptSet) -> Marker | None:
+    """What ends responses to `prompts` by rollout.abort; None where it is not enabled. Raises DataError."""
+    abort = config.rollout.abort
+    if not abort.enabled or abort.marker is None:
+        return None
+    thinking = {thinks(prompt.text) for prompt in prompts}
+    if len(thinking) > 1:
+        raise DataError(MIXED)
+    return answer_marker(abort.marker, tokenizer, thinking=True in thinking)
 
 
 def tokenizer_of(config: Config) -> Tokenizer:

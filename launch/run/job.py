@@ -4,8 +4,8 @@ the state that a checkpoint holds; the steps themselves are elsewhere.
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,22 @@ from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import EngineWindow, SamplingParams, StopRule
 from actors.learner_group import LearnerGroup
-from actors.placement import Placement, place
+from actors.placement import Placement, off, place
 from actors.reward_worker import RewardPool
 from launch.batch import sampling_params
 from launch.calibrations import CalibrationStore
+from launch.cluster.session import attaches
+from launch.cluster.versions import NodeVersions
 from launch.config import Config
+from launch.config.bias import biases_of
 from launch.config.memory import fitted
 from launch.config.paths import tokenizer_dir
-from launch.dispatch import RolloutDispatcher, spawner
+from launch.dispatch import NoWorkersError, RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
+from launch.failover import FailoverLearner, KeptSteps
+from launch.fleet import Autoscaler, Fleet
+from launch.fleet.feed import Feed
+from launch.fleet.notices import Notices
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
 from launch.precision import precision_text
@@ -37,9 +44,13 @@ from launch.run.collect import Collector
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
+from launch.run.token_budget import TokenBudget
 from launch.run_folder import log_file
 from models.options import ModelOptions
 from policies.lengths import LengthModel
+from policies.token_budget.skip import PromptSkip
+
+KEPT_DIR = "kept_steps"  # in the run's folder: what the learner was given since its last checkpoint, while it runs
 
 
 @dataclass(kw_only=True)
@@ -57,16 +68,20 @@ class Job:
     eval_sampling: SamplingParams  # the same limits and stop tokens, untruncated, at eval.temperature
     order: PromptOrder
     lengths: LengthModel
-    learner: LearnerGroup
+    budget: TokenBudget
+    learner: FailoverLearner
     dispatcher: RolloutDispatcher
     publisher: Publisher
     memory: SharedMemory
     collector: Collector
+    fleet: Fleet | None = None  # None: nobody comes or goes
+    notices: Notices | None = None  # None: nobody listens
+    skip: PromptSkip | None = None  # None: no prompt is passed over
     speculation: SpeculationMeter | None = None  # None: it is off
     drafter: DrafterTraining | None = None  # None: no drafter is trained
     steps_done: int = 0
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
-    boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner changes it
+    boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner is past it
 
     def publish(self) -> Published:
         """Hand the learner's weights to every rollout worker; returns when all have answered for them."""
@@ -88,6 +103,8 @@ class Job:
             "steps_done": self.steps_done,
             "order": self.order.state_dict(),
             "lengths": self.lengths.state_dict(),
+            "token_budget": self.budget.state_dict(),
+            "skip": self.skip.state_dict() if self.skip is not None else None,
             "evaluations": self.evaluations,
             "drafter": self.drafter.state_dict() if self.drafter is not None else None,
         }
@@ -96,6 +113,9 @@ class Job:
         self.steps_done = int(state["steps_done"])
         self.order.load_state_dict(state["order"])
         self.lengths.load_state_dict(state["lengths"])
+        self.budget.load_state_dict(state.get("token_budget", {}))
+        if self.skip is not None:
+            self.skip.load_state_dict(state.get("skip") or {})
         self.evaluations = dict(state["evaluations"])
         if self.drafter is not None and state.get("drafter") is not None:
             self.drafter.load_state_dict(state["drafter"])
@@ -117,11 +137,13 @@ def open_job(
     model_dir: Path,
     run_dir: Path,
     inputs: Inputs | None = None,
+    versions: NodeVersions | None = None,
 ) -> Iterator[Job]:
     """Start every actor at once, and end them all when the block is left.
 
     `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
-    `inputs`: default: loaded here. Raises ConfigError for what fits none of the cluster's GPUs.
+    `inputs`: default: loaded here. `versions`: of the cluster's nodes; default: nobody is asked. Raises ConfigError for
+    what fits none of the cluster's GPUs.
     """
     note = ""
     if config.cluster.layout != "embedded":
@@ -137,23 +159,29 @@ def open_job(
         observer.event("not_repeatable", reason)
     if note:
         observer.event("self_drafter", note)
+    for reason in biases_of(config):
+        observer.event("biased", reason)
     if config.rollout.quantization != "none":
         precision = precision_text(config.rollout.quantization, config.learner.quantization, config.model.dtype)
         observer.event("precision", precision)
     log = partial(log_file, run_dir)
     with ExitStack() as stack:
-        placement: Placement = stack.enter_context(place(config))
+        avoid = versions.refused if versions is not None else {}
+        placement: Placement = stack.enter_context(place(config, avoid))
         rewards = stack.enter_context(
             RewardPool(
                 config.reward,
+                actor_options={"label_selector": off(avoid)} if avoid else None,
                 start_timeout_s=config.cluster.start_timeout_s,
                 on_event=observer.event,
                 on_span=partial(_record_span, observer),
                 log=log,
             )
         )
-        learner = stack.enter_context(
-            LearnerGroup(
+
+        def start_learner(waiting: Callable[[float], None]) -> LearnerGroup:
+            placement.learners_off(avoid)
+            return LearnerGroup(
                 model,
                 config.learner,
                 config.objective,
@@ -162,14 +190,26 @@ def open_job(
                 quantization=config.rollout.quantization,
                 actor_options=placement.learner_options,
                 start_timeout_s=config.cluster.start_timeout_s,
+                waiting=waiting,
                 log=log,
+            )
+
+        learner = stack.enter_context(
+            FailoverLearner(
+                start_learner,
+                KeptSteps(run_dir / KEPT_DIR),
+                max_restarts=config.learner.max_restarts,
+                on_event=observer.event,
+                progress=observer.progress,
+                missing=placement.missing_learner,
+                stop=interrupt.check,
             )
         )
         meter = SpeculationMeter() if config.speculation.mode != "off" else None
         calibrations = CalibrationStore.of(config, observer.event)
         stack.callback(calibrations.write)
         spawn = engine_start(config, model, calibrations)
-        drafter = stack.enter_context(drafter_training(config, observer, run_dir, model))
+        drafter = stack.enter_context(drafter_training(config, observer, run_dir, model, avoid))
         if drafter is not None:
             drafter.record_from(learner)
         dispatcher = RolloutDispatcher(
@@ -183,14 +223,57 @@ def open_job(
             start_timeout_s=config.cluster.start_timeout_s,
             on_event=partial(_worker_event, observer, drafter),
             on_span=partial(_record_span, observer),
-            on_window=lambda worker, window: _window(observer, meter, drafter, worker, window),
+            on_window=lambda worker, window: _window(observer, meter, drafter, fleet, worker, window),
             on_passes=calibrations.heard,
             on_spot=drafter.event if drafter is not None else lambda worker, event: None,
             on_weights=drafter.published if drafter is not None else lambda worker, weights: None,
+            on_weights_gone=lambda: memory.renew(),
+            placed=placement.there,
+            refused=lambda node_id: avoid.get(node_id, ""),
         )
         stack.callback(dispatcher.close)
-        dispatcher.start()
+        more = int(inputs.held_out is not None or config.objective.dynamic_sampling.max_rounds > 1)  # than one a step
+        fleet = Fleet(
+            config.rollout.workers,
+            dispatcher,
+            placement,
+            slots=config.rollout.engine.max_running,
+            on_event=observer.event,
+            rollouts_left=lambda: config.run.steps - observer.current_step + 1 + more,
+            training=lambda: drafter is not None and drafter.trains,
+            autoscaler=Autoscaler(placement.plan) if config.rollout.workers.elastic else None,
+            vouched=versions.vouched if versions is not None else None,
+        )
+        stack.callback(fleet.close)
+        fleet.start()
+        memory = SharedMemory(config, learner, dispatcher, observer.event)
+        learner.make_room, learner.renewed = memory.learn, dispatcher.renew_weights
+        learner.hold_back = fleet.hold_back
+        notices = None
+        if listens(config):
+            here = str(ray.get_runtime_context().get_node_id())
+            feed = Feed(config.cluster.spot, here, log)
+            stack.callback(feed.close)
+            notices = Notices(
+                feed,
+                fleet,
+                here=here,
+                learners=lambda: learner.nodes,
+                training=drafter,
+                others=lambda: rewards.nodes,
+                on_event=observer.event,
+            )
+        ticks: list[Callable[[], None]] = [fleet.tick] if notices is None else [notices.tick, fleet.tick]
+        if versions is not None:
+            for node_id, reason in avoid.items():
+                fleet.drain(node_id, reason)
+            versions.on_refused, versions.on_gone = fleet.drain, fleet.forget
+            ticks.insert(0, versions.look)
+        ticks.append(lambda: observer.fleet(lambda: fleet.state.counts()))
+        if config.cluster.layout != "colocated":  # there an engine that starts would want the learner's memory
+            learner.while_working = partial(_meanwhile, dispatcher, ticks)
         sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
+        lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
         yield Job(
             config=config,
             observer=observer,
@@ -202,17 +285,41 @@ def open_job(
             stop=inputs.stop,
             eval_sampling=replace(sampling, temperature=config.eval.temperature, top_k=0, top_p=1.0),
             order=PromptOrder(len(prompts), config.run.seed, config.data.shuffle),
-            lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),
+            lengths=lengths,
+            budget=TokenBudget(config, inputs.stop, inputs.answer),
+            skip=prompt_skip(config),
             learner=learner,
             dispatcher=dispatcher,
             publisher=Publisher(
                 learner, dispatcher, config, on_event=observer.event, span=partial(learner_span, observer)
             ),
-            memory=SharedMemory(config, learner, dispatcher, observer.event),
-            collector=Collector(dispatcher, rewards, tokenizer, observer, interrupt, share=meter is not None),
+            memory=memory,
+            collector=Collector(
+                dispatcher,
+                rewards,
+                tokenizer,
+                observer,
+                interrupt,
+                share=meter is not None,
+                fleet=fleet,
+                tick=partial(_each, ticks),
+            ),
+            fleet=fleet,
+            notices=notices,
             speculation=meter,
             drafter=drafter,
         )
+
+
+def listens(config: Config) -> bool:
+    """Whether notices about nodes are listened to: on a cluster that was there before, or where a cloud is named. A
+    head of the run's own, as on a laptop, has nobody who would drain it, and most likely no cloud."""
+    return attaches(config.cluster.address) or config.cluster.spot.provider not in ("auto", "none")
+
+
+def prompt_skip(config: Config) -> PromptSkip | None:
+    """See Job.skip."""
+    return PromptSkip(config.rollout.skip, config.run.seed) if config.rollout.skip.after is not None else None
 
 
 def not_repeatable(config: Config) -> str | None:
@@ -233,7 +340,7 @@ def engine_options(config: Config) -> EngineOptions:
     engine = config.rollout.engine
     if engine.threads is not None or config.cluster.layout != "embedded":
         return engine
-    return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers)})
+    return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers.max)})
 
 
 def engine_start(
@@ -254,6 +361,18 @@ def engine_start(
         calibrations=() if calibrations is None else calibrations.given,
         calibration_path="" if calibrations is None else calibrations.path,
     )
+
+
+def _meanwhile(dispatcher: RolloutDispatcher, parts: Sequence[Callable[[], None]]) -> None:
+    """While the learner works: workers come, go and are replaced."""
+    _each(parts)
+    with suppress(NoWorkersError):  # the step that is learned from is complete; whoever needs a worker next says it
+        dispatcher.settle()
+
+
+def _each(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()
 
 
 def _record_span(observer: Observer, actor: str, kind: str, start_s: float, end_s: float) -> None:
@@ -282,9 +401,11 @@ def _window(
     observer: Observer,
     meter: SpeculationMeter | None,
     drafter: DrafterTraining | None,
+    fleet: Fleet,
     worker: str,
     window: EngineWindow,
 ) -> None:
+    fleet.window(window)
     if drafter is not None:
         drafter.window(window)
     detail = f"{window.running} running, {window.waiting} waiting"

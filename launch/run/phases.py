@@ -4,10 +4,10 @@ engines decode. Owns what is done before each phase; the learner and the engines
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.learner_group import LearnerGroup
 from launch.config import Config
 from launch.config.memory import device_of, phase_fits
 from launch.dispatch import RolloutDispatcher
+from launch.failover import FailoverLearner
 
 SLEEP_TIMEOUT_S = 30.0
 
@@ -46,7 +46,7 @@ class SharedMemory:
     def __init__(
         self,
         config: Config,
-        learner: LearnerGroup,
+        learner: FailoverLearner,
         dispatcher: RolloutDispatcher,
         on_event: Callable[[str, str], None],
     ) -> None:
@@ -70,3 +70,11 @@ class SharedMemory:
         if self._phases.engines_sleep:
             for name, reason in self._dispatcher.sleep(SLEEP_TIMEOUT_S).items():
                 self._on_event("engine_awake", f"{name} keeps its KV cache while the learner works: {reason}")
+
+    def renew(self) -> bool:
+        """A worker that comes later finds the weights' buffer lost: see `FailoverLearner.renew`. Where memory is shared
+        nobody makes another while engines decode, since a learner that is made again needs their devices; who waits for
+        it asks again."""
+        if self._phases != EVERYBODY_STAYS and any(now.running for now in self._dispatcher.workers().values()):
+            return True
+        return self._learner.renew()

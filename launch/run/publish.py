@@ -1,15 +1,15 @@
 """How the learner's weights get to the workers: which way, and when to give one up. Owns no weights."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from actors.engine.capabilities import BACKENDS
 from actors.handoff.types import Way
-from actors.learner_group import LearnerGroup
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher
+from launch.failover import FailoverLearner
 
 _IN_VAIN = 2  # hand-overs in a row of which no engine got anything; then the store is the way for the rest of the run
 
@@ -23,16 +23,27 @@ class Published:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def way_of(config: Config) -> Way | None:
-    """Piece by piece, and how; None: through the object store. By `cluster.weights`."""
-    cluster, wanted = config.cluster, config.cluster.weights
-    if wanted == "store" or not BACKENDS[config.rollout.engine.backend].pieces:
-        return None
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`way`: piece by piece, and how; None: through the object store. `why` is for people."""
+
+    way: Way | None
+    why: str
+
+
+def way_of(config: Config) -> Choice:
+    """By `cluster.weights`."""
+    cluster, wanted, backend = config.cluster, config.cluster.weights, config.rollout.engine.backend
+    if not BACKENDS[backend].pieces:
+        return Choice(None, f"the {backend} engine takes weights from the object store only")
     if wanted != "auto":
-        return wanted
-    cpu = "cpu" in (config.learner.device, config.rollout.engine.device)
-    on_gpus = cluster.layout != "embedded" and cluster.gpus_per_worker > 0 and cluster.gpus_per_learner > 0
-    return "auto" if on_gpus and not cpu else None
+        return Choice(None if wanted == "store" else wanted, f"cluster.weights is {wanted}")
+    devices = {"learner.device": config.learner.device, "rollout.engine.device": config.rollout.engine.device}
+    if on_cpu := [key for key, device in devices.items() if device == "cpu"]:
+        return Choice(None, f"{on_cpu[0]} is cpu, so they go through the machine's memory anyway")
+    if cluster.layout == "embedded" or not cluster.gpus_per_worker or not cluster.gpus_per_learner:
+        return Choice(None, "not both sides have GPUs (cluster.layout), so they go through the machine's memory anyway")
+    return Choice("auto", "CUDA IPC where an engine shares its GPU with a learner rank, NCCL to all others")
 
 
 class Publisher:
@@ -40,7 +51,7 @@ class Publisher:
 
     def __init__(
         self,
-        learner: LearnerGroup,
+        learner: FailoverLearner,
         dispatcher: RolloutDispatcher,
         config: Config,
         *,
@@ -49,7 +60,9 @@ class Publisher:
     ) -> None:
         self._learner, self._dispatcher = learner, dispatcher
         self._on_event, self._span = on_event, span
-        self._way = way_of(config)
+        self._choice = way_of(config)
+        self._way = self._choice.way
+        self._told = False  # of which way they go
         self._limit_s = config.rollout.weight_sync_timeout_s
         self._to_trainers = config.drafter.train
         self._quantises = config.rollout.quantization != "none"
@@ -68,18 +81,23 @@ class Publisher:
             manifest, ref = self._learner.publish(version, masters=masters)
         written_s = time.monotonic()
         workers = self._dispatcher.set_weights(manifest, ref)
+        self._tell({"store": workers}, {})
         seconds = {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
         return Published(seconds, self._metrics(manifest.total_bytes, {"store": workers}))
 
     def _by_pieces(self, version: int, way: Way, masters: bool) -> Published:
         start_s = time.monotonic()
         with self._span("publish"):
-            handed = self._dispatcher.hand_over(
-                lambda receivers: self._learner.send(
-                    version, receivers=receivers, way=way, limit_s=self._limit_s, masters=masters
-                ),
-                to_trainers=self._to_trainers,
+            handed = self._learner.call(
+                lambda group: self._dispatcher.hand_over(
+                    lambda receivers: group.send(
+                        version, receivers=receivers, way=way, limit_s=self._limit_s, masters=masters
+                    ),
+                    to_trainers=self._to_trainers,
+                )
             )
+            self._learner.published(version, handed.sent.checksum, masters=masters)
+        self._tell(handed.ways, handed.reasons)
         self._in_vain = self._in_vain + 1 if handed.ways.keys() == {"store"} else 0
         if self._in_vain == _IN_VAIN:
             self._way = None
@@ -92,6 +110,15 @@ class Publisher:
         sent = handed.sent
         seconds = {"publish": sent.seconds, "sync": max(0.0, time.monotonic() - start_s - sent.seconds)}
         return Published(seconds, self._metrics(sent.total_bytes, dict(handed.ways)))
+
+    def _tell(self, ways: Mapping[str, int], failures: Mapping[str, str]) -> None:
+        """Once, when the first ones have arrived. `failures`: by worker that did not get them as chosen."""
+        if self._told:
+            return
+        self._told = True
+        went = ", ".join(f"{way} for {count} workers" for way, count in sorted(ways.items()) if count)
+        but = "".join(f"; {name} not: {reason}" for name, reason in sorted(failures.items()))
+        self._on_event("weights_way", f"{went or 'no worker is up yet'}: {self._choice.why}{but}")
 
     def _metrics(self, total_bytes: int, workers: dict[str, int]) -> dict[str, float]:
         by_way = {f"weights/by_{way}": float(workers.get(way, 0)) for way in ("ipc", "broadcast", "store")}

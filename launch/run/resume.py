@@ -27,7 +27,13 @@ HARMLESS = (
     *("rollout.workers", "rollout.engine", "rollout.speculation", "rollout.max_retries", "rollout.max_worker_restarts"),
     *("rollout.stall_timeout_s", "rollout.weight_sync_timeout_s", "rollout.max_logprob_gap", "eval.every"),
     *("learner.ranks", "learner.device", "learner.threads", "learner.micro_batch_tokens", "learner.packing"),
-    *("learner.activation_checkpointing", "learner.timeout_s", "reward.workers", "reward.max_failures_per_step"),
+    *(
+        "learner.activation_checkpointing",
+        "learner.timeout_s",
+        "learner.max_restarts",
+        "reward.workers",
+        "reward.max_failures_per_step",
+    ),
 )
 HARMFUL = (  # below a harmless section
     "rollout.engine.backend",
@@ -56,6 +62,11 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.now}"
+
+
+def can_resume(config: Config) -> bool:
+    """Whether the run of this configuration has a checkpoint to go on from."""
+    return latest_checkpoint(Path(config.run.dir) / config.run.name / "checkpoints") is not None
 
 
 def checkpoint_to_resume(run_dir: Path) -> Path:

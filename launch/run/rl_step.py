@@ -1,21 +1,25 @@
 """One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order and their metrics."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from actors.engine.types import FinishReason
 from actors.training.types import StepResult, TrainSequence
-from launch.batch import Batch, Pick
+from launch.batch import Batch
+from launch.config import Config
 from launch.errors import PacelineError
 from launch.observe import Span, StepRecord
 from launch.run.agreement import check_agreement
 from launch.run.collect import Round
-from launch.run.groups import Graded, signal, training_sequences, with_kl
+from launch.run.groups import Graded, natural_mean, signal, training_sequences, with_kl
 from launch.run.job import Job
 from launch.run.publish import Published
+from launch.run.skip import PASSED_OVER, next_picks, observe, skip_metrics
 from policies.dynamic_sampling import prompts_to_sample
 
 
@@ -34,13 +38,18 @@ def rl_step(job: Job) -> None:
         job.dispatcher.settle()
         job.speculation.begin()
     job.memory.decode()
+    tick(job)
     rounds = sample(job)
+    tick(job)
     groups = [group for collected in rounds for group in collected.groups]
+    asked = sum(collected.stats.requests for collected in rounds)
+    uneven = config.rollout.budget.on or config.rollout.abort.enabled
     sequences, group_metrics = training_sequences(
         groups,
         config.objective,
         prompts_per_step=config.rollout.prompts_per_step,
         max_new_tokens=config.rollout.sampling.max_new_tokens,
+        asked=asked if uneven else None,
     )
     if config.objective.dynamic_sampling.max_rounds > 1:
         group_metrics |= refill_metrics(rounds)
@@ -51,11 +60,17 @@ def rl_step(job: Job) -> None:
         kl = job.learner.reference_kl(sequences, job.steps_done + 1)
         sequences, kl_metrics = with_kl(sequences, kl, config.objective)
         group_metrics |= kl_metrics
-    job.boundary = None
-    result = learn(job, sequences)
+    boundary, job.boundary = job.boundary, None
+    try:
+        result = learn(job, sequences, asked)
+    except Exception:
+        if job.learner.rewind():
+            job.boundary = boundary
+        raise
     check_agreement(config, job.steps_done + 1, result.metrics)
     if job.drafter is not None:
         job.drafter.learned(result)
+    tick(job)
     publish_s = time.monotonic()
     job.observer.progress("publish")
     job.steps_done += 1
@@ -68,23 +83,40 @@ def rl_step(job: Job) -> None:
         members = [member for group in groups for member in group.members]
         speculation = job.speculation.take(verified(members)) if job.speculation is not None else None
         responses = [member.sample(group.pick) for group in groups for member in group.members]
+        learner_metrics, learner_seconds = job.learner.take()
         job.observer.samples(job.steps_done, responses)
         job.observer.step(
             StepRecord(
                 step=job.steps_done,
-                metrics=rollout_metrics(rounds) | group_metrics | result.metrics | handed.metrics,
+                metrics=rollout_metrics(rounds, uneven=uneven)
+                | group_metrics
+                | result.metrics
+                | handed.metrics
+                | learner_metrics
+                | (job.fleet.take() if job.fleet is not None else {})
+                | (job.notices.take() if job.notices is not None else {}),
                 seconds={
                     "rollout": sum(collected.rollout_s for collected in rounds),
                     "reward_wait": sum(collected.reward_wait_s for collected in rounds),
                     "learn": publish_s - learn_s,
                     **handed.seconds,
+                    **learner_seconds,
                     "step": end_s - start_s,
                 },
                 lengths=[member.rollout.tokens.size for member in members],
+                rollouts_per_prompt=rollouts_per_prompt(config, rounds),
                 speculation=speculation,
                 drafter=job.drafter.take(job.steps_done, speculation) if job.drafter is not None else None,
             )
         )
+
+
+def tick(job: Job) -> None:
+    """Between two phases: workers may come and go."""
+    if job.notices is not None:
+        job.notices.tick()
+    if job.fleet is not None:
+        job.fleet.tick()
 
 
 def sample(job: Job) -> list[Round]:
@@ -110,17 +142,16 @@ def sample(job: Job) -> list[Round]:
 def sample_round(job: Job, prompts: int, *, first_id: int = 0) -> Round:
     """The next `prompts` prompts of the order, sampled and graded. `first_id`: how many requests of this RL step went
     before, 0 in its first round."""
-    config, rollout = job.config, job.config.rollout
-    picks = [Pick(epoch, job.prompts[index]) for epoch, index in job.order.take(prompts)]
+    picks, passed_over = next_picks(job.order, job.prompts, prompts, job.skip)
     expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
-    counts = [rollout.rollouts_per_prompt] * len(picks)
+    plan = job.budget.plan(picks)
     batch = Batch(
         picks,
-        counts,
+        plan.counts,
         job.sampling,
-        seed=config.run.seed,
+        seed=job.config.run.seed,
         expected_tokens=expected,
-        stop=job.stop,
+        stop=plan.stop,
         first_id=first_id,
     )
     phase = "refill" if first_id else "rollout"
@@ -130,6 +161,10 @@ def sample_round(job: Job, prompts: int, *, first_id: int = 0) -> Round:
         if group.members:
             lengths = [member.rollout.tokens.size for member in group.members]
             job.lengths.observe(group.pick.prompt.prompt_id, float(np.mean(lengths)))
+    if job.skip is not None:
+        observe(job.skip, collected.groups)
+        collected.metrics[PASSED_OVER] = float(passed_over)
+    collected.metrics.update(plan.metrics | job.budget.observe(collected.groups))
     return collected
 
 
@@ -151,6 +186,12 @@ def spare_time(job: Job) -> Iterator[tuple[Call, Call]]:
     drafter.make_room(job.dispatcher)
 
 
+def rollouts_per_prompt(config: Config, rounds: Sequence[Round]) -> list[int]:
+    """Asked for, in the order of the prompts; [] where nothing but rollout.rollouts_per_prompt decides that."""
+    planned = config.rollout.budget.on or config.rollout.abort.enabled
+    return [count for collected in rounds for count in collected.counts] if planned else []
+
+
 def verified(members: Sequence[Graded]) -> list[tuple[int, int]]:
     """(tokens, verifications) of the rollouts that one worker sampled from end to end."""
     return [(m.rollout.tokens.size, m.rollout.verifications) for m in members if not m.reissued]
@@ -169,10 +210,10 @@ def require_some(collected: Round, step: int) -> None:
     )
 
 
-def learn(job: Job, sequences: list[TrainSequence]) -> StepResult:
+def learn(job: Job, sequences: list[TrainSequence], asked: int) -> StepResult:
     """The learner's part, drawn on the timeline. An empty batch (every group dropped) changes nothing."""
     step = job.steps_done + 1
-    result = job.learner.train_step(sequences, step)
+    result = job.learner.train_step(sequences, step, asked=asked)
     begin_s = result.started_s
     for phase, seconds in result.seconds.items():
         if seconds > 0:
@@ -181,10 +222,15 @@ def learn(job: Job, sequences: list[TrainSequence]) -> StepResult:
     return result
 
 
-def rollout_metrics(rounds: Sequence[Round]) -> dict[str, float]:
-    """reward/*, tokens and failures of an RL step's rounds. Failed rollouts are counted, never averaged in."""
+def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[str, float]:
+    """reward/*, tokens and failures of an RL step's rounds. Failed rollouts are counted, never averaged in.
+
+    `uneven`: prompts were asked for different numbers of responses, or responses may have been given up: reward/* are
+    then estimates of what they are without that, see natural_mean.
+    """
     members = [member for collected in rounds for member in collected.members]
-    graded = [member for collected in rounds for group in collected.groups for member in group.graded]
+    groups = [group for collected in rounds for group in collected.groups]
+    graded = [member for group in groups for member in group.graded]
     rewards = np.array([member.grade.value for member in graded])
     truncated = sum(m.rollout.finish_reason == FinishReason.LENGTH for m in members)
     tokens = sum(collected.stats.tokens for collected in rounds)
@@ -197,12 +243,26 @@ def rollout_metrics(rounds: Sequence[Round]) -> dict[str, float]:
         "rollouts/truncated_share": truncated / max(len(members), 1),
         "workers/lost": float(sum(collected.stats.lost_workers for collected in rounds)),
     }
-    if rewards.size:
+    for collected in rounds:
+        metrics |= collected.metrics
+    metrics |= skip_metrics(rounds)
+    parts = sorted({name for member in graded for name in member.grade.parts})
+    if rewards.size and uneven:
+        mean = natural_mean(groups, lambda member: member.grade.value)
+        square = natural_mean(groups, lambda member: member.grade.value**2)
+        metrics |= {"reward/mean": mean, "reward/std": math.sqrt(max(0.0, square - mean**2))}
+        for part in parts:
+            metrics[f"reward/{part}"] = natural_mean(groups, partial(_part, part))
+    elif rewards.size:
         metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-        for part in sorted({name for member in graded for name in member.grade.parts}):
+        for part in parts:
             values = [member.grade.parts[part] for member in graded if part in member.grade.parts]
             metrics[f"reward/{part}"] = float(np.mean(values))
     return metrics
+
+
+def _part(name: str, member: Graded) -> float | None:
+    return member.grade.parts.get(name)
 
 
 def refill_metrics(rounds: Sequence[Round]) -> dict[str, float]:

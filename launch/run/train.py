@@ -4,11 +4,13 @@ import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from actors.training.checkpoint import LEARNER_DIR, CheckpointError, latest_checkpoint, read_state, write_checkpoint
-from actors.training.errors import LearnerLostError
+from launch.cluster.exposure import asks_for_token, exposure
 from launch.cluster.session import ray_session
+from launch.cluster.versions import NodeVersions, compared
 from launch.config import Config
 from launch.drafter.offline_fit import offline_fit
 from launch.drafter.weights import WEIGHTS_DIR
@@ -24,7 +26,7 @@ from launch.run.inputs import Inputs, load_inputs
 from launch.run.job import Job, open_job
 from launch.run.resume import check_resume, checkpoint_to_resume
 from launch.run.rl_step import rl_step
-from launch.run.warmup import warm_start
+from launch.run.warmup import learner_group, warm_start
 from launch.run_folder import claim, set_aside
 
 EXIT_INTERRUPTED = 130
@@ -68,7 +70,9 @@ def _train(config: Config, run_dir: Path, config_source: str, resume: bool, allo
             ) as session:
                 if session.dashboard_url:
                     observer.event("dashboard", session.dashboard_url)
-                run(config, observer, interrupt, run_dir, checkpoint, inputs)
+                if open_to_others := exposure(session, token=asks_for_token(session)):
+                    observer.event("ray_open", open_to_others)
+                run(config, observer, interrupt, run_dir, checkpoint, inputs, compared(session, observer.event))
             observer.event("finished", f"{config.run.steps} RL steps; model in {run_dir / 'model'}")
         except Interrupted as stop:
             observer.event("interrupted", f"{stop}: {_how_to_go_on(run_dir, config_source)}")
@@ -116,7 +120,8 @@ def run(
     interrupt: Interrupt,
     run_dir: Path,
     checkpoint: Path | None,
-    inputs: Inputs | None = None,
+    inputs: Inputs | None,
+    versions: NodeVersions,
 ) -> None:
     """Everything that needs Ray. What is raised after the first step leaves a checkpoint of the last complete one."""
     initial = warm_start(
@@ -124,15 +129,16 @@ def run(
         interrupt,
         lambda done, total: observer.progress("warm start", done, total),
         lambda message: observer.event("warm_start", message),
+        partial(learner_group, avoid=versions.refused),
     )
 
     def fitting(message: str) -> None:
         observer.progress("fitting the drafter")
         observer.event("drafter_fit", message)
 
-    config = offline_fit(config, interrupt, initial, run_dir, fitting)
+    config = offline_fit(config, interrupt, initial, run_dir, fitting, versions.refused)
     observer.progress("starting the workers")
-    with open_job(config, observer, interrupt, initial, run_dir, inputs) as job:
+    with open_job(config, observer, interrupt, initial, run_dir, inputs, versions) as job:
         job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
         if checkpoint is not None:
             observer.progress("loading the checkpoint")
@@ -146,16 +152,35 @@ def run(
         observer.progress("publish")
         job.publish()
         saved = job.steps_done
+
+        def save_first() -> bool:
+            nonlocal saved
+            if job.boundary is None or job.learner.busy:  # the step that is being learned, or handed over, is next
+                return False
+            if job.steps_done > saved:
+                try:
+                    saved = save(job, run_dir)
+                except CheckpointError as error:  # it was for safety: the run is well
+                    observer.event("checkpoint_failed", str(error))
+            return True
+
+        if job.notices is not None:
+            job.notices.checkpoint = save_first
         try:
             evaluate_if_due(job, run_dir)  # before the first step, or what an interrupted run still owes
             while job.steps_done < config.run.steps:
                 interrupt.check()
                 rl_step(job)
+                if job.notices is not None and job.notices.endangered:
+                    save_first()  # an evaluation takes its time; whoever resumes from here makes up for it
+                before = dict(job.evaluations)
                 evaluate_if_due(job, run_dir)
-                if due(job.steps_done, config.checkpoint.every, config.run.steps):
+                if due(job.steps_done, config.checkpoint.every, config.run.steps) and (
+                    job.steps_done > saved or job.evaluations != before
+                ):
                     saved = save(job, run_dir)
         except BaseException as error:
-            intact = job.boundary is not None and not isinstance(error, LearnerLostError | CheckpointError)
+            intact = job.boundary is not None and not job.learner.lost and not isinstance(error, CheckpointError)
             if intact and job.steps_done > saved:
                 save(job, run_dir)
             raise
@@ -193,8 +218,9 @@ def save(job: Job, run_dir: Path) -> int:
         save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
         save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
 
-    with job.span("checkpoint"):
+    with job.span("checkpoint"), job.dispatcher.unheard():
         path = write_checkpoint(run_dir / "checkpoints", state["steps_done"], write, state, job.config.checkpoint.keep)
+    job.learner.saved_as(path / LEARNER_DIR)
     if (drafters := path / DRAFTERS_DIR).is_dir():
         job.dispatcher.drafters.saved_as(str(drafters.resolve()))
     job.observer.event("checkpoint", str(path))

@@ -2,14 +2,19 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from actors.data import PromptOrder, load_demonstrations
 from actors.learner_group import LearnerGroup
 from actors.placement import place
+from actors.training.errors import LearnerLostError
 from launch.cache import add_files, keep
 from launch.cluster.session import ray_session
+from launch.cluster.versions import compared
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.errors import show
@@ -17,23 +22,48 @@ from launch.interrupt import Interrupt, interrupt_flag
 from launch.run.inputs import tokenizer_of
 
 _REPORT_EVERY = 100  # optimizer steps
+Init = Literal["checkpoint", "random"]
 
 
 def warmup(config: Config) -> Path:
     """`paceline warmup`: the warm-started model's directory, made now or earlier."""
     with (
         interrupt_flag() as interrupt,
-        ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s),
+        ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s) as session,
     ):
-        return warm_start(config, interrupt, lambda _done, _total: None, print)
+        learner = partial(learner_group, avoid=compared(session, lambda kind, message: print(message)).refused)
+        return warm_start(config, interrupt, lambda _done, _total: None, print, learner)
+
+
+@contextmanager
+def learner_group(config: Config, init: Init, avoid: Mapping[str, str] | None = None) -> Iterator[LearnerGroup]:
+    """That a warm start needs, on its place in the cluster. Needs Ray. `avoid`: see actors.placement.reserve."""
+    with (
+        place(config, avoid) as placement,
+        LearnerGroup(
+            config.model,
+            config.learner,
+            config.objective,
+            temperature=1.0,
+            init=init,
+            seed=config.run.seed,
+            actor_options=placement.learner_options,
+            start_timeout_s=config.cluster.start_timeout_s,
+        ) as learner,
+    ):
+        yield learner
 
 
 def warm_start(
-    config: Config, interrupt: Interrupt, progress: Callable[[int, int], None], log: Callable[[str], None]
+    config: Config,
+    interrupt: Interrupt,
+    progress: Callable[[int, int], None],
+    log: Callable[[str], None],
+    learner: Callable[[Config, Init], AbstractContextManager[LearnerGroup]] = learner_group,
 ) -> Path:
-    """The initial weights of a run: model.path, or what the `warmup:` section makes of it.
+    """The initial weights of a run: model.path, or what the `warmup:` section makes of it. `learner`: who makes it.
 
-    Needs Ray. Raises Interrupted between optimizer steps; nothing is kept of an unfinished warm start.
+    Raises Interrupted between optimizer steps; nothing is kept of an unfinished warm start.
     """
     options = config.warmup
     if options is None:
@@ -44,31 +74,30 @@ def warm_start(
         return target
     demonstrations = load_demonstrations(options, config.data, tokenizer_of(config))
     log(f"warm start on {options.data}: {demonstrations.report.summary()}; {options.steps} optimizer steps")
-    order = PromptOrder(len(demonstrations), config.run.seed, shuffle=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    with (
-        place(config) as placement,
-        LearnerGroup(
-            config.model,
-            config.learner,
-            config.objective,
-            temperature=1.0,
-            init=options.init,
-            seed=config.run.seed,
-            actor_options=placement.learner_options,
-            start_timeout_s=config.cluster.start_timeout_s,
-        ) as learner,
-    ):
-        log(f"warm start on {learner.computes_with}")
-        learner.begin(options.optimizer, options.steps)
-        for step in range(1, options.steps + 1):
-            interrupt.check()
-            batch = [demonstrations[index] for _, index in order.take(options.batch_size)]
-            result = learner.sft_step(batch)
-            progress(step, options.steps)
-            if step % _REPORT_EVERY == 0 or step == options.steps:
-                log(f"warm start {step}/{options.steps}: loss {result.losses[-1]:.4f}")
-        learner.export(partial)
+
+    def supervised() -> None:
+        order = PromptOrder(len(demonstrations), config.run.seed, shuffle=True)
+        with learner(config, options.init) as group:
+            log(f"warm start on {group.computes_with}")
+            group.begin(options.optimizer, options.steps)
+            for step in range(1, options.steps + 1):
+                interrupt.check()
+                batch = [demonstrations[index] for _, index in order.take(options.batch_size)]
+                result = group.sft_step(batch)
+                progress(step, options.steps)
+                if step % _REPORT_EVERY == 0 or step == options.steps:
+                    log(f"warm start {step}/{options.steps}: loss {result.losses[-1]:.4f}")
+            group.export(partial)
+
+    for restarts in range(config.learner.max_restarts + 1):
+        try:
+            supervised()
+            break
+        except LearnerLostError as error:  # nothing but updates would be repeated from a checkpoint
+            if restarts == config.learner.max_restarts:
+                raise
+            log(f"{error}; it begins again (restart {restarts + 1} of {config.learner.max_restarts})")
     keep(partial, target, "the warm start")
     return target
 

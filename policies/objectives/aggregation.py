@@ -18,15 +18,20 @@ def sequence_coefficients(
     weights: Sequence[float],
     aggregation: Aggregation,
     sum_divisor: float | None = None,
+    asked: float | None = None,
 ) -> NDArray[np.float64]:
     """Factor c_s of every token of sequence s, so that loss = sum_s c_s * sum_t x_st.
 
     token_mean (DAPO): c_s = w_s / sum_j w_j T_j. seq_mean_token_mean (GRPO): c_s = w_s / (T_s * sum_j w_j).
     seq_mean_token_sum: c_s = w_s / sum_j w_j; seq_mean_token_sum_norm: that divided by `sum_divisor`, which with the
     longest response allowed is Dr. GRPO (Liu et al. 2025, section 3.2): the weight of a token depends on no length.
-    With all weights 1 these are the mean over tokens, and the mean over sequences of their means, of their sums, and of
-    their sums divided by the divisor. [S], float64.
-    Raises ValueError if a length is below 1, a weight is negative, all weights are 0, or a divisor is missing.
+    fixed_mean_token_sum_norm: c_s = w_s / (asked * sum_divisor), `asked` the responses that this mini-batch stands for,
+    learned from or not: nothing that is sampled is in the denominator, so weights that make each response count as it
+    should in expectation make the gradient unbiased, which a division by their sum does not (it is 1/N off).
+    Otherwise, with all weights 1, these are the mean over tokens, and the mean over sequences of their means, of their
+    sums, and of their sums divided by the divisor. [S], float64.
+    Raises ValueError if a length is below 1, a weight is negative, all weights are 0, or a divisor or `asked`
+    is missing.
     """
     lengths = np.asarray(response_lengths, dtype=np.float64)
     w = np.asarray(weights, dtype=np.float64)
@@ -48,6 +53,13 @@ def sequence_coefficients(
             if sum_divisor is None:
                 raise ValueError("objective.sum_divisor is not set: seq_mean_token_sum_norm divides by it")
             coefficients = w / (float(w.sum()) * sum_divisor)
+        case "fixed_mean_token_sum_norm":
+            if sum_divisor is None or asked is None or not asked > 0:
+                raise ValueError(
+                    "fixed_mean_token_sum_norm divides by objective.sum_divisor and by the responses asked for; got "
+                    f"{sum_divisor} and {asked}"
+                )
+            coefficients = w / (asked * sum_divisor)
         case _:
             assert_never(aggregation)
     return coefficients

@@ -24,6 +24,7 @@ class Device:
     peer_bytes_s: float  # to another GPU of the node: NVLink where there is one, else PCIe
     host_bytes_s: float  # PCIe
     words: tuple[str, ...]  # all of them in what CUDA calls it, in lower case
+    float8: bool = True  # its tensor cores multiply e4m3: Ada and Hopper
 
 
 _PCIE4, _PCIE5 = 32e9, 64e9
@@ -69,6 +70,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=300e9,
             host_bytes_s=_PCIE4,
             words=("a100", "40gb"),
+            float8=False,
         ),
         Device(
             name="A100",
@@ -79,6 +81,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=300e9,
             host_bytes_s=_PCIE4,
             words=("a100",),
+            float8=False,
         ),
         Device(
             name="L40S",
@@ -99,6 +102,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=_PCIE4,
             host_bytes_s=_PCIE4,
             words=("a10g",),
+            float8=False,
         ),
         Device(
             name="RTX4090",

@@ -11,6 +11,7 @@ MFU = 0.40  # of the bfloat16 peak, of the flops that learning needs (not of tho
 NETWORK_BYTES_S = 25e9  # between nodes: 200 Gbit/s, an assumption
 HOST_COPY_BYTES_S = 5e9  # one pass over a buffer in host memory by one thread; an estimate
 QUANTISING_BYTES = 40  # read and written per weight, five passes over float32; an estimate
+NODE_GPUS = 8  # that share NVLink
 _HOST_PASSES = 4  # object store: off the device, checked and stored, read and checked, onto the device
 
 
@@ -26,14 +27,20 @@ def learner_tokens_s(net: Network, learner: LearnerShape, device: Device, length
     return learner.ranks * MFU * device.bf16_flops_s / (token_flops(net, length) * again)
 
 
+def gather_s(net: Network, ranks: int, master_bytes: int, device: Device, *, node_gpus: int = NODE_GPUS) -> float:
+    """Of all shards, by every rank: round a ring, whose slowest link is the network as soon as there are two nodes."""
+    link_bytes_s = device.peer_bytes_s if ranks <= node_gpus else min(NETWORK_BYTES_S, device.peer_bytes_s)
+    return net.parameters * master_bytes * (ranks - 1) / ranks / link_bytes_s
+
+
 def hand_over_s(net: Network, learner: LearnerShape, device: Device, *, same_gpu: bool) -> dict[str, float]:
-    """Seconds by way: gathered over the ranks' links, then `direct` (CUDA IPC on the same GPU, else NCCL over the
-    network) or through the object store."""
+    """Seconds by way: gathered over the ranks' links (`gather_s`), then `direct` (CUDA IPC on the same GPU,
+    else NCCL over the network) or through the object store."""
     wire_bytes = net.weight_bytes  # low-bit where the engines are
-    gather_s = net.parameters * learner.master_bytes * (learner.ranks - 1) / learner.ranks / device.peer_bytes_s
+    gathered_s = gather_s(net, learner.ranks, learner.master_bytes, device)
     direct_s = 2 * wire_bytes / device.bandwidth_bytes_s if same_gpu else wire_bytes / NETWORK_BYTES_S
     store_s = _HOST_PASSES * wire_bytes / HOST_COPY_BYTES_S + 2 * wire_bytes / device.host_bytes_s
-    return {"direct": gather_s + direct_s, "object store": gather_s + store_s}
+    return {"direct": gathered_s + direct_s, "object store": gathered_s + store_s}
 
 
 def quantising_s(net: Network, learner: LearnerShape, device: Device) -> float:

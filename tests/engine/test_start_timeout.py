@@ -8,7 +8,7 @@ import pytest
 from actors.engine import process
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
-from actors.placement import GroupEngine
+from actors.group_engine import GroupEngine
 from models.options import ModelOptions
 
 
@@ -41,7 +41,7 @@ def test_the_childs_start_is_waited_for_as_long_as_it_was_told(backend: str, wai
 
 def test_an_engine_on_several_gpus_waits_as_long(monkeypatch: pytest.MonkeyPatch, waited: list[float]) -> None:
     spawn = partial(spawn_engine, ModelOptions(path="m"), EngineOptions(), start_timeout_s=777.0)
-    monkeypatch.setattr("actors.placement.get_current_placement_group", lambda: None)
+    monkeypatch.setattr("actors.group_engine.get_current_placement_group", lambda: None)
     with pytest.raises(WaitsError):
         GroupEngine(spawn, 1.0)()
     assert waited == [777.0]

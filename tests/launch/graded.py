@@ -12,7 +12,7 @@ from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest
 from launch.run.groups import Graded, Group
 
-CUT = FinishReason.LENGTH
+CUT, GIVEN_UP = FinishReason.LENGTH, FinishReason.GIVEN_UP
 
 
 def prompt_of(prompt_id: int) -> Prompt:
@@ -32,8 +32,9 @@ def group_of(
     prompt: int = 0,
     lengths: Sequence[int] | None = None,
     reasons: Sequence[FinishReason | None] | None = None,
+    propensities: Sequence[float] | None = None,
 ) -> Group:
-    """One response per reward; by default one token each, and none of them cut."""
+    """One response per reward; by default one token each, and none of them cut or given up."""
     pick = Pick(0, prompt_of(prompt))
     members = []
     for i, reward in enumerate(rewards):
@@ -47,6 +48,7 @@ def group_of(
             weights_version=0,
             started_s=0.0,
             finished_s=1.0,
+            propensity=propensities[i] if propensities else 1.0,
         )
         members.append(Graded(rollout, Grade(value=reward), "", worker=i % 2))
     return Group(pick, members)

@@ -132,6 +132,26 @@ def test_a_run_that_has_ended(service: CoordinatorService, folder: str) -> None:
     assert "Traceback" not in err
 
 
+def test_the_token_is_found_in_the_folder_and_a_wrong_one_is_one_clear_line(tmp_path: Path) -> None:
+    guarded = OPTIONS.model_copy(update={"admin": OPTIONS.admin.model_copy(update={"token": True})})
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    with CoordinatorService(guarded, directory=tmp_path / "run") as service:
+        at = ("--address", service.address.admin)
+        assert run("status", str(tmp_path / "run"))[0] == 0
+        for credentials, says in (((), "and none was given"), (("--credentials", str(copied)), "has another one")):
+            (copied / "admin-token").write_text("wrong\n", encoding="utf-8")
+            code, _, err = run("pause", *at, *credentials)
+            assert code == 1
+            assert "wants its token" in err.replace("\n", " ")
+            assert says in err.replace("\n", " ")
+            assert "Traceback" not in err
+        (copied / "admin-token").write_bytes((tmp_path / "run" / "admin-token").read_bytes())
+        assert run("pause", *at, "--credentials", str(copied))[0] == 0
+        assert service.status().paused
+        assert run("pause", "--credentials", str(copied))[0] == 2
+
+
 def test_the_newest_run_is_found(tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="has, or had, a coordinator"):
         find_address(None, tmp_path)
@@ -144,7 +164,7 @@ def test_the_newest_run_is_found(tmp_path: Path) -> None:
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age_s))
         if name == "b":
             newest = service.address.admin
-    found, source = find_address(None, tmp_path)
+    found, source, _ = find_address(None, tmp_path)
     assert found == newest
     assert str(tmp_path / "b") in source
 

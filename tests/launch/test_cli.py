@@ -64,6 +64,9 @@ def test_config_prints_values_with_sources_and_warns(write_config: Write) -> Non
     assert lines["seed: 3"] == "override"
     assert lines["steps: 5"] == f"{path}:3"
     assert "warning: model.path" in err
+    assert "biased" not in err
+    _, _, err = run("config", str(path), "rollout.budget.share=0.5", "objective.name=grpo")
+    assert "biased: objective.normalize=group" in err
 
 
 def test_config_schema() -> None:
@@ -117,6 +120,45 @@ def test_train_gets_config_source_and_resume(ready: Path, monkeypatch: pytest.Mo
     assert run("train", str(ready), *arguments)[0] == 7
     assert calls == [(9, f"{ready} run.steps=9 'reward.terms.0={{kind: math}}'", True, ["reward"])]
     assert run("train", str(ready), "--allow", "reward")[0] == 2
+
+
+def test_what_starts_runs_by_itself_goes_on_where_it_can_and_starts_where_it_cannot(
+    ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[bool] = []
+
+    def train(config: object, *, resume: bool, **_: object) -> int:
+        resumed.append(resume)
+        return 0
+
+    fake_train(monkeypatch, train)
+    arguments = ("train", str(ready), f"run.dir={tmp_path / 'runs'}", "run.name=again", "--resume-or-start")
+    assert run(*arguments)[0] == 0
+    checkpoint = tmp_path / "runs/again/checkpoints/step_000002"
+    checkpoint.mkdir(parents=True)
+    assert run(*arguments)[0] == 0  # one that was not finished is none
+    (checkpoint / "state.json").write_text("{}")
+    assert run(*arguments)[0] == 0
+    assert resumed == [False, False, True]
+
+
+def test_files_that_describe_clusters_are_checked_all_and_each_fault_says_in_which(tmp_path: Path) -> None:
+    good, bad = ROOT / "examples/cluster/kuberay-cluster.yaml", tmp_path / "other.yaml"
+    bad.write_text(good.read_text().replace("rayVersion: 2.60.0", "rayVersion: 2.9.0"))
+    code, out, _ = run("check-cluster", str(good))
+    assert (code, out) == (0, f"{good}: nothing found\n")
+    code, out, err = run("check-cluster", str(bad), str(good))
+    assert (code, out) == (2, f"{good}: nothing found\n")
+    assert "spec.rayVersion" in err
+    assert "other.yaml" in err
+    assert "2.9.0" in err
+
+
+def test_checking_a_file_for_ray_up_says_nothing_of_ray_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "check-cluster", "cluster.yaml"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cluster.yaml: nothing found\n", "")
 
 
 def raising(error: BaseException) -> Callable[..., int]:

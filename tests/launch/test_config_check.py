@@ -35,6 +35,7 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["objective.name=tbpo"], "learner.mini_batches"),  # 1: its bands would do nothing
         (["objective.band_high=7e-4"], "objective.band_high"),
         (["objective.overlong.buffer_tokens=2000"], "objective.overlong.buffer_tokens"),
+        (["rollout.abort.enabled=true", "objective.length_penalty=0.05"], "objective.length_penalty"),
         (["objective.sampler_correction.weights=token", "rollout.sampling.top_p=0.9"], "objective.sampler_correction"),
         (["rollout.sampling.stop_token_ids=[]"], "rollout.sampling.stop_token_ids"),
         (["learner.mini_batches=200"], "learner.mini_batches"),

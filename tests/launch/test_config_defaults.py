@@ -9,8 +9,10 @@ import pytest
 
 from actors.engine.capabilities import BACKENDS, NATIVE, Capabilities
 from launch.config import Loaded, load_config
+from launch.config.bias import biases_of
 from launch.config.defaults import settled
 from launch.config.show import resolved_lines, to_yaml
+from policies.token_budget.skip import BIAS
 
 Write = Callable[..., Path]
 VLLM = "rollout.engine.backend=vllm"
@@ -72,3 +74,39 @@ def test_only_what_the_engine_lacks_is_changed(write_config: Write, monkeypatch:
     loaded = load_config(write_config())
     assert set(loaded.origins) == {f"{CORRECTION}.weights", f"{CORRECTION}.truncate"}
     assert loaded.config.rollout.speculation.verification == "coupled"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "origin"),
+    [
+        (["rollout.budget.share=0.5"], "rollout.budget.share: 0.5"),
+        (["rollout.budget.tokens_per_step=4000"], "rollout.budget.tokens_per_step: 4000"),
+        (["rollout.abort.enabled=true"], "rollout.abort.enabled: true"),
+    ],
+)
+def test_a_budget_or_an_abort_makes_duet_the_objective_and_it_is_shown(
+    write_config: Write, overrides: list[str], origin: str
+) -> None:
+    loaded = load_config(write_config(), [*overrides, "objective.clip_high=0.3"])
+    objective = loaded.config.objective
+    assert (objective.name, objective.baseline, objective.aggregation) == (
+        *("duet", "leave_one_out", "fixed_mean_token_sum_norm"),
+    )
+    assert objective.sum_divisor == loaded.config.rollout.sampling.max_new_tokens
+    assert objective.clip_high == 0.3
+    shown = {line.strip(): source for line, source in resolved_lines(loaded)}
+    assert shown["name: duet"] == origin
+    assert shown["baseline: leave_one_out"] == "objective.name: duet"
+    assert load_config(write_config(), [*overrides, "objective.name=grpo"]).config.objective.aggregation == "token_mean"
+
+
+def test_a_budget_that_is_off_makes_nothing_the_objective(write_config: Write) -> None:
+    overrides = ["rollout.budget.share=null", "rollout.abort.enabled=false"]
+    assert load_config(write_config(), overrides).config.objective.name == "grpo"
+
+
+def test_an_objective_that_a_budget_biases_is_called_so(write_config: Write) -> None:
+    budget = ["rollout.budget.share=0.5", "learner.mini_batches=1"]
+    assert biases_of(load_config(write_config(), budget).config) == []
+    assert biases_of(load_config(write_config(), [*budget, "objective.name=grpo"]).config)
+    assert biases_of(load_config(write_config(), ["rollout.skip.after=2"]).config) == [BIAS]

@@ -14,6 +14,7 @@ from launch.dispatch.ledger import FailedRequest
 from launch.interrupt import Interrupted
 from launch.run.collect import Round
 from launch.run.rl_step import NoRolloutsError, refill_metrics, sample
+from launch.run.token_budget import StepPlan
 from policies.lengths import LengthModel
 from policies.options import DynamicSamplingOptions, ObjectiveOptions
 from tests.launch.graded import group_of, prompt_of, stats_of
@@ -36,15 +37,20 @@ class World:
         self.job: Any = SimpleNamespace(
             config=SimpleNamespace(
                 run=SimpleNamespace(seed=3),
-                rollout=SimpleNamespace(prompts_per_step=WANTED, rollouts_per_prompt=2),
+                rollout=SimpleNamespace(prompts_per_step=WANTED),
                 objective=ObjectiveOptions(dynamic_sampling=DynamicSamplingOptions(max_rounds=max_rounds), **objective),
             ),
             prompts=[prompt_of(i) for i in range(PROMPTS)],
             order=PromptOrder(PROMPTS, 3, True),
             lengths=LengthModel(8.0),
+            budget=SimpleNamespace(
+                plan=lambda picks: StepPlan(counts=[2] * len(picks), stop=None, metrics={}),
+                observe=lambda groups: {},
+            ),
             sampling=SamplingParams(8),
             stop=None,
             collector=self,
+            skip=None,
             drafter=None,
             steps_done=0,
             dispatcher=SimpleNamespace(),
@@ -57,7 +63,7 @@ class World:
         self.ids += [request.request_id for request in batch.requests]
         self.phases.append((phase, same_step))
         groups = [group_of(self._rewards(pick.prompt.prompt_id), prompt=pick.prompt.prompt_id) for pick in batch.picks]
-        return Round(groups, stats_of(len(batch)), 1.0, 0.5)
+        return Round(groups=groups, stats=stats_of(len(batch)), rollout_s=1.0, reward_wait_s=0.5)
 
 
 def order(count: int) -> list[int]:
@@ -136,7 +142,8 @@ def test_each_round_gives_idle_workers_their_spare_time() -> None:
 def test_a_first_round_without_any_grade_raises_and_a_later_one_does_not() -> None:
     world = World(lambda prompt: [], 3)
     lost = stats_of(1, FailedRequest(0, "lost"))
-    world.run = lambda *_, **__: Round([group_of([])], lost, 1.0, 0.0)  # type: ignore[method-assign]
+    empty = Round(groups=[group_of([])], stats=lost, rollout_s=1.0, reward_wait_s=0.0)
+    world.run = lambda *_, **__: empty  # type: ignore[method-assign]
     with pytest.raises(NoRolloutsError, match="rollout 0: lost"):
         sample(world.job)
     first = set(order(WANTED))

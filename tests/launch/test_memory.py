@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.tools.qwen import LARGE, network, qwen
 from launch.config import ConfigError, check_environment, load_config
 from launch.config.memory import (
     device_of,
@@ -26,12 +27,13 @@ from tests.policies.networks import NETWORKS
 
 Write = Callable[..., Path]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHIPPED = sorted(path for path in EXAMPLES.rglob("*.yaml") if "bfloat16" in path.read_text(encoding="utf-8"))
+SHIPPED = sorted(path for path in EXAMPLES.rglob("*.yaml") if "dtype: bfloat16" in path.read_text(encoding="utf-8"))
+SIZES = NETWORKS | {size: network(qwen(size)) for size in LARGE}
 COLOCATED = ("cluster.layout=colocated", "model.dtype=bfloat16", "learner.autocast_bf16=true")
 
 
 def write_model(directory: Path, size: str) -> Path:
-    net = NETWORKS[size]
+    net = SIZES[size]
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "vocab_size": net.vocab_size,
@@ -51,7 +53,7 @@ def write_model(directory: Path, size: str) -> Path:
 def shipped(path: Path, tmp_path: Path) -> Config:
     """The example with the config.json of its model."""
     config = Config.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    size = next(size for size in NETWORKS if f"-{size}" in config.model.path.lower())
+    size = next(size for size in SIZES if f"-{size}" in config.model.path.lower())
     model = config.model.model_copy(update={"path": str(write_model(tmp_path / size, size))})
     return config.model_copy(update={"model": model})
 

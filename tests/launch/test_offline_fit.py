@@ -78,7 +78,7 @@ class Bench:
         self.cancelled += 1
 
     @contextmanager
-    def _place(self, _: Config) -> Iterator[Any]:
+    def _place(self, *_: object) -> Iterator[Any]:
         self.placed += 1
         try:
             yield SimpleNamespace(learner_options=lambda rank: {})

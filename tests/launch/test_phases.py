@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from launch.config import Config
+from launch.dispatch import SeatState, WorkerNow
 from launch.run import phases
 from launch.run.phases import EVERYBODY_STAYS, MemoryPhases, SharedMemory, memory_phases
 from launch.run.publish import way_of
@@ -39,7 +40,9 @@ def config(cluster: dict[str, Any], backend: str = "native", device: str = "auto
 def test_the_way_of_weights_follows_from_the_layout(
     cluster: dict[str, Any], backend: str, device: str, way: str | None
 ) -> None:
-    assert way_of(config(cluster, backend, device)) == way
+    choice = way_of(config(cluster, backend, device))
+    assert choice.way == way
+    assert choice.why
 
 
 def test_the_least_that_fits_is_done_and_all_of_it_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +74,17 @@ class Recorded:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.running = 0
 
     def rest(self, *, optimizer: bool) -> None:
         self.asked.append(f"rest {optimizer}")
+
+    def renew(self) -> bool:
+        self.asked.append("renew")
+        return True
+
+    def workers(self) -> dict[str, WorkerNow]:
+        return {"rollout-0": WorkerNow(SeatState.READY, self.running, "a", retiring=False)}
 
     def sleep(self, timeout_s: float) -> dict[str, str]:
         self.asked.append("sleep")
@@ -93,3 +104,17 @@ def test_the_optimizer_leaves_before_engines_decode_and_they_sleep_before_the_le
     memory.decode()
     memory.learn()
     assert (quiet.asked, len(events)) == ([], 2)
+
+
+@pytest.mark.parametrize(("cluster", "while_busy"), [({"offload": "always"}, []), ({}, ["renew"])])
+def test_no_learner_is_made_again_beside_engines_that_decode_on_its_gpus(
+    cluster: dict[str, Any], while_busy: list[str]
+) -> None:
+    actors = Recorded()
+    memory = SharedMemory(config(cluster), actors, actors, lambda *event: None)
+    actors.running = 3
+    assert memory.renew()
+    assert actors.asked == while_busy
+    actors.running = 0
+    assert memory.renew()
+    assert actors.asked == [*while_busy, "renew"]

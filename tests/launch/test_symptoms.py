@@ -140,3 +140,19 @@ def test_the_live_panel_shows_it() -> None:
     Console(file=out, width=120).print(render(state, 1.0))
     assert "0 of 16 trained, 94 % of responses cut at the length limit" in out.getvalue()
     assert "no_signal: nothing to learn from" in out.getvalue()
+
+
+def test_a_budget_that_the_fewest_responses_exceed_is_told_once_and_rounding_is_not() -> None:
+    """16 prompts of 2 responses, 100 tokens each."""
+    plan = {"budget/rollouts_min": 2.0, "budget/rollouts_mean": 2.0, "budget/rollouts_max": 2.0}
+    over = ALIVE | plan | {"budget/planned_tokens": 3200.0, "budget/tokens": 1600.0}
+    watch = Watch()
+    told = [watch.take(over) for _ in range(30)]
+    (symptom,) = [symptom for found in told for symptom in found]
+    assert told[7] == [symptom]
+    assert symptom.kind == "budget_exceeded"
+    assert "2.00 times the token budget" in symptom.message
+    assert "rollout.budget.share" in symptom.remedy
+    for fine in ({"budget/tokens": 3160.0}, {"budget/rollouts_max": 3.0}, {"budget/tokens": 9000.0}):
+        assert kinds([over | fine] * 30) == []
+        assert kinds([*[over] * 7, over | fine, *[over] * 7]) == []

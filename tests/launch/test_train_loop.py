@@ -26,6 +26,10 @@ class Stage:
         self.config, self.log = config, list[str]()
         self.faults: dict[str, BaseException] = {}
         self.saved: dict[str, Any] = {"steps_done": 0, "evaluations": {}}
+        self.notices = SimpleNamespace(checkpoint=None, endangered=False)
+        self.noticed: set[str] = set()  # calls in the middle of which the learner's node gets a notice
+        self.events: list[str] = []
+        self.answers: list[bool] = []
         monkeypatch.setattr(train, "warm_start", lambda *args: Path())
         monkeypatch.setattr(train, "open_job", self.open_job)
         monkeypatch.setattr(train, "rl_step", self.step)
@@ -37,10 +41,12 @@ class Stage:
         self.log.clear()
         train.run(
             self.config,
-            SimpleNamespace(progress=lambda phase: None),
+            SimpleNamespace(progress=lambda phase: None, event=lambda kind, message: self.events.append(kind)),
             Interrupt(),
             Path("r"),
             Path("c") if resume else None,
+            None,
+            SimpleNamespace(refused={}),
         )
         return self.log
 
@@ -52,7 +58,8 @@ class Stage:
 
     @contextmanager
     def open_job(self, *_: object) -> Iterator[SimpleNamespace]:
-        job = SimpleNamespace(config=self.config, steps_done=0, evaluations={}, boundary=None, drafter=None)
+        self.job = job = SimpleNamespace(config=self.config, steps_done=0, evaluations={}, boundary=None, drafter=None)
+        job.notices = self.notices
         job.state_dict = lambda: {"steps_done": job.steps_done, "evaluations": dict(job.evaluations)}
         job.load_state_dict = lambda state: job.__dict__.update(state)
         job.publish = lambda: self.note("publish")
@@ -60,21 +67,31 @@ class Stage:
             begin=lambda *_: self.note("begin"),
             load=lambda _: self.note("load"),
             export=lambda _: self.note("export"),
+            lost=False,
+            busy=False,
         )
         yield job
 
     def note(self, call: str) -> None:
         self.log.append(call)
         if (error := self.faults.pop(call, None)) is not None:
+            self.job.learner.lost = isinstance(error, LearnerLostError)
             raise error
 
     def step(self, job: SimpleNamespace) -> None:
+        self._notice(f"rollout {job.steps_done + 1}")
         job.boundary = None
+        self._notice(f"learn {job.steps_done + 1}")
         self.note(f"step {job.steps_done + 1}")
         job.steps_done += 1
         job.boundary = job.state_dict()
         if (call := f"published {job.steps_done}") in self.faults:
             self.note(call)
+
+    def _notice(self, call: str) -> None:
+        if call in self.noticed:
+            self.notices.endangered = True
+            self.answers.append(self.notices.checkpoint())
 
     def evaluate(self, job: SimpleNamespace) -> None:
         key = str(job.steps_done)
@@ -135,6 +152,40 @@ def test_a_learner_in_between_or_lost_is_not_saved(stage: Stage) -> None:
     assert stage.fails("published 1", LearnerLostError(0, "n", "publish", "killed"))[-1] == "published 1"
 
 
+def test_a_notice_for_the_learners_node_saves_the_step_before_and_every_one_from_then_on(stage: Stage) -> None:
+    stage.noticed = {"rollout 2"}
+    assert stage.run() == [
+        *ORDER[:4],
+        *("save 1", "step 2", "save 2", "eval 2", "save 2", "step 3", "save 3", "eval 3", "save 3", "export"),
+    ]
+    stage.notices.endangered, stage.noticed = False, {"learn 1"}  # nothing is there to save then
+    assert stage.run()[3:-1] == [
+        *("step 1", "save 1", "step 2", "save 2", "eval 2", "save 2", "step 3", "save 3", "eval 3", "save 3")
+    ], "before an evaluation, which takes its time, and where one is due with its result"
+
+
+def test_what_the_learner_does_meanwhile_is_not_disturbed_by_a_checkpoint(stage: Stage) -> None:
+    stage.noticed = {"rollout 2"}
+    step = stage.step
+
+    def within_a_call(job: SimpleNamespace) -> None:
+        job.learner.busy = job.steps_done == 1
+        step(job)
+        job.learner.busy = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "rl_step", within_a_call)
+        assert "save 1" not in stage.run()
+    assert stage.answers == [False], "it is to be asked again"
+
+
+def test_a_checkpoint_that_only_a_notice_wants_may_fail(stage: Stage) -> None:
+    stage.noticed = {"rollout 2"}
+    stage.faults["save 1"] = CheckpointError("disk full")
+    assert stage.run()[-2:] == ["save 3", "export"]
+    assert stage.events == ["checkpoint_failed"]
+
+
 def test_a_failed_checkpoint_is_not_tried_again(stage: Stage) -> None:
     assert stage.fails("save 2", CheckpointError("disk full"))[-1] == "save 2"
 
@@ -144,6 +195,15 @@ def test_a_checkpoint_needs_no_drafters(tmp_path: Path, failure: str | None) -> 
     """Where their state cannot be written, nothing half-written stays, and an event says so."""
     events: list[tuple[str, str]] = []
     places: list[str] = []
+    unheard: list[str] = []
+
+    @contextmanager
+    def excused() -> Iterator[None]:
+        unheard.append("begins")
+        yield
+        unheard.append("ends")
+
+    bases: list[Path] = []  # that a learner which is lost would go on from
 
     def write(directory: str) -> str | None:
         (Path(directory) / "half").mkdir(parents=True)
@@ -155,14 +215,16 @@ def test_a_checkpoint_needs_no_drafters(tmp_path: Path, failure: str | None) -> 
         evaluations={},
         speculation=object(),
         drafter=None,
-        dispatcher=SimpleNamespace(drafters=SimpleNamespace(save=write, saved_as=places.append)),
-        learner=SimpleNamespace(save=lambda directory: (directory / "tensors").touch()),
+        dispatcher=SimpleNamespace(drafters=SimpleNamespace(save=write, saved_as=places.append), unheard=excused),
+        learner=SimpleNamespace(save=lambda directory: (directory / "tensors").touch(), saved_as=bases.append),
         observer=SimpleNamespace(event=lambda *event: events.append(event), progress=lambda *_: None),
         span=lambda _: nullcontext(),
     )
     assert train.save(job, tmp_path) == 4
+    assert unheard == ["begins", "ends"], "workers are not late because nobody listened"
     checkpoint = tmp_path / "checkpoints/step_000004"
     assert (checkpoint / "learner/tensors").is_file()
+    assert bases == [checkpoint / "learner"]
     assert (checkpoint / train.DRAFTERS_DIR).is_dir() == (failure is None)
     assert places == ([str(checkpoint / train.DRAFTERS_DIR)] if failure is None else [])
     assert [kind for kind, _ in events] == (["drafters_not_saved"] if failure else []) + ["checkpoint"]

@@ -100,6 +100,18 @@ def test_a_long_response_loses_part_of_its_reward_and_reports_keep_the_grade() -
     assert [member.grade.value for member in group.members] == [1.0, 1.0, 0.0]
 
 
+def test_the_longer_of_two_right_responses_is_worth_less_and_wrong_ones_stay_what_they_are() -> None:
+    group = group_of([1.0, 1.0, 0.0], lengths=[4, 8, 10])
+    sequences, metrics = learned([group], ObjectiveOptions(normalize="none", length_penalty=0.1))
+    shaped = np.array([np.exp(0.1), np.exp(-0.1), 0.0])
+    assert advantages(sequences) == pytest.approx(shaped - shaped.mean())
+    assert metrics["length_penalty/reward"] == pytest.approx(shaped.mean())
+    for alone in (group_of([1.0, 0.0], lengths=[4, 8]), group_of([1.0, 0.0, 1.0], lengths=[4, 8, 4])):
+        rewards = [member.grade.value for member in alone.members]
+        sequences, _ = learned([alone], ObjectiveOptions(normalize="none", length_penalty=0.1))
+        assert advantages(sequences) == pytest.approx(np.array(rewards) - np.mean(rewards))
+
+
 def test_equal_grades_of_different_length_are_signal_once_they_are_shaped() -> None:
     objective = ObjectiveOptions(overlong=OverlongOptions(buffer_tokens=5))
     _, metrics = learned([group_of([1.0, 1.0], lengths=[5, 10])], objective)

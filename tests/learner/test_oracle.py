@@ -35,6 +35,7 @@ def dumb_steps(
     objective: ObjectiveOptions,
     mini_batches: int,
     temperature: float,
+    asked: int = 0,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     model, reference = init_model(model_dir, 5), init_model(model_dir, 5)
     matrices = [p for p in model.parameters() if p.dim() == 2]
@@ -65,6 +66,8 @@ def dumb_steps(
                     each = s.weight / len(new) if objective.aggregation == "seq_mean_token_mean" else s.weight
                     total = total + each / (objective.sum_divisor or 1) * x
                 norm += s.weight * (len(new) if objective.aggregation == "token_mean" else 1)
+            if objective.aggregation == "fixed_mean_token_sum_norm":
+                norm = asked / mini_batches
             loss = total / norm
             adam.zero_grad()
             loss.backward()
@@ -88,17 +91,18 @@ def dumb_steps(
         (ObjectiveOptions(aggregation="seq_mean_token_mean"), 2, 1.3),
         (ObjectiveOptions(aggregation="seq_mean_token_sum_norm", sum_divisor=20), 2, 1.0),
         (ObjectiveOptions(clip_low=0.02, clip_high=0.03, clip_dual=1.05), 3, 1.0),
+        (ObjectiveOptions(name="duet", sum_divisor=20, kl="k3", kl_coef=0.3), 3, 0.7),
     ],
 )
 def test_losses_and_weights_equal_the_dumb_learner(
     model_dir: Path, objective: ObjectiveOptions, mini_batches: int, temperature: float
 ) -> None:
     steps = [[replace(s, weight=1.0 + i) for i, s in enumerate(make_sequences(7, seed=k))] for k in range(2)]
-    losses, weights = dumb_steps(model_dir, steps, objective, mini_batches, temperature)
+    losses, weights = dumb_steps(model_dir, steps, objective, mini_batches, temperature, asked=11)
     trainer = make_trainer(
         model_dir, objective=objective, optimizer=OPTIMIZER, mini_batches=mini_batches, micro_batch_tokens=50
     )
-    got = [loss for step in steps for loss in trainer.rl_step(step, temperature=temperature).losses]
+    got = [loss for step in steps for loss in trainer.rl_step(step, temperature=temperature, asked=11).losses]
     assert got == pytest.approx(losses, rel=1e-4, abs=1e-6)
     for name, p in trainer.network.named_parameters():
         torch.testing.assert_close(p.detach(), weights[name], rtol=0, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")

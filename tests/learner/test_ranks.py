@@ -32,6 +32,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "checkpointing": {"activation_checkpointing": True, "micro_batch_tokens": 60},
     "small chunks of the head": {"chunk_rows": 7},
     "bfloat16": {"autocast_bf16": True},
+    "a fixed normaliser": {
+        "objective": {"name": "duet", "sum_divisor": 20.0, "kl": "k3", "kl_coef": 0.1, "entropy_coef": 0.02},
+        "micro_batch_tokens": 60,
+    },
     "a device's head": {
         "written_out": True,
         "chunk_rows": 7,
@@ -66,14 +70,14 @@ def scenario(rank: Rank, models: Path, name: str, checkpoints: Path | None = Non
         module.chunk_rows = chunk_rows or module.chunk_rows
     trainer.begin(optimizer, 20)
     results = [trainer.sft_step(make_demonstrations())]
-    results += [trainer.rl_step(make_sequences(count, seed=i), temperature=0.8) for i in range(2)]
+    results += [trainer.rl_step(make_sequences(count, seed=i), temperature=0.8, asked=16) for i in range(2)]
     if checkpoints is not None:
         trainer.save(checkpoints / name)
     published = trainer.publish(3)
     weights = None
     if published is not None:
         weights = {n: t.float().numpy() for n, t in unpack(*published)}
-    final = trainer.rl_step(make_sequences(count, seed=2), temperature=0.8)
+    final = trainer.rl_step(make_sequences(count, seed=2), temperature=0.8, asked=16)
     kl = None
     if objective.kl_in_reward:
         kl = {i: v.tolist() for i, v in trainer.reference_kl(make_sequences(count, seed=2), temperature=0.8).items()}

@@ -156,3 +156,4 @@ def test_after_any_events_the_books_decide_as_a_look_at_every_open_request_would
             for request_id in granted:
                 requests[request_id] = Open(request_id, prompt, requests[request_id].tokens, worker)
         assert books.waiting == sum(r.holder is None for r in requests.values())
+        assert books.waiting_tokens == sum(r.tokens for r in requests.values() if r.holder is None)

@@ -120,6 +120,19 @@ def test_aggregations_by_hand() -> None:
     assert loss([2, 1], "seq_mean_token_sum") == pytest.approx((2 * 6 + 10) / 3)
 
 
+def test_a_fixed_normaliser_divides_by_what_was_asked_for() -> None:
+    """And so it adds up: two parts that stand for half of it each have the mean of the whole."""
+    whole = sequence_coefficients([3, 1, 2], [2, 1, 5], "fixed_mean_token_sum_norm", 10.0, asked=8)
+    assert whole.tolist() == pytest.approx([2 / 80, 1 / 80, 5 / 80])
+    parts = [
+        sequence_coefficients(lengths, weights, "fixed_mean_token_sum_norm", 10.0, asked=4)
+        for lengths, weights in (([3, 1], [2, 1]), ([2], [5]))
+    ]
+    assert np.concatenate(parts) / 2 == pytest.approx(whole)
+    alone = sequence_coefficients([3], [2], "fixed_mean_token_sum_norm", 10.0, asked=8)
+    assert alone[0] == whole[0]  # whatever the others are
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.floats(0.01, 10)), min_size=1, max_size=40),
     st.sampled_from(["token_mean", "seq_mean_token_mean"]),
@@ -137,3 +150,6 @@ def test_bad_mini_batches_are_refused() -> None:
         sequence_coefficients([3, 1], [0, 0], "token_mean")
     with pytest.raises(ValueError, match="one weight for each"):
         sequence_coefficients([], [], "token_mean")
+    for divisor, asked in ((None, 8), (10.0, None), (10.0, 0)):
+        with pytest.raises(ValueError, match="responses asked for"):
+            sequence_coefficients([3], [1], "fixed_mean_token_sum_norm", divisor, asked)

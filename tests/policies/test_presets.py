@@ -80,9 +80,10 @@ def test_groups_of_equal_rewards_are_dropped_where_only_their_own_mean_would_be_
     assert list(options.contradictions()) == []
 
 
-def test_dr_grpo_divides_by_the_longest_response_unless_told_otherwise() -> None:
-    assert ObjectiveOptions(name="dr_grpo").sized(200).sum_divisor == 200
-    assert ObjectiveOptions(name="dr_grpo", sum_divisor=50).sized(200).sum_divisor == 50
+@pytest.mark.parametrize("name", ["dr_grpo", "duet"])
+def test_sums_are_divided_by_the_longest_response_unless_told_otherwise(name: Name) -> None:
+    assert ObjectiveOptions(name=name).sized(200).sum_divisor == 200
+    assert ObjectiveOptions(name=name, sum_divisor=50).sized(200).sum_divisor == 50
 
 
 @pytest.mark.parametrize(

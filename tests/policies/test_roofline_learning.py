@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.roofline.devices import DEVICES
-from policies.roofline.learning import MFU, hand_over_s, learner_tokens_s, token_flops
+from policies.roofline.learning import MFU, NETWORK_BYTES_S, gather_s, hand_over_s, learner_tokens_s, token_flops
 from policies.roofline.memory import LearnerShape
 from tests.policies.networks import NETWORKS
 
@@ -31,3 +31,11 @@ def test_the_direct_way_is_much_shorter_than_the_object_stores() -> None:
         assert 10 * ways["direct"] < ways["object store"]
     alone = replace(EIGHT, ranks=1)
     assert hand_over_s(SEVEN, alone, H100, same_gpu=True)["direct"] < 0.02, "nothing to gather"
+
+
+def test_shards_of_several_nodes_are_gathered_over_the_network() -> None:
+    one, two = (gather_s(SEVEN, ranks, 4, H100) for ranks in (8, 16))
+    assert one == pytest.approx(SEVEN.parameters * 4 * 7 / 8 / H100.peer_bytes_s)
+    assert two == pytest.approx(SEVEN.parameters * 4 * 15 / 16 / NETWORK_BYTES_S)
+    ways = hand_over_s(SEVEN, replace(EIGHT, ranks=16), H100, same_gpu=True)
+    assert ways["direct"] > two

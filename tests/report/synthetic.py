@@ -1,5 +1,6 @@
 """A realistic run folder, written through the Observer: rising reward, long-tailed lengths, one lost worker, and
-speculation in the tail of each rollout, and a drafter that learns on the worker that is done first."""
+speculation in the tail of each rollout, a drafter that learns on the worker that is done first, and a token budget that
+is shared out less and less evenly."""
 
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def write_run(
     seed: int = 0,
     speculation: bool = True,
     drafter: bool = True,
+    token_budget: bool = True,
 ) -> Path:
     """Write `steps` of `planned` RL steps with `workers` rollout workers; returns run_dir."""
     rng = np.random.default_rng(seed)
@@ -45,7 +47,7 @@ def write_run(
     with Observer(run_dir, config(run_dir, steps=planned), clock=lambda: clock[0]) as observer:
         observer.evaluation(0, {"eval/reward": 0.21}, seconds=1.1)
         for step in range(1, steps + 1):
-            clock[0] += _step(observer, rng, step, clock[0], workers, planned, speculation, meter)
+            clock[0] += _step(observer, rng, step, clock[0], workers, planned, speculation, meter, token_budget)
             if step % 10 == 0:
                 observer.evaluation(step, {"eval/reward": _skill(step, planned) + 0.01 * float(rng.normal())}, 1.2)
                 observer.event("checkpoint", f"checkpoints/step_{step:06}")
@@ -70,6 +72,7 @@ def _step(
     planned: int,
     speculation: bool,
     meter: DrafterMeter | None,
+    token_budget: bool,
 ) -> float:
     lengths = np.clip(rng.lognormal(3.6 + 0.5 * step / planned, 0.75, size=128), 4, 200).astype(int)
     mean = float(np.clip(_skill(step, planned) + rng.normal(0, 0.035), 0, 1))
@@ -103,6 +106,10 @@ def _step(
         "loss/mean": float(rng.normal(0.0, 0.02)), "grad_norm/mean": float(rng.lognormal(-0.7, 0.25)),
         "clip_fraction": float(0.01 * rng.random()), "entropy": 1.1 - 0.5 * step / planned, "kl": 0.0, "lr": 1e-3,
     }  # fmt: skip
+    counts: list[int] = []
+    if token_budget:
+        counts, budget = _shared_out(np.random.default_rng(step), step / planned, int(lengths.sum()))
+        metrics |= budget
     speculated = _speculate(rng, step / planned, now, rollout, workers, meter is not None) if speculation else None
     trained = _train(observer, meter, rng, step, step / planned, ends, speculated) if meter is not None else None
     observer.step(
@@ -111,12 +118,30 @@ def _step(
             metrics=metrics,
             seconds=seconds,
             lengths=lengths.tolist(),
+            rollouts_per_prompt=counts,
             speculation=speculated,
             drafter=trained,
         )
     )
     observer.samples(step, [_sample(rng, i, int(n)) for i, n in enumerate(lengths[:12])])
     return at - now + 0.02
+
+
+def _shared_out(rng: np.random.Generator, done: float, tokens: int) -> tuple[list[int], dict[str, float]]:
+    """Responses of each of 16 prompts, and what a planner would say of them."""
+    counts = np.clip(np.round(8 * rng.lognormal(0.0, 0.1 + done, size=16)), 2, 32).astype(int)
+    metrics = {
+        "budget/tokens": round(1.02 * tokens, 1), "budget/planned_tokens": round(1.02 * tokens, 1),
+        "budget/spent_tokens": float(tokens), "budget/lambda": 1e-6,
+        "budget/rollouts_min": float(counts.min()), "budget/rollouts_mean": float(counts.mean()),
+        "budget/rollouts_max": float(counts.max()), "budget/variance": 0.3 - 0.1 * done,
+        "budget/variance_uniform": 0.3, "budget/bound": 0.4 * done, "budget/spread_mean": 0.4,
+        "abort/poll_from": 20.0 + 10 * done, "abort/give_up_at": 90.0 + 20 * done, "abort/answered_share": 0.6,
+        "abort/given_up_share": 0.09, "abort/kept_late_share": 0.01, "abort/surcharge": 1.9,
+        "abort/natural_p50": 45.0, "abort/natural_p90": 100.0, "abort/keep_mean": 0.4, "abort/keep_min": 0.1,
+        "abort/saved_tokens": 700.0, "skip/passed_over": 2.0, "skip/share": 2 / 18,
+    }  # fmt: skip
+    return counts.tolist(), metrics
 
 
 def _speculate(

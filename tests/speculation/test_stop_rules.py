@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from actors.data.stop_strings import compile_marker
 from actors.engine.native.engine import NativeEngine
@@ -146,6 +147,25 @@ def test_hidden_states_are_recorded_up_to_the_end_and_no_further(case: Case) -> 
         assert record.tokens.tolist() == tokens.tolist()
         states = torch.from_numpy(record.states).view(torch.float32)
         assert torch.equal(states, fresh_rows(model, tokens)[:-1]), request_id
+
+
+class Listening(Answers):
+    """A drafter that remembers what it was told of ends."""
+
+    def __init__(self) -> None:
+        super().__init__(HOSTILE["random chains"])
+        self.ended: list[tuple[list[int], bool]] = []
+
+    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        self.ended.append((tokens[prompt_length:].tolist(), finished))
+
+
+def test_drafters_learn_of_a_response_that_a_rule_ended_as_of_any_other_and_no_token_behind_its_end(case: Case) -> None:
+    model, requests, _, expected = case
+    drafter = Listening()
+    policy = FixedPolicy(Strategy.parse("test:6"))
+    run(NativeEngine(model, options_of(), drafters={"test": drafter}, policy=policy), requests)
+    assert sorted(drafter.ended) == sorted((rollout.tokens.tolist(), True) for rollout in expected.values())
 
 
 def test_a_rule_of_another_vocabulary_is_refused(case: Case) -> None:

@@ -15,9 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.commands.cli import app
-from launch.config import load_config
 from launch.errors import PacelineError
-from launch.run.train import train
 from tests.train.conftest import Runs
 from tests.train.test_determinism import learning
 
@@ -192,13 +190,10 @@ def test_bad_records_and_failing_gradings_cost_only_themselves(runs: Runs) -> No
     assert read("events")[-1]["kind"] == "finished"
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_a_run_without_a_single_rollout_stops(runs: Runs) -> None:
     """The engine rejects every prompt: 40 tokens, and a model for 16. `paceline train` refuses it before."""
-    short = load_config(runs.config, runs.overrides("short", *no_room(runs.root))).config
     with pytest.raises(PacelineError, match="step 1: none of 24 rollouts could be sampled and graded") as caught:
-        train(short, config_source="test", resume=False)
+        runs.alone(*no_room(runs.root))
     assert "16" in caught.value.message
 
 

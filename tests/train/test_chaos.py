@@ -17,9 +17,11 @@ from policies.drafter.options import BufferOptions
 from tests.train.conftest import Runs
 from tests.train.test_resume import start
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SETTINGS = ("rollout.workers=2", "drafter.train=true", "run.steps=8", "checkpoint.every=0", "eval.every=0")
-VICTIMS: tuple[VictimName, ...] = ("trainer", "engine", "buffer", "rollout_worker", "coordinator", "reward_worker")
+VICTIMS: tuple[VictimName, ...] = (
+    *("trainer", "engine", "buffer", "rollout_worker", "coordinator", "reward_worker", "learner"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def test_a_run_of_which_every_part_is_killed_once_is_the_same_run(runs: Runs, wh
     folder = runs.root / "killed-parts"
     for step, victim in enumerate(VICTIMS, start=1):
         kill_at(process, folder, victim, Moment(step, 0.5), {step: 0.1}, idle_trainers=True)
-    assert process.wait(120) == 0, (runs.root / "killed-parts.log").read_text()
+    assert process.wait(240) == 0, (runs.root / "killed-parts.log").read_text()
     assert first_difference(whole, folder) is None
     for victim in VICTIMS:
         assert reasons(folder, victim), f"nothing was said about the {victim}: no {EVENTS[victim]} in events.jsonl"
@@ -48,7 +50,7 @@ def test_sigterm_to_a_worker_or_its_engine_costs_seconds_and_no_token(runs: Runs
     victims: dict[int, VictimName] = {2: "rollout_worker", 4: "engine", 6: "rollout_worker"}
     for step, victim in victims.items():
         kill_at(process, folder, victim, Moment(step, 0.5), {step: 0.1}, by=signal.SIGTERM)
-    assert process.wait(120) == 0, (runs.root / "terminated.log").read_text()
+    assert process.wait(240) == 0, (runs.root / "terminated.log").read_text()
     assert first_difference(whole, folder) is None
     told = reasons(folder, "rollout_worker")
     assert len(told) >= 2, told

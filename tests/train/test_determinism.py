@@ -28,16 +28,13 @@ def test_without_speculation_and_with_three_workers_the_same_is_learned(runs: Ru
     is_the_same(runs, "off", rows, base)
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("suffix:6", 1), ("suffix:4x2/8", 2)], ids=["chain", "tree"])
-def test_drafts_change_nothing_that_is_learned(
-    runs: Runs, base: list[dict[str, Any]], strategy: str, workers: int, request: pytest.FixtureRequest
-) -> None:
-    name = request.node.callspec.id
-    fixed = f"rollout.speculation={{mode: fixed, strategies: ['{strategy}']}}"
-    rows = runs.run(name, SHARP, fixed, f"rollout.workers={workers}")
+def test_trees_of_drafts_change_nothing_that_is_learned(runs: Runs, base: list[dict[str, Any]]) -> None:
+    """Chains, and other drafters: test_ruled_runs.py, in one process."""
+    fixed = "rollout.speculation={mode: fixed, strategies: ['suffix:4x2/8']}"
+    rows = runs.run("tree", SHARP, fixed, "rollout.workers=2")
     assert all(row["speculation/share"] > 0 for row in rows)
     assert max(row["speculation/accept_length"] for row in rows) > 1
-    is_the_same(runs, name, rows, base)
+    is_the_same(runs, "tree", rows, base)
 
 
 def is_the_same(runs: Runs, name: str, rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> None:

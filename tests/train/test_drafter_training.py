@@ -106,16 +106,10 @@ class LongRuns:
 
     def is_as_untrained(self, name: str) -> None:
         """Its rollouts and its losses are those of a run without speculation, let alone training."""
-        rows, without = self._runs.steps(name), "untrained"
-
-        def enough() -> bool:
-            return len(self._runs.steps(without)) >= len(rows)
-
-        if not enough():
-            self.run(without, enough, "rollout.speculation.mode=off", resume=self.folder(without).exists())
-        assert learned(rows) == learned(self._runs.steps(without)[: len(rows)])
-        others = [text for text in self._runs.texts(without) if int(text.split()[0]) <= len(rows)]
-        assert self._runs.texts(name) == others
+        rows = self._runs.steps(name)
+        alone = self._runs.alone(*self._overrides, "rollout.speculation.mode=off", f"run.steps={len(rows)}")
+        assert learned(rows) == learned(alone.rows)
+        assert self._runs.texts(name) == alone.texts
 
 
 @pytest.fixture
@@ -156,7 +150,8 @@ def test_the_default_chooser_drafts_with_the_drafter_that_it_trains(long: LongRu
     assert [row["step"] for row in more] == list(range(1, len(more) + 1))
     assert long.says("adaptive", "drafter_fit")[-1].startswith("using the drafter fitted before")
     assert micro_steps(before)
-    assert micro_steps(after)[0] == last + 1
+    # What was published after that checkpoint may have reached the driver's own.
+    assert last < micro_steps(after)[0] <= micro_steps(before)[-1] + 1
     assert not any(row["drafter/failures"] for row in more)
 
     long.is_as_untrained("adaptive")
@@ -217,7 +212,7 @@ def test_hidden_states_of_the_learners_pass_do_as_well(long: LongRuns) -> None:
     """A fresh EAGLE-3 drafter, which reads three layers."""
     eagle3 = ("drafter.algorithm=eagle3", "drafter.recording.source=learner")
     rows = long.run("from-learner", lambda: long.has_trained("from-learner"), *TRAINED, *eagle3)
-    assert all(row["drafter/recorded_bytes"] > 0 for row in rows)
+    assert all(row["drafter/recorded_bytes"] > 0 for row in rows if row["groups/used"])
     long.is_as_untrained("from-learner")
 
 

@@ -22,13 +22,14 @@ SAMPLING = ("groups/total", "groups/rounds", "groups/refilled", "groups/surplus"
 
 
 def test_a_killed_run_on_two_workers_ends_like_an_undisturbed_one_on_one(runs: Runs, ray_head: str) -> None:
-    undisturbed = runs.run("dapo", *DAPO)
+    alone = runs.alone(*DAPO)
+    undisturbed = alone.rows
     assert max(row["groups/refilled"] for row in undisturbed) > 0
     assert all(row["tokens/refilled"] < row["tokens/generated"] for row in undisturbed)
     assert all(row["groups/used"] <= 4 for row in undisturbed)
     seed = time.time_ns()
     moment = random.Random(seed)
-    extra = (*DAPO, "rollout.workers=2", "checkpoint.every=1")
+    extra = (*DAPO, "rollout.workers=2", "checkpoint.every=1", "observe.samples_per_step=1000")
     process = start(runs, ray_head, "dapo-killed", *extra)
     wait_for_steps(runs, "dapo-killed", process, moment.randint(2, STEPS - 2))  # so there is a checkpoint
     time.sleep(moment.uniform(0, 0.5))
@@ -38,4 +39,4 @@ def test_a_killed_run_on_two_workers_ends_like_an_undisturbed_one_on_one(runs: R
     assert learning(resumed) == learning(undisturbed), f"moment {seed}"
     for name in SAMPLING:
         assert [row[name] for row in resumed] == [row[name] for row in undisturbed], f"{name}, moment {seed}"
-    assert runs.texts("dapo-killed") == runs.texts("dapo")
+    assert runs.texts("dapo-killed") == alone.texts

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from launch.precision import precision_text
 from launch.report import write_report
 from launch.report.summary import summarise
 from tests.train.conftest import SHARP, Runs
@@ -58,10 +59,11 @@ def test_workers_drafts_training_hand_over_and_a_resume_change_nothing(runs: Run
     assert any("speculation/share" in row for row in rows)
 
 
-def test_an_unaligned_run_goes_on_and_its_gap_is_a_metric(runs: Runs, ray_head: str) -> None:
-    rows = runs.run("unaligned", SHARP, W8A8, "learner.quantization=none", "run.steps=3")
+def test_an_unaligned_run_goes_on_and_its_gap_is_a_metric(runs: Runs, plain: list[dict[str, Any]]) -> None:
+    rows = runs.alone(SHARP, W8A8, "learner.quantization=none", "run.steps=3").rows
     assert len(rows) == 3
     assert all(1e-5 < row["logprob_gap/mean"] < 0.1 for row in rows)
-    events = [json.loads(line) for line in (runs.root / "unaligned/events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (runs.root / "w8a8/events.jsonl").read_text().splitlines()]
     (said,) = [event["message"] for event in events if event["kind"] == "precision"]
-    assert "not aligned" in said
+    assert said == precision_text("w8a8", "rollout", "float32")
+    assert "not aligned" in precision_text("w8a8", "none", "float32")

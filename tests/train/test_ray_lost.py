@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.cluster.processes import MARK, _processes, _writes_below
+from launch.cluster.processes import MARK, processes_below
 from launch.errors import RayLostError
 from tests.train.conftest import Runs
 from tests.train.test_resume import wait_for_steps
@@ -51,7 +51,7 @@ def server(process: "subprocess.Popen[bytes]", name: str) -> psutil.Process:
 
 
 def left(sessions: Path) -> list[int]:
-    return [pid for pid in _processes() if pid != os.getpid() and _writes_below(pid, sessions)]
+    return [pid for pid in processes_below(sessions) if pid != os.getpid()]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,12 @@ def numbers(steps: list[dict[str, Any]]) -> list[tuple[float, ...]]:
     return [(row["loss/mean"], row["reward/mean"], row["tokens/generated"]) for row in steps]
 
 
-def test_losses_are_bitwise_those_of_the_object_store(runs: Runs) -> None:
-    store = runs.run("by-store", "run.steps=3", "rollout.workers=2")
+@pytest.fixture(scope="module")
+def store(runs: Runs, ray_head: str) -> list[dict[str, Any]]:
+    return runs.run("by-store", "run.steps=3", "rollout.workers=2")
+
+
+def test_losses_are_bitwise_those_of_the_object_store(runs: Runs, store: list[dict[str, Any]]) -> None:
     broadcast = runs.run("by-broadcast", "run.steps=3", "rollout.workers=2", "cluster.weights=broadcast")
     shared = runs.run("by-ipc", "run.steps=3", "rollout.workers=2", "cluster.weights=ipc", "learner.ranks=1")
     assert numbers(broadcast) == numbers(shared) == numbers(store)
@@ -26,18 +30,20 @@ def test_losses_are_bitwise_those_of_the_object_store(runs: Runs) -> None:
         for row in steps:
             assert row[f"weights/by_{way}"] == 2
             assert row["weights/bytes"] > 0
+        events = (json.loads(line) for line in (runs.root / f"by-{way}/events.jsonl").read_text().splitlines())
+        (said,) = (event["message"] for event in events if event["kind"] == "weights_way")
+        assert said.startswith(f"{way} for 2 workers: ")
 
 
-def test_phases_of_memory_change_no_number(runs: Runs) -> None:
+def test_phases_of_memory_change_no_number(runs: Runs, store: list[dict[str, Any]]) -> None:
     """Engines sleep while the learner works, and its optimizer's state is away while they decode."""
-    stays = runs.run("stays", "run.steps=3", "rollout.workers=2")
     moves = runs.run("moves", "run.steps=3", "rollout.workers=2", "cluster.offload=always", "cluster.weights=ipc")
-    assert numbers(moves) == numbers(stays)
+    assert numbers(moves) == numbers(store)
     assert "memory_phases" in (runs.root / "moves" / "events.jsonl").read_text()
     assert "engine_awake" not in (runs.root / "moves" / "events.jsonl").read_text()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_killed_engines_and_workers_cost_no_number_whichever_way_weights_take(runs: Runs, ray_head: str) -> None:
     """With drafters that are trained meanwhile, whose trainers read the target's new weights from the store's copy."""
     settings = ("rollout.workers=2", "drafter.train=true", "run.steps=5", "checkpoint.every=0", "eval.every=0")
@@ -47,7 +53,7 @@ def test_killed_engines_and_workers_cost_no_number_whichever_way_weights_take(ru
     victims: dict[int, VictimName] = {2: "engine", 4: "rollout_worker"}
     for step, victim in victims.items():
         kill_at(process, folder, victim, Moment(step, 0.5), {step: 0.1})
-    assert process.wait(120) == 0, (runs.root / "disturbed.log").read_text()
+    assert process.wait(240) == 0, (runs.root / "disturbed.log").read_text()
     assert first_difference(runs.root / "undisturbed", folder) is None
     steps = runs.steps("disturbed")
     assert sum(row["weights/by_broadcast"] for row in steps) >= 4  # of 10; who is starting then gets the store's

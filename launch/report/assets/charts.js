@@ -53,7 +53,7 @@ function chart(host, height, legend, draw) {
       const entry = htmlEl("span", "", box);
       const swatch = htmlEl("i", "", entry);
       swatch.style.background = item.color;
-      if (item.faint) swatch.style.opacity = 0.4;
+      if (item.faint || item.opacity) swatch.style.opacity = item.opacity ? 2 * item.opacity : 0.4;
       entry.append(item.name);
     }
   }
@@ -132,10 +132,10 @@ function range(values, options) {
   return [options.zero && low === 0 ? 0 : low - air, high + air];
 }
 
-// series: [{name, color, x, y, dots, faint, dash, quiet}]; options: {height, log, zero, unit, title, marks: [{x, label}]}
+// series: [{name, color, x, y, dots, faint, dash, quiet}], or a band from `low` to y; options: {height, log, zero, unit, title, marks: [{x, label}]}
 function lineChart(host, series, options = {}) {
   series = series.filter((s) => s.y.some(finite));
-  const ys = range(series.flatMap((s) => s.y), options);
+  const ys = range(series.flatMap((s) => [...s.y, ...(s.low || [])]), options);
   if (!ys) return void htmlEl("div", "empty", host, "No data recorded");
   const allX = series.flatMap((s) => s.x);
   const xs = [Math.min(...allX), Math.max(...allX)];
@@ -143,7 +143,7 @@ function lineChart(host, series, options = {}) {
   chart(host, options.height || 230, shown, (svg, width, height) => {
     const { X, Y, inner } = axes(svg, width, height, xs, ys, { ...options, whole: true });
     drawMarks(svg, options.marks || [], X, inner);
-    for (const s of series) drawLine(svg, s, X, Y, options);
+    for (const s of series) (s.low ? drawBand : drawLine)(svg, s, X, Y, options);
     const cursor = svgEl("line", { y1: inner.y1, y2: inner.y0, stroke: "var(--faint)", "stroke-dasharray": "3 3", opacity: 0 }, svg);
     const every = [...new Set(allX)].sort((a, b) => a - b);
     return (px) => {
@@ -153,7 +153,12 @@ function lineChart(host, series, options = {}) {
       cursor.setAttribute("x1", X(x));
       cursor.setAttribute("x2", X(x));
       const items = shown
-        .map((s) => ({ name: s.name, color: s.color, value: short(s.y[s.x.indexOf(x)]) + (options.unit || "") }))
+        .map((s) => ({ s, i: s.x.indexOf(x) }))
+        .map(({ s, i }) => ({
+          name: s.name,
+          color: s.color,
+          value: (s.low && finite(s.low[i]) ? `${short(s.low[i])} to ` : "") + short(s.y[i]) + (options.unit || ""),
+        }))
         .filter((row) => !row.value.startsWith("-") || row.value.length > 1 + (options.unit || "").length);
       return { title: `${options.title || "step"} ${x}`, items };
     };
@@ -170,6 +175,15 @@ function drawMarks(svg, marks, X, inner) {
     svgEl("text", { x: x + 3, y: inner.y1 + 8, class: "axis" }, svg).textContent = mark.label;
     free = x + 64;
   }
+}
+
+// The area between `low` and y; where only one step is known, a bar.
+function drawBand(svg, s, X, Y) {
+  const known = s.x.map((x, i) => [X(x), s.low[i], s.y[i]]).filter(([, low, high]) => finite(low) && finite(high));
+  const wide = known.length === 1 ? [[known[0][0] - 5, ...known[0].slice(1)], [known[0][0] + 5, ...known[0].slice(1)]] : known;
+  const up = wide.map(([x, , high]) => `${x.toFixed(1)} ${Y(high).toFixed(1)}`);
+  const down = wide.map(([x, low]) => `${x.toFixed(1)} ${Y(low).toFixed(1)}`).reverse();
+  svgEl("path", { d: `M${[...up, ...down].join("L")}Z`, fill: s.color, "fill-opacity": s.opacity || 0.2 }, svg);
 }
 
 function drawLine(svg, s, X, Y, options) {

@@ -29,11 +29,14 @@ lineChart(
   ],
   { height: 290 },
 );
-if (DATA.series["overlong/reward"]) {
+const shaped = [
+  ["length_penalty/reward", "with the length penalty", "--gold"], ["overlong/reward", "less what overlong ones lose", "--blue"],
+].filter(([name]) => DATA.series[name]);
+if (shaped.length) {
   htmlEl("h3", "", host("chart-reward-parts"), "Reward less what long responses lose");
   lineChart(
     host("chart-reward-parts"),
-    [one("as graded", "reward/mean", "--slate"), one("as learned from", "overlong/reward", "--blue")],
+    [one("as graded", "reward/mean", "--slate"), ...shaped.map(([name, label, color]) => one(label, name, color))],
     { height: 170 },
   );
 }

@@ -1,0 +1,41 @@
+"""An engine on all GPUs of a reservation, of which Ray shows its worker some. Owns asking which the others are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import ray
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+T = TypeVar("T", covariant=True)
+_ASKING = 0.01  # of a GPU: a task that says which one a bundle has
+
+
+class SpawnsOn(Protocol[T]):
+    """Starts an engine that sees these GPUs; None: those that this process sees."""
+
+    def __call__(self, *, gpus: Sequence[int] | None = None) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEngine(Generic[T]):
+    """An engine factory for a rollout worker whose group has several bundles: the engine gets the GPUs of all of them.
+
+    Asks in the worker, at every start: after a lost node the group may be on another one, with other GPUs.
+    """
+
+    spawn: SpawnsOn[T]
+    timeout_s: float  # for the answer; a bundle has it in seconds
+
+    def __call__(self) -> T:
+        """Raises ray.exceptions.GetTimeoutError."""
+        group = get_current_placement_group()
+        if group is None:  # an engine without a reservation: it may use all that it sees
+            return self.spawn()
+        ask: Any = ray.remote(num_cpus=0, num_gpus=_ASKING, max_retries=0)(ray.get_gpu_ids)
+        asked = [
+            ask.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle)).remote()
+            for bundle in range(group.bundle_count)
+        ]
+        return self.spawn(gpus=[int(gpu) for (gpu,) in ray.get(asked, timeout=self.timeout_s)])

@@ -1,0 +1,75 @@
+"""The `rollout.budget:` and `rollout.abort:` sections of the configuration. Owns names and ranges
+only."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+AnswerMarker = Literal["boxed", "fence", "answer_tag"]
+
+
+class BudgetOptions(BaseModel, frozen=True, extra="forbid"):
+    """Tokens per RL step, and how they are shared among its prompts (DUET, section 3.1). Off without a size."""
+
+    tokens_per_step: Annotated[
+        int | None, Field(ge=1, description="response tokens of an RL step; null: see share")
+    ] = None
+    share: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            description="of what rollouts_per_prompt responses to each prompt would cost if none were given up; null: "
+            "no budget",
+        ),
+    ] = None
+    min_rollouts: Annotated[int, Field(ge=2, le=10**5, description="responses that every prompt gets")] = 2
+    max_rollouts: Annotated[
+        int | None, Field(ge=2, le=10**5, description="responses of one prompt at most; null: 4 x rollouts_per_prompt")
+    ] = None
+
+    @property
+    def on(self) -> bool:
+        return self.tokens_per_step is not None or self.share is not None
+
+
+class AbortOptions(BaseModel, frozen=True, extra="forbid"):
+    """Responses end soon after their answer, and most that are late without one are given up (DUET, section 3.2)."""
+
+    enabled: Annotated[bool, Field(description="off: every response ends by itself or at its limit")] = False
+    marker: Annotated[
+        AnswerMarker | None,
+        Field(
+            description="what an answer looks like: \\boxed{...}, a closed ``` fence, <answer>...</answer>; null: by "
+            "the reward's terms"
+        ),
+    ] = None
+    keep: Annotated[
+        Literal["auto"] | Annotated[float, Field(gt=0, le=1)],
+        Field(
+            description="probability with which a late response goes on, counting 1 / keep times; auto: by what late "
+            "responses to the prompt teach and cost"
+        ),
+    ] = "auto"
+    min_keep: Annotated[float, Field(gt=0, le=1, description="keep: auto: at least")] = 0.1
+    grace_tokens: Annotated[int, Field(ge=0, description="tokens after the answer, before the response ends")] = 16
+    poll_quantile: Annotated[
+        float, Field(ge=0, le=1, description="of natural lengths: no response ends by its answer before it")
+    ] = 0.2
+    abort_quantile: Annotated[
+        float, Field(gt=0, le=1, description="of natural lengths: here, plus grace_tokens, a response is late")
+    ] = 0.8
+    window: Annotated[int, Field(ge=1, description="newest kept responses that the quantiles are taken of")] = 1024
+    warmup_responses: Annotated[int, Field(ge=1, description="nothing is given up before so many have ended")] = 64
+
+
+class SkipOptions(BaseModel, frozen=True, extra="forbid"):
+    """Prompts that were always or never solved lately are mostly passed over (GRESO, arXiv 2506.02177). Biased."""
+
+    after: Annotated[
+        int | None,
+        Field(ge=1, description="groups in a row with one and the same reward; null: nothing is passed over"),
+    ] = None
+    keep: Annotated[
+        float, Field(gt=0, le=1, description="probability with which such a prompt is sampled at its turn all the same")
+    ] = 0.25

@@ -1,0 +1,56 @@
+"""Lengths that responses have where none is given up, over the newest of them. Owns the window and what is read off
+it; never decides anything.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+
+class LengthWindow:
+    """The newest `size` kept responses, each with the number of responses that it stands for.
+
+    Unweighted, late ones would be missing in it, and thresholds taken of it would move down step by step.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._entries: deque[tuple[int, float]] = deque(maxlen=size)
+        self._ascending: list[tuple[int, float]] | None = None  # entries; None: to be sorted
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, tokens: int, weight: float) -> None:
+        """A response that was not given up; they must come in canonical order. `weight`: as it is trained on."""
+        self._entries.append((tokens, weight))
+        self._ascending = None
+
+    def mean(self) -> float | None:
+        """Mean length in tokens; None before the first."""
+        total = sum(weight for _, weight in self._entries)
+        return sum(tokens * weight for tokens, weight in self._entries) / total if total else None
+
+    def quantile(self, q: float) -> int | None:
+        """The smallest length that at least `q` of the weight does not exceed; None before the first response."""
+        if self._ascending is None:
+            self._ascending = sorted(self._entries)
+        below, wanted = 0.0, q * sum(weight for _, weight in self._ascending)
+        for tokens, weight in self._ascending:
+            below += weight
+            if below >= wanted:
+                return tokens
+        return None
+
+    def mean_excess(self, tokens: int) -> float:
+        """How much longer than `tokens` those are that are longer, on average; 0.0 if none is."""
+        late = [(length - tokens, weight) for length, weight in self._entries if length > tokens]
+        return sum(more * weight for more, weight in late) / sum(weight for _, weight in late) if late else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON."""
+        return {"entries": [list(entry) for entry in self._entries]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._entries.clear()
+        self._ascending = None
+        self._entries.extend((int(tokens), float(weight)) for tokens, weight in state["entries"])

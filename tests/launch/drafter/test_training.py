@@ -1,0 +1,196 @@
+"""When the drafter is trained and until when, with which plan, and what is recorded of it."""
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.engine.options import EngineOptions
+from actors.spot.types import Checkpointed, TrainStopped
+from actors.spot_host import RecordingReport
+from launch.dispatch import NoWorkersError
+from launch.drafter.actors import reachable_options
+from launch.drafter.training import DrafterTraining, Moment, drafter_training
+from launch.observe import Observer, Span
+from launch.run.rl_step import spare_time
+from models.options import ModelOptions
+from tests.launch.drafter.conftest import (
+    BUFFERS,
+    Dispatcher,
+    Driver,
+    Make,
+    drafted,
+    kinds,
+    micro_step,
+    settings_of,
+)
+from tests.spot.support import record
+
+
+def test_a_collapse_makes_training_due(make: Make, driver: Driver) -> None:
+    training, engines = make({"every_steps": 10}), Dispatcher()
+    for step, rate in enumerate((0.6, 0.6, 0.05, 0.05, 0.05), 1):
+        training.hand_out(engines, step)
+        training.begin(step, engines)
+        if driver.said[-1] == (step, True):
+            training.event("rollout-0", micro_step(step))
+        training.window(drafted(rate))
+        training.take(step, None)
+    assert driver.said == [(1, True), (2, False), (3, False), (4, True), (5, False)]
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "rates", "due"),
+    [
+        ({}, {1, 2, 3}, [0.6] * 4, [True] * 4),  # always
+        ({"every_steps": 3}, {1, 4}, [0.6] * 4, [True, False, False, True]),
+        ({"every_steps": 3}, {2}, [0.6] * 4, [True, True, False, False]),  # it could not be trained at first
+        ({"drift": 0.5}, {1}, [0.6, 0.6, 0.2, 0.2], [True, False, False, True]),  # measured after the training
+    ],
+)
+def test_when_the_drafter_is_trained(
+    make: Make, driver: Driver, options: dict[str, Any], trained: set[int], rates: list[float], due: list[bool]
+) -> None:
+    training = make(options)
+    for step, rate in enumerate(rates, 1):
+        training.begin(step, Dispatcher())
+        training.window(drafted(rate))
+        if step in trained:
+            training.event("rollout-0", micro_step(step))
+        training.reached("sampled", step)
+        training.take(step, None)
+    assert [said for said in driver.said if isinstance(said, tuple)] == list(enumerate(due, 1))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("layout", ["embedded", "colocated"])
+def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
+    make: Make, driver: Driver, layout: str, fails: bool
+) -> None:
+    job: Any = SimpleNamespace(drafter=make(cluster={"layout": layout}), dispatcher=Dispatcher(), steps_done=3)
+    with contextlib.suppress(NoWorkersError), spare_time(job) as (decoding, sampled):
+        assert driver.said == []
+        decoding()
+        assert driver.said == [(4, True)]
+        sampled()
+        assert driver.said[1:] == ([4] if layout == "embedded" else [])
+        if fails:
+            raise NoWorkersError("none is left")
+    assert driver.said == [(4, True), 4]
+    with spare_time(SimpleNamespace(drafter=None, steps_done=3)) as calls:
+        for call in calls:
+            call()
+
+
+@pytest.mark.parametrize(
+    ("layout", "ended_by"), [("embedded", "sampled"), ("colocated", "graded"), ("disaggregated", "publishing")]
+)
+def test_training_ends_when_its_machine_is_needed(make: Make, driver: Driver, layout: str, ended_by: Moment) -> None:
+    training = make(cluster={"layout": layout})
+    training.begin(7, Dispatcher())
+    moments: tuple[Moment, ...] = ("sampled", "graded", "publishing")
+    for moment in moments:
+        before = len(driver.said)
+        training.reached(moment, 7)
+        assert driver.said[before:] == ([7] if moment == ended_by else [])
+
+
+@pytest.mark.parametrize("layout", ["embedded", "colocated", "disaggregated"])
+def test_the_learner_waits_for_trainers_on_its_gpus_and_names_who_is_late(make: Make, layout: str) -> None:
+    training, engines = make({"stop_timeout_s": 3.0}, cluster={"layout": layout}), Dispatcher()
+    engines.late = ("rollout-1",)
+    training.make_room(engines)
+    assert engines.stopped_within_s == ([8.0] if layout == "colocated" else [])
+
+
+def test_what_happened_is_recorded_once(training: DrafterTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[Span] = []
+    monkeypatch.setattr(Observer, "span", lambda self, span: spans.append(span))
+    training.event("rollout-0", RecordingReport(3, 1000, 0.1, 0))
+    training.event("rollout-1", RecordingReport(1, 24, 0.1, 2))
+    training.event("rollout-1", micro_step(4))
+    training.event("rollout-1", Checkpointed(4, "d", 0.001, 0.2))
+    training.event("rollout-1", TrainStopped(1, 4, 0.25))
+    training.learned(SimpleNamespace(metrics={"recording/bytes": 76.0}))
+    metrics = training.take(1, None).metrics()
+    expected = {"micro_steps": 1, "recorded_bytes": 1100, "preempted": 1, "stop_s": 0.25, "failures": 0, "published": 0}
+    assert {name: metrics[f"drafter/{name}"] for name in expected} == expected
+    assert (metrics["drafter/buffer_sequences"], metrics["drafter/buffer_bytes"]) == (2, 2 * record(0).bytes)
+    again = training.take(2, None).metrics()
+    assert again["drafter/micro_steps"] == again["drafter/recorded_bytes"] == 0
+    assert spans == [Span("rollout-1", "train_drafter", 5.0, 5.5, 1)]
+
+
+def test_a_workers_plan_names_what_its_trainer_begins_with(make: Make, tmp_path: Path) -> None:
+    speculation = {"speculation": {"eagle": {"path": "drafts"}}}
+    for training, init in ((make({"seed": 3}), 3), (make({"seed": 3}, rollout=speculation), "drafts")):
+        plan = training.plan("rollout-1", EngineOptions(threads=2))
+        assert (plan.buffers, plan.endpoint, plan.stop_timeout_s) == (BUFFERS, "tcp://127.0.0.1:1", 2.0)
+        asked = plan.factory.keywords  # type: ignore[attr-defined]
+        assert (asked["init"], asked["threads"], asked["name"]) == (init, 2, "rollout-1-trainer")
+        assert asked["checkpoint_dir"] == str(tmp_path / "run/drafter")
+
+
+@pytest.mark.parametrize("source", ["engine", "learner"])
+def test_the_learner_records__only_where_it_is_asked_to(make: Make, source: str) -> None:
+    asked: list[Any] = []
+    learner: Any = SimpleNamespace(record_into=lambda *args, **kwargs: asked.append((args, kwargs)))
+    recording = {"source": source, "max_bytes_per_step": 1 << 20}
+    make({"algorithm": "eagle3", "layers": (0, 1, 2), "seed": 5, "recording": recording}).record_from(learner)
+    options = {"max_bytes": 1 << 20, "eagle3": True, "layers": (0, 1, 2), "seed": 5}
+    assert asked == ([((BUFFERS,), options)] if source == "learner" else [])
+
+
+@pytest.mark.ray
+def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    settings, run_dir = settings_of(tmp_path / "run", {}), tmp_path / "run"
+    model = ModelOptions(path="model")
+    with (
+        Observer(run_dir, settings) as observer,
+        drafter_training(settings, observer, run_dir, model) as training,
+    ):
+        assert training is not None
+        plan = training.plan("rollout-0", EngineOptions())
+        assert set(plan.buffers) == {node["NodeID"] for node in ray.nodes()}
+        assert training.take(1, None).metrics()["drafter/buffer_sequences"] == 0
+    assert kinds(tmp_path) == ["started", "coordinator"]  # its end is no loss
+    for buffer in plan.buffers.values():
+        with pytest.raises(RayError):  # killed, it may still answer once or twice
+            ray.get([buffer.stats.remote() for _ in range(1000)], timeout=30.0)
+    off = settings.model_copy(update={"drafter": settings.drafter.model_copy(update={"train": False})})
+    with Observer(run_dir, off) as observer, drafter_training(off, observer, run_dir, model) as training:
+        assert training is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "nodes", "workers", "attached", "host"),
+    [
+        ("embedded", 1, 2, False, "127.0.0.1"),
+        ("embedded", 1, 2, True, "127.0.0.1"),
+        ("embedded", 2, 2, True, "10.0.0.5"),
+        ("embedded", 1, {"min": 1, "max": 2}, False, "127.0.0.1"),
+        ("embedded", 1, {"min": 1, "max": 2}, True, "10.0.0.5"),
+        ("colocated", 1, 2, False, "10.0.0.5"),
+    ],
+)
+def test_the_coordinator_is_where_every_worker_reaches_it(
+    layout: str,
+    nodes: int,
+    workers: object,
+    attached: bool,
+    host: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    there = dict([("n0", "10.0.0.5"), ("n1", "10.0.0.6")][:nodes])
+    cluster = {"layout": layout, "address": "10.0.0.5:6379" if attached else None}
+    settings = settings_of(tmp_path / "run", {}, cluster=cluster, rollout={"workers": workers})
+    assert reachable_options(settings, there, "n0").host == host
+    own = settings.coordinator.model_copy(update={"host": "10.9.9.9"})
+    assert reachable_options(settings.model_copy(update={"coordinator": own}), there, "n0") is own

@@ -1,0 +1,383 @@
+"""The fleet with a pretended cluster, dispatcher and clock: who joins, who leaves, and what is said of it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.engine.options import WorkerCount
+from launch.dispatch import SeatState, WorkerNow
+from launch.fleet.autoscaler import Autoscaler
+from launch.fleet.fleet import PATIENCE_S, Fleet
+from launch.fleet.pace import Pace
+
+
+@dataclass
+class Cluster:
+    """Nodes with room for so many workers each, and the placement that reserves there."""
+
+    room: dict[str, int]
+    planned: int = 1
+    places: dict[str, str] = field(default_factory=dict)  # worker: node; "": it waits
+    avoided: dict[str, Collection[str]] = field(default_factory=dict)
+    plan: Any = None
+
+    def ask(self, name: str, avoid: Collection[str] = ()) -> None:
+        assert name not in self.places
+        self.places[name], self.avoided[name] = "", set(avoid)
+
+    def ready(self, name: str) -> bool:
+        for node, room in self.room.items():
+            if not self.places[name] and node not in self.avoided[name]:
+                taken = sum(where == node for where in self.places.values())
+                self.places[name] = node if taken < room else ""
+        return self.places[name] != ""
+
+    def node(self, name: str) -> str:
+        return self.places[name]
+
+    def own(self, name: str) -> bool:
+        return int(name.rpartition("-")[2]) >= self.planned
+
+    def placed(self) -> Any:
+        return self.places.keys()
+
+    def let_go(self, name: str) -> None:
+        del self.places[name]
+
+    def missing(self, name: str) -> str:
+        return "missing on every node: all (GPU: 1 needed)"
+
+
+class World:
+    """One run's: workers are up `start_s` after they join, and gone at once when they leave."""
+
+    def __init__(self, count: WorkerCount, room: dict[str, int], *, start_s: float = 4.0, vouched: Any = None) -> None:
+        self.now_s, self.start_s, self.count = 0.0, start_s, count
+        self.cluster = Cluster(room, planned=count.min)
+        self.up_s: dict[str, float] = {}
+        self.running: dict[str, int] = {}
+        self.waiting = (0, 0.0)
+        self.handing_back = False
+        self.dead: set[str] = set()  # their restarts are used up
+        self.events: list[tuple[str, str]] = []
+        self.left: list[tuple[str, str]] = []
+        self.rollouts_left = 10
+        self.trains = False
+        self.fleet = Fleet(
+            count,
+            self,
+            self.cluster,
+            slots=4,
+            on_event=lambda kind, message: self.events.append((kind, message)),
+            rollouts_left=lambda: self.rollouts_left,
+            training=lambda: self.trains,
+            vouched=vouched,
+            clock=lambda: self.now_s,
+        )
+        self.fleet.start()
+
+    # A dispatcher's.
+
+    def start(self) -> None:
+        for index in range(self.count.min):
+            self.cluster.ask(f"rollout-{index}")
+            assert self.cluster.ready(f"rollout-{index}")
+            self.join(f"rollout-{index}")
+        self.now_s += self.start_s
+
+    def join(self, name: str) -> None:
+        assert name not in self.up_s
+        assert self.cluster.places[name] or not self.up_s, "without a place only where there is nobody else"
+        self.up_s[name] = self.now_s + self.start_s
+        assert len(self.up_s) <= self.count.max
+
+    def leave(self, name: str, reason: str) -> None:
+        del self.up_s[name]
+        self.running.pop(name, None)
+        self.left.append((name, reason))
+
+    def workers(self) -> dict[str, WorkerNow]:
+        for name in self.up_s.keys() - self.dead:
+            if not self.cluster.places[name] and not self.cluster.ready(name):
+                self.up_s[name] = self.now_s + self.start_s  # Ray starts it when there is room
+        return {
+            name: WorkerNow(
+                SeatState.DEAD if name in self.dead else SeatState.READY if self.now_s >= up_s else SeatState.STARTING,
+                self.running.get(name, 0),
+                self.cluster.places[name] if self.now_s >= up_s and name not in self.dead else "",
+                retiring=False,
+            )
+            for name, up_s in self.up_s.items()
+        }
+
+    def passes(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.25)):
+            self.now_s += 0.25
+            self.fleet.tick()
+
+    def measured(self, *, tokens_per_s: float = 100.0, gap_s: float = 60.0) -> None:
+        """Two rollouts went before, with learning between them."""
+        for _ in range(2):
+            self.fleet.begins("rollout")
+            self.fleet.pace.window(int(tokens_per_s * 10), 10.0, waiting=True)
+            self.fleet.pace.ends(int(tokens_per_s * 100), self.now_s)
+            self.fleet._rolling = False
+            self.now_s += gap_s
+
+    def asked(self) -> int:
+        return len(self.fleet.state.asked)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.up_s)
+
+
+ELASTIC = WorkerCount(min=1, max=3)
+
+
+def test_the_rest_join_whenever_there_is_room_and_one_event_says_what_is_missing() -> None:
+    world = World(ELASTIC, {"a": 1})
+    world.passes(3 * PATIENCE_S)
+    assert world.names == ["rollout-0"]
+    assert world.events == [
+        (
+            "worker_unplaced",
+            "rollout-1 joins when there is room (nobody adds nodes to this cluster by itself): "
+            "missing on every node: all (GPU: 1 needed)",
+        )
+    ]
+    world.cluster.room["b"] = 1  # a node joins
+    world.passes(8)
+    assert world.names == ["rollout-0", "rollout-1"]
+    assert world.fleet.state.up == ("rollout-0", "rollout-1")
+    world.passes(3 * PATIENCE_S)
+    assert [message[:9] for _, message in world.events] == ["rollout-1", "rollout-2"], "said again for the next one"
+    assert world.fleet.take()["fleet/joined"] == 1
+
+
+def test_what_waits_for_a_place_gives_way_to_a_learner_that_needs_one() -> None:
+    """Ray gives a node that joins to whoever waits: a place of the fleet would be held by nobody while the learner's
+    start, which the driver waits in, never gets it."""
+    world = World(ELASTIC, {"a": 1})
+    world.passes(PATIENCE_S)
+    assert world.asked() == 2
+    world.fleet.hold_back(True)
+    assert (world.asked(), set(world.cluster.places)) == (0, {"rollout-0"})
+    world.passes(PATIENCE_S)
+    world.fleet.drain("b", "spot")  # a notice is obeyed all the same
+    assert (world.asked(), set(world.cluster.places)) == (0, {"rollout-0"})
+    world.fleet.hold_back(False)
+    world.passes(1)
+    assert world.asked() == 2, "now they wait for what the learner leaves"
+    assert world.names == ["rollout-0"]
+
+
+def test_a_drained_node_is_left_and_replaced_elsewhere_and_may_come_back() -> None:
+    world = World(WorkerCount.fixed(2), {"a": 2, "b": 1})
+    world.fleet.drain("a", "spot notice")
+    world.fleet.drain("a", "spot notice")  # said twice, done once
+    assert [kind for kind, _ in world.events] == ["node_drained"]
+    assert [name for name, _ in world.left] == ["rollout-0", "rollout-1"]
+    assert "spot notice" in world.left[0][1]
+    assert world.fleet.held("a") == []
+    world.passes(6)
+    assert world.names == ["rollout-2"], "the lowest number that nobody had; there is room for one"
+    assert world.cluster.places["rollout-2"] == "b"
+    world.fleet.admit("a")
+    assert world.events[-1][0] == "node_returned"
+    world.passes(8)
+    assert world.names == ["rollout-0", "rollout-2"], "what waits for room takes it there too"
+    world.fleet.admit("unknown")
+
+
+def test_a_worker_that_starts_on_a_drained_node_leaves_at_once() -> None:
+    world = World(WorkerCount.fixed(1), {"a": 1, "b": 1})
+    world.fleet.drain("a", "it goes")
+    world.passes(0.25)
+    assert not world.fleet.empty("b")
+    world.fleet.drain("b", "so does this")  # while the replacement starts there
+    assert [name for name, _ in world.left] == ["rollout-0", "rollout-1"]
+    assert not world.fleet.empty("b"), "who waits for a place may get one there, for all that is known"
+    world.passes(6)
+    assert world.names == ["rollout-0"], "the run waits for it: there is nobody else"
+    assert world.cluster.places["rollout-0"] == ""
+    world.cluster.room["c"] = 1
+    world.passes(6)
+    assert world.fleet.state.up == ("rollout-0",)
+
+
+def test_the_dead_take_no_place_of_those_that_are_wanted_and_are_fewer_at_the_most() -> None:
+    world = World(WorkerCount(min=1, max=6), {"a": 4})
+    world.waiting = (400, 40_000.0)
+    world.running = {"rollout-0": 4}
+    world.passes(8)
+    assert len(world.names) == 4
+    world.dead = {"rollout-1", "rollout-2", "rollout-3"}
+    world.passes(0.25)
+    assert set(world.cluster.places) - world.dead == set(world.cluster.places), "their places are given back"
+    world.passes(8)
+    assert list(world.fleet.state.up) == ["rollout-0", "rollout-4", "rollout-5"]
+    world.dead |= {"rollout-4"}
+    world.passes(8)
+    assert list(world.fleet.state.up) == ["rollout-0", "rollout-5"], "four of six are dead"
+    fixed = World(WorkerCount.fixed(2), {"a": 3})
+    fixed.dead = {"rollout-1"}
+    fixed.passes(8)
+    assert fixed.names == ["rollout-0", "rollout-1"]
+
+
+def test_workers_without_requests_go_between_two_rollouts_and_are_back_in_time() -> None:
+    world = World(ELASTIC, {"a": 9})
+    world.passes(8)
+    assert len(world.names) == 3
+    world.measured(gap_s=60)
+    world.fleet.begins("rollout")
+    for name in world.names:
+        world.running[name] = 4
+    world.passes(10)
+    assert world.left == [], "nobody with requests goes"
+    del world.running["rollout-1"]
+    world.passes(10)
+    assert [name for name, _ in world.left] == ["rollout-1"], "in the tail: the next rollout is far away"
+    world.running.clear()
+    world.fleet.ends(10_000)
+    world.passes(10)
+    assert world.names == ["rollout-0"], "never below the least"
+    assert set(world.cluster.places) == {"rollout-0"}, "their places are given back"
+    world.passes(49)
+    assert world.names == ["rollout-0", "rollout-1", "rollout-2"]
+    assert all(now.state is SeatState.READY for now in world.workers().values()), "before the 60 s are over"
+    metrics = world.fleet.take()
+    assert (metrics["fleet/joined"], metrics["fleet/left"]) == (4, 2)
+    assert metrics["fleet/idle_seconds"] < metrics["fleet/worker_seconds"]
+
+
+def test_nobody_is_kept_or_called_back_after_the_last_rollout() -> None:
+    world = World(ELASTIC, {"a": 9})
+    world.passes(8)
+    world.measured(gap_s=6)
+    world.rollouts_left = 1
+    world.fleet.begins("rollout")
+    world.running["rollout-2"] = 1
+    world.passes(10)
+    assert world.names == ["rollout-2"], "though the next rollout used to be 6 s away, in its tail"
+    world.running.clear()
+    world.fleet.ends(10_000)
+    world.passes(60)
+    assert world.names == ["rollout-2"], "the least stays"
+
+
+def test_a_worker_is_counted_from_its_start_to_its_end() -> None:
+    world = World(ELASTIC, {"a": 2})
+    world.fleet.take()
+    world.passes(4)
+    assert world.names == ["rollout-0", "rollout-1"]
+    started_s = world.up_s["rollout-1"] - world.start_s
+    assert world.fleet.take()["fleet/worker_seconds"] == world.now_s + (world.now_s - started_s) - world.start_s
+
+
+@pytest.mark.parametrize("why", ["fixed", "training", "soon", "nothing measured"])
+def test_nobody_goes(why: str) -> None:
+    world = World(WorkerCount.fixed(3) if why == "fixed" else ELASTIC, {"a": 3})
+    world.passes(8)
+    world.trains = why == "training"
+    if why != "nothing measured":
+        world.measured(gap_s=6 if why == "soon" else 60)
+    world.fleet.begins("rollout")
+    world.passes(10)
+    assert world.left == []
+    assert len(world.names) == 3
+
+
+def test_what_waits_decides_how_many_are_asked_for() -> None:
+    world = World(WorkerCount(min=1, max=9), {"a": 1})
+    world.measured(tokens_per_s=100, gap_s=0)
+    world.rollouts_left = 0
+    world.fleet.pace._tokens.clear()  # nothing is known of what comes next
+    world.fleet.begins("rollout")
+    world.running["rollout-0"] = 4
+    world.waiting = (2, 300.0)
+    world.passes(1)
+    assert world.asked() == 0, "done before anybody could come"
+    world.waiting = (40, 1000.0)
+    world.passes(1)
+    assert world.asked() == 2, "each of three has work for a margin (2 s) after 4 s"
+    world.waiting = (40, 9000.0)
+    world.passes(1)
+    assert world.asked() == 8
+    world.waiting = (0, 0.0)
+    world.passes(1)
+    assert world.asked() == 0, "what nobody needs any more is not waited for"
+    assert set(world.cluster.places) == {"rollout-0"}
+
+
+def test_the_pace_is_of_what_was_seen() -> None:
+    pace = Pace()
+    assert (pace.start_s, pace.tokens_per_s, pace.next_in_s(5.0)) == (None, 0.0, 0.0)
+    pace.begins("rollout", 0.0)
+    pace.looked(9, 1.0)
+    pace.window(100, 1.0, waiting=True)
+    pace.window(30, 1.0, waiting=False)  # in the tail: fewer requests than it could run
+    pace.looked(0, 2.0)
+    pace.ends(130, 12.0)
+    assert pace.tokens_per_s == 100.0
+    assert pace.next_in_s(13.0) == 0.0, "nothing has followed a rollout yet"
+    pace.begins("eval", 42.0)
+    pace.ends(10, 43.0)
+    pace.begins("rollout", 44.0)
+    pace.looked(0, 44.5)
+    assert pace.next_in_s(46.5) == 10.0 - 2.0 + 30.0
+    pace.looked(3, 47.0)  # a worker was lost: requests wait again
+    assert pace.next_in_s(48.0) == 0.0
+    pace.looked(0, 49.0)
+    pace.ends(130, 52.0)
+    assert pace.next_in_s(60.0) == 22.0
+    assert pace.between_s == 33.0
+    for seconds in (9.0, 5.0, 6.0, 7.0):
+        pace.started(seconds)
+    assert pace.start_s == 7.0
+
+
+def test_the_autoscaler_is_asked_where_there_is_one_and_once() -> None:
+    group = SimpleNamespace(strategy="STRICT_PACK", bundles=({"GPU": 1.0, "CPU": 2.0}, {"GPU": 1.0}))
+    learner = SimpleNamespace(strategy="PACK", bundles=({"CPU": 1.0}, {"CPU": 1.0}))
+    plan: Any = SimpleNamespace(groups=(learner, group), workers=("planned",), further=(group, "slot"))
+    asked: list[Any] = []
+    autoscaler = Autoscaler(plan, is_scaled=lambda: True, request=asked.append)
+    for workers in (2, 2, 1, 0):
+        autoscaler.want(workers)
+    one = [{"CPU": 1.0}, {"CPU": 1.0}, {"GPU": 2.0, "CPU": 2.0}]
+    assert asked.pop(0) == [], "of a run that was killed"
+    assert asked == [[*one, {"GPU": 2.0, "CPU": 2.0}], one]
+    autoscaler.close()
+    assert asked[-1] == []
+
+    def refuse(wanted: Any) -> None:
+        raise RuntimeError("no monitor")
+
+    Autoscaler(plan, is_scaled=lambda: True, request=refuse).want(3)
+    nobody = Autoscaler(plan, is_scaled=lambda: False, request=asked.append)
+    nobody.want(5)
+    nobody.close()
+    assert len(asked) == 3, "an equal request is not repeated"
+
+
+def test_nobody_joins_on_a_node_that_is_not_vouched_for_and_elsewhere_once_it_is_drained() -> None:
+    good = {"a"}
+    world = World(ELASTIC, {"a": 1}, vouched=lambda node: node in good)
+    world.waiting = (40, 4000.0)
+    world.running = {"rollout-0": 4}
+    world.cluster.room["b"] = 2  # a node joins, and what is asked for is reserved there
+    world.passes(3)
+    assert world.names == ["rollout-0"]
+    assert "b" in world.cluster.places.values()
+    world.fleet.drain("b", "it has another torch")
+    assert "b" not in world.cluster.places.values()
+    world.cluster.room["c"] = 2
+    good.add("c")
+    world.passes(8)
+    assert world.names == ["rollout-0", "rollout-1", "rollout-2"]
+    assert set(world.cluster.places.values()) == {"a", "c"}
