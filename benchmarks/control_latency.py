@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import ray
 
 from actors.engine.commands import Abort, Submit
-from actors.engine.options import EngineOptions, RolloutOptions
+from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
 from actors.engine.process import spawn_engine
 from actors.engine.types import Rollout
 from benchmarks.harness import RESULTS, command, quantiles_ms, write
@@ -69,7 +69,7 @@ def main(
             handles.append(spawn(name))
             return handles[-1]
 
-        dispatcher = RolloutDispatcher(remember, RolloutOptions(workers=workers, engine=engine))
+        dispatcher = RolloutDispatcher(remember, RolloutOptions(workers=WorkerCount.fixed(workers), engine=engine))
         dispatcher.start()
         delays: list[float] = []
         tokens = 0

@@ -4,8 +4,8 @@ Owns `results/coordinator.json` and its sections (random sequences of events and
 `python -m tests.coordinator.fuzz`):
 
   round_trip   256 real connections from another process; a session of 16 (the default limit), or of all, starts and
-               stops all the while. From a worker saying something to the acknowledgement in its hands, the bursts in
-               which all members answer at once included. Target: p99 < 10 ms
+               stops all the while; and a session of all of 1,024. From a worker saying something to the
+               acknowledgement in its hands, the answers of all members included. Target: p99 < 10 ms
   preemption   from the end of the rollout to the last of 256, or 1,000, workers on the books as IDLE again, each told
                over a connection of its own. Targets: 100 and 300 ms. Trainers here stop at once: in a run the rest of a
                micro-step comes on top
@@ -207,7 +207,7 @@ def main(
     out: Path = RESULTS / "coordinator.json",
 ) -> None:
     measure: dict[str, Callable[[], Any]] = {
-        "round_trip": lambda: [round_trip(16, seconds), round_trip(256, seconds)],
+        "round_trip": lambda: [round_trip(16, seconds), round_trip(256, seconds), round_trip(1024, seconds, 1024)],
         "preemption": lambda: preemption(rounds),
         "throughput": throughput,
     }

@@ -1,143 +1,56 @@
-"""What a finished rollout costs the driver, by open requests. Answers: does one driver carry a large fleet?
+"""What a finished rollout costs the driver, by open requests and by workers. Does one driver carry a large fleet?
 
-The dispatcher, its ledger, the collector and the observer are the real ones; workers, reward workers and Ray are
-replaced by fakes that answer at once. Every batch of events brings the worst case, one finished rollout with the
-progress of four others, so each is followed by an assignment. Detokenising is included, the fakes' own time is not.
+The dispatcher, its ledger, the collector and the observer are the real ones; reward workers are replaced by a fake. In
+`open` and `fleet` rollout workers and Ray are fakes too (`driver_fakes`) that answer one at a time, and their own time
+is left out; in `ray` there are real workers and streams, with an engine that samples nothing, and the time is all that
+the deciding thread spends, Ray's calls included. `one`: every batch of events brings the worst case, one finished
+rollout with the progress of four others, so each is followed by an assignment; `several`: four, with the progress of 32
+and a window. Detokenising is included. Times are the thread's CPU time.
 
-    python -m benchmarks.driver [--open 1000 8192 65536] [--rollouts 60000] [--profile] [--before FILE] [--out FILE]
+    python -m benchmarks.driver [--open 1000 8192 65536] [--workers 16 64 256 1024] [--ray 16] [--rollouts 60000]
+                                [--profile] [--before FILE] [--out FILE]
 """
 
 import cProfile
+import gc
 import pstats
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, cast
 
 import numpy as np
-import ray
 
 from actors.data import Prompt
-from actors.engine.commands import Abort, Command, Submit
-from actors.engine.options import EngineOptions, RolloutOptions
-from actors.engine.types import (
-    EngineWindow,
-    Finished,
-    FinishReason,
-    Progress,
-    Rollout,
-    Sampled,
-    SamplingParams,
-)
+from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
+from actors.engine.types import EngineWindow, SamplingParams
+from actors.handoff.types import Offer, Sent
 from actors.reward_worker import RewardPool
 from actors.rewards import Grade, GradeItem
+from benchmarks.driver_fakes import MIXES, OWN, SLOTS, TOKENS, Fleet, Mix, Replay, Worker
 from benchmarks.harness import RESULTS, command, load, write
 from examples.guess_and_check.make_data import build_tokenizer
 from launch.batch import Batch, Pick
+from launch.cluster.session import ray_session
 from launch.config import Config
-from launch.dispatch import RolloutDispatcher
+from launch.dispatch import RolloutDispatcher, Weights, spawner
 from launch.interrupt import Interrupt
-from launch.observe import Observer
+from launch.observe import Observer, Span
 from launch.run.collect import Collector
+from models.manifest import WeightsManifest
 
-WORKERS, SLOTS, SAMPLES, TOKENS = 8, 64, 8, 128
+SAMPLES, OPEN_WORKERS, PERIOD_S = 8, 8, 0.05
 WINDOWS = 8  # of rollouts, of which the slowest and the median are told
 
 
 class Enough(BaseException):
     """The rollouts that are timed have come."""
-
-
-class Own:
-    """How long the fakes themselves took."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._since_s = time.perf_counter()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.seconds += time.perf_counter() - self._since_s
-
-
-OWN = Own()
-
-
-def part(tokens: int) -> Sampled:
-    return Sampled(np.full(tokens, 5, np.int32), np.zeros(tokens, np.float32), np.zeros(tokens, np.float32))
-
-
-WHOLE, DELTA = part(TOKENS), part(16)
-WINDOW = EngineWindow(
-    start_s=0.0,
-    end_s=0.1,
-    engine_steps=10,
-    prefill_tokens=0,
-    decode_tokens=640,
-    running=SLOTS,
-    waiting=0,
-    kv_tokens_used=0,
-)
-
-
-@dataclass(eq=False)
-class Ref:
-    value: Any = None
-
-
-@dataclass(eq=False)
-class Worker:
-    """Handle and stream of a worker whose oldest request ends with every batch of events."""
-
-    running: deque[int] = field(default_factory=deque)
-    aborted: list[int] = field(default_factory=list)
-    batches: int = 0
-
-    def __getattr__(self, method: str) -> Any:
-        """handle.method.remote(...)"""
-        if method == "stream":
-            return _Remote(lambda: self)
-        return _Remote(self._tell if method == "tell" else lambda *_: Ref("up"))
-
-    def _tell(self, command: Command, memory: None) -> Ref:
-        with OWN:
-            match command:
-                case Submit(requests):
-                    self.running.extend(request.request_id for request in requests)
-                case Abort(request_ids):
-                    self.aborted.extend(request_ids)
-            return Ref()
-
-    def __next__(self) -> Ref:
-        with OWN:
-            if self.aborted:
-                events = [Finished(rollout(i, FinishReason.ABORT)) for i in self.aborted]
-                self.aborted.clear()
-                self.running.clear()
-                return Ref(events)
-            self.batches += 1
-            first = self.running.popleft()
-            said: list[Any] = [Progress(i, DELTA) for i in list(self.running)[:4]] if self.running else []
-            said.append(Finished(rollout(first, FinishReason.STOP)))
-            return Ref([*said, WINDOW] if self.batches % 20 == 0 else said)
-
-
-class _Remote:
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.remote = call
-
-
-def rollout(request_id: int, reason: FinishReason) -> Rollout:
-    return Rollout(
-        request_id=request_id, sampled=WHOLE, finish_reason=reason, weights_version=0, started_s=0.0, finished_s=0.0
-    )
 
 
 def prompt(prompt_id: int) -> Prompt:
@@ -163,110 +76,197 @@ class Pool:
         return self._grades
 
 
-class FakeRay:
-    """`ray.wait` and `ray.get` over what answers at once. One stream at a time brings events, in turns."""
+class Watch:
+    """Times of finished rollouts, and what of them the fakes took."""
 
     def __init__(self, rollouts: int, profile: cProfile.Profile | None) -> None:
-        self._turn, self._rollouts, self._profile = 0, rollouts, profile
-        self._ready: list[Any] = []
+        self._rollouts, self._profile = rollouts, profile
+        self.begin_s = time.thread_time()
         self.times_s, self.own_s = deque[float](), deque[float]()
 
-    def wait(self, refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None) -> Any:
-        with OWN:
-            if num_returns > 1:  # what else is there?
-                return self._ready, []
-            self._turn += 1
-            streams = [ref for ref in refs if type(ref) is Worker and (ref.running or ref.aborted)]
-            self._ready = [ref for ref in refs if type(ref) is Ref]
-            self._ready += [streams[self._turn % len(streams)]] if streams else []
-            return self._ready, []
-
-    def get(self, ref: Ref, timeout: float | None = None) -> Any:
-        return ref.value
-
     def finished(self) -> None:
-        self.times_s.append(time.perf_counter())
+        self.times_s.append(time.thread_time())
         self.own_s.append(OWN.seconds)
         if self._profile is not None and len(self.times_s) == 1:
             self._profile.enable()
         if len(self.times_s) > self._rollouts:
             raise Enough
 
+    def found(self) -> dict[str, float]:
+        times = np.array(self.times_s) - np.array(self.own_s)
+        windows = [float(w[-1] - w[0]) / (len(w) - 1) * 1e6 for w in np.array_split(times, WINDOWS)]
+        return {
+            "rollouts": len(times),
+            "us_per_rollout": round(float(times[-1] - times[0]) / (len(times) - 1) * 1e6, 1),
+            "median_us": round(median(windows), 1),
+            "slowest_window_us": round(max(windows), 1),
+            "until_first_ms": round((self.times_s[0] - self.begin_s) * 1e3, 1),
+        }
 
-def measure(
-    open_requests: int, rollouts: int, folder: Path, profile: cProfile.Profile | None = None
-) -> dict[str, float]:
-    """One round of so many requests, of which the first `rollouts` are timed."""
-    fake = FakeRay(min(rollouts, open_requests - 1), profile)
-    instead: Any = ray
-    instead.wait, instead.get, instead.kill = fake.wait, fake.get, lambda *args, **kwargs: None
+
+@contextmanager
+def observer(folder: Path) -> Iterator[Observer]:
     observe = {"live": False, "tensorboard": False}
     config = Config.model_validate(
         {"run": {"name": "driver", "steps": 1}, "model": {"path": "m"}, "data": {"train": "t"}, "observe": observe}
     )
-    options = RolloutOptions(workers=WORKERS, engine=EngineOptions(max_running=SLOTS))
-    with Observer(folder / str(open_requests), config) as observer:
-        dispatcher = RolloutDispatcher(lambda name: cast(Any, Worker()), options, on_event=observer.event)
+    with tempfile.TemporaryDirectory(dir=folder) as run_dir, Observer(Path(run_dir), config) as opened:
+        yield opened
+
+
+def heard_by(seen: Observer) -> dict[str, Any]:
+    """What the training loop has the observer told of workers."""
+
+    def window(worker: str, said: EngineWindow) -> None:
+        detail = f"{said.running} running, {said.waiting} waiting"
+        seen.worker(worker, "decode" if said.running else "idle", detail)
+        seen.load(worker, running=said.running, waiting=said.waiting, kv_tokens=said.kv_tokens_used)
+
+    def span(worker: str, kind: str, start_s: float, end_s: float) -> None:
+        seen.span(Span(worker, kind, start_s, end_s, seen.current_step))
+
+    return {"on_event": seen.event, "on_window": window, "on_span": span}
+
+
+def sample(
+    dispatcher: RolloutDispatcher, seen: Observer, requests: int, rollouts: int, profile: cProfile.Profile | None = None
+) -> dict[str, float]:
+    """One round of so many requests, of which the first `rollouts` are timed."""
+    rng = np.random.default_rng(0)
+    prompts = requests // SAMPLES
+    batch = Batch(
+        [Pick(0, prompt(i)) for i in range(prompts)],
+        [SAMPLES] * prompts,
+        SamplingParams(TOKENS),
+        seed=0,
+        expected_tokens=list(rng.uniform(8, TOKENS, prompts)),
+    )
+    gc.collect()
+    watch = Watch(min(rollouts, requests - 1), profile)
+    progress = seen.progress
+
+    def told(*args: Any) -> None:
+        progress(*args)
+        watch.finished()
+
+    cast(Any, seen).progress = told
+    collector = Collector(dispatcher, cast(RewardPool, Pool()), build_tokenizer(), seen, Interrupt())
+    OWN.seconds = 0.0
+    with suppress(Enough):
+        collector.run(batch, "rollout")
+    if profile is not None:
+        profile.disable()
+    cast(Any, seen).progress = progress
+    return watch.found()
+
+
+@contextmanager
+def fakes(workers: int, mix: Mix, seen: Observer) -> Iterator[RolloutDispatcher]:
+    """A dispatcher of workers in this process. It is not started."""
+    fleet = Fleet(mix)
+    fleet.instead_of_ray()
+    options = RolloutOptions(workers=WorkerCount.fixed(workers), engine=EngineOptions(max_running=SLOTS))
+    yield RolloutDispatcher(lambda name: cast(Any, Worker(fleet)), options, **heard_by(seen))
+
+
+def by_open(requests: int, rollouts: int, folder: Path, profile: cProfile.Profile | None = None) -> dict[str, float]:
+    with observer(folder) as seen, fakes(OPEN_WORKERS, MIXES["one"], seen) as dispatcher:
         dispatcher.start()
-        rng = np.random.default_rng(0)
-        prompts = open_requests // SAMPLES
-        picks = [Pick(0, prompt(i)) for i in range(prompts)]
-        batch = Batch(
-            picks,
-            [SAMPLES] * prompts,
-            SamplingParams(TOKENS),
-            seed=0,
-            expected_tokens=list(rng.uniform(8, TOKENS, prompts)),
-        )
-        progress = observer.progress
+        return {"open": requests, **sample(dispatcher, seen, requests, rollouts, profile)}
 
-        def told(*args: Any) -> None:
-            progress(*args)
-            fake.finished()
 
-        cast(Any, observer).progress = told
-        collector = Collector(dispatcher, cast(RewardPool, Pool()), build_tokenizer(), observer, Interrupt())
-        start_s = time.perf_counter()
-        with suppress(Enough):
-            collector.run(batch, "rollout")
-        if profile is not None:
-            profile.disable()
+class Sending:
+    """The learner's end of a hand-over, which everybody gets."""
+
+    def offer(self, receiver: int) -> Offer:
+        return Offer(store="", name="", version=2, tensors=(), total_bytes=0, receiver=receiver, limit_s=60.0)
+
+    def finish(self) -> Any:
+        sent = Sent(version=2, checksum=0, total_bytes=0, seconds=0.0, ways=())
+        return sent, WeightsManifest(2, 0, (), 0), None
+
+
+def by_workers(
+    workers: int, mix: str, requests: int, rollouts: int, folder: Path, profile: cProfile.Profile | None = None
+) -> dict[str, Any]:
+    """A round of so many requests, of which every worker runs SLOTS."""
+
+    def timed_us(call: Callable[[], object]) -> float:
+        """Per worker."""
+        gc.collect()  # of what was there before
+        OWN.seconds, begin_s = 0.0, time.thread_time()
+        call()
+        return round((time.thread_time() - begin_s - OWN.seconds) / workers * 1e6, 1)
+
+    weights = Weights(WeightsManifest(1, 0, (), 0), cast(Any, None))
+    with observer(folder) as seen, fakes(workers, MIXES[mix], seen) as dispatcher:
+        start_us = timed_us(dispatcher.start)
+        found = sample(dispatcher, seen, requests, rollouts, profile)
+        return {
+            "workers": workers,
+            "mix": mix,
+            "open": requests,
+            **found,
+            "start_us_per_worker": start_us,
+            "publish_us_per_worker": timed_us(lambda: dispatcher.set_weights(weights.manifest, weights.ref)),
+            "hand_over_us_per_worker": timed_us(lambda: dispatcher.hand_over(lambda receivers: Sending())),
+            "close_us_per_worker": timed_us(dispatcher.close),
+        }
+
+
+def with_ray(workers: int, mix: str, rollouts: int, folder: Path) -> dict[str, Any]:
+    """Real workers and streams. `process_us`: of all threads of the driver's process, Ray's included."""
+    options = RolloutOptions(workers=WorkerCount.fixed(workers), engine=EngineOptions(max_running=SLOTS))
+    with observer(folder) as seen:
+        spawn = spawner(lambda name: partial(Replay, MIXES[mix], PERIOD_S))
+        dispatcher = RolloutDispatcher(spawn, options, **heard_by(seen))
+        dispatcher.start()
+        process_s = time.process_time()
+        found = sample(dispatcher, seen, 2 * rollouts, rollouts)
+        process_us = round((time.process_time() - process_s) / found["rollouts"] * 1e6, 1)
         dispatcher.close()
-    times, own_s = np.array(fake.times_s), fake.own_s[-1] - fake.own_s[0]
-    windows = [float(w[-1] - w[0]) / (len(w) - 1) * 1e6 for w in np.array_split(times, WINDOWS)]
-    return {
-        "open": open_requests,
-        "rollouts": len(times),
-        "us_per_rollout": round(float(times[-1] - times[0] - own_s) / (len(times) - 1) * 1e6, 1),
-        "median_us": round(median(windows), 1),
-        "slowest_window_us": round(max(windows), 1),
-        "until_first_ms": round(float(times[0] - start_s) * 1e3, 1),
-    }
+    return {"workers": workers, "mix": mix, **found, "process_us": process_us}
 
 
 def main(
     *,
     open: Annotated[Sequence[int], "requests of a round"] = (1000, 8192, 65536),
+    workers: Annotated[Sequence[int], "of a fleet of fakes"] = (16, 64, 256, 1024),
+    ray: Annotated[Sequence[int], "real workers"] = (16,),
     rollouts: Annotated[int, "that are timed, of each round"] = 60_000,
-    profile: Annotated[bool, "print where the time goes in the last round, and write nothing"] = False,
+    profile: Annotated[bool, "print where the time goes in the last round of fakes, and write nothing"] = False,
     before: Annotated[Path | None, "record of an older tree, kept in this one's beside the new figures"] = None,
     out: Path = RESULTS / "driver.json",
 ) -> None:
+    found: dict[str, Any] = {"rows": [], "fleet": [], "ray": []}
+
+    def add(kind: str, row: dict[str, Any]) -> None:
+        found[kind].append(row)
+        print(row, flush=True)
+
     profiler = cProfile.Profile() if profile else None
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        measure(open[0], 200, Path(folder) / "warm-up")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if ray and not profile:
+            with ray_session(temp_dir=folder / "ray", cpus=max(ray)):
+                for count in ray:
+                    for mix in MIXES:
+                        add("ray", with_ray(count, mix, rollouts // 10, folder))
         for requests in open:
-            rows.append(measure(requests, rollouts, Path(folder), profiler if requests == open[-1] else None))
-            print(rows[-1], flush=True)
+            add("rows", by_open(requests, rollouts, folder))
+        requests = 2 * max(workers, default=0) * SLOTS  # the same for all: at the most workers, as many wait as run
+        for mix in MIXES:
+            for count in workers:
+                last = mix == "several" and count == workers[-1]
+                add("fleet", by_workers(count, mix, requests, rollouts, folder, profiler if last else None))
     if profiler is not None:
         pstats.Stats(profiler, stream=sys.stdout).sort_stats("tottime").print_stats(25)
         return
-    found: dict[str, Any] = {"rows": rows}
     if before is not None:
         found["before"] = load(before)
-    settings = {"workers": WORKERS, "slots": SLOTS, "samples": SAMPLES, "tokens": TOKENS, "seed": 0}
-    write(out, "what does a finished rollout cost the driver, by open requests?", found, settings=settings)
+    settings = {"slots": SLOTS, "samples": SAMPLES, "tokens": TOKENS, "seed": 0, "ray_period_s": PERIOD_S}
+    question = "what does a finished rollout cost the driver, by open requests and by workers?"
+    write(out, question, found, settings=settings | {"open_workers": OPEN_WORKERS})
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main(
         for count, name in enumerate(JOBS):
             jobs[name] = stack.enter_context(opened(configs[name], folder / name))
             if name != "off":
-                workers = configs[name].rollout.workers
+                workers = configs[name].rollout.workers.max
                 clients[name] = stack.enter_context(wait_for_trainers(folder / name, count * workers))
             print(f"{name}: pinned to cores {pin(seen)}", flush=True)
         clients["paused"].pause()

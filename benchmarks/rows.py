@@ -160,6 +160,12 @@ def control(record: Record) -> Iterator[Figure]:
 def driver(record: Record) -> Iterator[Figure]:
     for row in record["rows"]:
         yield Figure.of(f"finished rollout, {row['open']:,} open", row["us_per_rollout"], " us")
+    for row in record.get("fleet", []):
+        name = f"finished rollout, {row['workers']:,} workers, {row['mix']} per batch"
+        yield Figure.of(name, row["us_per_rollout"], " us")
+    for row in record.get("ray", []):
+        name = f"finished rollout, {row['workers']:,} workers of Ray, {row['mix']} per batch"
+        yield Figure.of(name, row["us_per_rollout"], " us")
 
 
 def seeds(record: Record) -> Iterator[Figure]:
@@ -245,6 +251,6 @@ ROWS: dict[str, Row] = {
         limit_s=180,
         noise=0.5,
     ),
-    "driver": Row(script="driver", options="--rollouts 4000", figures=driver, limit_s=180, noise=0.5),
+    "driver": Row(script="driver", options="--rollouts 4000", figures=driver, limit_s=300, noise=0.5),
     "control_latency": Row(script="control_latency", options="--seconds 8", figures=control, limit_s=120, noise=0.5),
 }

@@ -1,5 +1,5 @@
 """Is a run with drafter training the same when a part of it is killed? In turn: trainer, rollout worker, engine,
-coordinator, data buffer.
+coordinator, data buffer, reward worker, learner rank (experiments.learner_loss says more of that).
 
     python -m experiments.chaos [--runs 20] [--steps 5] [--seed 0]
 
@@ -38,7 +38,8 @@ class Jobs:
     def __init__(self, folder: Path, steps: int, address: str, extra: Sequence[str]) -> None:
         self.folder, self._steps, self._address, self._extra = folder, steps, address, extra
 
-    def start(self, name: str) -> "subprocess.Popen[bytes]":
+    def start(self, name: str, *more: str) -> "subprocess.Popen[bytes]":
+        """`more`: overrides of this run, which come before the others."""
         overrides = [
             f"run.name={name}",
             f"run.dir={self.folder}",
@@ -48,12 +49,14 @@ class Jobs:
             "observe.tensorboard=false",
             "checkpoint.every=0",
             *self._extra,
+            *more,
         ]
+        last = {override.partition("=")[0]: override for override in overrides}
         shutil.rmtree(self.folder / name, ignore_errors=True)
         environment = {**os.environ, "RAY_ADDRESS": self._address}
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "launch", "train", str(CONFIG), *overrides],
+                [sys.executable, "-m", "launch", "train", str(CONFIG), *last.values()],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -18,7 +18,7 @@ from coordinator.address import Address
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
 from launch.observe.journal import read
 
-VictimName = Literal["trainer", "rollout_worker", "engine", "coordinator", "buffer", "reward_worker"]
+VictimName = Literal["trainer", "rollout_worker", "engine", "coordinator", "buffer", "reward_worker", "learner"]
 VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 # The event of events.jsonl that says so.
 EVENTS: dict[VictimName, str] = {
@@ -28,6 +28,7 @@ EVENTS: dict[VictimName, str] = {
     "coordinator": "coordinator_lost",
     "buffer": "buffer_lost",
     "reward_worker": "reward_worker_replaced",
+    "learner": "learner_lost",
 }
 _WAIT_S = 10.0
 _POLL_S = 0.01

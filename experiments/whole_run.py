@@ -187,7 +187,7 @@ def main(
         for name in jobs:
             opened_jobs[name] = stack.enter_context(opened(configs[name], folder / name))
             if configs[name].drafter.train:
-                wait_for_trainers(folder / name, configs[name].rollout.workers)
+                wait_for_trainers(folder / name, configs[name].rollout.workers.max)
             print(f"{name}: pinned to cores {pin(seen)}", flush=True)
         seconds = {name: series[WARM_STEPS:] for name, series in take_turns(opened_jobs, steps).items()}
     found = summary(folder, jobs, seconds)

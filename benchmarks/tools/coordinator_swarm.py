@@ -23,6 +23,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.wire import Ack, Say, decode_answer, encode
 
 _TICK_S = 0.01
+_NOBLOCK = int(zmq.NOBLOCK)
 
 
 class Swarm:
@@ -64,27 +65,30 @@ class _Worker:
         self.socket.connect(endpoint)
         self.member = Member(Identity(name, 1, "n0", "all"), options, time.monotonic())
         self.said: dict[int, tuple[float, Say]] = {}
+        self.due_s = self.member.due_s
 
     def send(self) -> None:
         for say in self.member.take():
             self.said.setdefault(say.number, (time.monotonic(), say))
             with contextlib.suppress(zmq.Again):
-                self.socket.send(encode(say), zmq.NOBLOCK)
+                self.socket.send(encode(say), _NOBLOCK)
+        self.due_s = self.member.due_s
 
     def receive(self, round_trips: dict[str, list[float]]) -> None:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                message = decode_answer(self.socket.recv(zmq.NOBLOCK))
-                now_s = time.monotonic()
-                self.member.hear(message, now_s)
-                if isinstance(message, Ack) and message.number in self.said:
-                    said_s, say = self.said.pop(message.number)
-                    round_trips[type(say.event).__name__].append(now_s - said_s)
+        """One message: another worker may have waited longer than this one's next."""
+        message = decode_answer(self.socket.recv(_NOBLOCK))
+        now_s = time.monotonic()
+        self.member.hear(message, now_s)
+        if isinstance(message, Ack):
+            if message.number in self.said:
+                said_s, say = self.said.pop(message.number)
+                round_trips[type(say.event).__name__].append(now_s - said_s)
+            return
         for command in self.member.commands():
             if isinstance(command, Train):
-                self.member.started(command.session, command.epoch, "h:1", time.monotonic())
+                self.member.started(command.session, command.epoch, "h:1", now_s)
             else:
-                self.member.stopped(command.session, time.monotonic())
+                self.member.stopped(command.session, now_s)
         self.send()
 
 
@@ -107,7 +111,7 @@ def _run(endpoint: str, workers: int, options: CoordinatorOptions, pipe: Connect
         if now_s >= tick_at_s:
             tick_at_s = now_s + _TICK_S
             for worker in swarm:
-                if now_s >= worker.member.due_s:
+                if now_s >= worker.due_s:
                     worker.member.tick(now_s)
                     worker.send()
         if pipe.poll():

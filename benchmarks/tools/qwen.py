@@ -15,12 +15,17 @@ QWEN: dict[str, dict[str, Any]] = {
     "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
     | {"num_kv_heads": 4, "head_dim": 128},
 }
+# Planned for (examples/cluster), and measured by nobody.
+LARGE: dict[str, dict[str, Any]] = {
+    "32b": {"vocab_size": 152_064, "hidden_size": 5120, "intermediate_size": 27_648, "num_layers": 64, "num_heads": 40}
+    | {"num_kv_heads": 8, "head_dim": 128},
+}
 
 
 def qwen(size: str, **changed: Any) -> ModelConfig:
     """The model of that size. `changed`: fields that are to be others."""
     fields: dict[str, Any] = {"family": "qwen2", "max_position_embeddings": 32_768, "qkv_bias": True}
-    return ModelConfig(**fields | QWEN[size] | changed)
+    return ModelConfig(**fields | (QWEN | LARGE)[size] | changed)
 
 
 def network(config: ModelConfig, item_bytes: int = 2, quantization: str = "none") -> Network:

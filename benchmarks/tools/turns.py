@@ -29,6 +29,7 @@ TITLES = {
     "coordinator": "ray::CoordinatorActor",
     "buffer": "ray::DataBufferActor",
     "reward_worker": "ray::RewardWorker",
+    "learner": "ray::LearnerRank",
 }
 SETTLE_S = 0.2  # between two jobs' steps: what the last one left behind comes to an end
 

@@ -1,0 +1,309 @@
+"""A whole RL run of one configuration in this process: `launch.run.rl_step` over an engine, a learner and a grader that
+are called, not sent to.
+
+Owns what stands in for the dispatcher, the learner group, the reward pool and the observer. Everything that decides
+anything (prompt order, batches, budget, advantages, evaluations) is the program's own, so tokens, rewards and losses
+are those of `paceline train` with the same configuration (`model.batch_invariant`, float32, as many learner threads).
+Nothing is lost here, resumed or drafted for: what a run survives is no part of what it learns.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+import torch
+
+from actors.data import PromptOrder
+from actors.engine.batch.core import BatchCore
+from actors.engine.commands import Submit, UpdateWeights
+from actors.engine.native.core import build as build_engine
+from actors.engine.types import Finished, Rejected, Request, Rollout
+from actors.engine.wire import Start
+from actors.rewards import Grade, GradeItem
+from actors.rewards.grader import build as build_grader
+from actors.training.options import OptimizerOptions
+from actors.training.trainer import Trainer
+from actors.training.types import Demonstration, StepResult, TrainSequence
+from launch.batch import sampling_params
+from launch.config import Config
+from launch.config.paths import tokenizer_dir
+from launch.dispatch import DispatchStats
+from launch.dispatch.ledger import FailedRequest
+from launch.interrupt import Interrupt
+from launch.observe import Sample, Span, StepRecord
+from launch.run.collect import Collector
+from launch.run.evaluate import evaluate_job
+from launch.run.inputs import load_inputs
+from launch.run.job import Job, prompt_skip
+from launch.run.phases import SharedMemory
+from launch.run.publish import Publisher
+from launch.run.rl_step import rl_step
+from launch.run.token_budget import TokenBudget
+from launch.run.train import due
+from launch.run.warmup import warm_start
+from models.manifest import WeightsManifest
+from models.weights import Buffer
+from policies.lengths import LengthModel
+from policies.speculation.options import SpeculationOptions
+
+WORKER = "rollout-0"
+
+
+@dataclass
+class Record:
+    """What a run told of itself; in place of the Observer."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)  # by RL steps done
+    responses: dict[int, list[Sample]] = field(default_factory=dict)  # of training, by RL step
+    events: list[tuple[str, str]] = field(default_factory=list)
+    keep_responses: bool = False
+    current_step: int = 0
+    cpu_s: float = 0.0  # of this process in RL steps
+    _since_s: float = 0.0
+
+    def step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+        now_s = time.process_time()
+        self.cpu_s, self._since_s = self.cpu_s + now_s - self._since_s, now_s
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float = 0.0) -> None:
+        self.evaluations[step] = dict(metrics)
+        self._since_s = time.process_time()
+
+    def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
+        if self.keep_responses and not held_out:
+            self.responses[step] = list(samples)
+
+    def event(self, kind: str, message: str, **details: Any) -> None:
+        self.events.append((kind, message))
+
+    def span(self, span: Span) -> None:
+        pass
+
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        pass
+
+
+class Learner:
+    """In place of LearnerGroup and FailoverLearner: one rank, called."""
+
+    def __init__(self, config: Config, init: Literal["checkpoint", "random"] = "checkpoint") -> None:
+        """The network at config.model.path, or fresh weights for its config.json."""
+        if config.learner.ranks != 1:
+            raise ValueError(f"learner.ranks is {config.learner.ranks}: one process is one rank")
+        self.computes_with = f"this process, threads: {torch.get_num_threads()}"
+        self.quantise_s = 0.0
+        self._temperature = config.rollout.sampling.temperature
+        self._trainer = Trainer(
+            config.model,
+            config.learner,
+            config.objective,
+            init=init,
+            seed=config.run.seed,
+            quantization=config.rollout.quantization,
+        )
+
+    def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
+        self._trainer.begin(optimizer, total_steps)
+
+    def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
+        return self._trainer.rl_step(sequences, temperature=self._temperature, asked=asked)
+
+    def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
+        return self._trainer.sft_step(demonstrations)
+
+    def reference_kl(self, sequences: Sequence[TrainSequence], step: int = 0) -> list[Any]:
+        found = self._trainer.reference_kl(sequences, temperature=self._temperature)
+        return [found[index] for index in range(len(sequences))]
+
+    def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Buffer]:
+        published = self._trainer.publish(version, masters=masters)
+        assert published is not None
+        return published
+
+    def export(self, directory: str | Path) -> None:
+        self._trainer.export(directory)
+
+    def take(self) -> tuple[dict[str, float], dict[str, float]]:
+        return {}, {}
+
+    def rewind(self) -> bool:
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class Dispatcher:
+    """In place of RolloutDispatcher: one engine, stepped until it has nothing left."""
+
+    def __init__(self, config: Config, speculation: SpeculationOptions) -> None:
+        """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
+        self._engine: BatchCore = build_engine(
+            Start(
+                model=config.model,
+                options=config.rollout.engine,
+                seed=config.run.seed,
+                weights_version=0,
+                niceness=0,
+                speculation=speculation,
+                quantization=config.rollout.quantization,
+            )
+        )
+
+    def set_weights(self, manifest: WeightsManifest, buffer: Buffer) -> int:
+        self._engine.apply(UpdateWeights(manifest), buffer)
+        return 1
+
+    def unheard(self) -> AbstractContextManager[None]:
+        return nullcontext()  # nobody waits to be heard
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        on_finished: Callable[[Rollout], None],
+        *,
+        tick: Callable[[], object] = lambda: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> DispatchStats:
+        begin_s, tokens, done, failed = time.monotonic(), 0, 0, list[FailedRequest]()
+        # Longest expected first, as the ledger hands them out.
+        self._engine.apply(Submit(tuple(sorted(requests, key=lambda r: (-r.expected_tokens, r.request_id)))), None)
+        while done + len(failed) < len(requests) or self._engine.has_work:
+            for event in self._engine.step():
+                match event:
+                    case Finished(rollout=rollout):
+                        tokens, done = tokens + len(rollout.tokens), done + 1
+                        on_finished(rollout)
+                    case Rejected(request_id=request_id, reason=reason):
+                        failed.append(FailedRequest(request_id, reason))
+        return DispatchStats(
+            requests=len(requests),
+            finished=done,
+            failed=tuple(failed),
+            reissued=0,
+            lost_workers=0,
+            duplicates=0,
+            tokens=tokens,
+            preempted=0,
+            seconds=time.monotonic() - begin_s,
+            sampled_by={request.request_id: WORKER for request in requests},
+        )
+
+
+class Rewards:
+    """In place of RewardPool: a grader, called when a response has come."""
+
+    def __init__(self, config: Config) -> None:
+        self._grader, self._grades = build_grader(config.reward), dict[int, Grade]()
+
+    def begin(self, *, same_step: bool = False) -> None:
+        self._grades = {}
+
+    def submit(self, key: int, item: GradeItem) -> None:
+        self._grades[key] = self._grader.grade(item)
+
+    def poll(self) -> None:
+        pass
+
+    def drain(self) -> dict[int, Grade]:
+        return self._grades
+
+    def close(self) -> None:
+        self._grader.close()
+
+
+OFF = SpeculationOptions(mode="off")
+
+
+def train(config: Config, record: Record, *, speculation: SpeculationOptions = OFF) -> None:
+    """Warm start (kept by the program's own cache), RL steps and evaluations; what happened is in `record`."""
+    initial = initial_weights(config)
+    with threads_of(config), open_job(config, record, initial, speculation=speculation) as job:
+        job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
+        job.publish()
+        evaluate_job(job)
+        while job.steps_done < config.run.steps:
+            rl_step(job)
+            if due(job.steps_done, config.eval.every, config.run.steps):
+                evaluate_job(job)
+
+
+def initial_weights(config: Config, log: Callable[[str], None] = lambda message: None) -> Path:
+    """launch.run.warmup.warm_start with the learner of this process."""
+    with threads_of(config):
+        return warm_start(config, Interrupt(), lambda done, total: None, log, learner=_warm_learner)
+
+
+@contextmanager
+def _warm_learner(config: Config, init: Literal["checkpoint", "random"]) -> Iterator[Any]:
+    yield Learner(config, init)
+
+
+@contextmanager
+def open_job(config: Config, record: Record, initial: Path, *, speculation: SpeculationOptions = OFF) -> Iterator[Job]:
+    """launch.run.job.open_job without Ray: what decides is made as there."""
+    path = {"path": str(initial), "tokenizer": tokenizer_dir(config)}
+    config = config.model_copy(update={"model": config.model.model_copy(update=path)})
+    inputs = load_inputs(config)
+    observer, interrupt = cast(Any, record), Interrupt()
+    learner, dispatcher, rewards = (
+        cast(Any, Learner(config)),
+        cast(Any, Dispatcher(config, speculation)),
+        Rewards(config),
+    )
+    sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
+    lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
+    try:
+        yield Job(
+            config=config,
+            observer=observer,
+            interrupt=interrupt,
+            tokenizer=inputs.tokenizer,
+            prompts=inputs.prompts,
+            held_out=inputs.held_out,
+            sampling=sampling,
+            stop=inputs.stop,
+            eval_sampling=replace(sampling, temperature=config.eval.temperature, top_k=0, top_p=1.0),
+            order=PromptOrder(len(inputs.prompts), config.run.seed, config.data.shuffle),
+            lengths=lengths,
+            budget=TokenBudget(config, inputs.stop, inputs.answer),
+            skip=prompt_skip(config),
+            learner=learner,
+            dispatcher=dispatcher,
+            publisher=Publisher(learner, dispatcher, config, on_event=record.event, span=lambda kind: _nothing()),
+            memory=SharedMemory(config, learner, dispatcher, record.event),
+            collector=Collector(dispatcher, cast(Any, rewards), inputs.tokenizer, observer, interrupt),
+        )
+    finally:
+        rewards.close()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def threads_of(config: Config) -> Iterator[None]:
+    """torch with the configuration's threads inside the block: they decide the order of sums. Raises ValueError if
+    engine and learner want different ones, which this process cannot give them."""
+    threads = config.learner.threads_of(1)
+    if config.rollout.engine.threads != threads:
+        raise ValueError(f"one process has the same threads throughout: set rollout.engine.threads={threads}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

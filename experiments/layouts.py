@@ -1,0 +1,368 @@
+"""Is a run the same in every layout, on a cluster whose nodes die, join, drain and lose their head?
+
+    python -m experiments.layouts [--steps 4] [--target MODEL] [--layouts disaggregated] [--scenarios learner_node]
+
+Each run is the demo's command line on a Ray cluster of several nodes on this machine (`experiments.nodes`): raylets are
+real, GPUs and custom resources pretended, engines and learner compute on CPU. What a run must sample and learn is what
+one process does without Ray (`experiments.in_process`): the same responses, rewards, losses and gradient norms. Runs
+must end by themselves, and leave no process and no shared memory. Exit code 1 if one does not. About 30 s per run on
+two quiet cores.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, assert_never
+
+from actors.notice_watcher import agent_of
+from benchmarks.harness import DEMO, ROOT, command, write
+from benchmarks.tools.targets import find_demo
+from experiments.in_process import Record, train
+from experiments.nodes import Nodes
+from launch.config import load_config
+from launch.errors import RayLostError
+from launch.observe import now
+from launch.observe.journal import read
+from tests.notices.metadata import Aws, serving
+
+CONFIG = DEMO / "config.yaml"
+LEARNED = ("loss/mean", "grad_norm/mean", "reward/mean", "groups/used", "tokens/generated", "logprob_gap/mean", "lr")
+RAYS_EXIT = 1  # Ray's core ends a driver without a raylet, now and then before the driver's own watch does
+RUN_TIMEOUT_S = 300.0
+NOTICE_S = 10.0  # after a notice, at most: then the node goes
+_POLL_S = 0.005
+
+# lose: the raylet alone, and what hangs on it ends by itself. notice: of the cloud, and the node goes soon after.
+Deed = Literal["add", "kill", "lose", "drain", "notice", "kill_process", "terminate_process", "restart_head"]
+Phase = Literal["rollout", "learn", "publish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What it pretends to have."""
+
+    cpus: int = 2
+    gpus: int = 0
+    resources: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Nodes by name, and the run's keys. `first`, `learner`: the node of a rollout worker, and of the learner."""
+
+    nodes: Mapping[str, Node]
+    overrides: tuple[str, ...]
+    newcomer: Node  # has room for what a lost node held
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What happens when the run is in that phase of that RL step. `node`: the name of one; "rollout", "learner": one on
+    which a rollout worker (and no learner), or the learner's rank 0 runs."""
+
+    step: int
+    phase: Phase
+    deed: Deed
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run."""
+
+    name: str
+    layout: str
+    acts: tuple[Act, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+CPU = ("rollout.engine.device=cpu", "learner.device=cpu", "learner.threads=1")
+LAYOUTS = {
+    "embedded": Layout(
+        {"a": Node(cpus=1), "b": Node(cpus=1), "c": Node(cpus=1)}, ("cluster.layout=embedded",), Node(cpus=1)
+    ),
+    "colocated": Layout(
+        {"a": Node(gpus=1), "b": Node(gpus=1)},
+        ("cluster.layout=colocated", "cluster.gpus_per_worker=1", "cluster.gpus_per_learner=1"),
+        Node(gpus=1),
+    ),
+    "disaggregated": Layout(
+        {
+            "a": Node(gpus=1, resources={"rollout": 1}),
+            "b": Node(gpus=1, resources={"rollout": 1}),
+            "l": Node(gpus=1, resources={"learner": 1}),
+        },
+        (
+            "cluster.layout=disaggregated",
+            "cluster.rollout_resource=rollout",
+            "cluster.learner_resource=learner",
+        ),
+        Node(gpus=1, resources={"rollout": 1, "learner": 1}),
+    ),
+}
+MORE = ("rollout.workers={min: 2, max: 3}",)
+SCENARIOS: dict[str, tuple[tuple[Act, ...], tuple[str, ...]]] = {
+    "undisturbed": ((), ()),
+    "join": ((Act(2, "rollout", "add", "x"),), MORE),
+    "worker_node": ((Act(2, "rollout", "add", "x"), Act(2, "rollout", "kill", "rollout")), ()),
+    "worker_node_orderly": ((Act(2, "rollout", "add", "x"), Act(2, "rollout", "lose", "rollout")), ()),
+    "node_while_learning": ((Act(2, "learn", "add", "x"), Act(2, "learn", "kill", "rollout")), ()),
+    "node_while_publishing": ((Act(2, "publish", "add", "x"), Act(2, "publish", "kill", "rollout")), ()),
+    "learner_node": ((Act(2, "learn", "add", "x"), Act(3, "learn", "kill", "learner")), ()),
+    "learner_node_while_sampling": ((Act(2, "learn", "add", "x"), Act(3, "rollout", "kill", "learner")), ()),
+    "join_and_death": ((Act(2, "rollout", "add", "x"), Act(3, "rollout", "kill", "rollout")), MORE),
+    "drain": ((Act(2, "rollout", "add", "x"), Act(2, "rollout", "drain", "rollout")), MORE),
+    "notice": ((Act(2, "rollout", "add", "x"), Act(2, "rollout", "notice", "rollout")), MORE),
+    "head": ((Act(3, "rollout", "restart_head"),), ()),
+}
+
+
+def overrides_of(name: str, folder: Path, model: Path, steps: int) -> list[str]:
+    return [
+        f"run.name={name}",
+        f"run.dir={folder}",
+        f"run.steps={steps}",
+        f"model.path={model}",
+        "warmup=null",
+        "drafter.offline=null",
+        "observe={live: false, tensorboard: false, samples_per_step: 100000}",  # all
+        "rollout.prompts_per_step=8",
+        "eval.samples=1",
+        "checkpoint.every=1",
+        "cluster.ray_timeout_s=5",
+        *CPU,
+    ]
+
+
+class Job:
+    """The command line, in a process of its own on a cluster of nodes."""
+
+    def __init__(self, nodes: Nodes, config: Path, overrides: Sequence[str], run: Path) -> None:
+        self.nodes, self.run = nodes, run
+        self._words = [sys.executable, "-m", "launch", "train", str(config), *overrides]
+        self.log = run.with_name(f"{run.name}.log")
+        self._process = self._start()
+
+    def _start(self, *flags: str) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*self._words, *flags], env=self.nodes.environment(), stdout=log, stderr=log, cwd=ROOT
+            )
+
+    def reach(self, step: int, phase: Phase) -> None:
+        """Wait until the run is in that phase of that step, or past it; of rollouts a third has finished then. Raises
+        RuntimeError if it ends before."""
+        deadline_s = time.monotonic() + RUN_TIMEOUT_S
+        while not self._reached(step, phase):
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"it did not get to step {step} in {RUN_TIMEOUT_S:g} s: {self.tail()}")
+            time.sleep(_POLL_S)
+
+    def _reached(self, step: int, phase: Phase) -> bool:
+        at = now.read(self.run)
+        if at is None or at.phase not in (order := ("rollout", "learn", "publish")):
+            return at is not None and at.step >= step
+        begun = at.step + 1, order.index(at.phase)
+        wanted = step, order.index(phase)
+        return begun > wanted or (begun == wanted and (phase != "rollout" or 3 * at.done >= at.total > 0))
+
+    def check(self) -> None:
+        """Raises RuntimeError if it has ended."""
+        if (code := self._process.poll()) is not None:
+            raise RuntimeError(f"it ended with {code}: {self.tail()}")
+
+    def ended(self) -> int:
+        """Its exit code."""
+        return self._process.wait(RUN_TIMEOUT_S)
+
+    def resume(self) -> None:
+        """The same command again, as a supervisor would."""
+        self._process = self._start("--resume-or-start")
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def tail(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+def act(deed: Act, job: Job, newcomer: Node, cloud: Aws) -> str:
+    """Do it; which node it was. Raises RuntimeError if the run has ended."""
+    nodes = job.nodes
+    job.reach(deed.step, deed.phase)
+    match deed.deed:
+        case "add":
+            nodes.add(deed.node, cpus=newcomer.cpus, gpus=newcomer.gpus, resources=newcomer.resources or {})
+            return deed.node
+        case "restart_head":
+            nodes.kill_head()
+            if (code := job.ended()) not in (RayLostError.exit_code, RAYS_EXIT):
+                raise RuntimeError(f"the run whose head was lost ended with {code}: {job.tail()}")
+            nodes.restart_head()
+            job.resume()
+            return "head"
+    name = victim(job, deed.node)
+    match deed.deed:
+        case "drain":
+            nodes.drain(name)
+        case "notice":
+            notified = agent_of(nodes.id(name))
+            cloud.end(lambda agent: agent == notified)
+            deadline_s = time.monotonic() + NOTICE_S
+            while time.monotonic() < deadline_s and any(_is("rollout", title) for title, _ in nodes.actors(name)):
+                time.sleep(_POLL_S)
+            nodes.kill(name)
+        case "kill_process" | "terminate_process":
+            number = signal.SIGKILL if deed.deed == "kill_process" else signal.SIGTERM
+            for title, pid in nodes.actors(name):
+                if _is(deed.node, title):
+                    os.kill(pid, number)
+        case "kill" | "lose":
+            nodes.kill(name, at_once=deed.deed == "kill")
+        case other:
+            assert_never(other)
+    return name
+
+
+def victim(job: Job, what: str) -> str:
+    """The name of the node on which `what` runs; for rollout workers one without the learner, if there is one. Waits
+    for one that is just being started. Raises RuntimeError if the run ends meanwhile."""
+    nodes = job.nodes
+    if what not in ("learner", "rollout"):
+        return what
+    while True:
+        titles = {name: [title for title, _ in nodes.actors(name)] for name in nodes.names}
+        found = [name for name, of in titles.items() if any(_is(what, title) for title in of)]
+        found.sort(key=lambda name: what == "rollout" and any(_is("learner", title) for title in titles[name]))
+        if found:
+            return found[0]
+        job.check()
+        time.sleep(_POLL_S)
+
+
+def _is(what: str, title: str) -> bool:
+    return what in title.lower()
+
+
+def difference(record: Record, run: Path) -> str | None:
+    """The first thing in which the run is not what one process does; None: nothing."""
+    rows = [row for row in read(run / "metrics.jsonl") if row["kind"] == "step"]
+    if len(rows) != len(record.steps):
+        return f"{len(rows)} RL steps, not {len(record.steps)}"
+    for row, step in zip(rows, record.steps, strict=True):
+        for name in LEARNED:
+            if row.get(name) != step.metrics.get(name):  # a step whose groups all tell nothing has no loss
+                return f"{name} of step {row['step']} is {row.get(name)!r}, not {step.metrics.get(name)!r}"
+    said = sorted((s["step"], s["prompt"], s["response"], s["reward"]) for s in read(run / "samples.jsonl"))
+    told = sorted((step, s.prompt, s.response, s.reward) for step, of in record.responses.items() for s in of)
+    if said != told:
+        other = next((pair for pair in zip(said, told, strict=False) if pair[0] != pair[1]), "one ends early")
+        return f"{len(said)} and {len(told)} responses; {other}"
+    evaluated = [
+        {k: v for k, v in row.items() if k.startswith("eval/")}
+        for row in read(run / "metrics.jsonl")
+        if row["kind"] == "eval"
+    ]
+    return None if evaluated == list(record.evaluations.values()) else "evaluations"
+
+
+def run_one(case: Case, record: Record, folder: Path, model: Path, steps: int) -> dict[str, Any]:
+    """One run, on a cluster of its own."""
+    layout, begin_s, run = LAYOUTS[case.layout], time.monotonic(), folder / case.name
+    shutil.rmtree(run, ignore_errors=True)
+    run.with_name(f"{case.name}.log").unlink(missing_ok=True)
+    done: list[str] = []
+    problem: str | None = None
+    cloud = Aws()
+    with (
+        tempfile.TemporaryDirectory(prefix="pln", dir="/tmp", ignore_cleanup_errors=True) as short,
+        serving(cloud) as url,
+    ):
+        spot = f"cluster.spot={{provider: aws, base_url: {url!r}, poll_s: 0.2}}"
+        overrides = [*overrides_of(case.name, folder, model, steps), *layout.overrides, spot, *case.overrides]
+        with Nodes(Path(short), cpus=0) as nodes:
+            for node, has in layout.nodes.items():
+                nodes.add(node, cpus=has.cpus, gpus=has.gpus, resources=has.resources or {})
+            job = Job(nodes, CONFIG, overrides, run)
+            try:
+                for deed in case.acts:
+                    done.append(f"{deed.deed} {act(deed, job, layout.newcomer, cloud)} in {deed.phase} of {deed.step}")
+                if (code := job.ended()) != 0:
+                    problem = f"exit code {code}: {job.tail()}"
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                problem = str(error)
+            finally:
+                job.close()
+        left = nodes.left
+    too_late = len(done) < len(case.acts) and job.ended() == 0
+    differs = problem or difference(record, run)
+    events = [f"{e['kind']}: {e['message']}"[:200] for e in read(run / "events.jsonl")] if run.exists() else []
+    return {
+        "name": case.name,
+        "layout": case.layout,
+        "acts": done,
+        "overrides": list(case.overrides),
+        "identical": differs is None,
+        "difference": differs,
+        "too_late": too_late,  # the run was over before all of it could be done
+        "left": [*left.processes, *left.segments],
+        "events": [e for e in events if not e.startswith(("checkpoint", "data", "finished"))],
+        "seconds": round(time.monotonic() - begin_s, 1),
+    }
+
+
+def one_process(folder: Path, model: Path, steps: int, overrides: Sequence[str]) -> Record:
+    """What every run must sample and learn."""
+    record = Record(keep_responses=True)
+    train(load_config(CONFIG, [*overrides_of("one_process", folder, model, steps), *overrides]).config, record)
+    tokens = sum(step.metrics["tokens/generated"] for step in record.steps)
+    print(f"one process: {len(record.steps)} RL steps, {tokens:.0f} tokens", flush=True)
+    return record
+
+
+def tell(row: Mapping[str, Any]) -> None:
+    outcome = "identical" if row["identical"] else f"NOT identical: {row['difference']}"
+    left, acts = row["left"] or "nothing", ", ".join(row["acts"])
+    print(f"{row['name']:36s} {row['seconds']:6.1f} s  {outcome}; left: {left}; {acts}", flush=True)
+
+
+def main(
+    *overrides: Annotated[str, "of the configuration, for all runs"],
+    steps: int = 4,
+    target: Annotated[Path | None, "the demo's model directory; default: the newest in runs/"] = None,
+    layouts: Annotated[Sequence[str], "in turn", tuple(LAYOUTS)] = tuple(LAYOUTS),
+    scenarios: Annotated[Sequence[str], "in turn", tuple(SCENARIOS)] = tuple(SCENARIOS),
+    folder: Annotated[Path, "its runs"] = ROOT / "runs/layouts",
+    out: Path = ROOT / "experiments/results/layouts.json",
+) -> int:
+    folder, model = folder.resolve(), find_demo(target).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    record = one_process(folder, model, steps, overrides)
+    rows = []
+    for layout in layouts:
+        for scenario in scenarios:
+            acts, more = SCENARIOS[scenario]
+            rows.append(
+                run_one(Case(f"{layout}-{scenario}", layout, acts, (*more, *overrides)), record, folder, model, steps)
+            )
+            tell(rows[-1])
+    good = sum(row["identical"] and not row["left"] for row in rows)
+    found = {"runs": len(rows), "identical_and_nothing_left": good, "rows": rows}
+    settings = {"steps": steps, "seed": 0, "config": str(CONFIG.relative_to(ROOT))}
+    write(out, "is a run the same in every layout, whatever becomes of its nodes?", found, settings=settings)
+    print(f"{good} of {len(rows)} identical, nothing left")
+    return 0 if good == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(command(main, timed=False))

@@ -1,0 +1,263 @@
+"""How soon do N nodes hold new weights, and who sends how much? Ray's object store beside a broadcast of pieces.
+
+    python -m experiments.weights_nodes [--nodes 1 2 4 8 16] [--sizes 20 80] [--rounds 2]
+
+One source (the learner's rank 0) and N receivers, each on a raylet of its own (`experiments.nodes`). Sizes are MiB in
+bfloat16: 20 of a 10M-parameter model, 80 of one of 40M. Ways:
+
+    store      one buffer through the object store, read where it lies; what Ray moved is read from the raylets'
+               metrics: a node that sends more than one copy feeds others, the source's share says whether it is a tree
+    broadcast  pieces over gloo into live tensors, checksums on both ends: what `cluster.weights=broadcast` does
+    transport  Ray's direct transport of tensors (gloo), from the source to each. A receiver must be made with
+               enable_tensor_transport (else the transfer fails after 60 s, and Ray 2.60 kills the actors at both ends),
+               and a group never becomes larger than a process's first one: nobody joins
+
+All raylets share one machine's memory and its two cores: a copy to a second node takes the time of the first again,
+whoever sends it. On real nodes receivers copy side by side. Owns `results/weights_nodes.json`.
+"""
+
+import logging
+import re
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from ray.experimental.collective import create_collective_group, destroy_all_collective_groups
+
+from actors.handoff.receive import Receiver
+from actors.handoff.send import Sender
+from actors.handoff.types import Offer, Terms
+from benchmarks.harness import ROOT, command, write
+from experiments.nodes import Nodes
+from models.manifest import lay_out
+
+LIMIT_S = 120.0
+ROWS = 4096  # of each matrix
+WAYS = ("store", "broadcast", "transport")
+REPORT_MS = 1000  # of a raylet's metrics
+REPORTED_S = 20.0  # then all are there
+_MOVED = re.compile(r'^ray_object_manager_bytes\{.*Type="(\w+)".*\} (\S+)$', re.MULTILINE)
+
+
+class Source:
+    """The learner's side."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT_S)
+        )
+        self._sender = Sender(0, 1, torch.device("cpu"), f"127.0.0.1:{self._store.port}")
+        self._kept: Any = None
+
+    def prepare(self, mib: int) -> Offer:
+        """Weights of that size; the offer to receiver 0, of a round before the first."""
+        self._kept = None
+        self._tensors = dict(tensors_of(mib))
+        self._layout = specs, total_bytes = lay_out(
+            (name, "bfloat16", tuple(t.shape)) for name, t in self._tensors.items()
+        )
+        self._buffer = np.zeros(total_bytes, np.uint8)
+        return Offer(
+            store=f"127.0.0.1:{self._store.port}",
+            name="",
+            version=0,
+            tensors=tuple(specs),
+            total_bytes=total_bytes,
+            receiver=0,
+            limit_s=LIMIT_S,
+        )
+
+    def put(self) -> "list[ray.ObjectRef[Any]]":
+        """A new object; the one before is released."""
+        self._buffer[:8] += 1
+        self._kept = ray.put(self._buffer)
+        return [self._kept]
+
+    def send(self, round_: int, receivers: int) -> list[str]:
+        terms = Terms(name=str(round_), version=round_, receivers=receivers, way="broadcast", limit_s=LIMIT_S)
+        sent = self._sender.send(terms, self._layout, iter(self._tensors.items()))
+        assert sent is not None
+        return list(sent.ways)
+
+    @ray.method(tensor_transport="gloo")
+    def tensor(self) -> Any:
+        """All weights as one."""
+        return torch.from_numpy(self._buffer)
+
+
+class Sink:
+    """An engine's side."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._targets: dict[str, torch.Tensor] = {}
+        self._receiver = Receiver(torch.device("cpu"))
+
+    def prepare(self, mib: int) -> None:
+        self._targets = dict(tensors_of(mib))
+
+    def fetch(self, refs: "list[ray.ObjectRef[Any]]") -> int:
+        """Bytes."""
+        return int(ray.get(refs[0]).nbytes)
+
+    def receive(self, offer: Offer) -> str:
+        return self._receiver.receive(offer, self._targets).way
+
+    def take(self, tensor: Any) -> int:
+        return int(tensor.numel())
+
+
+def tensors_of(mib: int) -> list[tuple[str, torch.Tensor]]:
+    """Matrices of 4 MiB."""
+    return [(f"layers.{i}.weight", torch.zeros(ROWS, 512, dtype=torch.bfloat16)) for i in range(max(1, mib // 4))]
+
+
+def moved() -> dict[str, dict[str, float]]:
+    """Bytes that each node's object manager has sent and received so far, by node id."""
+    found: dict[str, dict[str, float]] = {}
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if not node["Alive"]:
+            continue
+        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+        counts = {"sent": 0.0, "received": 0.0}
+        for kind, value in _MOVED.findall(text):
+            if kind.startswith("Pushed"):
+                counts["sent"] += float(value)
+            elif kind == "Received":
+                counts["received"] += float(value)
+        found[node["NodeID"]] = counts
+    return found
+
+
+def rounds_of(
+    ways: Sequence[str], source: Any, sinks: Sequence[Any], numbers: Iterator[int], mib: int, rounds: int
+) -> list[dict[str, Any]]:
+    """One row per way."""
+    many = len(sinks)
+    offer: Offer = ray.get(source.prepare.remote(mib), timeout=LIMIT_S)
+    ray.get([sink.prepare.remote(mib) for sink in sinks], timeout=LIMIT_S)
+
+    def by_store() -> None:
+        ray.get([sink.fetch.remote(refs) for sink in sinks], timeout=LIMIT_S)
+
+    def by_broadcast() -> None:
+        number = next(numbers)
+        named = replace(offer, name=str(number), version=number)
+        sending = source.send.remote(number, many)
+        taken = ray.get([s.receive.remote(replace(named, receiver=i)) for i, s in enumerate(sinks)], timeout=LIMIT_S)
+        assert set(taken) == {"broadcast"} == set(ray.get(sending, timeout=LIMIT_S))
+
+    def by_transport() -> None:
+        tensor = source.tensor.remote()
+        taken = ray.get([sink.take.remote(tensor) for sink in sinks], timeout=LIMIT_S)
+        assert set(taken) == {offer.total_bytes}
+
+    calls: dict[str, Callable[[], None]] = {"store": by_store, "broadcast": by_broadcast, "transport": by_transport}
+    rows = []
+    for way in ways:
+        before, seconds, puts = moved() if way == "store" else {}, [], []
+        for _ in range(rounds + 1):
+            if way == "store":
+                start_s = time.perf_counter()
+                refs = ray.get(source.put.remote(), timeout=LIMIT_S)
+                puts.append(time.perf_counter() - start_s)
+            start_s = time.perf_counter()
+            calls[way]()
+            seconds.append(time.perf_counter() - start_s)
+        row: dict[str, Any] = {
+            "way": way,
+            "nodes": many,
+            "mib": mib,
+            "cold_s": round(seconds[0], 4),
+            "warm_s": round(median(seconds[1:]), 4),
+            "gb_s": round(many * mib * 2**20 / median(seconds[1:]) / 1e9, 2),
+        }
+        if way == "store":
+            row["put_s"] = round(median(puts[1:]), 4)
+            row |= fan_out(before, rounds + 1, mib, many)
+        rows.append(row)
+    return rows
+
+
+def fan_out(before: dict[str, dict[str, float]], rounds: int, mib: int, many: int) -> dict[str, Any]:
+    """Copies per round that the node which sends most sent, that all others sent, and what a node received at most.
+    Every receiver's node needs one: raises RuntimeError if others were counted."""
+    size, deadline_s, total = mib * 2**20 * rounds, time.monotonic() + REPORTED_S, -1.0
+    while True:  # raylets report, then their agents export
+        after, last = moved(), total
+        total = sum(after[n]["received"] - before.get(n, {}).get("received", 0.0) for n in after) / size
+        if (total >= many and total == last) or time.monotonic() > deadline_s:
+            break
+        time.sleep(2 * REPORT_MS / 1000)
+    sent = sorted(((after[n]["sent"] - before.get(n, {}).get("sent", 0.0)) / size for n in after), reverse=True)
+    received = [(after[n]["received"] - before.get(n, {}).get("received", 0.0)) / size for n in after]
+    if abs(sum(sent) - many) > 0.05 * many or abs(total - many) > 0.05 * many or max(received) > 1.05:
+        raise RuntimeError(f"{many} receivers need {many} copies: sent {sent}, received {received}")
+    return {
+        "copies_sent_by_busiest": round(sent[0], 2),
+        "copies_sent_by_others": round(sum(sent[1:]), 2),
+        "nodes_that_send": sum(copies > 0.05 for copies in sent),
+        "copies_received_at_most": round(max(received), 2),
+    }
+
+
+def main(
+    nodes: Annotated[Sequence[int], "receivers"] = (1, 2, 4, 8, 16),
+    sizes: Annotated[Sequence[int], "MiB"] = (20, 80),
+    rounds: Annotated[int, "warm ones, after a cold one"] = 2,
+    ways: Annotated[Sequence[str], "in turn", WAYS] = WAYS,
+    out: Path = ROOT / "experiments/results/weights_nodes.json",
+) -> int:
+    rows: list[dict[str, Any]] = []
+    store_bytes = max(3 * max(sizes), 128) * 2**20  # an object, the one before, and room; Ray wants 75 MiB
+    settings = {"metrics_report_interval_ms": REPORT_MS}
+    with (
+        tempfile.TemporaryDirectory(prefix="plw", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        Nodes(Path(folder), cpus=0, store_bytes=store_bytes, settings=settings) as cluster,
+    ):
+        cluster.add("source", cpus=1, resources={"source": 1})
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            several: Any = ray.remote  # its annotations do not know the option
+            sink: Any = several(enable_tensor_transport=True)(Sink)  # else a tensor is waited for in vain
+            numbers, there = count(1), 0
+            for wanted in nodes:
+                for index in range(there, there := max(there, wanted)):
+                    cluster.add(f"sink-{index}", cpus=1, resources={"sink": 1})
+                source: Any = ray.remote(Source).options(num_cpus=0, resources={"source": 1}).remote()
+                sinks = [sink.options(num_cpus=0, resources={"sink": 1}).remote() for _ in range(wanted)]
+                if "transport" in ways:  # a process is never in a larger group of Ray's than its first: new actors
+                    create_collective_group([source, *sinks], backend="torch_gloo")
+                for mib in sizes:
+                    found = rounds_of(ways, source, sinks, numbers, mib, rounds)
+                    rows += found
+                    for row in found:
+                        print(*(f"{name} {value}" for name, value in row.items()), sep="  ", flush=True)
+                destroy_all_collective_groups()  # type: ignore[no-untyped-call]
+                for actor in (source, *sinks):
+                    ray.kill(actor)
+        finally:
+            ray.shutdown()
+    assert not cluster.left, cluster.left
+    settings = {"rounds": rounds, "seed": 0}
+    write(out, "how soon do N nodes hold new weights, and who sends how much?", {"rows": rows}, settings=settings)
+    return 0
+
+
+if __name__ == "__main__":
+    command(main)
