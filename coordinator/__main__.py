@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.address import AddressFileError
-from coordinator.options import CoordinatorOptions, CurveOptions
+from coordinator.admin.credentials import CERTIFICATE_FILE, KEY_FILE, CredentialsError, write_certificate
+from coordinator.options import AdminOptions, CoordinatorOptions, CurveOptions
 from coordinator.service import CoordinatorService, OptionsError
 from coordinator.transport.security import KeyFilesError, write_keys
 
@@ -28,10 +29,16 @@ def main(arguments: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="serve until SIGTERM")
     run.add_argument("--directory", type=Path, help="folder of the run: gets coordinator.json")
     run.add_argument("--curve-directory", type=str, help="key files: encrypt, and admit only who is allowed")
+    run.add_argument(
+        "--no-curve", action="store_true", help="do not encrypt, though --host is not the loopback address"
+    )
+    run.add_argument("--admin-token", action="store_true", default=None, help="ask for it on loopback too")
+    run.add_argument("--admin-certificate", type=str, help="PEM file, for TLS; with --admin-key")
+    run.add_argument("--admin-key", type=str, help="PEM file")
     run.add_argument("--worker", action="append", metavar="NAME", help="who may register; default: anybody")
     defaults = CoordinatorOptions()
     for name, field in CoordinatorOptions.model_fields.items():
-        if name != "curve":
+        if name not in ("curve", "admin"):
             default = getattr(defaults, name)
             run.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=field.description)
     keys = commands.add_parser("keys", help="make key files")
@@ -39,13 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         return _keys(parsed.directory) if parsed.command == "keys" else _run(vars(parsed))
-    except (OSError, OptionsError, KeyFilesError, AddressFileError, ValidationError) as error:
+    except (OSError, OptionsError, KeyFilesError, CredentialsError, AddressFileError, ValidationError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
 
 
 def _run(values: dict[str, Any]) -> int:
-    curve = CurveOptions(directory=values.pop("curve_directory"))
+    curve = CurveOptions(enabled=False if values.pop("no_curve") else None, directory=values.pop("curve_directory"))
+    admin = AdminOptions(**{name: values.pop(f"admin_{name}") for name in ("token", "certificate", "key")})
     directory, members = values.pop("directory"), values.pop("worker")
     values.pop("command")
     over, failed = threading.Event(), threading.Event()
@@ -56,7 +64,7 @@ def _run(values: dict[str, Any]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    options = CoordinatorOptions(**values, curve=curve)
+    options = CoordinatorOptions(**values, curve=curve, admin=admin)
     with CoordinatorService(options, directory=directory, members=members, on_failure=fail) as service:
         print(f"workers: {service.endpoint}  admin: {service.address.admin}  term: {service.address.term}", flush=True)
         over.wait()
@@ -65,7 +73,10 @@ def _run(values: dict[str, Any]) -> int:
 
 def _keys(directory: Path) -> int:
     write_keys(directory)
-    print(f"{directory}: coordinator.json, worker.json, driver.json (secret), allowed.json (who may connect)")
+    write_certificate(directory / CERTIFICATE_FILE, directory / KEY_FILE)
+    names = ", ".join(f"{role}-key.json" for role in ("coordinator", "worker", "driver"))
+    print(f"{directory}: {names} (secret), allowed.json (who may connect)")
+    print(f"{directory}: {CERTIFICATE_FILE}, {KEY_FILE} (secret) for coordinator.admin.certificate and .key")
     return 0
 
 

@@ -2,9 +2,12 @@
 
 import json
 import os
+import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
+
+from coordinator.options import OPEN_TO_ALL
 
 FILE_NAME = "coordinator.json"
 
@@ -23,6 +26,7 @@ class Address:
     pid: int
     host: str
     started_s: float  # Unix time
+    admin_tls: bool = False
 
     def write(self, directory: Path) -> None:
         """Atomically, so that a reader never sees half of it."""
@@ -42,3 +46,20 @@ class Address:
             return None
         except (TypeError, ValueError) as error:
             raise AddressFileError(f"{path} is no coordinator's address file: {error}") from None
+
+
+def reachable(address: str) -> str:
+    """`address` (host:port) of a listener as others may call it: with this machine's own address where it listens at
+    every one."""
+    host, _, port = address.rpartition(":")
+    return f"{_own_address()}:{port}" if host.strip("[]") in OPEN_TO_ALL else address
+
+
+def _own_address() -> str:
+    """Of the interface that leads out of here; loopback if none does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        try:
+            out.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737): nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(out.getsockname()[0])

@@ -28,11 +28,16 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 # Events of a worker.
 
 
-class Register(_Message, frozen=True):
-    """First message of a worker, and its answer to `Reregister`: the whole truth about it."""
+class WorkerMessage(_Message, frozen=True):
+    """What all of them say first."""
 
     worker: str
     incarnation: Serial
+
+
+class Register(WorkerMessage, frozen=True):
+    """First message of a worker, and its answer to `Reregister`: the whole truth about it."""
+
     node: str
     group: str  # data-parallel group: workers of one group can train together
     state: State
@@ -41,66 +46,51 @@ class Register(_Message, frozen=True):
     store: str = ""  # of that session, if it leads
     epoch: Serial = 0  # highest it has seen
     running: Count = 0  # requests
+    node_id: str = ""  # Ray's: unlike `node`, an address, no later machine has it
 
 
-class Heartbeat(_Message, frozen=True):
+class Heartbeat(WorkerMessage, frozen=True):
     """It lives, and what it does. Believed only as far as it agrees with what is known (see `Machine`)."""
 
-    worker: str
-    incarnation: Serial
     state: State
     session: Serial = 0
     running: Count = 0  # requests, BUSY
     step: Count = 0  # micro-steps of the drafter, TRAINING
 
 
-class Busy(_Message, frozen=True):
+class Busy(WorkerMessage, frozen=True):
     """It was given work; if it was training, its trainer has stopped already."""
 
-    worker: str
-    incarnation: Serial
     running: Count = 0
 
 
-class Idle(_Message, frozen=True):
+class Idle(WorkerMessage, frozen=True):
     """Nothing left to decode, memory released."""
 
-    worker: str
-    incarnation: Serial
 
-
-class Started(_Message, frozen=True):
+class Started(WorkerMessage, frozen=True):
     """The trainer runs with the members of this epoch, or will from its next micro-step on (answer to Train)."""
 
-    worker: str
-    incarnation: Serial
     session: Serial
     epoch: Serial
     store: str = ""  # host:port of its rendezvous store, if it leads and others may join
 
 
-class Stopped(_Message, frozen=True):
+class Stopped(WorkerMessage, frozen=True):
     """The trainer stands still and its memory is free (answer to Stop, or of its own accord)."""
 
-    worker: str
-    incarnation: Serial
     session: Serial
 
 
-class TrainerFailed(_Message, frozen=True):
+class TrainerFailed(WorkerMessage, frozen=True):
     """The trainer ended by itself, or was killed; the worker is fine and the trainer's memory is free."""
 
-    worker: str
-    incarnation: Serial
     session: Serial
     reason: str
 
 
-class Leave(_Message, frozen=True):
+class Leave(WorkerMessage, frozen=True):
     """The worker says goodbye; its trainer is gone."""
-
-    worker: str
-    incarnation: Serial
 
 
 # Events of the driver.
@@ -123,7 +113,8 @@ class RolloutComplete(_Message, frozen=True):
 
 
 class Drain(_Message, frozen=True):
-    """Promote nothing there any more, and stop what trains. Exactly one of the two names something."""
+    """Promote nothing there any more, and stop what trains. Exactly one of the two names something; `node` is an
+    address, or Ray's id."""
 
     worker: str = ""
     node: str = ""

@@ -1,19 +1,24 @@
 """The coordinator's end of all links, around the machine. Owns who may say what, acknowledgements, and re-sending.
 
-No sockets, clock or threads: what a peer says comes in by `hear`, what is to be sent goes out by `take`. A command that
-is owed an answer is sent again until the machine has it, or has given the worker up.
+No sockets, clock or threads: what a peer says comes in by `hear`, `tick` decides what follows from all of it, and what
+is to be sent goes out by `take`. A command that is owed an answer is sent again until the machine has it, or has given
+the worker up.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
+from itertools import islice
 
-from coordinator.events import Changed, Command, ControlEvent, Event, Notice, Reregister, Stop, Tick, Train, WorkerEvent
+from coordinator.events import Changed, Command, ControlEvent, Notice, Output, Reregister, Stop, Train, WorkerMessage
 from coordinator.link import Fate, Inlink
 from coordinator.machine import IllegalTransitionError, Machine
 from coordinator.wire import DRIVER, Ack, Say, Tell, speaker
 
 RESEND_S = 0.25
+# The members of a large session are told one after the other, as all of them answer: whoever speaks meanwhile would
+# wait behind all these answers. 256 are told within 16 ms, less than a micro-step takes.
+BURST, BURST_S = 16, 0.001
 MAX_PEERS = 8192  # names remembered where any is admitted
 
 
@@ -30,27 +35,43 @@ class Hub:
         self._members = None if members is None else set(members)
         self.counts: Counter[str] = Counter()  # messages by fate: heard, repeated, replayed, impostor, ...
         self._links: dict[str, Inlink] = {}
-        self._owed: dict[str, tuple[Train | Stop, float]] = {}  # by worker: what to send again, and when
-        self._resend_at_s = math.inf  # none of them is due before
+        self._owed: dict[str, tuple[Train | Stop, float]] = {}  # by worker: what to send again, and when; soonest first
         self._out: list[tuple[str, Ack | Tell]] = []
+        self._commands: dict[str, Tell] = {}  # by worker, to be sent after that: the newest voids those before it
+        self._next_burst_s = -math.inf  # of commands
+        self._unsettled = False  # the machine has taken something
 
     @property
     def next_deadline_s(self) -> float:
-        return min(self.machine.next_deadline_s, self._resend_at_s)
+        if self._unsettled or self._out:
+            return -math.inf
+        return min(self.machine.next_deadline_s, self._resend_at_s, self._next_burst_s if self._commands else math.inf)
 
-    def take(self) -> list[tuple[str, Ack | Tell]]:
-        """What is to be sent, by peer."""
+    @property
+    def _resend_at_s(self) -> float:
+        return next(iter(self._owed.values()))[1] if self._owed else math.inf
+
+    def take(self, now_s: float) -> list[tuple[str, Ack | Tell]]:
+        """What is to be sent now, by peer: all acknowledgements, then commands, as many as may be answered at once."""
         out, self._out = self._out, []
+        if self._commands and now_s >= self._next_burst_s:
+            self._next_burst_s = now_s + BURST_S
+            for name in list(islice(self._commands, BURST)):
+                tell = self._commands.pop(name)
+                if self._owes(name):
+                    out.append((name, tell))
         return out
+
+    def _owes(self, name: str) -> bool:
+        """The worker is to answer a command; it may have been given work, or up, meanwhile."""
+        worker = self.machine.roster.workers.get(name)
+        return worker is not None and worker.answer_by_s is not None
 
     def hear(self, peer: str, say: Say, now_s: float) -> Fate:
         """A message of whoever may speak as `peer`. Never raises: what is wrong with it is counted."""
         event = say.event
-        if (
-            not peer
-            or speaker(say) != peer
-            or (isinstance(event, WorkerEvent) and event.incarnation != say.incarnation)
-        ):
+        of_worker = isinstance(event, WorkerMessage)
+        if not peer or speaker(say) != peer or (of_worker and event.incarnation != say.incarnation):  # type: ignore[union-attr]
             self.counts[Fate.IMPOSTOR.value] += 1
             return Fate.IMPOSTOR
         if not self._admits(peer):
@@ -59,19 +80,22 @@ class Hub:
         link = self._links.get(peer) or Inlink()
         fate = link.judge(say)
         self.counts[fate.value] += 1
-        first = len(self._out)
         if fate is Fate.NEW:
             self._links[peer] = link
             link.take(say)  # first: the commands that follow have heard it
+            outputs: list[Output] = []
             try:
-                self._apply(event, now_s)
+                outputs = self.machine.take(event, now_s)
+                self._unsettled = True
             except IllegalTransitionError as illegal:
                 self.counts["illegal"] += 1
                 link.error = str(illegal)
-            if isinstance(event, WorkerEvent) and peer not in self.machine.roster.workers:
+            if of_worker and peer not in self.machine.roster.workers:
                 link.close()
-        if fate in (Fate.NEW, Fate.REPEATED):  # acknowledged before anything else is asked of it
-            self._out.insert(first, (peer, Ack(say.incarnation, say.number, self.machine.term, link.error)))
+            self._out.append((peer, Ack(say.incarnation, say.number, self.machine.term, link.error)))
+            self._emit(outputs, now_s)
+        elif fate is Fate.REPEATED:
+            self._out.append((peer, Ack(say.incarnation, say.number, self.machine.term, link.error)))
         elif fate is Fate.UNOPENED:
             self._out.append((peer, Tell(Reregister(peer, self.machine.term), say.incarnation, say.number)))
         return fate
@@ -89,28 +113,25 @@ class Hub:
 
     def control(self, event: ControlEvent, now_s: float) -> None:
         """An event of this process. Raises UnknownTargetError."""
-        self._apply(event, now_s)
+        self._emit(self.machine.take(event, now_s), now_s)
+        self._unsettled = True
 
     def tick(self, now_s: float) -> None:
-        """To be called at `next_deadline_s`; harmless at any time."""
-        if now_s >= self.machine.next_deadline_s:
-            self._apply(Tick(), now_s)
-        if now_s < self._resend_at_s:
-            return
-        self._resend_at_s = math.inf
-        for name, (command, at_s) in list(self._owed.items()):
-            worker = self.machine.roster.workers.get(name)
-            if worker is None or worker.answer_by_s is None:
-                del self._owed[name]
-            elif now_s >= at_s:
+        """To be called at `next_deadline_s`, and after whatever was heard; harmless at any time."""
+        if self._unsettled or now_s >= self.machine.next_deadline_s:
+            self._unsettled = False
+            self._emit(self.machine.settle(now_s), now_s)
+        while self._owed and now_s >= self._resend_at_s:
+            name, (command, _) = next(iter(self._owed.items()))
+            if self._owes(name):
                 self.counts["sent again"] += 1
                 self._tell(command, now_s)
             else:
-                self._resend_at_s = min(self._resend_at_s, at_s)
+                del self._owed[name]
 
-    def _apply(self, event: Event, now_s: float) -> None:
-        for output in self.machine.step(event, now_s):
-            if isinstance(output, Command):
+    def _emit(self, outputs: list[Output], now_s: float) -> None:
+        for output in outputs:
+            if isinstance(output, Train | Stop | Reregister):
                 self._tell(output, now_s)
                 continue
             if isinstance(output, Changed) and not output.after and output.worker in self._links:
@@ -119,8 +140,11 @@ class Hub:
 
     def _tell(self, command: Command, now_s: float) -> None:
         name = command.worker
-        if not isinstance(command, Reregister):
-            self._owed[name] = (command, now_s + RESEND_S)
-            self._resend_at_s = min(self._resend_at_s, now_s + RESEND_S)
         link = self._links[name]  # the machine knows whom it has heard only
-        self._out.append((name, Tell(command, link.incarnation, link.number)))
+        tell = Tell(command, link.incarnation, link.number)
+        if isinstance(command, Reregister):
+            self._out.append((name, tell))
+            return
+        self._owed.pop(name, None)
+        self._owed[name] = (command, now_s + RESEND_S)
+        self._commands[name] = tell

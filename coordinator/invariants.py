@@ -62,10 +62,11 @@ def _of_indexes(roster: Roster) -> Iterator[str]:
     idle = {name for names in roster.idle.values() for name in names}
     if idle != {worker.name for worker in roster.workers.values() if worker.state is State.IDLE}:
         yield f"idle workers are looked for as {idle}"
-    stopping = {name for names in roster.stopping.values() for name in names}
-    if stopping != {worker.name for worker in roster.workers.values() if worker.phase is Phase.STOPPING}:
-        yield f"stopping workers are looked for as {stopping}"
-    for index in (roster.idle, roster.stopping):
+    for phase, by_group in ((Phase.STARTING, roster.starting), (Phase.STOPPING, roster.stopping)):
+        found = {name for names in by_group.values() for name in names}
+        if found != {worker.name for worker in roster.workers.values() if worker.phase is phase}:
+            yield f"{phase} workers are looked for as {found}"
+    for index in (roster.idle, roster.starting, roster.stopping):
         for group, names in index.items():
             for name in names:
                 if roster.workers[name].group != group:

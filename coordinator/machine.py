@@ -34,11 +34,12 @@ from coordinator.events import (
     Tick,
     TrainerFailed,
     Undrain,
-    WorkerEvent,
+    WorkerMessage,
 )
 from coordinator.options import CoordinatorOptions
 from coordinator.roster import Ghost, Phase, Roster, Worker
 from coordinator.sessions import Sessions
+from coordinator.standing import NOTHING, Standing
 from coordinator.table import Edge, edge_for
 
 
@@ -55,14 +56,24 @@ class Machine:
 
     term: higher than that of any coordinator before. settles_at_s: when everybody whom a coordinator before this one
     told to train has registered here or has stopped by itself (its end plus `lease_s`); until then nobody is promoted.
+    standing: what was asked of that one and holds.
     """
 
-    def __init__(self, options: CoordinatorOptions, *, term: int, settles_at_s: float = -math.inf) -> None:
+    def __init__(
+        self,
+        options: CoordinatorOptions,
+        *,
+        term: int,
+        settles_at_s: float = -math.inf,
+        standing: Standing = NOTHING,
+    ) -> None:
         self.options, self.term = options, term
         self.roster = Roster()
         self.rollout_step: int | None = None
         self.rolling: bool | None = None  # a rollout with training in its tail is under way; None: not told yet
-        self.paused = False
+        self.paused = standing.paused
+        self.roster.drained_workers.update(standing.workers)
+        self.roster.drained_nodes.update(standing.nodes)
         self.ignored = 0  # stale and repeated messages
         self._settles_at_s = settles_at_s
         self._check_at_s = math.inf  # no deadline is earlier; heartbeats move theirs later without moving this
@@ -71,21 +82,45 @@ class Machine:
         self.sessions = Sessions(
             self.roster, options, term=term, closed=closed, emit=lambda output: self._out.append(output), due=self._due
         )
+        if standing.threshold is not None:
+            self.sessions.threshold = standing.threshold
         if closed:
             self._due(settles_at_s)
 
     def step(self, event: Event, now_s: float) -> list[Output]:
-        """What follows from `event` at `now_s` (monotonic seconds, never falling). Raises IllegalTransitionError,
-        UnknownTargetError; then nothing has changed."""
+        """`take` and `settle`."""
+        return self.take(event, now_s) + self.settle(now_s)
+
+    def take(self, event: Event, now_s: float) -> list[Output]:
+        """What follows at once from `event` at `now_s` (monotonic seconds, never falling). Raises
+        IllegalTransitionError, UnknownTargetError; then nothing has changed."""
         self._out = []
-        if isinstance(event, WorkerEvent):
+        if isinstance(event, WorkerMessage):
             self._hear(event, now_s)
         else:
             self._control(event, now_s)
+        return self._out
+
+    def settle(self, now_s: float) -> list[Output]:
+        """What follows from all that was taken since the last time: sessions whose members have changed are told so
+        once, however many came and went, and idle workers are promoted."""
+        self._out = []
         if now_s >= self._check_at_s:
             self._expire(now_s)
         self.sessions.promote(now_s, willing=bool(self.rolling) and not self.paused)
+        self.sessions.announce(now_s)
         return self._out
+
+    @property
+    def standing(self) -> Standing:
+        """What has been asked of it and holds until it is taken back."""
+        threshold = self.sessions.threshold
+        return Standing(
+            self.paused,
+            threshold if threshold != self.options.threshold else None,
+            tuple(sorted(self.roster.drained_workers)),
+            tuple(sorted(self.roster.drained_nodes)),
+        )
 
     @property
     def next_deadline_s(self) -> float:
@@ -94,7 +129,7 @@ class Machine:
 
     # Workers.
 
-    def _hear(self, event: WorkerEvent, now_s: float) -> None:
+    def _hear(self, event: WorkerMessage, now_s: float) -> None:
         worker = self.roster.workers.get(event.worker)
         if isinstance(event, Register):
             self._register(event, worker, now_s)
@@ -127,12 +162,13 @@ class Machine:
                     self._due(worker.rests_until_s)
                 self.sessions.move(worker, State.IDLE, _why_idle(event), now_s)
             case Edge.REMOVE:
+                self.roster.drained_workers.discard(worker.name)  # A later one of this name is another worker.
                 self.sessions.remove(worker, "said goodbye", now_s)
             case Edge.IGNORE:
                 self.ignored += not isinstance(event, Heartbeat | Busy)
         self._note(event, worker)
 
-    def _note(self, event: WorkerEvent, worker: Worker) -> None:
+    def _note(self, event: WorkerMessage, worker: Worker) -> None:
         """What is only shown; and a heartbeat that contradicts what is believed asks for the truth."""
         if isinstance(event, Busy | Heartbeat):
             worker.running = event.running
@@ -171,13 +207,14 @@ class Machine:
                 name=event.worker,
                 incarnation=event.incarnation,
                 node=event.node,
+                node_id=event.node_id,
                 group=event.group,
                 state=event.state,
                 heard_s=now_s,
                 since_s=now_s,
             )
             if known is not None:
-                worker.drained, worker.trainer_failures = known.drained, known.trainer_failures
+                worker.trainer_failures = known.trainer_failures
             self.roster.add(worker)
             self._due(now_s + self.options.lease_s)
             self.sessions.touch(worker.group)
@@ -241,14 +278,18 @@ class Machine:
         if bool(event.worker) == bool(event.node):
             raise UnknownTargetError("name a worker or a node, one of them")
         if event.node:  # A node may be drained before its first worker registers.
-            (self.roster.drained_nodes.add if drained else self.roster.drained_nodes.discard)(event.node)
-            return [worker for worker in self.roster if worker.node == event.node]
+            there = [worker for worker in self.roster if event.node in (worker.node, worker.node_id)]
+            if drained:
+                self.roster.drained_nodes.add(event.node)
+            else:  # Whoever names an address means the node that has it, however that one was drained.
+                self.roster.drained_nodes -= {event.node, *(w.node_id for w in there if w.node == event.node)}
+            return there
         worker = self.roster.workers.get(event.worker)
-        if worker is None:
+        if worker is None and event.worker not in self.roster.drained_workers:  # of those, one may be on its way back
             known = ", ".join(sorted(self.roster.workers)[:20]) or "none"
             raise UnknownTargetError(f"there is no worker {event.worker!r}; registered: {known}")
-        worker.drained = drained
-        return [worker]
+        (self.roster.drained_workers.add if drained else self.roster.drained_workers.discard)(event.worker)
+        return [worker] if worker is not None else []
 
     # Time.
 
@@ -299,7 +340,7 @@ def _process(event: Register) -> tuple[int, str, str]:
     return event.incarnation, event.group, event.node
 
 
-def _why_idle(event: WorkerEvent) -> str:
+def _why_idle(event: WorkerMessage) -> str:
     match event:
         case TrainerFailed(reason=reason):
             return f"its trainer failed: {reason}"

@@ -40,6 +40,7 @@ class Identity:
     incarnation: int
     node: str
     group: str = "all"  # data-parallel group
+    node_id: str = ""  # Ray's
 
 
 class Member:
@@ -215,6 +216,7 @@ class Member:
                 self._store,
                 self.epoch,
                 self.running,
+                who.node_id,
             ),
             now_s,
         )

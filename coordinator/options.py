@@ -1,16 +1,39 @@
 """The `coordinator:` section of the configuration. Owns names and ranges only."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import BaseModel, Field
+
+OPEN_TO_ALL = ("0.0.0.0", "::", "*")
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 class CurveOptions(BaseModel, frozen=True, extra="forbid"):
     """Encryption of the workers' connections (CURVE): key pairs, and an allow-list that is these keys."""
 
-    directory: Annotated[
-        str | None, Field(description="key files made by `python -m coordinator keys`; default: no encryption")
+    enabled: Annotated[
+        bool | None, Field(description="encrypt; default: wherever the coordinator is not at the loopback address")
     ] = None
+    directory: Annotated[
+        str | None,
+        Field(
+            description="key files made by `python -m coordinator keys`; default: a run makes its own, for each worker"
+        ),
+    ] = None
+
+
+class AdminOptions(BaseModel, frozen=True, extra="forbid"):
+    """Who may use the admin service. Beyond loopback it always asks for a token, over TLS."""
+
+    token: Annotated[
+        bool | None,
+        Field(description="ask for the token in admin-token; default: where admin_host is not the loopback address"),
+    ] = None
+    certificate: Annotated[
+        str | None, Field(description="PEM file, for TLS; default beyond loopback: one of its own, which clients know")
+    ] = None
+    key: Annotated[str | None, Field(description="PEM file: the certificate's private key")] = None
 
 
 class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
@@ -27,16 +50,44 @@ class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
     retry_after_s: Annotated[float, Field(ge=0, description="a worker whose trainer failed rests so long")] = 30.0
     host: Annotated[str, Field(description="address on which workers reach the coordinator")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="for workers; 0: any free one")] = 0
-    admin_host: Annotated[str, Field(description="address of the admin service (no authentication)")] = "127.0.0.1"
+    admin_host: Annotated[str, Field(description="address of the admin service")] = "127.0.0.1"
     admin_port: Annotated[int, Field(ge=0, le=65535, description="for `paceline status`; 0: any free one")] = 0
     curve: CurveOptions = CurveOptions()
+    admin: AdminOptions = AdminOptions()
 
-    def contradiction(self) -> str:
-        """What the keys together make impossible; empty if nothing."""
+    @property
+    def encrypts(self) -> bool:
+        """Whether workers' connections are encrypted at `host`."""
+        if self.curve.directory is not None:
+            return True
+        return self.host not in LOOPBACK if self.curve.enabled is None else self.curve.enabled
+
+    @property
+    def admin_asks(self) -> bool:
+        """Whether the admin service wants a token at `admin_host`."""
+        return self.admin_host not in LOOPBACK if self.admin.token is None else self.admin.token
+
+    @property
+    def admin_tls(self) -> bool:
+        return self.admin.certificate is not None or self.admin_host not in LOOPBACK
+
+    def contradictions(self) -> Iterator[tuple[str, str, str]]:
+        """What the keys together make impossible: the key, why, the remedy."""
         least_s = 2 * self.heartbeat_s + self.stop_deadline_s
-        if self.lease_s >= least_s:
-            return ""
-        return (
-            f"{self.lease_s:g} is less than 2 heartbeat_s + stop_deadline_s = {least_s:g}: one late heartbeat would be "
-            "a loss, or a worker that is given up would still train"
-        )
+        if self.lease_s < least_s:
+            why = (
+                f"{self.lease_s:g} is less than 2 heartbeat_s + stop_deadline_s = {least_s:g}: one late heartbeat "
+                "would be a loss, or a worker that is given up would still train"
+            )
+            yield "lease_s", why, "raise it, or lower the others"
+        if self.curve.enabled is False and self.curve.directory is not None:
+            yield "curve.enabled", "false, but curve.directory names key files", "leave one of them out"
+        if self.curve.enabled is False and self.host in OPEN_TO_ALL:
+            why = f"{self.host} is open to everyone on every network, and curve.enabled=false"
+            yield "host", why, "name the address of the workers' network, or leave curve.enabled out"
+        if self.admin.token is False and self.admin_host not in LOOPBACK:
+            why = f"false, but admin_host={self.admin_host} lets others reach the admin service"
+            yield "admin.token", why, "leave it out; or leave admin_host out, and come through ssh -L"
+        if (self.admin.certificate is None) != (self.admin.key is None):
+            missing = "key" if self.admin.key is None else "certificate"
+            yield f"admin.{missing}", "is missing: TLS needs a certificate and its key", "set both, or none of them"

@@ -22,6 +22,7 @@ class Worker:
     name: str
     incarnation: int
     node: str
+    node_id: str = ""
     group: str
     state: State
     heard_s: float
@@ -30,13 +31,12 @@ class Worker:
     phase: Phase | None = None
     answer_by_s: float | None = None
     rests_until_s: float = 0.0
-    drained: bool = False  # itself; its node may be drained besides
     trainer_failures: int = 0
     running: int = 0  # requests
     step: int = 0  # micro-steps of the drafter
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Session:
     """One training session of one group, named by the epoch in which it began.
 
@@ -48,6 +48,7 @@ class Session:
     group: str
     members: dict[str, None]  # an ordered set
     epoch: int = 0  # of its members
+    told: tuple[str, ...] = ()  # the members, as they were told last
     store: str | None = None  # of the leader; None until the leader has set up this epoch or an earlier one
 
     @property
@@ -56,7 +57,7 @@ class Session:
 
     def settled(self, roster: "Roster") -> bool:
         """All members train in the present epoch, and others can join."""
-        return bool(self.store) and all(roster.workers[name].phase is Phase.RUNNING for name in self.members)
+        return bool(self.store) and not roster.starting.get(self.group)
 
 
 @dataclass(slots=True)
@@ -74,9 +75,11 @@ class Roster:
 
     workers: dict[str, Worker] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
-    drained_nodes: set[str] = field(default_factory=set)
+    drained_workers: set[str] = field(default_factory=set)  # names, of those that are not registered now too
+    drained_nodes: set[str] = field(default_factory=set)  # addresses, and Ray's ids
     ghosts: dict[str, Ghost] = field(default_factory=dict)
     idle: dict[str, dict[str, None]] = field(default_factory=dict)  # group -> names, first to be idle first
+    starting: dict[str, set[str]] = field(default_factory=dict)  # group -> names
     stopping: dict[str, set[str]] = field(default_factory=dict)  # group -> names
 
     def __iter__(self) -> Iterator[Worker]:
@@ -97,14 +100,20 @@ class Roster:
         self._index(worker)
 
     def set_phase(self, worker: Worker, phase: Phase | None) -> None:
-        if worker.phase is Phase.STOPPING:
+        if worker.phase is phase:
+            return
+        if worker.phase is Phase.STARTING:
+            self.starting[worker.group].discard(worker.name)
+        elif worker.phase is Phase.STOPPING:
             self.stopping[worker.group].discard(worker.name)
         worker.phase = phase
-        if phase is Phase.STOPPING:
+        if phase is Phase.STARTING:
+            self.starting.setdefault(worker.group, set()).add(worker.name)
+        elif phase is Phase.STOPPING:
             self.stopping.setdefault(worker.group, set()).add(worker.name)
 
     def drained(self, worker: Worker) -> bool:
-        return worker.drained or worker.node in self.drained_nodes
+        return worker.name in self.drained_workers or not self.drained_nodes.isdisjoint((worker.node, worker.node_id))
 
     def session_of(self, worker: Worker) -> Session | None:
         """The session it is a member of."""

@@ -6,9 +6,11 @@
 
 It holds no torch and no ray: an actor may host it, or `python -m coordinator` runs it alone. One that starts where
 another left its address file has a higher term, takes over its ports if they are free, and decides nothing until every
-worker has registered again or has stopped by itself (`lease_s`).
+worker has registered again or has stopped by itself (`lease_s`). What was asked of that one (drains, a pause, a
+threshold) holds for it too.
 """
 
+import logging
 import os
 import socket
 import time
@@ -17,17 +19,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from coordinator.address import Address
+from coordinator.address import Address, reachable
+from coordinator.admin.credentials import given_certificate, service_certificate, service_token
 from coordinator.admin.server import AdminServer
-from coordinator.events import ControlEvent, Notice, RolloutComplete, RolloutStarted
+from coordinator.events import Changed, ControlEvent, Notice, RolloutComplete, RolloutStarted
 from coordinator.feed import Feed
+from coordinator.hub import Hub
 from coordinator.machine import Machine
 from coordinator.options import CoordinatorOptions
+from coordinator.standing import NOTHING, Standing, StandingFileError
 from coordinator.status import Status, read_status
 from coordinator.transport.security import server_keys
 from coordinator.transport.server import CoordinatorServer
 
 S = TypeVar("S")
+_log = logging.getLogger(__name__)
 
 
 class OptionsError(ValueError):
@@ -36,9 +42,10 @@ class OptionsError(ValueError):
 
 class CoordinatorService:
     """Runs from construction to `close`. Raises OSError if a port is taken, OptionsError, KeyFilesError,
-    AddressFileError.
+    CredentialsError, AddressFileError.
 
-    directory: gets the address file. members, watch, on_failure: as CoordinatorServer has them.
+    directory: gets the address file, and what holds until it is taken back (standing.py), for a successor with the same
+    `run`. members, watch, on_failure: as CoordinatorServer has them.
     """
 
     def __init__(
@@ -46,20 +53,31 @@ class CoordinatorService:
         options: CoordinatorOptions,
         *,
         directory: Path | None = None,
+        run: str = "",
         members: Collection[str] | None = None,
         watch: Callable[[Notice], None] = lambda notice: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        if fault := options.contradiction():
-            raise OptionsError(f"lease_s: {fault}")
-        before = Address.read(directory) if directory is not None else None
+        for key, fault, remedy in options.contradictions():
+            raise OptionsError(f"{key}: {fault}; {remedy}")
+        if options.encrypts and options.curve.directory is None:
+            raise OptionsError(
+                f"curve.directory: {options.host} is not the loopback address, so workers' connections are encrypted; "
+                "make keys (python -m coordinator keys DIRECTORY) and name them, or set curve.enabled=false"
+            )
+        before = Address.read(directory) if directory is not None else None  # no folder of a run: nothing is made there
+        token, certificate = _admin_credentials(options, directory)
         self._started_s = time.monotonic()
         self._feed, self._also = Feed(), watch
+        self._directory, self._run = directory, run
+        standing = self._read_standing()
         term = max(time.time_ns() // 1_000_000, before.term + 1 if before is not None else 0)
         if before is None:
-            machine = Machine(options, term=term)
+            machine = Machine(options, term=term, standing=standing)
         else:
-            machine = Machine(options, term=term, settles_at_s=self._started_s + options.lease_s)
+            settles_at_s = self._started_s + options.lease_s
+            machine = Machine(options, term=term, settles_at_s=settles_at_s, standing=standing)
+        self._machine, self._kept = machine, standing
         keys = server_keys(Path(options.curve.directory)) if options.curve.directory is not None else None
         self._server = _first_free(
             lambda port: CoordinatorServer(
@@ -74,7 +92,9 @@ class CoordinatorService:
         )
         try:
             self._admin = _first_free(
-                lambda port: AdminServer(self, self._feed, f"{options.admin_host}:{port}"),
+                lambda port: AdminServer(
+                    self, self._feed, f"{options.admin_host}:{port}", token=token, certificate=certificate
+                ),
                 _ports(options.admin_port, before.admin if before is not None else ""),
             )
         except BaseException:
@@ -82,11 +102,12 @@ class CoordinatorService:
             raise
         self.address = Address(
             endpoint=self.endpoint,
-            admin=self._admin.address,
+            admin=reachable(self._admin.address),
             term=term,
             pid=os.getpid(),
             host=socket.gethostname(),
             started_s=time.time(),
+            admin_tls=certificate is not None,
         )
         if directory is not None:
             self.address.write(directory)
@@ -94,7 +115,7 @@ class CoordinatorService:
     @property
     def endpoint(self) -> str:
         """For workers and the driver: tcp://host:port."""
-        return self._server.endpoint
+        return f"tcp://{reachable(self._server.endpoint.removeprefix('tcp://'))}"
 
     def rollout_started(self, step: int, *, train: bool = True) -> None:
         """As DriverClient, for a driver in this process."""
@@ -105,7 +126,12 @@ class CoordinatorService:
 
     def control(self, event: ControlEvent) -> None:
         """Raises UnknownTargetError; TimeoutError and ConnectionError if the service does not run."""
-        self._server.control(event)
+
+        def obey(hub: Hub, now_s: float) -> None:
+            hub.control(event, now_s)
+            self._keep()
+
+        self._server.call(obey)
 
     def admit(self, worker: str) -> None:
         """It may register too, from now on. Raises TimeoutError and ConnectionError if the service does not run."""
@@ -130,8 +156,46 @@ class CoordinatorService:
         self.close()
 
     def _watch(self, notice: Notice) -> None:
+        if isinstance(notice, Changed) and not notice.after:  # a worker that was drained may have said goodbye
+            self._keep()
         self._feed.publish(notice)
         self._also(notice)
+
+    def _keep(self) -> None:
+        """On the server's thread: for a successor, before whoever asked has the answer."""
+        standing = self._machine.standing
+        if self._directory is None or standing == self._kept:
+            return
+        self._kept = standing
+        try:
+            standing.write(self._directory, self._run)
+        except OSError as error:
+            _log.warning("drains and pauses are obeyed, but a restart would forget them: %s", error)
+
+    def _read_standing(self) -> Standing:
+        found = None
+        try:
+            found = Standing.read(self._directory, self._run) if self._directory is not None else None
+        except (StandingFileError, OSError) as error:
+            _log.warning("nothing is drained or paused: what was asked before is lost: %s", error)
+        return found or NOTHING
+
+
+def _admin_credentials(options: CoordinatorOptions, directory: Path | None) -> tuple[str, tuple[bytes, bytes] | None]:
+    """Token (empty: none is asked for); private key and certificate (None: no TLS). Raises OptionsError,
+    CredentialsError."""
+    given = options.admin
+    if directory is None and (options.admin_asks or (options.admin_tls and given.certificate is None)):
+        raise OptionsError(
+            f"admin_host: {options.admin_host} needs a token and a certificate, which are left in the folder of a run; "
+            "name one (--directory), or leave admin_host out and come through ssh -L"
+        )
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    token = service_token(directory) if options.admin_asks and directory is not None else ""
+    if given.certificate is not None and given.key is not None:
+        return token, given_certificate(given.certificate, given.key, directory)
+    return token, service_certificate(directory) if options.admin_tls and directory is not None else None
 
 
 def _ports(wanted: int, before: str) -> list[int]:

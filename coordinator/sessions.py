@@ -33,8 +33,10 @@ class Sessions:
         self._emit, self._due = emit, due
         self.closed = closed
         self.epoch = 0
+        self._told = 0  # the last one that anybody was told
         self.threshold = options.threshold
         self._dirty: dict[str, None] = {}  # groups where somebody might be promoted
+        self._changed: dict[str, None] = {}  # groups whose session's members are to be told of a new epoch
 
     # Promotion.
 
@@ -54,17 +56,21 @@ class Sessions:
             return
         session = self._roster.sessions.get(group)
         if session is None:
+            if self._haunted(group, now_s):
+                return
             idle = self._eligible(group, now_s)
-            if len(idle) >= self.threshold and not self._haunted(group, now_s):
+            if len(idle) >= self.threshold:
                 self.epoch += 1
-                session = Session(self.epoch, group, {idle[0]: None})
+                session = Session(number=self.epoch, group=group, members={idle[0]: None})
                 self._roster.sessions[group] = session
-                self._announce(session, now_s)
+                self._renew(session)
+        elif group in self._changed:
+            return  # its members are told first
         elif (room := self._options.max_members - len(session.members)) > 0 and session.settled(self._roster):
             joining = self._eligible(group, now_s)[:room]
             if joining:
                 session.members |= dict.fromkeys(joining)
-                self._announce(session, now_s)
+                self._renew(session)
 
     def _eligible(self, group: str, now_s: float) -> list[str]:
         """Idle workers that may train, first to be idle first."""
@@ -84,7 +90,8 @@ class Sessions:
         session = self._roster.session_of(worker)
         if session is None or event.epoch != session.epoch:
             return False
-        worker.phase, worker.answer_by_s = Phase.RUNNING, None
+        self._roster.set_phase(worker, Phase.RUNNING)
+        worker.answer_by_s = None
         if session.leader == worker.name and session.store is None:
             session.store = event.store
             for name in list(session.members)[1:]:
@@ -112,7 +119,7 @@ class Sessions:
             self.stop(worker, unwelcome, now_s)
             return
         if session is None:
-            session = Session(event.session, worker.group, {worker.name: None})
+            session = Session(number=event.session, group=worker.group, members={worker.name: None})
             self._roster.sessions[worker.group] = session
         elif event.leader and session.store is None:
             session.members = {worker.name: None} | session.members
@@ -121,14 +128,14 @@ class Sessions:
         if event.leader and session.leader == worker.name:
             session.store = event.store or None
         if not self.closed:
-            self._announce(session, now_s)
+            self._renew(session)
 
     def remind(self, worker: Worker, now_s: float) -> None:
         """Tell it again what it is to do; deadlines stay."""
         session = self._roster.session_of(worker)
         if session is not None:
             if not self.closed:
-                self._announce(session, now_s)
+                self._renew(session)
         else:
             self._tell_to_stop(worker, "it was told before")
 
@@ -136,7 +143,7 @@ class Sessions:
         """Everybody who trains has registered, or has stopped by itself: from now on this coordinator decides."""
         self.closed = False
         for session in list(self._roster.sessions.values()):
-            self._announce(session, now_s)
+            self._renew(session)
         self.touch()
 
     def stop(self, worker: Worker, reason: str, now_s: float) -> None:
@@ -197,19 +204,37 @@ class Sessions:
             oldest_first = sorted(session.members, key=lambda name: workers[name].phase is not Phase.RUNNING)
             session.members = dict.fromkeys(oldest_first)
         if not self.closed:
-            self._announce(session, now_s)
+            self._renew(session)
 
-    def _announce(self, session: Session, now_s: float) -> None:
-        """A new epoch: the leader is told its members, and they, as soon as its store is known."""
+    def _renew(self, session: Session) -> None:
+        """A new epoch, from now on: answers about the one before are stale. `announce` tells the members."""
         self.epoch += 1
         session.epoch = self.epoch
-        self._emit(SessionChanged(session.group, session.number, session.epoch, tuple(session.members)))
-        for name in session.members:
+        self._changed[session.group] = None
+
+    def announce(self, now_s: float) -> None:
+        """Tell the members of every session that was changed since the last time, once."""
+        groups, self._changed = self._changed, {}
+        for group in groups:
+            session = self._roster.sessions.get(group)
+            if session is not None and not self.closed:
+                self._tell_members(session, now_s)
+
+    def _tell_members(self, session: Session, now_s: float) -> None:
+        """The leader is told the members, and they, as soon as its store is known."""
+        if session.epoch <= self._told:  # one of the members, perhaps: who obeyed a later epoch ignores this one
+            self.epoch += 1
+            session.epoch = self.epoch
+        self._told = session.epoch
+        members = session.told = tuple(session.members)
+        self._emit(SessionChanged(session.group, session.number, session.epoch, members))
+        for name in members:
             worker = self._roster.workers[name]
             if name == session.leader or session.store is not None:
                 self._train(worker, session, now_s)
             else:  # it goes on as it is until its new leader has set up
-                worker.phase, worker.answer_by_s = Phase.RUNNING, None
+                self._roster.set_phase(worker, Phase.RUNNING)
+                worker.answer_by_s = None
 
     def _train(self, worker: Worker, session: Session, now_s: float) -> None:
         if worker.phase is not Phase.STARTING or worker.answer_by_s is None:  # who owes an answer gets no more time
@@ -219,12 +244,12 @@ class Sessions:
         self._roster.set_phase(worker, Phase.STARTING)
         self._set(worker, State.TRAINING, f"session {session.number}", now_s)
         store = "" if worker.name == session.leader else session.store or ""
-        members = tuple(session.members)
-        self._emit(Train(worker.name, self._term, session.epoch, session.number, members, store))
+        self._emit(Train(worker.name, self._term, session.epoch, session.number, session.told, store))
 
     def _tell_to_stop(self, worker: Worker, reason: str) -> None:
         assert worker.session is not None
         self.epoch += 1
+        self._told = self.epoch
         within_s = self._options.stop_deadline_s
         self._emit(Stop(worker.name, self._term, self.epoch, worker.session, within_s, reason))
 

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from coordinator.admin import admin_pb2 as pb
+from coordinator.admin.credentials import NO_CREDENTIALS, Credentials
 from coordinator.admin.messages import SERVICE, change_record, status_record
 from coordinator.status import Change, Status
 
@@ -21,12 +22,18 @@ class RequestRefusedError(ValueError):
     """The coordinator says why."""
 
 
-class AdminClient:
-    """Talks to the admin service at `address` (host:port). Every call ends within `timeout_s`, but `watch`."""
+class NotAllowedError(PermissionError):
+    """The service wants a token, or another one."""
 
-    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+
+class AdminClient:
+    """Talks to the admin service at `address` (host:port). Every call ends within `timeout_s`, but `watch`. Calls raise
+    NoCoordinatorError, NotAllowedError and RequestRefusedError."""
+
+    def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS, timeout_s: float = 5.0) -> None:
         self.address, self._timeout_s = address, timeout_s
-        self._channel = grpc.insecure_channel(address)
+        self._metadata = credentials.metadata
+        self._channel = credentials.channel(address)
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +72,7 @@ class AdminClient:
         method = self._channel.unary_stream(
             f"/{SERVICE}/Watch", pb.WatchRequest.SerializeToString, pb.Update.FromString
         )
-        stream = method(pb.WatchRequest(every_s=every_s))
+        stream = method(pb.WatchRequest(every_s=every_s), metadata=self._metadata)
         try:
             while True:
                 update: pb.Update = self._answered(lambda: next(stream))
@@ -80,7 +87,7 @@ class AdminClient:
 
     def _call(self, method: str, request: Any) -> Status:
         call = self._channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, pb.Status.FromString)
-        return status_record(self._answered(lambda: call(request, timeout=self._timeout_s)))
+        return status_record(self._answered(lambda: call(request, timeout=self._timeout_s, metadata=self._metadata)))
 
     def _answered(self, call: Callable[[], T]) -> T:
         try:
@@ -89,6 +96,8 @@ class AdminClient:
             code, details = error.code(), error.details()
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
                 raise self._gone(str(details)) from None
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                raise NotAllowedError(f"the coordinator at {self.address} refuses: {details}") from None
             raise RequestRefusedError(str(details)) from None
 
     def _gone(self, details: str) -> NoCoordinatorError:

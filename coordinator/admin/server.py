@@ -1,7 +1,6 @@
 """The gRPC admin service of one coordinator, with health and reflection. Owns its port and threads; decides nothing.
 
-It has no authentication: it listens on loopback unless told otherwise (`admin_host`); reach it from elsewhere through
-ssh.
+Beyond loopback it wants a token and speaks TLS only: see `coordinator.admin.credentials`.
 """
 
 import threading
@@ -17,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.admin import admin_pb2 as pb
+from coordinator.admin.credentials import TokenCheck
 from coordinator.admin.messages import SERVICE, change_message, status_message
 from coordinator.events import ControlEvent, Drain, Pause, Resume, SetThreshold, Undrain
 from coordinator.feed import Feed
@@ -36,14 +36,26 @@ class Coordinator(Protocol):
 
 
 class AdminServer:
-    """Serves until `close`. Raises OSError if it cannot listen on `address` (host:port, port 0: any)."""
+    """Serves until `close`. Raises OSError if it cannot listen on `address` (host:port, port 0: any).
 
-    def __init__(self, coordinator: Coordinator, feed: Feed, address: str) -> None:
+    token: what callers must show; empty: nothing. certificate: private key and certificate, PEM; None: unencrypted."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        feed: Feed,
+        address: str,
+        *,
+        token: str = "",
+        certificate: tuple[bytes, bytes] | None = None,
+    ) -> None:
         self._coordinator, self._feed = coordinator, feed
         self._places = threading.Semaphore(MAX_WATCHERS)
         self._closing = False
         self._server = grpc.server(
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="admin"), options=[("grpc.so_reuseport", 0)]
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="admin"),
+            options=[("grpc.so_reuseport", 0)],
+            interceptors=[TokenCheck(token)] if token else [],
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
         self._health = health.HealthServicer()
@@ -51,7 +63,10 @@ class AdminServer:
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
-            port = self._server.add_insecure_port(address)
+            if certificate is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, grpc.ssl_server_credentials([certificate]))
         except RuntimeError as error:
             raise OSError(f"the admin service cannot listen on {address}: {error}") from None
         self.address = f"{address.rpartition(':')[0]}:{port}"

@@ -1,22 +1,27 @@
 """CURVE for the coordinator's socket: key files and the allow-list. Owns who may connect, and under which name.
 
-A directory of keys holds `coordinator.json`, `worker.json` and `driver.json` (a key pair each, readable by their owner
-only) and `allowed.json`: public key to peer name, where "*" is any worker. Workers need the public half of
-`coordinator.json` and `worker.json`; copy only what a machine needs.
+A directory of keys holds `coordinator-key.json`, `worker-key.json` and `driver-key.json` (a key pair each, readable by
+their owner only) and `allowed.json`: public key to peer name, where "*" is any worker. Workers need `worker-key.json`
+and the public half of `coordinator-key.json`; copy only what a machine needs. A run without any makes its own (`Keys`).
 """
 
 import json
-import os
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from coordinator.options import CoordinatorOptions
+from coordinator.files import write_private
+from coordinator.options import CoordinatorOptions, CurveOptions
 from coordinator.wire import DRIVER
 
 ANY_WORKER = "*"
+COORDINATOR, WORKER = "coordinator", "worker"  # the other role is DRIVER
+_KEY_FILE = "{}-key.json"  # of a role; .gitignore and .dockerignore know such names, wherever they lie
 
 
 class KeyFilesError(ValueError):
@@ -28,12 +33,20 @@ class ServerKeys:
     """The coordinator's key pair (Z85 text, as zmq.curve_keypair makes it), and who may connect: public key to name."""
 
     public: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
     allowed: dict[bytes, str]
+    allowed_file: Path | None = None  # read again when somebody unknown connects: workers may have been added
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.curve_server = True
+
+    def knows(self, key: bytes) -> bool:
+        """Whether the owner of `key` may connect."""
+        if key not in self.allowed and self.allowed_file is not None:
+            with suppress(KeyFilesError):
+                self.allowed.update(_allowed(self.allowed_file))
+        return key in self.allowed
 
     def admits(self, key: str, peer: str) -> bool:
         """Whether the owner of `key` may speak as `peer`."""
@@ -46,7 +59,7 @@ class ClientKeys:
     """A peer's key pair and the coordinator's public key."""
 
     public: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
     server: bytes
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
@@ -54,38 +67,72 @@ class ClientKeys:
         socket.curve_serverkey = self.server
 
 
-def write_keys(directory: Path) -> None:
+def write_keys(directory: Path, roles: Sequence[str] = (COORDINATOR, WORKER, DRIVER)) -> None:
     """Make new key files. Raises FileExistsError rather than replace one."""
     directory.mkdir(parents=True, exist_ok=True)
     public_keys = {}
-    for name in ("coordinator", "worker", "driver"):
+    for name in roles:
         public, secret = zmq.curve_keypair()
         public_keys[name] = public.decode()
         pair = json.dumps({"public": public.decode(), "secret": secret.decode()})
-        descriptor = os.open(directory / f"{name}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(pair + "\n")
-    allowed = {public_keys["worker"]: ANY_WORKER, public_keys["driver"]: DRIVER}
+        path = directory / _KEY_FILE.format(name)
+        if path.exists():
+            raise FileExistsError(f"{path} exists: choose another folder, or remove it")
+        write_private(path, pair + "\n")
+    names = {WORKER: ANY_WORKER, DRIVER: DRIVER}
+    allowed = {key: names[role] for role, key in public_keys.items() if role in names}
     (directory / "allowed.json").write_text(json.dumps(allowed, indent=2) + "\n", encoding="utf-8")
 
 
 def server_keys(directory: Path) -> ServerKeys:
     """Raises KeyFilesError."""
-    pair = _read(directory / "coordinator.json")
-    allowed = {key.encode(): name for key, name in _read(directory / "allowed.json").items()}
-    return ServerKeys(_key(directory, pair, "public"), _key(directory, pair, "secret"), allowed)
+    pair, file = _read(directory / _KEY_FILE.format(COORDINATOR)), directory / "allowed.json"
+    return ServerKeys(_key(directory, pair, "public"), _key(directory, pair, "secret"), _allowed(file), file)
 
 
 def client_keys(directory: Path, role: str) -> ClientKeys:
     """role: worker or driver. Raises KeyFilesError."""
-    pair, server = _read(directory / f"{role}.json"), _read(directory / "coordinator.json")
+    pair, server = (_read(directory / _KEY_FILE.format(name)) for name in (role, COORDINATOR))
     public, secret = _key(directory, pair, "public"), _key(directory, pair, "secret")
     return ClientKeys(public, secret, _key(directory, server, "public"))
 
 
-def configured_keys(options: CoordinatorOptions, role: str) -> ClientKeys | None:
-    """`client_keys` as the options say; None: no encryption. Raises KeyFilesError."""
-    return None if options.curve.directory is None else client_keys(Path(options.curve.directory), role)
+class Keys:
+    """Whose key pair is whose in a run, from its driver's hand. `options` is what the coordinator gets.
+
+    Where key files are configured, these: all workers share one pair. Else, where connections are encrypted, new ones
+    in `directory`: every worker has a pair of its own and can speak as nobody else. Raises KeyFilesError.
+    """
+
+    def __init__(self, options: CoordinatorOptions, directory: Path) -> None:
+        configured = options.curve.directory
+        self._directory = Path(configured) if configured is not None else directory if options.encrypts else None
+        self._own: dict[str, ClientKeys] | None = None  # by worker
+        if self._directory is not None and configured is None:
+            shutil.rmtree(self._directory, ignore_errors=True)  # of a driver before this one
+            write_keys(self._directory, (COORDINATOR, DRIVER))
+            self._directory.chmod(0o700)
+            self._own = {}
+            options = options.model_copy(update={"curve": CurveOptions(directory=str(self._directory.resolve()))})
+        self.options = options
+
+    @property
+    def driver(self) -> ClientKeys | None:
+        """None: no encryption."""
+        return None if self._directory is None else client_keys(self._directory, "driver")
+
+    def worker(self, name: str) -> ClientKeys | None:
+        """None: no encryption. The coordinator lets the owner in from now on, as `name` only."""
+        if self._directory is None or self._own is None:
+            return None if self._directory is None else client_keys(self._directory, "worker")
+        if name not in self._own:
+            public, secret = zmq.curve_keypair()
+            allowed = _read(self._directory / "allowed.json")
+            write_private(
+                self._directory / "allowed.json", json.dumps(allowed | {public.decode(): name}, indent=2) + "\n"
+            )
+            self._own[name] = ClientKeys(public, secret, client_keys(self._directory, "driver").server)
+        return self._own[name]
 
 
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> ThreadAuthenticator:
@@ -98,10 +145,14 @@ def authenticator(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> 
 
 class _AllowList:
     def __init__(self, keys: ServerKeys) -> None:
-        self._allowed = keys.allowed
+        self._keys = keys
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return key in self._allowed
+        return self._keys.knows(key)
+
+
+def _allowed(file: Path) -> dict[bytes, str]:
+    return {key.encode(): name for key, name in _read(file).items()}
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -26,17 +26,18 @@ from coordinator.transport.waker import Waker
 from coordinator.wire import (
     MAX_FRAME_BYTES,
     Ack,
+    AnswerEncoder,
     BadFrameError,
     OversizedFrameError,
     Tell,
     decode_say,
-    encode,
     speaker,
 )
 
 _log = logging.getLogger(__name__)
 HARD_LIMIT_BYTES = 16 * MAX_FRAME_BYTES
 _BATCH = 64  # messages between two looks at the time, and two sendings
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
@@ -66,6 +67,7 @@ class CoordinatorServer:
     ) -> None:
         self._hub, self._keys = Hub(machine, watch, members), keys
         self._clock, self._on_failure = clock, on_failure
+        self._encoder = AnswerEncoder()
         self._routes: dict[str, bytes] = {}  # by peer: the connection over which it spoke last
         self._calls: SimpleQueue[tuple[Callable[[Hub, float], Any], Future[Any]] | None] = SimpleQueue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -127,8 +129,8 @@ class CoordinatorServer:
             poller.register(source, zmq.POLLIN)
         try:
             while True:
-                wait_s = self._hub.next_deadline_s - self._clock()
-                ready = dict(poller.poll(None if wait_s == math.inf else max(0, math.ceil(wait_s * 1000))))
+                wait_s = max(0.0, self._hub.next_deadline_s - self._clock())
+                ready = dict(poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000)))
                 if self._waker.fd in ready:
                     self._waker.clear()
                     if not self._run_calls():
@@ -139,7 +141,7 @@ class CoordinatorServer:
                 if self._router in ready:
                     self._receive()
                 self._hub.tick(self._clock())
-                for peer, message in self._hub.take():
+                for peer, message in self._hub.take(self._clock()):
                     self._send(peer, message)
         finally:
             self._close_sockets()
@@ -164,14 +166,14 @@ class CoordinatorServer:
         counts = self._hub.counts
         for _ in range(_BATCH):
             try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, key, frames = self._next()
             except zmq.Again:
                 return
-            if len(frames) != 2:
+            if len(frames) != 1:
                 counts["malformed"] += 1
                 continue
             try:
-                say = decode_say(frames[1].bytes)
+                say = decode_say(frames[0])
             except OversizedFrameError:
                 counts["oversized"] += 1
                 continue
@@ -179,14 +181,25 @@ class CoordinatorServer:
                 counts["malformed"] += 1
                 continue
             peer = speaker(say)
-            if self._keys is not None and not self._keys.admits(str(frames[1].get("User-Id")), peer):
+            if self._keys is not None and not self._keys.admits(key, peer):
                 counts[Fate.IMPOSTOR.value] += 1
             elif self._hub.hear(peer, say, self._clock()) in _KNOWN:
-                self._routes[peer] = frames[0].bytes
+                self._routes[peer] = route
+
+    def _next(self) -> tuple[bytes, str, list[bytes]]:
+        """A message: the connection over which it came, the key of its sender (empty without CURVE), its frames.
+        Raises zmq.Again."""
+        if self._keys is None:
+            route, *frames = self._router.recv_multipart(_NOBLOCK)
+            return route, "", frames
+        first, *rest = self._router.recv_multipart(_NOBLOCK, copy=False)
+        return first.bytes, str(rest[0].get("User-Id")) if rest else "", [frame.bytes for frame in rest]
 
     def _send(self, peer: str, message: Ack | Tell) -> None:
+        """To nobody, or to one whose queue is full: dropped."""
         if route := self._routes.get(peer):
-            self._router.send_multipart([route, encode(message)], zmq.NOBLOCK)  # to nobody, or a full queue: dropped
+            self._router.send(route, _MORE)
+            self._router.send(self._encoder.encode(message), _NOBLOCK)
 
     def _close_sockets(self) -> None:
         self._router.disable_monitor()

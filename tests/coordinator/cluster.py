@@ -64,11 +64,14 @@ def states(server: CoordinatorServer) -> dict[str, str]:
     return server.call(lambda hub, now_s: {w.name: f"{w.state} {w.phase or ''}".strip() for w in hub.machine.roster})
 
 
-def train_command(client: WorkerClient) -> Train:
-    """The next command, which must be to train."""
-    (command,) = client.poll(PATIENCE_S)
-    assert isinstance(command, Train)
-    return command
+def train_command(client: WorkerClient, members: int = 1) -> Train:
+    """The next command, which must be to train, among so many. (On a loaded machine a registration may be repeated, and
+    its worker is told again what it was told.)"""
+    while True:
+        (command,) = client.poll(PATIENCE_S)
+        assert isinstance(command, Train)
+        if len(command.members) >= members:
+            return command
 
 
 class Raw:

@@ -1,19 +1,22 @@
 """As many random sequences and clusters as there is time for: `python -m tests.coordinator.fuzz --sequences 100000`.
 
-The tests take a few hundred; this takes all cores for a night and prints every seed that breaks a rule.
+The tests take 1,000 worlds; this takes all cores for a night and prints every seed that breaks a rule.
 """
 
 import argparse
 import os
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
+from benchmarks.harness import RESULTS, load, machine, save
 from tests.coordinator.random_events import random_sequence
 from tests.coordinator.random_worlds import random_world
 
+RECORD = RESULTS / "coordinator.json"
 EVENTS = 30  # of one sequence
 CHUNK = 250  # seeds of one task of a process
 
@@ -51,11 +54,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=100_000)
     parser.add_argument("--worlds", type=int, default=10_000)
+    parser.add_argument("--record", action="store_true", help="into benchmarks/results/coordinator.json")
     options = parser.parse_args()
-    found = [in_processes(sequence, options.sequences), in_processes(world, options.worlds)]
-    for name, total in zip(("sequences", "worlds"), found, strict=True):
-        print(f"{name}: {dict(sorted(total.items()))}")
-    return int(any(total["violations"] for total in found))
+    record = load(RECORD) if options.record else {}
+    violations = 0
+    for one, count in ((sequence, options.sequences), (world, options.worlds)):
+        start_s = time.monotonic()
+        total = in_processes(one, count)
+        violations += total["violations"]
+        print(f"{one.__name__}s: {dict(sorted(total.items()))}", flush=True)
+        if count:
+            found = {"violations": 0} | dict(sorted(total.items())) | {"taken_s": round(time.monotonic() - start_s, 1)}
+            record[f"random_{one.__name__}s"] = {"machine": machine(), "found": found}
+    if options.record:
+        save(RECORD, record)
+    return int(bool(violations))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ import random
 from dataclasses import dataclass
 
 from coordinator.options import CoordinatorOptions
-from coordinator.simulator import Faults, Outcome, Simulation
+from coordinator.simulated import Faults, Outcome
+from coordinator.simulator import Simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,13 @@ def random_world(seed: int) -> World:
         request_rate=rng.choice((0, 0.05, 0.3)),
         trainer_failure=rng.choice((0, 0.05, 0.3)),
         trainer_hang=rng.choice((0, 0.05, 0.3)),
+        join_rate=rng.choice((0, 0.05, 0.3)),
+        leave_rate=rng.choice((0, 0.05, 0.3)),
+        node_join_rate=rng.choice((0, 0.05, 0.1)),
+        node_death_rate=rng.choice((0, 0.05, 0.2)),
+        notice_rate=rng.choice((0, 0.1, 0.3)),
+        cut_rate=rng.choice((0, 0.1, 0.3)),
+        driver_crash_rate=rng.choice((0, 0.05, 0.2)),
     )
     workers, groups = rng.choice(((2, 1), (3, 1), (4, 2), (6, 2), (6, 1)))
     return World(

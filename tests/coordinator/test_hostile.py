@@ -61,7 +61,7 @@ def test_no_frame_is_anything_but_a_message_or_a_bad_frame() -> None:
             continue
         fates[hub.hear(speaker(say), say, number * 1e-3).value] += 1
         hub.tick(number * 1e-3)
-        hub.take()
+        hub.take(number * 1e-3)
     assert fates.total() == FRAMES
     assert fates["bad"] > FRAMES / 2
     assert fates["heard"] > 0

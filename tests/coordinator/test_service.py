@@ -28,7 +28,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.service import CoordinatorService, OptionsError
 from coordinator.status import Change, SessionStatus, Status, WorkerStatus
 from coordinator.transport.client import DriverClient
-from coordinator.transport.security import configured_keys, write_keys
+from coordinator.transport.security import Keys, write_keys
 from tests.coordinator.cluster import OPTIONS, eventually, train_command, worker
 
 
@@ -286,17 +286,16 @@ def test_with_curve_from_key_files(tmp_path: Path) -> None:
     options = OPTIONS.model_copy(update={"curve": OPTIONS.curve.model_copy(update={"directory": str(tmp_path)})})
     with (
         CoordinatorService(options) as service,
-        worker(service.endpoint, "w0", options, keys=configured_keys(options, "worker")),
+        worker(service.endpoint, "w0", options, keys=Keys(options, tmp_path).worker("w0")),
         worker(service.endpoint, "w1", options),
     ):
-        assert configured_keys(OPTIONS, "worker") is None
         eventually(lambda: service.status().counts.get("unauthenticated", 0) >= 1)
         eventually(lambda: set(by_name(service.status())) == {"w0"})
 
 
 def test_alone_as_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", str(tmp_path / "keys")]) == 0
-    assert json.loads((tmp_path / "keys" / "driver.json").read_text())["public"]
+    assert json.loads((tmp_path / "keys" / "driver-key.json").read_text())["public"]
     assert main(["keys", str(tmp_path / "keys")]) == 1
     assert "exists" in capsys.readouterr().err
     assert main(["run", "--lease-s", "1"]) == 1

@@ -42,7 +42,7 @@ def test_a_session_from_idle_to_stopped() -> None:
         assert train.members == ("w0",)
         first.started(train.session, train.epoch, "h0:7")
         second.idle()
-        assert train_command(first).members == ("w0", "w1")
+        assert train_command(first, members=2).members == ("w0", "w1")
         joined = commands.get(timeout=20)
         assert isinstance(joined, Train)
         assert (joined.members, joined.store) == (("w0", "w1"), "h0:7")
@@ -277,13 +277,13 @@ def test_an_unencrypted_coordinator_gets_no_word_from_who_wants_encryption(keys:
 
 
 def test_key_files_are_private_and_checked(keys: Path) -> None:
-    assert all((keys / f"{name}.json").stat().st_mode & 0o077 == 0 for name in ("coordinator", "worker", "driver"))
+    assert all((keys / f"{name}-key.json").stat().st_mode & 0o077 == 0 for name in ("coordinator", "worker", "driver"))
     with pytest.raises(FileExistsError):
         write_keys(keys)
-    (keys / "worker.json").write_text('{"public": "short"}', encoding="utf-8")
+    (keys / "worker-key.json").write_text('{"public": "short"}', encoding="utf-8")
     with pytest.raises(KeyFilesError, match="lacks its public key"):
         client_keys(keys, "worker")
-    (keys / "worker.json").write_text("[]", encoding="utf-8")
+    (keys / "worker-key.json").write_text("[]", encoding="utf-8")
     with pytest.raises(KeyFilesError, match="no key file"):
         client_keys(keys, "worker")
     (keys / "allowed.json").unlink()
