@@ -13,11 +13,11 @@ from pathlib import Path
 import ray
 
 from actors.identity import log_to
+from coordinator.events import Drain, Undrain
 from coordinator.options import CoordinatorOptions
 from coordinator.service import CoordinatorService
 
 _log = logging.getLogger(__name__)
-LOOPBACK = "127.0.0.1"
 
 
 class CoordinatorActor:
@@ -29,19 +29,14 @@ class CoordinatorActor:
         directory: str,
         workers: Sequence[str],
         *,
-        reachable: bool,
+        run: str = "",
         log: str | None = None,
     ) -> None:
-        """workers: who may register, at first. reachable: from other nodes, so not at the loopback address, whatever
-        `options.host` says by default. log: see log_to."""
+        """workers: who may register, at first. run: whose coordinators follow one another. log: see log_to."""
         log_to(log, "coordinator")
-        if reachable and options.host == LOOPBACK:
-            options = options.model_copy(
-                update={"host": ray.util.get_node_ip_address()}  # type: ignore[no-untyped-call]
-            )
         # A bug ends the process: Ray starts another, which asks the workers for the truth.
         end = partial(os._exit, 1)
-        self._service = CoordinatorService(options, directory=Path(directory), members=workers, on_failure=end)
+        self._service = CoordinatorService(options, directory=Path(directory), run=run, members=workers, on_failure=end)
         _log.info("serves at %s", self._service.endpoint)
 
     def __repr__(self) -> str:
@@ -51,6 +46,16 @@ class CoordinatorActor:
     def admit(self, worker: str) -> None:
         """It may register too; to be said again to an actor that was restarted."""
         self._service.admit(worker)
+
+    @ray.method
+    def drain(self, node: str, reason: str) -> None:
+        """No drafter is trained on this node (its address, or Ray's id) any more, nor by a successor of this one."""
+        self._service.control(Drain(node=node, reason=reason))
+
+    @ray.method
+    def undrain(self, node: str) -> None:
+        """The node may train again, or has gone."""
+        self._service.control(Undrain(node=node))
 
     @ray.method
     def endpoint(self) -> str:

@@ -11,6 +11,7 @@ node maps them without a copy. It outlives trainers and rollout workers; started
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from drafter.training.records import SequenceRecord
 from policies.drafter.options import BufferOptions
 
 FETCH_TIMEOUT_S = 30.0
+_SOURCES = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -36,14 +38,16 @@ class DataBufferActor:
         self._name = name
         self._buffer = DataBuffer(options, seed)
         self._lost = 0
+        self._sources: deque[str] = deque(maxlen=_SOURCES)
 
     def __repr__(self) -> str:
         return self._name
 
     @ray.method
-    async def add(self, refs: Sequence[Any]) -> int:
+    async def add(self, refs: Sequence[Any], source: str = "") -> int:
         """Keep the records (each reference: a list of them); how many were added. What is lost with its maker, or
-        takes longer than FETCH_TIMEOUT_S to come, is left out and logged."""
+        takes longer than FETCH_TIMEOUT_S to come, is left out and logged. `source`: what else comes from it, made again
+        after a loss, is left out."""
         added = 0
         for ref in refs:
             try:
@@ -56,6 +60,9 @@ class DataBufferActor:
                 raise TypeError(
                     f"the data buffer takes references to lists of SequenceRecord, got {type(records).__name__}"
                 )
+            if source and source in self._sources:
+                continue
+            self._sources.append(source)
             for record in records:
                 self._buffer.add([replace(record, tokens=record.tokens.copy(), states=record.states.copy())])
                 added += 1

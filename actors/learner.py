@@ -169,16 +169,17 @@ class LearnerRank:
         self._ready.rest(optimizer=optimizer)
 
     @ray.method
-    def train_step(self, sequences: Sequence[TrainSequence]) -> StepResult:
+    def train_step(self, sequences: Sequence[TrainSequence], asked: int | None = None) -> StepResult:
         """One RL step on all of these (each rank takes its share)."""
         recording = self._step_recording()
-        result = self._ready.rl_step(sequences, temperature=self._spec.temperature, recording=recording)
+        temperature = self._spec.temperature
+        result = self._ready.rl_step(sequences, temperature=temperature, asked=asked, recording=recording)
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in result.seconds.items())
         _log.info("learned from %d sequences: %s", len(sequences), spent or "nothing to do")
         if recording is not None and recording.records:
             # The buffer copies it; until the next step it has the time to. Nobody waits for it.
             self._recorded = ray.put(recording.records)
-            self._buffer.add.remote([self._recorded])
+            self._buffer.add.remote([self._recorded], source=f"learner-{self._index} of version {self._version}")
         return result
 
     @ray.method

@@ -1,7 +1,7 @@
 """The learner as the driver sees it: one object, synchronous calls, a deadline on each. Importable without torch.
 
 Owns the rank actors: their start, their rendezvous, and finding out which of them is lost. A lost rank ends the group
-(FSDP2 shards cannot be replaced in flight); the driver then ends the run with the command that resumes it.
+(FSDP2 shards cannot be replaced in flight); the driver then makes another one (launch.failover).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from actors.handoff.types import Offer, Sent, Terms, Way
 from actors.identity import unique_name
 from actors.learner import LearnerRank, LearnerSpec, Place
-from actors.training.errors import LearnerLostError
+from actors.training.errors import LearnerLostError, LossKind
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.types import Demonstration, StepResult, TrainSequence
 from models.formats import Quantization
@@ -31,7 +31,10 @@ from policies.options import ObjectiveOptions
 
 GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0
-_STARTING = frozenset({"start", "rendezvous"})
+_LONG = "train_step"
+_SLICE_S = 0.25  # of the wait for it
+_LOOK_S = 1.0  # likewise for ranks that start
+STARTING = frozenset({"start", "rendezvous"})  # calls of the constructor: LearnerLostError.call
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,11 @@ class LearnerGroup:
         quantization: Quantization = "none",
         actor_options: Callable[[int], Mapping[str, Any]] | None = None,
         start_timeout_s: float = 600.0,
+        waiting: Callable[[float], None] = lambda waited_s: None,
         log: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         """`actor_options(rank)`: Ray actor options of a rank (placement group, num_cpus, num_gpus, resources).
+        `waiting`: called about every second until all ranks are up; what it raises ends the start.
         `log(name)`: the log file of an actor.
 
         Raises LearnerLostError if a rank does not come up, and what the rank raised if it cannot build the model.
@@ -84,7 +89,8 @@ class LearnerGroup:
             seed=seed,
             quantization=quantization,
         )
-        self._timeout_s = learner.timeout_s
+        self._timeout_s, self._waiting = learner.timeout_s, waiting
+        self.while_working: Callable[[], object] = lambda: None  # called often during `train_step`
         self._weights_store: str | None = None
         self._layouts: dict[bool, tuple[tuple[TensorSpec, ...], int]] = {}  # of the masters, or of what rollouts have
         self._sendings = 0
@@ -157,10 +163,11 @@ class LearnerGroup:
             self._call("rest", self._timeout_s, lambda rank: rank.rest.remote(optimizer))
             self._rested = True
 
-    def train_step(self, sequences: Sequence[TrainSequence], step: int = 0) -> StepResult:
-        """One RL step on these sequences, in this order. `step` is for error messages only."""
+    def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
+        """One RL step on these sequences, in this order. `step` is for error messages only. `asked`: responses that
+        were asked for in it, learned from or not; needed by aggregation fixed_mean_token_sum_norm."""
         shared = ray.put(list(sequences))
-        results = self._call(f"train_step {step}", self._timeout_s, lambda rank: rank.train_step.remote(shared))
+        results = self._call(f"train_step {step}", self._timeout_s, lambda rank: rank.train_step.remote(shared, asked))
         result: StepResult = results[0]
         return result
 
@@ -231,6 +238,10 @@ class LearnerGroup:
 
         return WeightsSending(offer, sent, keep)
 
+    def check(self) -> None:
+        """All ranks answer. Raises LearnerLostError."""
+        self._call("check", self._timeout_s, lambda rank: rank.place.remote())
+
     def save(self, directory: str | Path) -> None:
         """Weights, optimizer, schedule and RNG into a directory that all ranks see. For `write_checkpoint`."""
         self._call("save", self._timeout_s, lambda rank: rank.save.remote(str(directory)))
@@ -270,11 +281,19 @@ class LearnerGroup:
 
     def _wait(self, name: str, timeout_s: float, refs: list[Any]) -> list[Any]:
         """Results of refs (rank i's is refs[i]), or the failure that explains the others."""
-        deadline_s = time.monotonic() + timeout_s
+        begin_s = time.monotonic()
+        deadline_s, starting = begin_s + timeout_s, name in STARTING
         pending, failures = list(refs), dict[int, RayError]()
         while pending:
-            left_s = deadline_s - time.monotonic()
-            done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, left_s), fetch_local=False)
+            left_s = max(0.0, deadline_s - time.monotonic())
+            slice_s = _LOOK_S if starting else _SLICE_S if name.startswith(_LONG) else left_s
+            done, pending = ray.wait(pending, num_returns=1, timeout=min(left_s, slice_s), fetch_local=False)
+            if not done and slice_s < left_s:
+                if starting:
+                    self._waiting(time.monotonic() - begin_s)
+                else:
+                    self.while_working()
+                continue
             if not done:
                 break
             index = refs.index(done[0])
@@ -294,7 +313,7 @@ class LearnerGroup:
         """A dead rank is the cause; else what a rank raised itself; else a rank that did not answer."""
         for index, error in sorted(failures.items()):
             if isinstance(error, RayActorError | GetTimeoutError):
-                return self._lost(index, name, self._why(index, error))
+                return self._lost(index, name, *self._why(index, error))
         raised = [e.cause for _, e in sorted(failures.items()) if isinstance(e, RayTaskError)]
         # A rank whose peer fails sees a broken connection (RuntimeError of torch.distributed): not the reason.
         raised.sort(key=lambda cause: type(cause).__name__ in ("DistBackendError", "DistNetworkError", "RuntimeError"))
@@ -302,25 +321,26 @@ class LearnerGroup:
             return raised[0]
         if failures:
             index, error = min(failures.items())
-            return self._lost(index, name, self._why(index, error))
-        key = "cluster.start_timeout_s" if name in _STARTING else "learner.timeout_s"
-        return self._lost(silent[0], name, f"no answer in {timeout_s:g} s ({key})")
+            return self._lost(index, name, *self._why(index, error))
+        key = "cluster.start_timeout_s" if name in STARTING else "learner.timeout_s"
+        return self._lost(silent[0], name, f"no answer in {timeout_s:g} s ({key})", "silent")
 
-    def _why(self, index: int, error: RayError) -> str:
+    def _why(self, index: int, error: RayError) -> tuple[str, LossKind]:
         """In our words: Ray's are a paragraph with the actor's class and ids, and the logs have them."""
         pid, text = self._places[index].pid, str(error)
         if isinstance(error, OutOfMemoryError) or "OutOfMemory" in text or "memory pressure" in text:
-            return f"its process {pid} was ended because its node ran out of memory"
+            return f"its process {pid} was ended because its node ran out of memory", "memory"
         if getattr(error, "preempted", False):
-            return "its node was preempted"
+            return "its node was preempted", "ended"
         if "node has died" in text or "node is dead" in text or "NODE_DIED" in text:
-            return "its node is gone"
+            return "its node is gone", "ended"
         if isinstance(error, RayActorError):
-            return f"its process {pid} has ended: killed (SIGTERM, SIGKILL, or its system lacked memory), or crashed"
+            reason = f"its process {pid} has ended: killed (SIGTERM, SIGKILL, or its system lacked memory), or crashed"
+            return reason, "ended"
         if isinstance(error, GetTimeoutError):
-            return f"its answer did not arrive within {GRACE_S:g} s"
-        return next(iter(text.strip().splitlines()), type(error).__name__)
+            return f"its answer did not arrive within {GRACE_S:g} s", "silent"
+        return next(iter(text.strip().splitlines()), type(error).__name__), "ended"
 
-    def _lost(self, index: int, name: str, reason: str) -> LearnerLostError:
+    def _lost(self, index: int, name: str, reason: str, kind: LossKind) -> LearnerLostError:
         place = self._places[index]
-        return LearnerLostError(index, f"{place.node_ip} ({place.node_id[:8]})", name, reason)
+        return LearnerLostError(index, f"{place.node_ip} ({place.node_id[:8]})", name, reason, kind)

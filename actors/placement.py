@@ -1,7 +1,8 @@
 """Where actors run: from the `cluster:` section to Ray placement groups, and from those to actor options.
 
-Owns the plan (a pure function) and its reservation, with a deadline and an error that says what is missing. It starts
-no actors.
+Owns the plan (a pure function), its reservation, with a deadline and an error that says what is missing, and the places
+of workers that come later: each is a reservation of its own, that nobody waits for, and is given back by itself. It
+starts no actors.
 
     with place(config) as placement:                       # config: the configuration tree, or anything shaped like it
         ray.remote(LearnerRank).options(**placement.learner_options(rank)).remote(...)
@@ -15,29 +16,34 @@ colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: eac
 disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
 """
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar, assert_never
+from typing import Any, Literal, Protocol, TypeVar, assert_never
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import (
     PlacementGroup,
-    get_current_placement_group,
     placement_group,
+    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-T = TypeVar("T", covariant=True)
+from actors.group_engine import GroupEngine, SpawnsOn
+
+T = TypeVar("T")
 Layout = Literal["embedded", "colocated", "disaggregated"]
 Bundle = Mapping[str, float]
 
 _SHARE = 0.49  # of a GPU: a learner rank and a rollout worker in one bundle
-_ASKING = 0.01  # of a GPU: a task that says which one a bundle has
 _TAG = 0.001  # amount of a custom resource that marks a node; it never runs out
+_NODE_ID = "ray.io/node-id"  # Ray's own label of every node
+_log = logging.getLogger(__name__)
 
 
 class PlacementError(RuntimeError):
@@ -69,9 +75,16 @@ class ClusterShape(Protocol):
     def start_timeout_s(self) -> float: ...
 
 
+class CountShape(Protocol):
+    @property
+    def min(self) -> int: ...
+    @property
+    def max(self) -> int: ...
+
+
 class RolloutShape(Protocol):
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> CountShape: ...
 
 
 class LearnerShape(Protocol):
@@ -110,6 +123,7 @@ class Plan:
     groups: tuple[Group, ...]
     learners: tuple[Slot, ...]
     workers: tuple[Slot, ...]
+    further: tuple[Group, Slot]  # of each worker beyond those
 
     def demand(self) -> dict[str, float]:
         """All resources of all bundles."""
@@ -140,7 +154,9 @@ def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: f
     # A bundle must ask for something; an actor that takes 0 CPUs still has a place.
     group = Group(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
     slots = [Slot(group=0, bundle=i, cpus=c, gpus=0.0, resources={}) for i, c in enumerate(cpus)]
-    return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]))
+    whole = cluster.cpus_per_worker  # a later worker takes no share of what others have
+    further = Group((_bundle(whole, 0.0, {}),), "PACK"), Slot(group=0, bundle=0, cpus=whole, gpus=0.0, resources={})
+    return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]), further)
 
 
 def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
@@ -172,7 +188,9 @@ def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
             bundles.append(_bundle(cpus, 1.0, {}))
         groups.append(Group(tuple(bundles), "STRICT_PACK"))
         worker_slots.append(Slot(group=worker, bundle=0, cpus=cluster.cpus_per_worker, gpus=_SHARE, resources={}))
-    return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots))
+    more = tuple(_bundle(cluster.cpus_per_worker if bundle == 0 else 0.0, 1.0, {}) for bundle in range(per_worker))
+    further = Group(more, "STRICT_PACK"), replace(worker_slots[0], group=0)
+    return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots), further)
 
 
 def _disaggregated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
@@ -184,7 +202,8 @@ def _disaggregated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
 
     learner, learners = side(0, ranks, cluster.cpus_per_learner, cluster.gpus_per_learner, cluster.learner_resource)
     rollout, rollouts = side(1, workers, cluster.cpus_per_worker, cluster.gpus_per_worker, cluster.rollout_resource)
-    return Plan((Group((learner,) * ranks, "PACK"), Group((rollout,) * workers, "SPREAD")), learners, rollouts)
+    groups = Group((learner,) * ranks, "PACK"), Group((rollout,) * workers, "SPREAD")
+    return Plan(groups, learners, rollouts, (Group((rollout,), "PACK"), replace(rollouts[0], group=0)))
 
 
 def _bundle(cpus: float, gpus: float, tag: Bundle) -> Bundle:
@@ -197,33 +216,13 @@ def _floor(cpus: float) -> float:
     return int(cpus * 1000) / 1000
 
 
-class SpawnsOn(Protocol[T]):
-    """Starts an engine that sees these GPUs; None: those that this process sees."""
-
-    def __call__(self, *, gpus: Sequence[int] | None = None) -> T: ...
-
-
 @dataclass(frozen=True, slots=True)
-class GroupEngine(Generic[T]):
-    """An engine factory for a rollout worker whose group has several bundles: the engine gets the GPUs of all of them.
+class _Place:
+    """Of a rollout worker."""
 
-    Asks in the worker, at every start: after a lost node the group may be on another one, with other GPUs.
-    """
-
-    spawn: SpawnsOn[T]
-    timeout_s: float  # for the answer; a bundle has it in seconds
-
-    def __call__(self) -> T:
-        """Raises ray.exceptions.GetTimeoutError."""
-        group = get_current_placement_group()
-        if group is None:  # a worker beyond the plan: Ray shows it all that it may use
-            return self.spawn()
-        ask: Any = ray.remote(num_cpus=0, num_gpus=_ASKING, max_retries=0)(ray.get_gpu_ids)
-        asked = [
-            ask.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle)).remote()
-            for bundle in range(group.bundle_count)
-        ]
-        return self.spawn(gpus=[int(gpu) for (gpu,) in ray.get(asked, timeout=self.timeout_s)])
+    group: PlacementGroup
+    slot: Slot
+    own: bool  # the group is nobody else's, and goes with the worker
 
 
 class Placement:
@@ -233,63 +232,214 @@ class Placement:
         self.plan = plan
         self._groups = groups
         self._timeout_s = timeout_s
-        self._places: dict[str, int] = {}  # of rollout workers in plan.workers
+        self._vacant = [_Place(groups[slot.group], slot, own=False) for slot in plan.workers]  # planned, nobody's now
+        self._places: dict[str, _Place] = {}  # of rollout workers
+        self._left = False  # somebody has left a planned place, whose node may be lost since
+        self._avoid: dict[str, Collection[str]] = {}  # nodes that are none for them, by worker
 
     def learner_options(self, rank: int) -> dict[str, Any]:
-        return self._options(self.plan.learners[rank])
+        slot = self.plan.learners[rank]
+        return _options(self._groups[slot.group], slot)
+
+    def missing_learner(self) -> str:
+        """What no node has enough of for a learner rank's place, which was lost with its node; "": all are there."""
+        for slot in self.plan.learners:
+            if not _node(_Place(self._groups[slot.group], slot, own=False)):
+                return _lacking_now(self.plan.groups[slot.group])
+        return ""
+
+    def learners_off(self, avoid: Collection[str]) -> None:
+        """Before a new learner group: after a loss Ray may have reserved again on one of these nodes (ids), or be about
+        to. Where ranks have a group of their own it is asked for anew, off them; one that workers share stays."""
+        shared = {slot.group for slot in self.plan.workers}
+        for index in {slot.group for slot in self.plan.learners} - shared if avoid else ():
+            slots = [slot for slot in self.plan.learners if slot.group == index]
+            nodes = {_node(_Place(self._groups[index], slot, own=False)) for slot in slots}
+            if nodes & {"", *avoid}:
+                remove_placement_group(self._groups[index])
+                self._groups[index] = _create(self.plan.groups[index], avoid)
 
     def worker_options(self, name: str) -> dict[str, Any]:
-        """Of a rollout worker, which keeps its place under its name. Beyond those that were planned, workers take what
-        one takes from wherever the cluster has it, unreserved: an autoscaler sees that it is asked for."""
-        index = self._places.setdefault(name, len(self._places))
-        if index < len(self.plan.workers):
-            return self._options(self.plan.workers[index])
-        slot, spans = self.plan.workers[-1], self._bundles_per_engine
-        return _takes(slot if spans == 1 else replace(slot, gpus=float(spans)))  # whole ones: nobody shares them
+        """Of a rollout worker, which keeps its place under its name."""
+        if name not in self._places:
+            self.ask(name)
+        place = self._places[name]
+        return _options(place.group, place.slot)
+
+    def ask(self, name: str, avoid: Collection[str] = ()) -> None:
+        """A place for a rollout worker, not on the nodes `avoid` (ids): a planned one that nobody has, else one more,
+        reserved as soon as there is room. Never waits."""
+        place = self._take_vacant(avoid)
+        if place is None:
+            group, slot = self.plan.further
+            place = _Place(_create(group, avoid), slot, own=True)
+        self._places[name], self._avoid[name] = place, tuple(avoid)
+
+    def ready(self, name: str) -> bool:
+        """Its place is there: the one it waits for, or a planned one, which Ray has reserved on another node since."""
+        place = self._places[name]
+        if _node(place):
+            return True
+        if (planned := self._take_vacant(self._avoid[name])) is None:
+            return False
+        self.let_go(name)
+        self._places[name], self._avoid[name] = planned, ()
+        return True
+
+    def _take_vacant(self, avoid: Collection[str]) -> _Place | None:
+        """A planned place that nobody has and that is there, not on one of these nodes."""
+        for place in self._vacant:
+            if not (avoid or self._left) or _node(place) not in ("", *avoid):
+                self._vacant.remove(place)
+                return place
+        return None
+
+    def there(self, name: str) -> bool:
+        """Its place is reserved now, as far as Ray says."""
+        return name not in self._places or bool(_node(self._places[name]))
+
+    def node(self, name: str) -> str:
+        """Id of the node where its place is; "": not there yet."""
+        return _node(self._places[name])
+
+    def placed(self) -> Set[str]:
+        """Names of workers that have a place, or wait for one."""
+        return self._places.keys()
+
+    def own(self, name: str) -> bool:
+        """Its place is its own, and is given back when it goes."""
+        return self._places[name].own
+
+    def let_go(self, name: str) -> None:
+        """The worker is gone: others may have its place. An actor that still runs in it may be killed by Ray."""
+        place = self._places.pop(name)
+        del self._avoid[name]
+        if place.own:
+            remove_placement_group(place.group)
+        else:
+            self._vacant.append(place)
+            self._left = True
+
+    def missing(self, name: str) -> str:
+        """What no node has enough of for a worker's place."""
+        group, _ = self.plan.further
+        return _lacking_now(group, self._avoid[name])
 
     def engine_factory(self, spawn: SpawnsOn[T]) -> Callable[[], T]:
         """What a rollout worker starts its engine with, for an engine on all GPUs of a worker."""
-        return spawn if self._bundles_per_engine == 1 else GroupEngine(spawn, self._timeout_s)
+        further, _ = self.plan.further
+        single = further.strategy != "STRICT_PACK" or len(further.bundles) == 1
+        return spawn if single else GroupEngine(spawn, self._timeout_s)
 
     def release(self) -> None:
         """Give everything back; actors that still run in it are killed by Ray."""
-        for group in self._groups:
+        for group in [*self._groups, *(place.group for place in self._places.values() if place.own)]:
             remove_placement_group(group)
         self._groups.clear()
-
-    @property
-    def _bundles_per_engine(self) -> int:
-        group = self.plan.groups[self.plan.workers[-1].group]
-        return len(group.bundles) if group.strategy == "STRICT_PACK" else 1
-
-    def _options(self, slot: Slot) -> dict[str, Any]:
-        return _takes(slot) | {"scheduling_strategy": self._strategy(slot.group, slot.bundle)}
-
-    def _strategy(self, group: int, bundle: int) -> PlacementGroupSchedulingStrategy:
-        return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=bundle)
+        self._places.clear()
 
 
-def _takes(slot: Slot) -> dict[str, Any]:
-    return {"num_cpus": slot.cpus, "num_gpus": slot.gpus, "resources": dict(slot.resources)}
+def _options(group: PlacementGroup, slot: Slot) -> dict[str, Any]:
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=slot.bundle)
+    return {
+        "num_cpus": slot.cpus,
+        "num_gpus": slot.gpus,
+        "resources": dict(slot.resources),
+        "scheduling_strategy": strategy,
+    }
 
 
-def reserve(plan: Plan, timeout_s: float) -> Placement:
-    """Create the groups and wait until all are there (an autoscaler may be adding nodes). Raises PlacementError."""
+def off(nodes: Collection[str]) -> dict[str, str]:
+    """A label selector, of a bundle or of an actor's options, that keeps off these nodes (ids); {} for none."""
+    return {_NODE_ID: f"!in({', '.join(sorted(nodes))})"} if nodes else {}
+
+
+def _create(group: Group, avoid: Collection[str] = ()) -> PlacementGroup:
+    where = [off(avoid) for _ in group.bundles] if avoid else None
+    bundles = [dict(bundle) for bundle in group.bundles]
+    made: PlacementGroup = placement_group(bundles, strategy=group.strategy, bundle_label_selector=where)
+    return made
+
+
+def _node(place: _Place) -> str:
+    """Id of the node where it is reserved; "": nowhere yet, or, after the loss of a node, not yet again; Ray cannot say
+    so while its head restarts."""
+    try:
+        table: Any = placement_group_table(place.group)
+    except Exception:  # Ray raises what it likes
+        _log.warning("Ray did not say where a place is", exc_info=True)
+        return ""
+    if table["state"] != "CREATED":
+        return ""
+    return str(table["bundles_to_node_id"][place.slot.bundle])
+
+
+def lacking(group: Group, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> str:
+    """Why none of the nodes (by name: what is free, of what there is) holds one more worker: by resource."""
+    together = group.bundles if group.strategy == "STRICT_PACK" else group.bundles[:1]
+    need: Counter[str] = Counter()
+    for bundle in together:
+        need.update(bundle)
+    short: dict[str, list[str]] = {}
+    for name, (free, total) in nodes.items():
+        wants = [
+            f"{resource}: {amount:g} needed, {free.get(resource, 0):g} free of {total.get(resource, 0):g}"
+            for resource, amount in sorted(need.items())
+            if free.get(resource, 0) < amount
+        ]
+        short.setdefault("; ".join(wants), []).append(name)
+    if not nodes:
+        return "no node is there that may be used"
+    if roomy := short.pop("", None):
+        return f"{', '.join(roomy[:4])} should have room for it; it is being reserved"
+    told = [
+        f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''} ({why})"
+        for why, names in sorted(short.items())
+    ]
+    return f"missing on every node: {'; '.join(told)}"
+
+
+def _lacking_now(group: Group, avoid: Collection[str] = ()) -> str:
+    try:
+        return lacking(group, _free_by_node(avoid))
+    except Exception as error:  # Ray raises what it likes while its head restarts
+        return f"Ray does not say what is free now ({type(error).__name__})"
+
+
+def _free_by_node(avoid: Collection[str] = ()) -> dict[str, tuple[Bundle, Bundle]]:
+    """What is free of what there is, by address and the begin of the id."""
+    free: dict[str, Bundle] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    nodes = [(node["NodeID"], node) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return {
+        f"{node['NodeManagerAddress']} ({node_id[:8]})": (free.get(node_id, {}), node["Resources"])
+        for node_id, node in nodes
+        if node_id not in avoid
+    }
+
+
+def reserve(plan: Plan, timeout_s: float, avoid: Mapping[str, str] | None = None) -> Placement:
+    """Create the groups and wait until all are there (an autoscaler may be adding nodes). Raises PlacementError.
+
+    avoid: ids of nodes that are not to be used, and why."""
     deadline_s = time.monotonic() + timeout_s
+    avoid = avoid or {}
     before = ray.available_resources()  # type: ignore[no-untyped-call]
-    groups = [placement_group([dict(b) for b in group.bundles], strategy=group.strategy) for group in plan.groups]
+    nodes = _free_by_node(avoid)
+    groups = [_create(group, avoid) for group in plan.groups]
     placement = Placement(plan, groups, timeout_s)
     try:
-        for group in groups:
+        for wanted, group in zip(plan.groups, groups, strict=True):
             if not group.wait(max(deadline_s - time.monotonic(), 0.0)):
-                raise _missing(plan, before, timeout_s)
+                raise _missing(plan, before, timeout_s, avoid, lacking(wanted, nodes))
     except BaseException:
         placement.release()
         raise
     return placement
 
 
-def _missing(plan: Plan, available: Mapping[str, float], timeout_s: float) -> PlacementError:
+def _missing(
+    plan: Plan, available: Mapping[str, float], timeout_s: float, avoid: Mapping[str, str], nodes: str
+) -> PlacementError:
     total = ray.cluster_resources()  # type: ignore[no-untyped-call]
     demand = plan.demand()
     lines = [
@@ -300,20 +450,32 @@ def _missing(plan: Plan, available: Mapping[str, float], timeout_s: float) -> Pl
     what = f"missing {', '.join(sorted(short))}" if short else "no node is large enough for one bundle or group"
     largest = max((len(g.bundles) for g in plan.groups if g.strategy == "STRICT_PACK"), default=0)
     node = f"; a node with {largest:g} GPUs" if largest else ""
+    unused = f"; not used: {'; '.join(avoid.values())}" if avoid else ""
     return PlacementError(
-        f"the cluster had no room within {timeout_s:g} s (cluster.start_timeout_s): {what} ({'; '.join(lines)}{node})",
+        f"the cluster had no room within {timeout_s:g} s (cluster.start_timeout_s): {what} "
+        f"({'; '.join(lines)}{node}){f'; {nodes}' if nodes.startswith('missing') else ''}{unused}",
         "add nodes, ask for fewer rollout.workers or learner.ranks, or check cluster.layout and its resources",
     )
 
 
 @contextmanager
-def place(config: ConfigShape) -> Iterator[Placement]:
-    """Reserve what the configuration asks for, and give it back at the end. Ray must be initialised."""
+def place(config: ConfigShape, avoid: Mapping[str, str] | None = None) -> Iterator[Placement]:
+    """Reserve what the configuration asks for, and give it back at the end. Ray must be initialised. `avoid`: see
+    `reserve`."""
     cluster = config.cluster
-    cpus = float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
-    wanted = plan(cluster, workers=config.rollout.workers, ranks=config.learner.ranks, available_cpus=cpus)
-    placement = reserve(wanted, cluster.start_timeout_s)
+    cpus = float(ray.available_resources().get("CPU", 0.0)) - _cpus_of(avoid or {})  # type: ignore[no-untyped-call]
+    wanted = plan(cluster, workers=config.rollout.workers.min, ranks=config.learner.ranks, available_cpus=cpus)
+    placement = reserve(wanted, cluster.start_timeout_s, avoid)
     try:
         yield placement
     finally:
         placement.release()
+
+
+def _cpus_of(node_ids: Collection[str]) -> float:
+    if not node_ids:
+        return 0.0
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return sum(
+        float(node["Resources"].get("CPU", 0.0)) for node in nodes if node["Alive"] and node["NodeID"] in node_ids
+    )

@@ -5,7 +5,9 @@ decides what is sampled where, keeps no requests (the driver does), and never re
 
 A reader thread polls the engine and hands what comes to the actor's event loop; engine calls go through one other
 thread, in order. So the event loop is always free, and control calls are answered in milliseconds while the engine
-decodes. `stream()` yields events the moment they come; what it has yielded is owned by the driver, not by this actor.
+decodes. `stream()` yields events the moment they come, but for those that can wait a little (`PATIENT`): a driver of
+1,024 workers cannot take a batch for every engine step of each. What it has yielded is owned by the driver, not by this
+actor.
 
     factory = partial(spawn_engine, model_options, engine_options, seed=0, name="rollout-0")
     worker = ray.remote(RolloutWorker).options(num_cpus=1).remote("rollout-0", factory)
@@ -19,6 +21,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
@@ -26,7 +29,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar, assert_never, cast
 
 import numpy as np
 import ray
@@ -64,6 +67,7 @@ Memory = NDArray[np.uint8]
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _CLOSE_S = 10.0
+_HOLD_S = 0.25  # as long PATIENT events wait for others at most
 _LEAVE_S = 10.0  # for the driver to take its requests back; then the process ends
 
 
@@ -79,6 +83,7 @@ class Leaving:
 
 
 WorkerEvent = DriverEvent | SpotEvent | Leaving
+PATIENT = (Progress, EngineWindow, PassEvent)  # nobody waits for them; a prefix is lost only with the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,7 @@ class SupervisorStatus:
     restarts: int  # engines started after the first
     pid: int
     node_ip: str
+    node_id: str = ""  # Ray's: several nodes may share an address
     reason: str = ""  # why the engine failed
     torch_loaded: bool = False  # stays False: the supervisor has no torch
 
@@ -105,7 +111,8 @@ class _Incarnation:
         self, engine: RolloutEngine, loop: asyncio.AbstractEventLoop, name: str, spot: SpotHost | None
     ) -> None:
         self.engine = engine
-        self.events: asyncio.Queue[WorkerEvent | None] = asyncio.Queue()
+        self._events: asyncio.Queue[WorkerEvent | None] = asyncio.Queue()
+        self._pressing = asyncio.Event()  # one of the events is not PATIENT
         self.asked: deque[asyncio.Future[Any]] = deque()  # the engine answers in this order
         self.failure: EngineFailed | None = None
         self.window: EngineWindow | None = None
@@ -137,7 +144,7 @@ class _Incarnation:
     def announce(self, event: WorkerEvent) -> bool:
         """Say something of the worker itself, from any thread; False if the event loop has ended."""
         try:
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self.say, event)
         except RuntimeError:
             return False
         return True
@@ -170,7 +177,23 @@ class _Incarnation:
                     pass
                 case _:
                     assert_never(event)
-            self.events.put_nowait(event)
+            self.say(event)
+
+    def say(self, event: WorkerEvent | None) -> None:
+        """On the event loop: it goes to whoever reads the stream."""
+        self._events.put_nowait(event)
+        if not isinstance(event, PATIENT):
+            self._pressing.set()
+
+    async def next_events(self) -> list[WorkerEvent | None]:
+        """All that there are, once one of them is not PATIENT or the first has waited for _HOLD_S."""
+        batch = [await self._events.get()]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._pressing.wait(), _HOLD_S)
+        while not self._events.empty():
+            batch.append(self._events.get_nowait())
+        self._pressing.clear()
+        return batch
 
     def _nobody_answers(self) -> None:
         reason = self.failure.reason if self.failure else "the engine was closed"
@@ -237,10 +260,12 @@ class RolloutWorker:
         return self._status()
 
     @ray.method
-    async def tell(self, command: Command, memory: Memory | None = None) -> None:
-        """Give the engine a command that has no answer; requests' outcome comes through `stream`. Pass an ObjectRef as
-        `memory`: it arrives as a read-only view of the object store. Drafter training here stops before requests come.
-        Raises NoEngineError, EngineDiedError."""
+    async def tell(self, command: Command | bytes, memory: Memory | None = None) -> None:
+        """Give the engine a command that has no answer, or such a command pickled; requests' outcome comes through
+        `stream`. Pass an ObjectRef as `memory`: it arrives as a read-only view of the object store. Drafter training
+        here stops before requests come. Raises NoEngineError, EngineDiedError."""
+        if isinstance(command, bytes):
+            command = cast(Command, pickle.loads(command))
         if isinstance(command, Answered):
             raise TypeError(f"{type(command).__name__} is answered: ask it")
         if isinstance(command, Submit) and self._spot is not None:
@@ -306,9 +331,7 @@ class RolloutWorker:
         incarnation.streamed = True
         open_ = True
         while open_:
-            batch = [await incarnation.events.get()]
-            while not incarnation.events.empty():
-                batch.append(incarnation.events.get_nowait())
+            batch = await incarnation.next_events()
             open_ = batch[-1] is not None
             if events := [event for event in batch if event is not None]:
                 yield events
@@ -333,7 +356,7 @@ class RolloutWorker:
     def _spot_host(self, plan: SpotPlan) -> SpotHost:
         def emit(event: SpotEvent) -> None:
             if self._current is not None:
-                self._current.events.put_nowait(event)
+                self._current.say(event)
 
         async def pause() -> None:
             if refusal := (await self._ask(self._engine(), Sleep())).refusal:
@@ -392,6 +415,11 @@ class RolloutWorker:
             restarts=max(self._starts - 1, 0),
             pid=os.getpid(),
             node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            node_id=_node_id(),
             reason=failure.reason if failure else self._reason,
             torch_loaded="torch" in sys.modules,
         )
+
+
+def _node_id() -> str:
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

@@ -122,7 +122,7 @@ class SpotHost:
         self._closing = threading.Event()
         self._client = WorkerClient(
             plan.endpoint,
-            Identity(name, incarnation, node, plan.group),
+            Identity(name, incarnation, node, plan.group, here),
             plan.coordinator,
             keys=plan.keys,
             on_command=lambda command: self._post(self._obey, command),

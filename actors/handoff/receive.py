@@ -26,12 +26,16 @@ class Receiver:
         self._device = device
         self._token = uuid.uuid4().hex  # another one in an engine that was started anew
         self._group = BroadcastGroup()
+        self._store = ""  # the learner's, that the client is of
         self._client: Any = None
 
     def receive(self, offer: Offer, targets: Mapping[str, Tensor]) -> Received:
         """Fill `targets`, by the names of the offer, in place. Raises HandOffError, which says whether it has begun to;
         before that names, shapes and dtypes are compared."""
-        self._client = self._client or connect(offer.store)
+        if offer.store != self._store:  # at first, and when the learner is another one
+            self._group.leave()  # whose names may come again
+            self._client = connect(offer.store)
+            self._store = offer.store
         board = Board(self._client, offer.name, offer.limit_s)
         try:
             if missing := sorted(targets.keys() - {spec.name for spec in offer.tensors}):

@@ -49,12 +49,17 @@ def sweep(root: Path) -> int:
 
 def end_processes(session: Path) -> int:
     """SIGKILL to all that belong to a session's folder but this process; how many."""
-    folder = session.resolve()
-    found = [pid for pid in _processes() if pid != os.getpid() and _writes_below(pid, folder)]
+    found = [pid for pid in processes_below(session) if pid != os.getpid()]
     for pid in found:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return len(found)
+
+
+def processes_below(folder: Path) -> list[int]:
+    """Of this user, with a file below the folder open for writing."""
+    resolved = folder.resolve()
+    return [pid for pid in _processes() if _writes_below(pid, resolved)]
 
 
 def _processes() -> list[int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from coordinator.admin.client import AdminClient
+    from coordinator.admin.credentials import Credentials
     from coordinator.status import Change, Status
 
 Run = Annotated[
@@ -31,9 +32,18 @@ Run = Annotated[
     typer.Argument(metavar="RUN", help="folder of the run; default: the newest below runs/", show_default=False),
 ]
 At = Annotated[str | None, typer.Option("--address", metavar="HOST:PORT", help="of the admin service, instead of RUN")]
+With = Annotated[
+    Path | None,
+    typer.Option(
+        "--credentials",
+        metavar="FOLDER",
+        help="with --address: where the run's admin-token and admin.crt were copied to",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="for programs: one JSON document (with --watch: one per line)")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
 
+_FILES = "admin-token and admin.crt"
 _COLOURS = {"BUSY": "green", "IDLE": "yellow", "TRAINING": "cyan"}
 
 
@@ -44,6 +54,7 @@ def add_commands(app: typer.Typer) -> None:
     def status(
         run: Run = None,
         address: At = None,
+        credentials: With = None,
         watch: Annotated[bool, typer.Option("--watch", "-w", help="go on until interrupted")] = False,
         as_json: Json = False,
         debug: Debug = False,
@@ -56,7 +67,7 @@ def add_commands(app: typer.Typer) -> None:
                     _show_run(run, as_json, watch=watch)
                 if _is_run(run) and not _has_coordinator(run):
                     return
-            with _client(run, address) as client:
+            with _client(run, address, credentials) as client:
                 if watch:
                     _watch(client, as_json=as_json)
                 else:
@@ -70,6 +81,7 @@ def add_commands(app: typer.Typer) -> None:
         reason: Annotated[str, typer.Option("--reason", help="shown where it matters")] = "",
         undo: Annotated[bool, typer.Option("--undo", help="let it train again")] = False,
         address: At = None,
+        credentials: With = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
@@ -78,7 +90,7 @@ def add_commands(app: typer.Typer) -> None:
         with failures(debug, into_pipe=True):
             if bool(worker) == bool(node):
                 raise UsageError("give --worker or --node, one of them")
-            with _client(run, address) as client:
+            with _client(run, address, credentials) as client:
                 if undo:
                     after = client.undrain(worker=worker, node=node)
                 else:
@@ -86,15 +98,19 @@ def add_commands(app: typer.Typer) -> None:
             _show(after, as_json)
 
     @app.command()
-    def pause(run: Run = None, address: At = None, as_json: Json = False, debug: Debug = False) -> None:
+    def pause(
+        run: Run = None, address: At = None, credentials: With = None, as_json: Json = False, debug: Debug = False
+    ) -> None:
         """Stop spot training everywhere until `resume`. Rollouts go on."""
-        with failures(debug, into_pipe=True), _client(run, address) as client:
+        with failures(debug, into_pipe=True), _client(run, address, credentials) as client:
             _show(client.pause(), as_json)
 
     @app.command()
-    def resume(run: Run = None, address: At = None, as_json: Json = False, debug: Debug = False) -> None:
+    def resume(
+        run: Run = None, address: At = None, credentials: With = None, as_json: Json = False, debug: Debug = False
+    ) -> None:
         """Let spot training go on after `pause`."""
-        with failures(debug, into_pipe=True), _client(run, address) as client:
+        with failures(debug, into_pipe=True), _client(run, address, credentials) as client:
             _show(client.resume(), as_json)
 
     @app.command()
@@ -102,16 +118,17 @@ def add_commands(app: typer.Typer) -> None:
         workers: Annotated[int, typer.Argument(min=1, help="idle workers of one group that start a session")],
         run: Run = None,
         address: At = None,
+        credentials: With = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
         """Change from how many idle workers on spot training begins."""
-        with failures(debug, into_pipe=True), _client(run, address) as client:
+        with failures(debug, into_pipe=True), _client(run, address, credentials) as client:
             _show(client.set_threshold(workers), as_json)
 
 
-def find_address(run: Path | None, runs: Path = Path("runs")) -> tuple[str, str]:
-    """The admin service's host:port, and how it was found. Raises PacelineError if no run tells."""
+def find_address(run: Path | None, runs: Path = Path("runs")) -> tuple[str, str, Path]:
+    """The admin service's host:port, how it was found, and the run's folder. Raises PacelineError if no run tells."""
     from coordinator.address import FILE_NAME, Address
 
     if run is None:
@@ -128,25 +145,47 @@ def find_address(run: Path | None, runs: Path = Path("runs")) -> tuple[str, str]
             f"{run / FILE_NAME} does not exist: this run has no coordinator, or none yet",
             remedy="a run has one if its configuration trains the drafter",
         )
-    return found.admin, f"{run / FILE_NAME}, written by process {found.pid} on {found.host}"
+    return found.admin, f"{run / FILE_NAME}, written by process {found.pid} on {found.host}", run
 
 
 @contextmanager
-def _client(run: Path | None, address: str | None) -> Iterator["AdminClient"]:
+def _client(run: Path | None, address: str | None, credentials: Path | None) -> Iterator["AdminClient"]:
     if run is not None and address is not None:
         raise UsageError("give RUN or --address, not both")
-    where, source = (address, "--address") if address is not None else find_address(run)
-    from coordinator.admin.client import AdminClient, NoCoordinatorError
+    if address is None and credentials is not None:
+        raise UsageError("--credentials goes with --address: a run's own are in its folder")
+    if credentials is not None and not credentials.is_dir():
+        raise PacelineError(f"--credentials: {credentials} is no folder", remedy=f"copy to it from the run's: {_FILES}")
+    where, source, folder = (address, "--address", credentials) if address is not None else find_address(run)
+    from coordinator.admin.client import AdminClient, NoCoordinatorError, NotAllowedError
+    from coordinator.admin.credentials import NO_CREDENTIALS, Credentials, CredentialsError
 
-    with AdminClient(where) as client:
+    try:
+        known = NO_CREDENTIALS if folder is None else Credentials.read(folder)
+    except CredentialsError as error:
+        raise PacelineError(str(error), remedy="look as that user, or ask them for a copy") from error
+    with AdminClient(where, known) as client:
         try:
             yield client
+        except NotAllowedError as error:
+            asked = f"{folder} has another one" if known.token else "none was given"
+            raise PacelineError(
+                f"the coordinator at {where} ({source}) wants its token, and {asked}",
+                remedy=f"name the run's folder, or copy from it and give --credentials FOLDER: {_FILES}",
+            ) from error
         except NoCoordinatorError as error:
             raise PacelineError(
-                f"no coordinator answers at {where} ({source})",
-                remedy="the run has ended, its coordinator is being restarted (try again in some seconds), or it runs "
-                "on another machine (ssh -L)",
+                f"no coordinator answers at {where} ({source}){_over(known, where)}",
+                remedy="the run has ended, its coordinator is being restarted (try again in some seconds), it runs on "
+                f"another machine (ssh -L), or it speaks TLS (--credentials FOLDER, with the run's {_FILES})",
             ) from error
+
+
+def _over(known: "Credentials", address: str) -> str:
+    if not known.encrypts(address):
+        return ""
+    whose = "the certificate that is known for it" if known.certificate else "a certificate of a public authority"
+    return f" over TLS, with {whose}"
 
 
 def _newest(runs: Path) -> Path | None:

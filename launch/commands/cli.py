@@ -13,6 +13,7 @@ import typer
 
 from launch.commands.admin import add_commands
 from launch.commands.failures import failures
+from launch.commands.simulate import add_command as add_simulate
 from launch.errors import UsageError
 from launch.run.standing import one_tree
 
@@ -41,6 +42,9 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the run's last checkpoint")] = False,
+    resume_or_start: Annotated[
+        bool, typer.Option("--resume-or-start", help="go on if there is a checkpoint, else start: for what starts runs")
+    ] = False,
     allow: Annotated[
         list[str] | None,
         typer.Option("--allow", metavar="KEY", help="with --resume: this key, or section, may differ from the run's"),
@@ -49,9 +53,13 @@ def train(
 ) -> None:
     """Train: warm start if configured, then RL steps, evaluation, checkpoints, report and the exported model."""
     with failures(debug):
-        if allow and not resume:
+        if allow and not (resume or resume_or_start):
             raise UsageError("--allow is for --resume: it names what may differ from the run's own configuration")
         loaded = _load(config, overrides)
+        if resume_or_start:
+            from launch.run.resume import can_resume
+
+            resume = can_resume(loaded.config)
         _require(loaded.config, "train")
         from launch.run.train import train as run
 
@@ -105,6 +113,7 @@ def show_config(
 ) -> None:
     """Print the resolved configuration with the source of every value; warn about what this machine lacks."""
     with failures(debug, into_pipe=True):
+        from launch.config.bias import biases_of
         from launch.config.show import resolved_lines, schema_markdown
 
         if schema:
@@ -121,6 +130,8 @@ def show_config(
 
         for issue in preflight(loaded.config):
             typer.secho(f"warning: {issue}", fg="yellow", err=True)
+        for reason in biases_of(loaded.config):
+            typer.secho(f"biased: {reason}", fg="yellow", err=True)
 
 
 @app.command("plan-graphs")
@@ -196,6 +207,28 @@ def calibrate(
         Console(width=None if sys.stdout.isatty() else 120).print(rendered(report))
         typer.echo(f"calibration  {report.path}")
         typer.echo(f"plot         {report.plot}")
+
+
+@app.command("check-cluster")
+def check_cluster(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="for `ray up`, or KubeRay's manifests", show_default=False)
+    ],
+    debug: Debug = False,
+) -> None:
+    """Check files that describe a cluster (cluster.yaml, RayJob, RayCluster), without talking to any cloud."""
+    with failures(debug):
+        from launch.config import ConfigError, Issue
+        from launch.manifests import check_manifest
+
+        issues: list[Issue] = []
+        for file in files:
+            found = check_manifest(file)
+            issues += [Issue(each.key, each.message, str(file), each.remedy) for each in found]
+            if not found:
+                typer.echo(f"{file}: nothing found")
+        if issues:
+            raise ConfigError(issues)
 
 
 @app.command("export-model")
@@ -299,6 +332,7 @@ def report(
         typer.echo(write_report(run, output))
 
 
+add_simulate(app)
 add_commands(app)
 
 

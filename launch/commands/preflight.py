@@ -12,12 +12,12 @@ from actors.rewards.check import check_reward
 from launch.batch import stop_rule
 from launch.calibrations import calibration_issues
 from launch.config import Config, Issue, check_environment
-from launch.run.inputs import stop_tokens_of, tokenizer_of
+from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of
 from models.config import limits_of, read_config
 
 _ENGINE = ("model.path", "rollout.", "cluster.gpu")  # what concerns engines
 RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
-_KEYED = re.compile(r"(?P<key>(?:data|model|warmup|rollout\.sampling)\.\w+): (?P<message>.*)", re.DOTALL)
+_KEYED = re.compile(r"(?P<key>(?:data|model|warmup|rollout(?:\.sampling|\.abort)?)\.\w+): (?P<message>.*)", re.DOTALL)
 Command = Literal["train", "warmup", "eval", "calibrate"]
 
 
@@ -70,6 +70,11 @@ def _prompts(config: Config, split: Literal["train", "eval"], tokenizer: Tokeniz
     except DataError as error:
         yield _issue(f"data.{split}", error)
         return
+    if split == "train":
+        try:
+            answer_of(config, tokenizer, prompts)
+        except DataError as error:
+            yield _issue("rollout.abort", error)
     most = limits_of(read_config(config.model.path)).positions
     limit = config.rollout.engine.max_model_tokens or most
     if limit is None:

@@ -23,20 +23,48 @@ times; its group goes on without it). A lost worker (its actor or engine died, o
 `join(name)` and `leave(name)` add one and let one go at any time, in the middle of a `run` too.
 """
 
-from launch.dispatch.dispatcher import RolloutDispatcher
-from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
-from launch.dispatch.ledger import FailedRequest
-from launch.dispatch.seat import Weights, worker_name
-from launch.dispatch.spawn import spawner
-from launch.dispatch.stats import DispatchStats
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launch.dispatch.dispatcher import RolloutDispatcher
+    from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
+    from launch.dispatch.ledger import FailedRequest
+    from launch.dispatch.seat import SeatState, Weights, WorkerNow, worker_name
+    from launch.dispatch.spawn import spawner
+    from launch.dispatch.stats import DispatchStats
+
+# Where each is. The ledger is used without Ray (launch.simulate), so nothing is imported before it is asked for.
+_WHERE = {
+    "DispatchStats": "stats",
+    "FailedRequest": "ledger",
+    "NoWorkersError": "errors",
+    "RolloutDispatcher": "dispatcher",
+    "SeatState": "seat",
+    "StaleWeightsError": "errors",
+    "Weights": "seat",
+    "WorkerNow": "seat",
+    "WorkerStartError": "errors",
+    "spawner": "spawn",
+    "worker_name": "seat",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
 
 __all__ = [
     "DispatchStats",
     "FailedRequest",
     "NoWorkersError",
     "RolloutDispatcher",
+    "SeatState",
     "StaleWeightsError",
     "Weights",
+    "WorkerNow",
     "WorkerStartError",
     "spawner",
     "worker_name",

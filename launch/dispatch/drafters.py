@@ -83,7 +83,7 @@ class DrafterMessages:
         if not self._fetches:
             return []
         refs = [manifest for _, manifest, _ in self._fetches]
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        ready = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
         found = []
         for seat, manifest, weights in self._fetches:
             if manifest in ready:
@@ -107,7 +107,7 @@ class DrafterMessages:
         """What workers have answered to new weights since the last call; lost ones say nothing. Never waits."""
         if not self._updates:
             return []
-        ready, _ = ray.wait([ref for _, ref in self._updates], num_returns=len(self._updates), timeout=0)
+        ready = set(ray.wait([ref for _, ref in self._updates], num_returns=len(self._updates), timeout=0)[0])
         answered = [(seat, ref) for seat, ref in self._updates if ref in ready]
         self._updates = [(seat, ref) for seat, ref in self._updates if ref not in ready]
         found = []

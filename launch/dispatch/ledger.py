@@ -94,6 +94,11 @@ class Ledger:
         """Requests that nobody holds."""
         return self._balance.waiting
 
+    @property
+    def waiting_tokens(self) -> float:
+        """Expected of them."""
+        return self._balance.waiting_tokens
+
     def running(self, worker: str) -> Collection[int]:
         """Request ids that the worker holds: a view."""
         return self._held.get(worker, {}).keys()

@@ -9,12 +9,14 @@ Owns the state machine of one worker and its Ray calls; never decides about requ
     CLOSING --its engine is closed, or the deadline--> gone
 """
 
+import logging
+import pickle
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import ray
 from ray import ObjectRef, ObjectRefGenerator
@@ -26,13 +28,14 @@ from actors.engine.process import EngineStartError
 from actors.engine.types import WeightsLoaded
 from actors.handoff.types import Offer
 from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
+from launch.dispatch.arrivals import Arrivals, Waitable
 from launch.dispatch.spans import WorkerSpans
 from models.manifest import WeightsManifest
 
 A = TypeVar("A")
 WorkerHandle = ActorProxy[RolloutWorker]
-Waitable: TypeAlias = "ObjectRef[Any] | ObjectRefGenerator"
 
+_log = logging.getLogger(__name__)
 FETCH_TIMEOUT_S = 60.0  # to bring one object that exists to this node
 
 
@@ -51,6 +54,16 @@ class SeatState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerNow:
+    """A worker at one moment, for those who decide how many there are."""
+
+    state: SeatState
+    running: int  # requests
+    node_id: str  # "": not known yet
+    retiring: bool  # it leaves for good
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """What every worker shall hold. `ref` points to the uint8 buffer."""
 
@@ -65,14 +78,16 @@ class Seat:
     name: str
     handle: WorkerHandle
     spans: WorkerSpans
-    awaited: "dict[Waitable, Seat]"  # by all seats: whose answer or stream it is
+    arrivals: "Arrivals[Seat]"  # of all seats
     state: SeatState = SeatState.STARTING
     deadline_s: float = 0.0  # of what is pending (STARTING, LOADING, LEAVING, CLOSING)
     since_wall_s: float = 0.0  # when the state was entered
     progress_s: float = 0.0  # last sign of progress while requests run
-    restarts: int = 0
+    losses: int = 0
+    restarts: int = 0  # after losses that may be its own fault
     down_since_wall_s: float | None = None  # lost, or joined, at; None: it is up, or was never
     reason: str = ""  # why it was lost last, or is about to be
+    node_id: str = ""  # where its engine is; "": it is not up
     retiring: bool = False  # it leaves for good, by the driver's wish
     handed_back: set[int] = field(default_factory=set)  # requests that it has given back (LEAVING)
     pending: "ObjectRef[Any] | None" = None  # answer of restart_engine, UpdateWeights or ReceiveWeights
@@ -80,6 +95,11 @@ class Seat:
     inbox: deque[WorkerEvent] = field(default_factory=deque)  # taken from the stream, not handled yet
 
     sends: "set[ObjectRef[Any]]" = field(default_factory=set)  # commands whose failure must not go unseen
+
+    @property
+    def waits_for_weights(self) -> bool:
+        """It is up, and nothing is there that it could load."""
+        return self.state is SeatState.LOADING and self.pending is None
 
     def enter(self, state: SeatState, *, now_s: float, wall_s: float, timeout_s: float = 0.0) -> None:
         self.state = state
@@ -89,11 +109,12 @@ class Seat:
 
     def start_engine(self) -> None:
         self.forget()
+        self.node_id = ""
         self._expect(self.handle.restart_engine.remote())
 
     def open_stream(self) -> None:
         self.stream = cast(ObjectRefGenerator, self.handle.stream.remote())
-        self.awaited[self.stream] = self
+        self.arrivals.expect(self, self.stream)
 
     def load(self, weights: Weights) -> None:
         self._expect(self.ask(UpdateWeights(weights.manifest), weights.ref))
@@ -108,9 +129,10 @@ class Seat:
 
     def give(self, command: Command) -> None:
         """A command that must arrive: that it did not is seen by `take_send`."""
-        answer = self.tell(command)
+        # Pickled here: Ray's pickler calls Python for every object, and takes as long again as the whole call.
+        answer = cast("ObjectRef[Any]", cast(Any, self.handle).tell.remote(pickle.dumps(command)))
         self.sends.add(answer)
-        self.awaited[answer] = self
+        self.arrivals.expect(self, answer)
 
     def tell(self, command: Command, memory: "ObjectRef[Any] | None" = None) -> "ObjectRef[Any]":
         """See RolloutWorker.tell."""
@@ -123,49 +145,47 @@ class Seat:
     def _expect(self, answer: "ObjectRef[Any]") -> None:
         self.forget_answer()
         self.pending = answer
-        self.awaited[answer] = self
+        self.arrivals.expect(self, answer)
 
     def forget_answer(self) -> None:
         """Whatever `pending` says is of no interest any more."""
         if self.pending is not None:
-            del self.awaited[self.pending]
+            self.arrivals.forget(self.pending)
             self.pending = None
 
     def forget(self) -> None:
         """Nothing is awaited of the worker any more."""
         self.forget_answer()
         if self.stream is not None:
-            del self.awaited[self.stream]
+            self.arrivals.forget(self.stream)
             self.stream = None
         for answer in self.sends:
-            del self.awaited[answer]
+            self.arrivals.forget(answer)
         self.sends.clear()
         self.inbox.clear()
 
-    def take_answer(self) -> SupervisorStatus | WeightsLoaded:
-        """The answer of `pending`, which is ready. Raises what the worker raised, or RayError."""
-        assert self.pending is not None
-        ref = self.pending
-        self.forget_answer()
-        return cast(SupervisorStatus | WeightsLoaded, ray.get(ref, timeout=FETCH_TIMEOUT_S))
+    def take_answer(self, value: Any) -> SupervisorStatus | WeightsLoaded:
+        """What arrived of `pending`. Raises what the worker raised, or RayError."""
+        self.pending = None
+        return cast(SupervisorStatus | WeightsLoaded, _good(value))
 
-    def take_events(self) -> list[WorkerEvent] | None:
-        """The next events of the stream, which is ready; None: it ended."""
+    def take_events(self, value: Any) -> list[WorkerEvent] | None:
+        """What arrived of the stream; None: it has ended. Raises as `take_answer`."""
         assert self.stream is not None
         try:
-            ref = next(self.stream)
+            ref = next(self.stream)  # it is there: this does not wait
         except StopIteration:
-            del self.awaited[self.stream]
             self.stream = None
             return None
-        return cast(list[WorkerEvent], ray.get(ref, timeout=FETCH_TIMEOUT_S))
+        if isinstance(value, Exception):  # of its end, or what ended it
+            ray.get(ref, timeout=FETCH_TIMEOUT_S)
+        self.arrivals.expect(self, self.stream)
+        return cast(list[WorkerEvent], _good(value))
 
-    def take_send(self, ref: Waitable) -> None:
+    def take_send(self, ref: Waitable, value: Any) -> None:
         """Check a command that has been taken. Raises as `take_answer`."""
-        answer = cast("ObjectRef[Any]", ref)
-        self.sends.discard(answer)
-        del self.awaited[answer]
-        ray.get(answer, timeout=FETCH_TIMEOUT_S)
+        self.sends.discard(cast("ObjectRef[Any]", ref))
+        _good(value)
 
     def kill(self) -> None:
         """End the actor process, which takes its engine with it. Never raises, never waits."""
@@ -173,9 +193,24 @@ class Seat:
         ray.kill(cast("ActorHandle[RolloutWorker]", self.handle), no_restart=True)
 
 
+def _good(value: Any) -> Any:
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def some_are(seats: list[Seat], holds: Callable[[Seat], bool]) -> bool:
+    """Whether it holds for one of them; those at the list's end for which it does not are dropped, since it will not
+    any more. So asking again and again while they change costs no more, in all, than looking at each once."""
+    while seats and not holds(seats[-1]):
+        seats.pop()
+    return bool(seats)
+
+
 def put_to_sleep(seats: Iterable[Seat], timeout_s: float) -> dict[str, str]:
-    """Ask all that are ready at once; by name, why one does not sleep after so long. One that is lost says nothing."""
-    asked = {seat.ask(Sleep()): seat.name for seat in seats if seat.state is SeatState.READY}
+    """Ask all that are up at once; by name, why one does not sleep after so long. One that is lost says nothing."""
+    up = (seat for seat in seats if seat.state is SeatState.READY or seat.waits_for_weights)
+    asked = {seat.ask(Sleep()): seat.name for seat in up}
     ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
     awake = {asked[answer]: f"no answer in {timeout_s:g} s" for answer in late}
     for answer in ready:
@@ -183,6 +218,18 @@ def put_to_sleep(seats: Iterable[Seat], timeout_s: float) -> dict[str, str]:
             if refusal := ray.get(answer, timeout=FETCH_TIMEOUT_S).refusal:
                 awake[asked[answer]] = refusal
     return awake
+
+
+def node_lost(error: RayError | None, node_id: str) -> bool:
+    """A worker is lost because its node is: no fault of its own. `node_id`: where it was, if that is known."""
+    if getattr(error, "preempted", False) or "its node has died" in str(error):
+        return True
+    try:
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+    except Exception:  # Ray raises what it likes while its head restarts: a loss is handled all the same
+        _log.warning("the cluster's nodes could not be listed", exc_info=True)
+        return False
+    return bool(node_id) and node_id not in alive
 
 
 def reason_of(error: RayError) -> str:

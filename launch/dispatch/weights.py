@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from actors.engine.types import WeightsLoaded
 from actors.handoff.types import Offer, Sent
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import StaleWeightsError
-from launch.dispatch.seat import Seat, SeatState, Weights
+from launch.dispatch.seat import Seat, SeatState, Weights, some_are
 from models.manifest import WeightsManifest
 
 
@@ -41,6 +42,7 @@ class HandOver:
     def __init__(self, seats: Iterable[Seat], send: Callable[[int], Sending]) -> None:
         self._offered = [seat for seat in seats if seat.state is SeatState.READY]
         self._others = [seat for seat in seats if seat.state is SeatState.LOADING]  # older ones, which nobody needs now
+        self._awaited = list(self._offered)
         self._sending = send(len(self._offered))
         self._sent: Sent | None = None
         self._reasons: dict[str, str] = {}
@@ -57,7 +59,7 @@ class HandOver:
     @property
     def waiting(self) -> bool:
         """For the answer of a seat that is still up."""
-        return any(seat.state is SeatState.LOADING and seat.pending is not None for seat in self._offered)
+        return some_are(self._awaited, lambda seat: seat.state is SeatState.LOADING and seat.pending is not None)
 
     def answered(self, seat: Seat, loaded: WeightsLoaded) -> str:
         """Why it does not hold them, if so."""
@@ -82,7 +84,8 @@ class HandOver:
 
 class Loading:
     """Of one dispatcher's seats, by name. `enter`: a seat's new state and its limit in seconds. `ready`: it is up and
-    holds what it shall. `pump`: wait for anything, and handle it."""
+    holds what it shall. `pump`: wait for anything, and handle it. `on_gone`: the buffer of what they shall hold is
+    nowhere any more; who makes another calls `renew`. False: nobody does, or will."""
 
     def __init__(
         self,
@@ -95,10 +98,11 @@ class Loading:
         pump: Callable[[], None],
         wall: Callable[[], float],
         on_event: Callable[[str, str], None],
+        on_gone: Callable[[], bool],
     ) -> None:
         self._seats, self._drafters, self._limit_s = seats, drafters, limit_s
         self._enter, self._ready, self._pump = enter, ready, pump
-        self._wall, self._on_event = wall, on_event
+        self._wall, self._on_event, self._on_gone = wall, on_event, on_gone
         self._weights: Weights | None = None
         self._handing: HandOver | None = None  # new ones are on their way
 
@@ -114,6 +118,14 @@ class Loading:
             if seat.state in (SeatState.READY, SeatState.LOADING):
                 self._load(seat, weights)
         self._until_loaded()
+
+    def renew(self, weights: Weights) -> None:
+        """The same, in another buffer: the one that was set went with its maker. Who waits for it loads it."""
+        if weights.manifest.version == self.version:
+            self._weights = weights
+            if self._handing is None:
+                for seat in self._waiting():
+                    self._load(seat, weights)
 
     def hand_over(self, send: Callable[[int], Sending], *, to_trainers: bool) -> Handed:
         """See RolloutDispatcher.hand_over."""
@@ -134,9 +146,8 @@ class Loading:
                 self._ready(seat)
                 if to_trainers:
                     self._drafters.target_changed(seat, weights)
-        for seat in self._seats.values():
-            if seat.state is SeatState.LOADING and seat.pending is None:
-                self._load(seat, weights)
+        for seat in self._waiting():
+            self._load(seat, weights)
         self._until_loaded()
         return handing.handed
 
@@ -163,6 +174,23 @@ class Loading:
             self._on_event("weights_by_store", f"{seat.name}: {reason}; it loads them from the object store")
         self._enter(seat, SeatState.LOADING, math.inf)
 
+    def load_again(self, seat: Seat, error: RayError) -> bool:
+        """What it shall load could not be fetched, for whoever made it is gone: it gets the same from another buffer.
+        False: that is not why its answer is an error, or nobody has made another one."""
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if seat.state is not SeatState.LOADING or not isinstance(cause, ObjectLostError | RayActorError):
+            return False
+        self._enter(seat, SeatState.LOADING, math.inf)  # until there is another buffer, or newer weights
+        return self._on_gone()
+
+    def look(self) -> None:
+        """Whoever makes another buffer may have put it off while others sampled: ask again if somebody waits for it."""
+        if self._handing is None and self._waiting():
+            self._on_gone()
+
+    def _waiting(self) -> list[Seat]:
+        return [seat for seat in self._seats.values() if seat.waits_for_weights]
+
     def forget(self, seat: Seat) -> None:
         """Its engine is started anew."""
         if self._handing is not None:
@@ -174,10 +202,12 @@ class Loading:
 
     def _until_loaded(self) -> None:
         while True:
-            states = {seat.state for seat in self._seats.values()}
-            if SeatState.LOADING not in states and SeatState.READY in states:
+            loading = [seat for seat in self._seats.values() if seat.state is SeatState.LOADING]
+            if not loading and any(seat.state is SeatState.READY for seat in self._seats.values()):
                 return
             self._pump()
+            while some_are(loading, lambda seat: seat.state is SeatState.LOADING):
+                self._pump()
 
     def _check(self, seat: Seat, loaded: WeightsLoaded, weights: Weights) -> None:
         wanted = weights.manifest

@@ -2,9 +2,13 @@
 Owns their start, where they run, and their end; Ray starts them again whenever they die.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +18,86 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.coordinator import CoordinatorActor
 from actors.data_buffer import DataBufferActor
 from actors.identity import unique_name
+from coordinator.options import LOOPBACK, CoordinatorOptions
+from coordinator.transport.security import Keys
+from launch.cluster.session import attaches
 from launch.config import Config
 from launch.dispatch import worker_name
 from launch.run_folder import log_file
 
+KEYS_DIR = "coordinator-keys"
+_FOLLOW_S = 1.0  # between two looks for nodes that have come or gone
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterActors:
     coordinator: Any
     workers: Collection[str]  # whom the coordinator knows from its start
     endpoint: str  # of the coordinator: tcp://host:port
     buffers: Mapping[str, Any]  # by node id
+    keys: Keys  # of everybody who speaks to the coordinator
+    follow: Callable[[], None] = lambda: None  # nodes may have come or gone: every one gets a buffer; never waits
+
+
+def _nodes() -> dict[str, str]:
+    """Addresses of those that are alive, by id."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+
+
+def home(here: str, nodes: Collection[str], avoid: Collection[str]) -> str:
+    """The node of the coordinator: the driver's, where people ask for it; another one if that is not to be used."""
+    return here if here not in avoid else min(set(nodes) - set(avoid), default=here)
+
+
+class Follow:
+    """Nodes may have come or gone: `buffers` (by node id) has one for each that is alive, but for those of `avoid`.
+    Cheap, never waits, never raises: it is asked for every worker that starts, and the head may be restarting."""
+
+    def __init__(
+        self,
+        buffers: dict[str, Any],
+        start: Callable[[str], Any],
+        end: Callable[[Any], None],
+        avoid: Collection[str],
+        *,
+        nodes: Callable[[], Collection[str]] = _nodes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._buffers, self._start, self._end, self._avoid = buffers, start, end, avoid
+        self._nodes, self._clock, self._look_s = nodes, clock, float("-inf")
+
+    def __call__(self) -> None:
+        if self._clock() < self._look_s:
+            return
+        self._look_s = self._clock() + _FOLLOW_S
+        try:
+            nodes = set(self._nodes())
+        except Exception:  # Ray raises what it likes
+            _log.warning("the cluster's nodes could not be listed", exc_info=True)
+            return
+        for node in sorted(nodes - self._buffers.keys() - set(self._avoid)):
+            self._buffers[node] = self._start(node)
+        for node in self._buffers.keys() - nodes:
+            self._end(self._buffers.pop(node))
+
+
+def reachable_options(config: Config, there: Mapping[str, str], at: str) -> CoordinatorOptions:
+    """Of a coordinator on node `at` that every worker reaches: at its node's address wherever some may be on another
+    (`embedded` too is spread over CPU nodes, and an elastic run's workers may get nodes that are yet to come).
+
+    there: nodes' addresses by id."""
+    options = config.coordinator
+    alone = len(there) == 1 and not (attaches(config.cluster.address) and config.rollout.workers.elastic)
+    if options.host not in LOOPBACK or (config.cluster.layout == "embedded" and alone):
+        return options
+    return options.model_copy(update={"host": there[at]})
 
 
 @contextmanager
-def drafter_actors(config: Config, run_dir: Path) -> Iterator[DrafterActors]:
-    """For the length of a job. Raises what the coordinator's start raises."""
+def drafter_actors(config: Config, run_dir: Path, avoid: Collection[str] = ()) -> Iterator[DrafterActors]:
+    """For the length of a job. `avoid`: ids of nodes that get none. Raises what the coordinator's start raises."""
     started: list[Any] = []
 
     def start(actor: type, name: str, node: str, *args: Any, soft: bool, **more: Any) -> Any:
@@ -41,19 +109,25 @@ def drafter_actors(config: Config, run_dir: Path) -> Iterator[DrafterActors]:
         return started[-1]
 
     try:
-        here = ray.get_runtime_context().get_node_id()
-        reachable = config.cluster.layout != "embedded"
-        workers = [worker_name(index) for index in range(config.rollout.workers)]
-        args = config.coordinator, str(run_dir.resolve()), workers
-        coordinator = start(CoordinatorActor, "coordinator", here, *args, reachable=reachable, soft=False)
-        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        options = config.drafter
-        buffers = {}
-        for index, node in enumerate(nodes):
-            name = f"buffer-{index}"
-            buffers[node] = start(DataBufferActor, name, node, options.buffer, options.seed, name, soft=True)
+        there = _nodes()
+        at = home(ray.get_runtime_context().get_node_id(), there, avoid)
+        keys = Keys(reachable_options(config, there, at), run_dir / KEYS_DIR)
+        workers = [worker_name(index) for index in range(config.rollout.workers.max)]
+        args = keys.options, str(run_dir.resolve()), workers
+        coordinator = start(CoordinatorActor, "coordinator", at, *args, run=secrets.token_hex(8), soft=False)
+        drafter, numbers = config.drafter, count()
+
+        def start_buffer(node: str) -> Any:
+            name = f"buffer-{next(numbers)}"
+            return start(DataBufferActor, name, node, drafter.buffer, drafter.seed, name, soft=True)
+
+        buffers: dict[str, Any] = {}
+        follow = Follow(buffers, start_buffer, lambda actor: ray.kill(actor, no_restart=True), avoid)
+        follow()
         endpoint = ray.get(coordinator.endpoint.remote(), timeout=config.cluster.start_timeout_s)
-        yield DrafterActors(coordinator, workers, str(endpoint), buffers)
+        yield DrafterActors(
+            coordinator=coordinator, workers=workers, endpoint=str(endpoint), buffers=buffers, keys=keys, follow=follow
+        )
     finally:
         for actor in started:
             ray.kill(actor, no_restart=True)

@@ -7,7 +7,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,17 @@ _ONLINE = {  # keys of `drafter:` that say nothing about the fit
 
 
 def offline_fit(
-    config: Config, interrupt: Interrupt, target: Path, run_dir: Path, log: Callable[[str], None]
+    config: Config,
+    interrupt: Interrupt,
+    target: Path,
+    run_dir: Path,
+    log: Callable[[str], None],
+    avoid: Mapping[str, str] | None = None,
 ) -> Config:
     """`config` whose drafter begins as `drafter.offline` says; the same where it says nothing.
 
-    `target`: directory of the initial model. `run_dir` holds the run's config.yaml. Needs Ray. Raises Interrupted;
-    nothing is kept of an unfinished fit.
+    `target`: directory of the initial model. `run_dir` holds the run's config.yaml. `avoid`: see
+    actors.placement.reserve. Needs Ray. Raises Interrupted; nothing is kept of an unfinished fit.
     """
     options = config.drafter.offline
     if not config.drafter.train or options is None or config.rollout.speculation.eagle.path is not None:
@@ -52,18 +57,24 @@ def offline_fit(
             max_steps=options.max_steps,
             seed=config.drafter.seed,
         )
-        _fit(config, interrupt, given, log)
+        _fit(config, interrupt, given, log, avoid)
         keep(given.out, directory, "the fitted drafter")
     eagle = config.rollout.speculation.eagle.model_copy(update={"path": str(directory)})
     speculation = config.rollout.speculation.model_copy(update={"eagle": eagle})
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"speculation": speculation})})
 
 
-def _fit(config: Config, interrupt: Interrupt, given: DrafterWarmup, log: Callable[[str], None]) -> None:
+def _fit(
+    config: Config,
+    interrupt: Interrupt,
+    given: DrafterWarmup,
+    log: Callable[[str], None],
+    avoid: Mapping[str, str] | None,
+) -> None:
     """On the first learner rank's resources, with what it says logged as it comes."""
     log(f"fitting the drafter to {given.samples} rollouts per prompt of {given.target}")
     try:
-        with place(config) as placement:
+        with place(config, avoid) as placement:
             said: Any = ray.remote(_lines).options(**placement.learner_options(0), max_retries=0).remote(given)
             try:
                 while True:

@@ -8,27 +8,29 @@ fails the run: drafts only save time.
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
+import ray
+from ray.exceptions import RayError
+
 from actors.engine.options import EngineOptions
 from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow
-from actors.learner_group import LearnerGroup
 from actors.spot.process import spawn_trainer
 from actors.spot.types import Checkpointed, MicroStep, TrainFailed, TrainStopped
 from actors.spot_host import DrafterEvent, RecordingReport, SpotPlan
 from actors.training.types import StepResult
 from coordinator.transport.client import DriverClient
-from coordinator.transport.security import configured_keys
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher, Weights
 from launch.drafter.actors import DrafterActors, drafter_actors
 from launch.drafter.watch import DrafterWatch
 from launch.drafter.weights import load_weights, save_weights
+from launch.failover import FailoverLearner
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
 from models.options import ModelOptions
 from policies.drafter.canary import Canary, CanaryVerdict
@@ -73,6 +75,8 @@ class DrafterTraining:
         self._workers: set[str] = set()
         self._without: set[str] = set()  # of them, those whose engines have given the drafter up
         self._joined: set[str] = set()  # of them, those that the coordinator does not know from its start
+        self._drains: dict[str, tuple[Any, str]] = {}  # by node id: what the coordinator will answer, and why
+        self.trains = False  # workers without requests may train now
         self._step = 0  # the RL step that samples, or sampled last
         self._trained = self._collapsed = False  # since the last record
         self._target_version = 0
@@ -81,6 +85,7 @@ class DrafterTraining:
         """How worker `name` trains, which is about to start."""
         options = self._config.drafter
         self._workers.add(name)
+        self._actors.follow()
         if name not in self._actors.workers:
             self._joined.add(name)
             self._admit()
@@ -101,10 +106,10 @@ class DrafterTraining:
             endpoint=self._actors.endpoint,
             coordinator=self._config.coordinator,
             stop_timeout_s=options.stop_timeout_s,
-            keys=configured_keys(self._config.coordinator, "worker"),
+            keys=self._actors.keys.worker(name),
         )
 
-    def record_from(self, learner: LearnerGroup) -> None:
+    def record_from(self, learner: FailoverLearner) -> None:
         """Where the configuration says so, the learner's own pass gives the hidden states, and no engine does."""
         options = self._config.drafter
         if options.recording.source == "learner":
@@ -124,21 +129,41 @@ class DrafterTraining:
         self._step = step
         self._admit()
         self._hand_out(dispatcher)
-        self._driver.rollout_started(step, train=self._wanted and self._drift.due(step))
+        self.trains = self._wanted and self._drift.due(step)
+        self._driver.rollout_started(step, train=self.trains)
 
     def left(self, worker: str) -> None:
         """The worker is gone for good."""
         for known in (self._workers, self._without, self._joined):
             known.discard(worker)
 
+    def drain(self, node_id: str, reason: str) -> None:
+        """No drafter is trained on this node any more; nobody waits for it."""
+        self._drains[node_id] = self._actors.coordinator.drain.remote(node_id, reason), reason
+
+    def undrain(self, node_id: str) -> None:
+        """The node has gone: nothing of it needs to be remembered."""
+        self._drains.pop(node_id, None)
+        self._actors.coordinator.undrain.remote(node_id)
+
     def _admit(self) -> None:
         """The coordinator may be another one by now, so it is told in every RL step; nobody waits for it."""
         for worker in self._joined:
             self._actors.coordinator.admit.remote(worker)
+        for node_id, (answer, reason) in list(self._drains.items()):
+            ready, _ = ray.wait([answer], timeout=0)
+            if not ready:
+                continue
+            try:
+                ray.get(answer)
+                del self._drains[node_id]  # It is kept there, for its successors too.
+            except RayError:
+                self.drain(node_id, reason)
 
     def reached(self, moment: Moment, step: int) -> None:
         """The RL step has come so far: training ends where what it runs on is wanted again; nobody waits for it."""
         if moment == ENDS[self._config.cluster.layout]:
+            self.trains = False
             self._driver.rollout_complete(step)
 
     def make_room(self, dispatcher: RolloutDispatcher) -> None:
@@ -324,16 +349,15 @@ def _recorded_layers(path: str | None) -> tuple[int, int, int] | None:
 
 @contextmanager
 def drafter_training(
-    config: Config, observer: Observer, run_dir: Path, model: ModelOptions
+    config: Config, observer: Observer, run_dir: Path, model: ModelOptions, avoid: Collection[str] = ()
 ) -> Iterator[DrafterTraining | None]:
-    """For the length of a job; None where `drafter.train` is false."""
+    """For the length of a job; None where `drafter.train` is false. `avoid`: ids of nodes that are not used."""
     if not config.drafter.train:
         yield None
         return
     with ExitStack() as stack:
-        actors = stack.enter_context(drafter_actors(config, run_dir))
-        keys = configured_keys(config.coordinator, "driver")
-        driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator, keys=keys)
+        actors = stack.enter_context(drafter_actors(config, run_dir, avoid))
+        driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator, keys=actors.keys.driver)
         stack.callback(driver.close)
         watch = DrafterWatch(actors.coordinator, actors.buffers, observer.event)
         stack.callback(watch.look)  # what was lost at the end is said too

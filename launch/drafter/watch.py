@@ -21,9 +21,8 @@ class DrafterWatch:
     """`on_event` gets `coordinator_lost` and `buffer_lost`, once per loss."""
 
     def __init__(self, coordinator: Any, buffers: Mapping[str, Any], on_event: Callable[[str, str], None]) -> None:
-        """buffers: by node id. Does not wait."""
-        self._actors = {_COORDINATOR: coordinator, **buffers}
-        self._buffers, self._on_event = buffers, on_event
+        """buffers: by node id, those that there are at any time. Does not wait."""
+        self._coordinator, self._buffers, self._on_event = coordinator, buffers, on_event
         self._pids: dict[str, int] = {}  # of those that answered when they were last asked
         self._silent: set[str] = set()  # those whose loss was said
         self._first = self._ask()
@@ -46,9 +45,14 @@ class DrafterWatch:
         def pid(_actor: Any) -> int:  # local, so that it travels by value: the actor need not import this module
             return os.getpid()
 
-        return {actor.__ray_call__.remote(pid): name for name, actor in self._actors.items()}
+        return {
+            actor.__ray_call__.remote(pid): name
+            for name, actor in {_COORDINATOR: self._coordinator, **self._buffers}.items()
+        }
 
     def _answered(self, name: str, ref: Any, ready: bool) -> None:
+        if name != _COORDINATOR and name not in self._buffers:
+            return  # it went with its node
         try:
             pid = ray.get(ref, timeout=_TIMEOUT_S) if ready else None
             reason = f"it does not answer within {_TIMEOUT_S:g} s"

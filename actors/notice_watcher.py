@@ -1,0 +1,63 @@
+"""One node's watch of its cloud's metadata service, as a Ray actor on that node. Owns a thread, and what it has heard.
+
+watcher = ray.remote(NoticeWatcher).options(num_cpus=0, scheduling_strategy=on_that_node).remote(options, node_id)
+events = ray.get(watcher.heard.remote())     # answers when there is something: Watching, SpotNotice, Trouble
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import ray
+
+from actors.identity import log_to
+from actors.notices.http import Http
+from actors.notices.options import SpotOptions
+from actors.notices.watch import WatchEvent, watch
+
+
+def agent_of(node_id: str) -> str:
+    """As whom a node asks, in a proxy's log."""
+    return f"paceline (Ray node {node_id})"
+
+
+class NoticeWatcher:
+    """See the module docstring. Its methods run on one event loop, the watch on a thread."""
+
+    def __init__(self, options: SpotOptions, node_id: str, log: str | None = None) -> None:
+        """log: see log_to."""
+        log_to(log, f"notices-{node_id[:8]}")
+        self._options, self._node_id = options, node_id
+        self._events: asyncio.Queue[WatchEvent] = asyncio.Queue()
+        self._begun = False
+        self._drained = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"notices-{self._node_id[:8]}"
+
+    @ray.method
+    async def heard(self) -> list[WatchEvent]:
+        """What is new since the last answer; waits until there is something. The first call begins the watch."""
+        if not self._begun:
+            self._begun = True
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._watch, args=(loop,), name="notices", daemon=True).start()
+        events = [await self._events.get()]
+        while not self._events.empty():
+            events.append(self._events.get_nowait())
+        return events
+
+    @ray.method
+    async def drained(self) -> None:
+        """Nothing of the run is left on the node."""
+        self._drained.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        def tell(event: WatchEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is going away
+                loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+        http = Http(self._options.base_url, agent_of(self._node_id))
+        stopped, drained = threading.Event().wait, self._drained.is_set
+        watch(self._options, http, tell, clock=time.monotonic, stopped=stopped, drained=drained)

@@ -1,0 +1,97 @@
+"""Spot notices of Amazon EC2, by version 2 of its instance metadata service (IMDSv2). Owns the protocol only.
+
+    PUT /latest/api/token                                    a token for TTL_S seconds; one that is over answers 401
+    GET /latest/meta-data/spot/instance-action               404, or {"action": "terminate", "time": "..."}: 2 minutes
+    GET /latest/meta-data/events/recommendations/rebalance   404, or {"noticeTime": "..."}: the risk has risen
+
+Source: Amazon EC2 User Guide, "Spot Instance interruption notices", "EC2 instance rebalance recommendations" and "Use
+the Instance Metadata Service". A container needs a hop limit of 2 to reach it. Version 1 (without a token) is not used.
+"""
+
+import re
+
+from actors.notices.types import Answer, AnswerError, Ask, Provider, SpotNotice, ordinary, unix_time
+
+TTL_S = 21_600  # the longest allowed
+TOKEN_PATH = "/latest/api/token"
+ACTION_PATH = "/latest/meta-data/spot/instance-action"
+REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+_TTL_HEADER, _TOKEN_HEADER = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
+_TOKEN = re.compile(r"[A-Za-z0-9+/=_-]{1,1024}")
+_ENDS = ("terminate", "stop", "hibernate")
+
+
+class AwsAdapter:
+    provider: Provider = "aws"
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._token = ""
+        self._paths = (ACTION_PATH, REBALANCE_PATH)
+        self._next = 0  # in _paths
+        self._renewed = False  # in this round
+        self._told: set[tuple[str, str]] = set()  # (path, answer): each is told once
+
+    @property
+    def wait(self) -> bool:
+        return self._next == 0 and bool(self._token)
+
+    def ask(self) -> Ask:
+        if not self._token:
+            return Ask(method="PUT", path=TOKEN_PATH, headers={_TTL_HEADER: str(TTL_S)}, timeout_s=self._timeout_s)
+        path = self._paths[self._next]
+        return Ask(method="GET", path=path, headers={_TOKEN_HEADER: self._token}, timeout_s=self._timeout_s)
+
+    def heard(self, answer: Answer) -> list[SpotNotice]:
+        if not self._token:
+            self._token = token_of(answer)
+            return []
+        path = self._paths[self._next]
+        if answer.status == 401 and not self._renewed:
+            self._token, self._renewed = "", True
+            return []
+        self._next = (self._next + 1) % len(self._paths)
+        if answer.status == 401:
+            self._token, self._next, self._renewed = "", 0, False
+            raise AnswerError("HTTP 401 with a token that is new")
+        if self._next == 0:
+            self._renewed = False
+        if answer.status == 404:
+            return []
+        try:
+            if answer.status != 200:
+                raise AnswerError(answer.shown)
+            notice = action_of(answer) if path == ACTION_PATH else rebalance_of(answer)
+        except AnswerError:
+            self._next, self._renewed = 0, False
+            raise
+        if (path, answer.text) in self._told:
+            return []
+        self._told.add((path, answer.text))
+        return [notice]
+
+
+def token_of(answer: Answer) -> str:
+    """Raises AnswerError."""
+    if answer.status != 200 or not _TOKEN.fullmatch(answer.text):
+        raise AnswerError(f"no token: {answer.shown}")
+    return answer.text
+
+
+def action_of(answer: Answer) -> SpotNotice:
+    """Raises AnswerError."""
+    record = answer.record()
+    action = record.get("action")
+    if not isinstance(action, str):
+        raise AnswerError(f"no action: {answer.shown}")
+    # An action of a later version of the protocol is an interruption too: that is what the path is about.
+    known = "" if action in _ENDS else " (an action that is not documented)"
+    return SpotNotice(f"EC2 will {ordinary(action)} it{known}", True, unix_time(record.get("time")))
+
+
+def rebalance_of(answer: Answer) -> SpotNotice:
+    """Raises AnswerError."""
+    record = answer.record()
+    if "noticeTime" not in record:
+        raise AnswerError(f"no noticeTime: {answer.shown}")
+    return SpotNotice("EC2 recommends to rebalance: the risk of an interruption has risen", False)

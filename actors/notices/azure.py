@@ -1,0 +1,120 @@
+"""Scheduled events of Azure's instance metadata service. Owns the protocol only.
+
+    GET  /metadata/instance/compute?api-version=2021-02-01    the VM's own name, as events call it
+    GET  /metadata/scheduledevents?api-version=2020-07-01     {"DocumentIncarnation": 7, "Events": [...]}
+    POST /metadata/scheduledevents?api-version=2020-07-01     {"StartRequests": [{"EventId": "..."}]}: it may begin
+
+Every request has the header `Metadata: true`. Events of a whole scale set are told to all its VMs: one counts if its
+`Resources` name this VM. The first question turns the service on, which may take two minutes. The acknowledgement lets
+an event begin for all VMs it names, so it is sent only on request, when the VM is empty, and only for an event that
+names this VM alone.
+
+Source: Microsoft Learn, "Azure Metadata Service: Scheduled Events for Linux VMs" and "Azure Instance Metadata Service".
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from actors.notices.types import Answer, AnswerError, Ask, Provider, SpotNotice, ordinary, unix_time
+
+NAME_PATH = "/metadata/instance/compute?api-version=2021-02-01"
+EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+HEADERS = {"Metadata": "true"}
+FIRST_ANSWER_S = 125.0
+_ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")
+
+
+class AzureAdapter:
+    """may_begin: asked while an event that ends this VM is known; Azure need not wait for it any more."""
+
+    provider: Provider = "azure"
+
+    def __init__(self, timeout_s: float, may_begin: Callable[[], bool] = lambda: False) -> None:
+        self._timeout_s, self._may_begin = timeout_s, may_begin
+        self._name = ""
+        self._on = False  # the service has answered about events
+        self._told: set[str] = set()  # events
+        self._agreed: list[str] = []  # events to acknowledge now
+        self._done: set[str] = set()  # events that were acknowledged
+
+    @property
+    def wait(self) -> bool:
+        return bool(self._name) and not self._agreed
+
+    def ask(self) -> Ask:
+        if not self._name:
+            return Ask(method="GET", path=NAME_PATH, headers=HEADERS, timeout_s=self._timeout_s)
+        if self._agreed:
+            body = json.dumps({"StartRequests": [{"EventId": event} for event in self._agreed]}).encode()
+            return Ask(
+                method="POST",
+                path=EVENTS_PATH,
+                headers={**HEADERS, "Content-Type": "application/json"},
+                timeout_s=self._timeout_s,
+                body=body,
+            )
+        timeout_s = self._timeout_s if self._on else max(self._timeout_s, FIRST_ANSWER_S)
+        return Ask(method="GET", path=EVENTS_PATH, headers=HEADERS, timeout_s=timeout_s)
+
+    def heard(self, answer: Answer) -> list[SpotNotice]:
+        if not self._name:
+            self._name = name_of(answer)
+            return []
+        if self._agreed:
+            agreed, self._agreed = self._agreed, []
+            if answer.status != 200:  # the next list of events says whether to try again
+                raise AnswerError(f"an acknowledgement was refused: {answer.shown}")
+            self._done.update(agreed)
+            return []
+        if answer.status != 200:
+            raise AnswerError(answer.shown)
+        events = events_of(answer)
+        self._on = True
+        # A list that is whole forgets what is over, so that nothing grows.
+        mine = [event for event in events if _names(event, self._name)]
+        new = [event for event in mine if event["EventId"] not in self._told]
+        self._told = {event["EventId"] for event in mine}
+        self._done &= self._told
+        own = [e["EventId"] for e in mine if e["EventType"] in _ENDS and len(e["Resources"]) == 1]
+        held = [event for event in own if event not in self._done]
+        self._agreed = held if held and self._may_begin() else []
+        return [_notice(event) for event in new]
+
+
+def name_of(answer: Answer) -> str:
+    """The VM's name. Raises AnswerError."""
+    if answer.status != 200:
+        raise AnswerError(answer.shown)
+    name = answer.record().get("name")
+    if not isinstance(name, str) or not name:
+        raise AnswerError(f"no name of a VM: {answer.shown}")
+    return name
+
+
+def events_of(answer: Answer) -> list[dict[str, Any]]:
+    """Events with an id, a type and resources. Raises AnswerError if it is no list of events, or one is none."""
+    events = answer.record().get("Events")
+    if not isinstance(events, list):
+        raise AnswerError(f"no list of events: {answer.shown}")
+    for event in events:
+        if not (
+            isinstance(event, dict)
+            and isinstance(event.get("EventId"), str)
+            and isinstance(event.get("EventType"), str)
+            and isinstance(event.get("Resources"), list)
+        ):
+            raise AnswerError(f"an event without EventId, EventType and Resources: {answer.shown}")
+    return events
+
+
+def _names(event: dict[str, Any], name: str) -> bool:
+    return any(isinstance(other, str) and other.lower() == name.lower() for other in event["Resources"])
+
+
+def _notice(event: dict[str, Any]) -> SpotNotice:
+    kind = ordinary(event["EventType"])
+    if kind == "Freeze":
+        return SpotNotice("Azure will pause it for a few seconds (Freeze)", False)
+    why = f": {ordinary(event['Description'])}" if event.get("Description") else ""
+    return SpotNotice(f"Azure announces {kind}{why}", kind in _ENDS, unix_time(event.get("NotBefore")))

@@ -1,0 +1,62 @@
+"""Asking a metadata service over HTTP. Owns one connection at a time, and its end in time; knows no protocol.
+
+Such a service is one hop away, so no proxy is used, and no redirect is followed: whoever sends one is another.
+"""
+
+import http.client
+import socket
+import threading
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from actors.notices.types import Answer, AnswerError, Ask
+
+MAX_BYTES = 256 * 1024
+
+
+class Http:
+    """base_url: http://host[:port][/prefix]. agent: who asks, for a proxy or a log."""
+
+    def __init__(self, base_url: str, agent: str) -> None:
+        parts = urlsplit(base_url)
+        assert parts.hostname, base_url  # the configuration has checked it
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._prefix, self._agent = parts.path.rstrip("/"), agent
+
+    def __call__(self, ask: Ask) -> Answer:
+        """Raises OSError (TimeoutError if the whole answer was not there in time) and AnswerError (no HTTP)."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=ask.timeout_s)
+        late = threading.Event()
+
+        def end() -> None:  # a socket's own timeout begins anew with every byte
+            late.set()
+            if (peer := connection.sock) is not None:
+                with suppress(OSError):
+                    peer.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(ask.timeout_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            headers = {**ask.headers, "User-Agent": self._agent, "Connection": "close"}
+            connection.request(ask.method, self._prefix + ask.path, body=ask.body or None, headers=headers)
+            response = connection.getresponse()
+            body = response.read(MAX_BYTES + 1)
+            if late.is_set():
+                raise TimeoutError(f"no whole answer in {ask.timeout_s:g} s")
+            if len(body) > MAX_BYTES:
+                raise AnswerError(f"HTTP {response.status} with more than {MAX_BYTES} bytes")
+            return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+        except (http.client.HTTPException, ValueError) as error:
+            if late.is_set():
+                raise TimeoutError(f"no whole answer in {ask.timeout_s:g} s") from None
+            if isinstance(error, AnswerError):
+                raise
+            raise AnswerError(f"no HTTP answer: {type(error).__name__}") from None
+        except OSError as error:
+            if late.is_set() or isinstance(error, TimeoutError):
+                raise TimeoutError(f"no whole answer in {ask.timeout_s:g} s") from None
+            raise
+        finally:
+            timer.cancel()
+            connection.close()

@@ -1,0 +1,103 @@
+"""What is asked of a metadata service, what it answers, and what that means. Plain data; no behaviour but reading."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal, Protocol
+
+Provider = Literal["aws", "gcp", "azure"]
+
+
+class AnswerError(ValueError):
+    """An answer that the protocol does not know: of a proxy, a captive portal, another service, or a broken one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One HTTP request. `timeout_s`: for its whole answer."""
+
+    method: Literal["GET", "PUT", "POST"]
+    path: str  # with its query
+    headers: Mapping[str, str]
+    timeout_s: float
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Header names are in lower case. A redirect is an answer like any other: nobody follows it."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", errors="replace").strip()
+
+    def record(self) -> dict[str, Any]:
+        """Its JSON object. Raises AnswerError."""
+        try:
+            found = json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise AnswerError(f"no JSON: {self.shown}") from None
+        if not isinstance(found, dict):
+            raise AnswerError(f"no JSON object: {self.shown}")
+        return found
+
+    @property
+    def shown(self) -> str:
+        """For people: the status, and how it begins."""
+        start = " ".join(self.text.split())
+        return f"HTTP {self.status} {start[:77] + '...' if len(start) > 80 else start!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpotNotice:
+    """What a node was told about itself.
+
+    ends: the node, or what runs there, will be lost. Otherwise it is advice, which is passed on and moves nothing.
+    """
+
+    what: str  # one line for people: who says so, and in its words what
+    ends: bool
+    at_s: float | None = None  # Unix time before which it does not happen; None: not said, or it happens already
+
+
+class Adapter(Protocol):
+    """The protocol of one cloud, without sockets or a clock: `ask`, then `heard` with what came, and again.
+
+    A round ends when `wait` says so: then nothing is to be asked before the next period.
+    """
+
+    provider: Provider
+
+    def ask(self) -> Ask: ...
+
+    def heard(self, answer: Answer) -> list[SpotNotice]:
+        """What is new in it. Raises AnswerError; the next `ask` begins a round."""
+
+    @property
+    def wait(self) -> bool:
+        """Nothing more is to be asked in this round."""
+
+
+def unix_time(text: object) -> float | None:
+    """ISO 8601 (UTC unless it says otherwise) or an HTTP date; None if it is neither, or empty."""
+    if not isinstance(text, str) or not text.strip():
+        return None
+    for read in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            moment = read(text.strip())
+            return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError, TypeError, IndexError):
+            continue
+    return None
+
+
+def ordinary(text: object, limit: int = 120) -> str:
+    """A word of a service, fit for one line of a log: no control characters, not endless."""
+    shown = "".join(c if c.isprintable() else "?" for c in str(text))
+    return shown if len(shown) <= limit else shown[:limit] + "..."

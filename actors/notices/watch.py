@@ -1,0 +1,116 @@
+"""One node's watch: which cloud it is, then its notices, until it is stopped. Owns the order of questions and pauses.
+
+Sockets and time are passed in. What fails is told once, and asked again, more and more slowly; it never raises.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors.notices.aws import AwsAdapter
+from actors.notices.azure import AzureAdapter
+from actors.notices.gcp import GcpAdapter
+from actors.notices.options import SpotOptions
+from actors.notices.types import Adapter, Answer, AnswerError, Ask, Provider, SpotNotice
+
+DETECT_TIMEOUT_S = 1.0
+TIMEOUT_S = 2.0
+SLOWEST_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Whose notices the node listens to; None: nobody's, for that reason, and the watch is over."""
+
+    provider: Provider | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The service cannot be asked, or is not what it should be; it is asked again, more slowly."""
+
+    reason: str
+
+
+WatchEvent = Watching | SpotNotice | Trouble
+
+
+def watch(
+    options: SpotOptions,
+    http: Callable[[Ask], Answer],
+    tell: Callable[[WatchEvent], None],
+    *,
+    clock: Callable[[], float],
+    stopped: Callable[[float], bool],
+    drained: Callable[[], bool] = lambda: False,
+) -> None:
+    """drained: nothing of the run is left on the node, so what ends it may begin.
+
+    Returns when `stopped(wait_s)`, which waits so long at most, says so; or when no cloud answers, with `auto`.
+
+    http raises OSError and AnswerError. clock: monotonic seconds.
+    """
+    if options.provider == "none":
+        tell(Watching(None, "cluster.spot.provider is none"))
+        return
+    if options.provider == "auto":
+        adapter, why = detect(options, http)
+        if adapter is None:
+            tell(Watching(None, why))
+            return
+    else:
+        adapter = adapter_of(options.provider)
+    if adapter.provider == "azure" and options.acknowledge:
+        adapter = AzureAdapter(TIMEOUT_S, drained)
+    tell(Watching(adapter.provider))
+    failures, said = 0, False
+    began_s = clock()
+    while True:
+        try:
+            for notice in adapter.heard(http(adapter.ask())):
+                tell(notice)
+            failures = 0
+            if not adapter.wait:
+                continue
+        except (OSError, AnswerError) as error:
+            failures += 1
+            if not said:
+                said = True
+                tell(Trouble(f"{adapter.provider}: {_words(error)}"))
+        period_s = min(max(options.poll_s, SLOWEST_S), options.poll_s * 2 ** min(failures, 16))
+        # A service that held the question for a change has done the waiting, unless it failed.
+        if stopped(period_s if failures else max(0.0, began_s + period_s - clock())):
+            return
+        began_s = clock()
+
+
+def adapter_of(provider: Provider, timeout_s: float = TIMEOUT_S) -> Adapter:
+    match provider:
+        case "aws":
+            return AwsAdapter(timeout_s)
+        case "gcp":
+            return GcpAdapter(timeout_s)
+        case "azure":
+            return AzureAdapter(timeout_s)
+
+
+def detect(options: SpotOptions, http: Callable[[Ask], Answer]) -> tuple[Adapter | None, str]:
+    """Ask each cloud's first question once: the adapter of the one that answers as documented, or why none does."""
+    providers: tuple[Provider, ...] = ("aws", "gcp", "azure")
+    heard: dict[str, list[str]] = {}
+    for provider in providers:
+        adapter = adapter_of(provider, DETECT_TIMEOUT_S)
+        try:
+            adapter.heard(http(adapter.ask()))
+        except (OSError, AnswerError) as error:
+            heard.setdefault(_words(error), []).append(provider)
+            continue
+        return adapter_of(provider), ""
+    answers = "; ".join(f"{', '.join(names)}: {words}" for words, names in heard.items())
+    return None, f"no cloud's metadata service at {options.base_url} ({answers})"
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, AnswerError | TimeoutError):
+        return str(error)
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -1,0 +1,149 @@
+"""A machine that is about to go says so to Ray, and waits for its rollout workers: `python -m launch.cluster.leave`.
+
+For hooks that run on the machine itself before it ends (KubeRay's preStop, a cloud's shutdown script), where no
+metadata service is heard. Ray then counts the node as draining; runs hear that (launch/fleet/feed.py) and let its
+rollout workers leave with all tokens. Owns which node it is, the telling and the waiting; it ends no process. Of
+several nodes on one machine it takes none that was not named: they may be other people's clusters, and Ray takes no
+drain back.
+"""
+
+import argparse
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+_PREEMPTION = 2  # DRAIN_NODE_REASON_PREEMPTION of Ray's protocol
+_LOOK_S = 0.2
+_WORKER = "ray::RolloutWorker"  # as Ray titles the process of such an actor
+
+
+@dataclass(frozen=True, slots=True)
+class Raylet:
+    node_id: str
+    gcs: str  # host:port
+    pid: int
+    head: bool = False
+
+
+class UnclearNodeError(ValueError):
+    """Which node is meant cannot be told."""
+
+
+def raylets() -> Iterator[Raylet]:
+    """Those of this user on this machine."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.name() != "raylet" or process.uids().real != os.getuid():
+                continue
+            command = process.cmdline()
+            options = dict(part.split("=", 1) for part in command if part.startswith("--") and "=" in part)
+            if "--node_id" in options and "--gcs-address" in options:
+                yield Raylet(options["--node_id"], options["--gcs-address"], process.pid, "--head" in command)
+
+
+def _same_server(one: str, other: str) -> bool:
+    """Whether two host:port are one, by name or by address."""
+
+    def addresses(server: str) -> set[object]:
+        host, _, port = server.rpartition(":")
+        with suppress(OSError):
+            return {found[4] for found in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)}
+        return set()
+
+    return one == other or bool(addresses(one) & addresses(other))
+
+
+def chosen(here: Iterable[Raylet], *, address: str = "", node: str = "", every: bool = False) -> list[Raylet]:
+    """Those that are meant: never a head, whose end is the cluster's.
+
+    address: of the cluster (RAY_ADDRESS; what names no server, as "auto", says nothing). node: the beginning of an id.
+    Raises UnclearNodeError where there are several and not `every` is wanted, or none of those that are named."""
+    nodes = [raylet for raylet in here if not raylet.head]
+    found = [raylet for raylet in nodes if raylet.node_id.startswith(node)]
+    if named := ":" in address and "://" not in address:
+        found = [raylet for raylet in found if _same_server(raylet.gcs, address)]
+    listed = ", ".join(f"{raylet.node_id} of {raylet.gcs}" for raylet in found or nodes)
+    if not found and nodes and (node or named):
+        asked = " and ".join([f"--node {node}"] * bool(node) + [f"RAY_ADDRESS {address}"] * named)
+        raise UnclearNodeError(f"no node here is that of {asked}; there are: {listed}")
+    if len(found) > 1 and not every:
+        raise UnclearNodeError(f"{len(found)} nodes run here ({listed}): name one with --node ID, or say --all")
+    return found
+
+
+def working(raylet: Raylet) -> bool:
+    """Whether a rollout worker of that node still runs."""
+    with suppress(psutil.Error):
+        return any("".join(child.cmdline()[:1]).startswith(_WORKER) for child in psutil.Process(raylet.pid).children())
+    return False
+
+
+def tell(raylet: Raylet, within_s: float) -> str | None:
+    """Ray's reason if it refuses."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    deadline_ms = time.time_ns() // 1_000_000 + int(within_s * 1000)
+    accepted, why = GcsClient(address=raylet.gcs).drain_node(
+        raylet.node_id, _PREEMPTION, f"{socket.gethostname()} is about to end", deadline_ms
+    )
+    return None if accepted else str(why)
+
+
+def leave(
+    within_s: float,
+    here: Sequence[Raylet],
+    *,
+    tell: Callable[[Raylet, float], str | None] = tell,
+    working: Callable[[Raylet], bool] = working,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    say: Callable[[str], None] = print,
+) -> bool:
+    """Whether every rollout worker of these nodes had left within the time. Without a node there is nobody to wait
+    for."""
+    deadline_s = clock() + within_s
+    for raylet in here:
+        try:
+            refused = tell(raylet, within_s)
+        except Exception as error:  # a head that is gone: Ray raises what it likes
+            refused = str(error)
+        if refused is not None:
+            say(f"Ray was not told that node {raylet.node_id[:8]} will end: {refused}")
+    while left := [raylet for raylet in here if working(raylet)]:
+        if clock() >= deadline_s:
+            say(f"{len(left)} nodes still have rollout workers after {within_s:g} s")
+            return False
+        sleep(_LOOK_S)
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m launch.cluster.leave", description=__doc__)
+    parser.add_argument("--within", type=_seconds, default=10.0, metavar="S", help="seconds to wait for the workers")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--node", default="", metavar="ID", help="of the node, or its beginning; default: the only one")
+    which.add_argument("--all", action="store_true", help="every node here (of RAY_ADDRESS, if it is set), but a head")
+    asked = parser.parse_args(arguments)
+    try:
+        here = chosen(raylets(), address=os.environ.get("RAY_ADDRESS", ""), node=asked.node, every=asked.all)
+    except UnclearNodeError as error:
+        parser.error(str(error))
+    sys.exit(0 if leave(asked.within, here) else 1)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: give 0 or more seconds")
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

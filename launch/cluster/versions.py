@@ -1,0 +1,163 @@
+"""Nodes whose installation differs from the driver's: found before an actor fails there, named once, not used.
+
+Owns the asking (one task per node, once, that takes no resources) and who is refused; where actors go is decided by
+who places them (`off` in actors/placement.py keeps them off a node).
+
+    versions = compared(session, observer.event)   # waits for the answers of the nodes that are there
+    with place(config, versions.refused) as placement: ...
+    versions.look()                                # now and then: asks nodes that have joined; never waits
+
+Ray refuses a node with another Ray or Python at its `ray start` already; what it cannot know are torch and Paceline.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from launch.cluster.installed import installed
+from launch.cluster.session import RaySession
+from launch.errors import PacelineError
+
+REMEDY = "install there what the driver runs with (docs/cluster.md, Upgrading)"
+_START_S = 60.0  # a node whose first worker process takes longer is heard later
+_LOOK_S = 5.0  # between two lists of the cluster's nodes
+_TRIES = 3  # of a node on which the task was lost
+_log = logging.getLogger(__name__)
+
+Asked = Any  # an ObjectRef of what `installed` answers
+
+
+def ask(node_id: str) -> Asked:
+    """Have the node say what it has; the answer is awaited elsewhere."""
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(installed)
+    return task.options(
+        name="versions", scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+    ).remote()
+
+
+def alive() -> dict[str, str]:
+    """Addresses of the nodes that are there, by id."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+
+
+def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """`torch 2.12.0 where the driver has 2.13.0`, in the driver's order."""
+    return [
+        f"{name} {theirs.get(name, 'unknown')} where the driver has {value}"
+        for name, value in mine.items()
+        if theirs.get(name) != value
+    ]
+
+
+def compared(session: RaySession, on_event: Callable[[str, str], None]) -> "NodeVersions":
+    """The nodes of a cluster at the start of a run. Nobody is asked where the head is this process's own: it runs what
+    this process runs. Raises PacelineError if no node can be used."""
+    versions = NodeVersions(on_event=on_event, trusted=alive() if session.owned else ())
+    versions.look(_START_S)
+    versions.require_one()
+    return versions
+
+
+class NodeVersions:
+    """See the module docstring. Not thread-safe. `refused`: node id to what people are told."""
+
+    def __init__(
+        self,
+        *,
+        on_event: Callable[[str, str], None] = lambda kind, message: None,
+        on_refused: Callable[[str, str], None] = lambda node_id, reason: None,
+        mine: Mapping[str, str] | None = None,
+        alive: Callable[[], Mapping[str, str]] = alive,
+        ask: Callable[[str], Asked] = ask,
+        wait: Callable[[Sequence[Asked], float], Sequence[Asked]] | None = None,
+        get: Callable[[Asked], Mapping[str, str]] = ray.get,
+        clock: Callable[[], float] = time.monotonic,
+        trusted: Collection[str] = (),
+    ) -> None:
+        """`on_event(node_refused, message)`; `on_refused(node_id, reason)`: said to it too. `trusted`:
+        nodes that are not asked."""
+        self.refused: dict[str, str] = {}
+        self.on_refused = on_refused
+        self.on_gone: Callable[[str], object] = lambda node_id: None  # a refused node belongs to the cluster no more
+        self._on_event = on_event
+        self._mine = installed() if mine is None else mine
+        self._alive, self._ask, self._get, self._clock = alive, ask, get, clock
+        self._wait = wait or _wait
+        self._nodes: dict[str, str] = {}
+        self._asked: dict[Asked, str] = {}
+        self._lost: dict[str, int] = {}  # tasks by node
+        self._known = set(trusted)  # asked, or answered
+        self._look_s = float("-inf")  # when nodes are listed again
+        self._asked_s: dict[str, float] = {}  # when, by node
+
+    def look(self, timeout_s: float = 0.0) -> None:
+        """Ask who is new, and hear who answers within `timeout_s`. Cheap where nothing is new."""
+        if timeout_s > 0 or self._clock() >= self._look_s:
+            self._look_s = self._clock() + _LOOK_S
+            try:
+                self._nodes = dict(self._alive())
+            except Exception:  # Ray raises what it likes while its head restarts: whether it is lost others decide
+                _log.warning("the cluster's nodes could not be listed", exc_info=True)
+            for node_id in self.refused.keys() - self._nodes.keys():
+                del self.refused[node_id]
+                self._known.discard(node_id)  # if it was only not listed, it is asked again
+                self.on_gone(node_id)
+            for node_id in self._nodes.keys() - self._known:
+                self._known.add(node_id)
+                self._asked_s.setdefault(node_id, self._clock())
+                self._asked[self._ask(node_id)] = node_id
+        deadline_s = self._clock() + timeout_s
+        while self._asked:
+            answered = self._wait(list(self._asked), max(deadline_s - self._clock(), 0.0))
+            for each in answered:
+                self._hear(each)
+            if not answered:
+                return
+
+    def vouched(self, node_id: str) -> bool:
+        """Whether actors may start there: it has answered and does not differ, or does not answer for a minute. A node
+        that is not known yet is listed at the next look."""
+        if node_id not in self._known:
+            self._look_s = float("-inf")
+            return self._lost.get(node_id, 0) >= _TRIES
+        if node_id in self._asked.values():
+            return self._clock() - self._asked_s[node_id] > _START_S
+        return node_id not in self.refused
+
+    def require_one(self) -> None:
+        """Raise PacelineError if every node is refused: then waiting for room would be in vain."""
+        if self._nodes and self._nodes.keys() <= self.refused.keys():
+            reasons = "; ".join(self.refused[node_id] for node_id in sorted(self._nodes))
+            raise PacelineError(f"none of the cluster's nodes can be used: {reasons}", remedy=REMEDY)
+
+    def _hear(self, answered: Asked) -> None:
+        node_id = self._asked.pop(answered)
+        try:
+            differing = differences(self._mine, self._get(answered))
+        except (RayTaskError, RuntimeEnvSetupError) as error:
+            differing = [f"Paceline cannot be imported there ({_last_line(error)})"]
+        except RayError:  # the node or the task was lost
+            self._lost[node_id] = self._lost.get(node_id, 0) + 1
+            if self._lost[node_id] < _TRIES:
+                self._known.discard(node_id)
+            return
+        if differing:
+            reason = f"node {self._nodes.get(node_id, 'unknown')} ({node_id[:8]}) has {', '.join(differing)}"
+            self.refused[node_id] = reason
+            self._on_event("node_refused", f"{reason}: it is not used; {REMEDY}")
+            self.on_refused(node_id, reason)
+
+
+def _wait(asked: Sequence[Asked], timeout_s: float) -> Sequence[Asked]:
+    answered, _ = ray.wait(list(asked), num_returns=1, timeout=timeout_s, fetch_local=True)
+    return answered
+
+
+def _last_line(error: Exception) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

@@ -1,0 +1,352 @@
+"""The learner as a run sees it: a LearnerGroup that is made again when a rank of it is lost.
+
+Owns what it takes to bring a new group to where the lost one was: the phase that was begun, the last checkpoint, the
+updates since (`KeptSteps`), where hidden states are recorded, and the weights that were published last, whose buffer
+went with the rank that owned it. Nothing is sampled again. Every call of the learner goes through `call`, which repeats
+what a loss has interrupted; what a rank raises itself (bad input, a loss that is not finite, too little memory on its
+device) would be raised again, and is passed on.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from actors.learner_group import STARTING, LearnerGroup
+from actors.training.errors import LearnerLostError
+from actors.training.options import OptimizerOptions
+from actors.training.types import StepResult, TrainSequence
+from launch.failover.kept import KeptSteps
+from models.manifest import WeightsManifest
+
+T = TypeVar("T")
+SAY_AFTER_S = 10.0  # of waiting for the group's places
+STOP_AFTER_S = 20.0  # a run that was asked to stop waits no longer: a group that comes up can still be saved
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    version: int
+    masters: bool
+    checksum: int
+    updates: int  # that had been done
+
+
+class FailoverLearner:
+    """For the driver's thread. Construct, which starts the group, then use it as one."""
+
+    def __init__(
+        self,
+        start: Callable[[Callable[[float], None]], LearnerGroup],
+        kept: KeptSteps,
+        *,
+        max_restarts: int,
+        on_event: Callable[[str, str], None],
+        progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
+        missing: Callable[[], str] = lambda: "",
+        stop: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`start(waiting)`: makes a group on the run's reservation, and calls `waiting` while it is not up. `missing`:
+        what that reservation still wants for. `stop` raises if the run was asked to. Raises as LearnerGroup does."""
+        self._kept, self._clock = kept, clock
+        self._max_restarts, self._on_event, self._progress = max_restarts, on_event, progress
+        self._start_group, self._missing, self._stop = start, missing, stop
+        self._told = ""  # that was missing
+        self.make_room: Callable[[], None] = lambda: None  # engines off the devices that updates are repeated on
+        self.hold_back: Callable[[bool], None] = lambda holds: None  # nobody else asks for places
+        self.renewed: Callable[[WeightsManifest, ray.ObjectRef[Any]], None] = lambda manifest, ref: None
+        self._restarts = self._repeated = self._calling = 0
+        self._recover_s = 0.0  # since `take`
+        self._restarts_told = 0
+        self._phase: tuple[OptimizerOptions, int] | None = None
+        self._base: Path | None = None  # the checkpoint that `kept` goes on from; None: the initial weights
+        self._recording: dict[str, Any] | None = None
+        self._rests: bool | None = None  # see `rest`; None: the devices are the learner's alone
+        self._updates = 0  # of this object's RL steps
+        self._published: _Published | None = None
+        self._unkept = ""  # why the updates since the last checkpoint cannot be repeated
+        self._memory_call = ""  # that a rank was lost in for lack of memory, last
+        self.while_working: Callable[[], None] = lambda: None  # see LearnerGroup; not while updates are repeated
+        self._group: LearnerGroup | None = self._start()
+        self._group.while_working = lambda: self.while_working()
+
+    @property
+    def lost(self) -> bool:
+        """There is no group any more."""
+        return self._group is None
+
+    @property
+    def busy(self) -> bool:
+        """A call is under way: what it lets happen meanwhile must not begin another."""
+        return self._calling > 0
+
+    @property
+    def computes_with(self) -> str:
+        return str(self._ready.computes_with)
+
+    @property
+    def quantise_s(self) -> float:
+        return self._ready.quantise_s
+
+    @property
+    def nodes(self) -> set[str]:
+        """Ids of the nodes that the ranks run on."""
+        return set() if self._group is None else {place.node_id for place in self._group.places}
+
+    def call(self, do: Callable[[LearnerGroup], T]) -> T:
+        """`do` with the group, again with a new one whenever it has lost a rank. It leaves the learner's state alone,
+        or keeps the step when it has changed it. Raises LearnerLostError when no restart is left, and what `do` does.
+        """
+        self._calling += 1
+        try:
+            while True:
+                group = self._ready
+                try:
+                    return do(group)
+                except LearnerLostError as error:
+                    if group is self._group:  # else a call within this one has found it, and there is another
+                        self._recover(error)
+        finally:
+            self._calling -= 1
+
+    # What a run asks of the group.
+
+    def record_into(self, buffers: Mapping[str, Any], **options: Any) -> None:
+        """See LearnerGroup. Updates that are repeated record nothing: it was recorded when they were done."""
+        self.call(lambda group: group.record_into(buffers, **options))
+        self._recording = {"buffers": buffers, **options}
+
+    def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
+        self.call(lambda group: group.begin(optimizer, total_steps))
+        self._phase = optimizer, total_steps
+        self._goes_on_from(None)
+
+    def load(self, directory: Path) -> None:
+        self.call(lambda group: group.load(directory))
+        self._goes_on_from(directory)
+        self._published = None  # if anything was, it was something else
+
+    def rest(self, *, optimizer: bool) -> None:
+        self.call(lambda group: group.rest(optimizer=optimizer))
+        self._rests = optimizer
+
+    def reference_kl(self, sequences: Sequence[TrainSequence], step: int = 0) -> list[NDArray[np.float32]]:
+        return self.call(lambda group: group.reference_kl(sequences, step))
+
+    def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
+        result = self.call(lambda group: group.train_step(sequences, step, asked=asked))
+        self._updates += 1
+        if self._max_restarts and not self._unkept:
+            try:
+                self._kept.add(step, sequences, asked, result)
+            except OSError as error:
+                self._kept.clear()
+                self._unkept = f"what it was given since the last checkpoint was not kept: {error}"
+                self._on_event("steps_not_kept", f"{error}; a learner that is lost before the next checkpoint is lost")
+        return result
+
+    def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
+        manifest, ref = self.call(lambda group: group.publish(version, masters=masters))
+        self.published(version, manifest.checksum, masters=masters)
+        return manifest, ref
+
+    def published(self, version: int, checksum: int, *, masters: bool = False) -> None:
+        """What has been handed over within `call`."""
+        self._published = _Published(version, masters, checksum, self._updates)
+
+    def renew(self) -> bool:
+        """The buffer that was published last is nowhere any more: `renewed` gets another one, from a new group if this
+        one has lost the rank that kept it. Within `call`, where weights may be changing, it does not; True: it has, or
+        newer ones will be published."""
+        if self._calling:
+            return True
+        restarts = self._restarts
+
+        def publish(group: LearnerGroup) -> None:
+            group.check()
+            if restarts == self._restarts:  # else a new group has done it
+                self._publish_again(group)
+
+        self.call(publish)
+        return True
+
+    def save(self, directory: Path) -> None:
+        """Into an empty directory; `saved_as` once it has its name."""
+
+        def write(group: LearnerGroup) -> None:
+            if any(directory.iterdir()):  # of ranks that were lost
+                shutil.rmtree(directory)
+                directory.mkdir()
+            group.save(directory)
+
+        self.call(write)
+
+    def saved_as(self, directory: Path) -> None:
+        """A new group goes on from here."""
+        self._goes_on_from(directory)
+
+    def export(self, directory: Path) -> None:
+        self.call(lambda group: group.export(directory))
+
+    def take(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Metrics and seconds since the last call, for the record of an RL step."""
+        restarts, self._restarts_told = self._restarts - self._restarts_told, self._restarts
+        repeated, self._repeated = self._repeated, 0
+        recover_s, self._recover_s = self._recover_s, 0.0
+        metrics = {
+            "learner/restarts": float(restarts),
+            "learner/repeated_steps": float(repeated),
+            "learner/kept_bytes": float(self._kept.bytes),
+        }
+        return metrics, {"recover": recover_s} if restarts else {}
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        self._kept.clear()
+        if group is not None:
+            group.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # After a loss.
+
+    def rewind(self) -> bool:
+        """After an update that a rank's own error has ended halfway: back to the last step's end, for a checkpoint of
+        it. False: the last checkpoint is of that step, or it cannot be done, which was said."""
+        if self._group is None or not len(self._kept) or self._unkept:
+            return False
+        group, self._group = self._group, None
+        group.close(grace_s=0)
+        try:
+            self._group = self._made_again()
+        except Exception as error:
+            self._on_event("not_rewound", f"the last complete step is not saved: {error}")
+            return False
+        return True
+
+    def _recover(self, error: LearnerLostError) -> None:
+        """A new group in the state of the lost one. Raises LearnerLostError, and what `start` and the updates raise."""
+        begin_s, lost, self._group = self._clock(), self._group, None
+        if lost is not None:
+            lost.close(grace_s=0)
+        while (why := self._why_not(error)) is None:
+            self._restarts += 1
+            self._on_event(
+                "learner_lost", f"{error}; its group starts again (restart {self._restarts} of {self._max_restarts})"
+            )
+            try:
+                group = self._group = self._made_again()
+            except LearnerLostError as again:
+                error = again
+                continue
+            spent_s = self._clock() - begin_s
+            self._recover_s += spent_s
+            nodes = ", ".join(sorted({place.node_ip for place in group.places}))
+            base = "the initial weights" if self._base is None else self._base.parent.name
+            self._on_event(
+                "learner_restarted",
+                f"on {nodes}, after {spent_s:.1f} s: from {base}, with the updates of {len(self._kept)} RL steps again",
+            )
+            return
+        raise error.with_remedy(why)
+
+    def _why_not(self, error: LearnerLostError) -> str | None:
+        """Why the group is not made again; "": the run did not ask for it."""
+        if self._max_restarts == 0:
+            return ""
+        if self._unkept:
+            return self._unkept
+        if self._restarts >= self._max_restarts:
+            return f"all {self._max_restarts} restarts of the learner are used up (learner.max_restarts)"
+        if error.kind == "silent" and error.call in STARTING:
+            return f"it was not made again: {self._missing() or 'its place is reserved, and nothing came up there'}"
+        if error.kind == "memory":
+            if error.call == self._memory_call:
+                return (
+                    "its node lacked memory in this call twice: lower learner.micro_batch_tokens or raise learner.ranks"
+                )
+            self._memory_call = error.call
+        return None
+
+    def _made_again(self) -> LearnerGroup:
+        self._progress("learner restart", 0, 0)
+        group = self._start()
+        try:
+            self._restore(group)
+        except BaseException:
+            group.close(grace_s=0)
+            raise
+        group.while_working = lambda: self.while_working()
+        return group
+
+    def _start(self) -> LearnerGroup:
+        self._told = ""
+        self.hold_back(True)
+        try:
+            return self._start_group(self._waiting)
+        finally:
+            self.hold_back(False)
+
+    def _waiting(self, waited_s: float) -> None:
+        """For ranks to come up."""
+        if waited_s >= STOP_AFTER_S:
+            self._stop()
+        if waited_s >= SAY_AFTER_S and (missing := self._missing()) and missing != self._told:
+            self._told = missing
+            self._on_event("learner_waits", f"for room: {missing}")
+
+    def _restore(self, group: LearnerGroup) -> None:
+        if self._phase is not None:
+            group.begin(*self._phase)
+        if self._base is not None:
+            group.load(self._base)
+        if len(self._kept):
+            self.make_room()
+        differs = ""
+        for number, kept in enumerate(self._kept):
+            self._progress("learner catches up", number, len(self._kept))
+            result = group.train_step(kept.sequences, kept.step, asked=kept.asked)
+            self._repeated += 1
+            if not differs and (result.losses, result.grad_norms) != (kept.losses, kept.grad_norms):
+                differs = f"losses of step {kept.step} were {kept.losses}, now they are {result.losses}"
+        if self._recording is not None:
+            group.record_into(**self._recording)
+        others = self._publish_again(group)
+        if self._rests is not None:
+            group.rest(optimizer=self._rests)
+        if differs := differs or others:
+            self._on_event("learner_differs", f"{differs}: the run goes on with other last bits (docs/cluster.md)")
+
+    def _publish_again(self, group: LearnerGroup) -> str:
+        """What workers hold, if the group still has it; how that differs from what they got."""
+        last = self._published
+        if last is None or last.updates != self._updates:  # whoever interrupted the next hand-over repeats it
+            return ""
+        manifest, ref = group.publish(last.version, masters=last.masters)
+        self.renewed(manifest, ref)
+        same = manifest.checksum == last.checksum
+        return "" if same else f"weights of version {last.version} have another checksum"
+
+    def _goes_on_from(self, checkpoint: Path | None) -> None:
+        self._base, self._unkept = checkpoint, ""
+        self._kept.clear()
+
+    @property
+    def _ready(self) -> LearnerGroup:
+        if self._group is None:
+            raise RuntimeError("the learner is lost, and was not made again")
+        return self._group

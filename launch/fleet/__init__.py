@@ -1,0 +1,12 @@
+"""Rollout workers that come and go while a run goes on: how many, where, and why.
+
+fleet = Fleet(config.rollout.workers, dispatcher, placement, slots=64, on_event=observer.event)
+fleet.tick()                                      # often: between phases, and while requests run
+fleet.drain(node_id, "AWS: spot interruption")    # its workers leave with their tokens, and others take their place
+metrics = fleet.take()                            # of the RL step
+"""
+
+from launch.fleet.autoscaler import Autoscaler
+from launch.fleet.fleet import Fleet, FleetState
+
+__all__ = ["Autoscaler", "Fleet", "FleetState"]

@@ -1,0 +1,190 @@
+"""What is heard about the nodes of the cluster: a thread of the driver, and a watcher on every other node.
+
+Owns the watchers, also on nodes that join later, and the questions to Ray about its nodes. It decides nothing, and the
+driver never waits for it: what is heard is taken when the driver looks. Whatever fails here costs notices, not the run.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.identity import unique_name
+from actors.notice_watcher import NoticeWatcher, agent_of
+from actors.notices.http import Http
+from actors.notices.options import SpotOptions
+from actors.notices.watch import Trouble, WatchEvent, watch
+
+LOOK_S = 0.5  # between two looks at Ray's draining nodes, if no watcher says anything
+NODES_S = 2.0  # between two looks for nodes that have joined or gone
+AGAIN_S = 30.0  # a watcher that was lost is started again after so long
+CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayDrains:
+    """Ray itself empties the node (`ray drain-node`, or its autoscaler)."""
+
+    at_s: float | None  # Unix time at which it will be ended; None: not said
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The node belongs to the cluster no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    node_id: str
+    address: str
+    event: WatchEvent | RayDrains | Gone
+    heard_s: float  # monotonic, of the driver
+
+
+class Feed:
+    """From construction to `close`; `take` is for the driver's thread."""
+
+    def __init__(self, options: SpotOptions, here: str, log: Callable[[str], str | None] = lambda name: None) -> None:
+        """here: the driver's node, which needs no actor. log: an actor's log file."""
+        self._options, self._here, self._log = options, here, log
+        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._nodes: dict[str, str] = {}  # by id: address of those that are alive
+        self._watchers: dict[str, Any] = {}  # by node id
+        self._asked: dict[Any, str] = {}  # what watchers will answer: node id
+        self._again_s: dict[str, float] = {}  # by node id: not before, after a loss ...
+        self._lost: dict[str, str] = {}  # ... and how: it is said if the node is still there then
+        self._drains: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._threads = [threading.Thread(target=self._run, name="notices", daemon=True)]
+        if options.provider != "none":
+            self._threads.append(threading.Thread(target=self._watch_here, name="notices-here", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def take(self) -> list[Heard]:
+        """What is new; does not wait."""
+        heard = []
+        while not self._heard.empty():
+            heard.append(self._heard.get_nowait())
+        return heard
+
+    def drained(self, node_id: str) -> None:
+        """Nothing of the run is left on the node; nobody waits for its watcher."""
+        watcher = self._watchers.get(node_id)  # the driver's own node is never drained
+        if watcher is not None:
+            watcher.drained.remote()
+
+    def close(self) -> None:
+        self._over.set()
+        self._threads[0].join(CLOSE_S)  # the other may be in the middle of a question, and ends by itself
+        for watcher in list(self._watchers.values()):  # the thread may be in the middle of starting one
+            ray.kill(watcher, no_restart=True)
+        self._watchers.clear()
+
+    # On the threads.
+
+    def _watch_here(self) -> None:
+        http = Http(self._options.base_url, agent_of(self._here))
+        tell = partial(self._tell, self._here)
+        watch(self._options, http, tell, clock=time.monotonic, stopped=self._over.wait)
+
+    def _tell(self, node_id: str, event: WatchEvent | RayDrains | Gone) -> None:
+        self._heard.put(Heard(node_id, self._nodes.get(node_id, ""), event, time.monotonic()))
+
+    def _run(self) -> None:
+        nodes_at_s = 0.0
+        while not self._over.is_set():
+            if time.monotonic() >= nodes_at_s:
+                self._guarded(self._look_for_nodes)
+                nodes_at_s = time.monotonic() + NODES_S
+            self._guarded(self._look_for_drains)
+            if not self._guarded(self._listen):
+                self._over.wait(LOOK_S)
+
+    def _guarded(self, look: Callable[[], None]) -> bool:
+        """Each way of hearing fails for itself. Ray's own watch ends the run where Ray is lost."""
+        try:
+            look()
+        except Exception as error:  # Ray raises what it likes, and what is private may be gone
+            self._trouble(f"Ray cannot be asked about its nodes: {_words(error)}")
+            return False
+        return True
+
+    def _look_for_nodes(self) -> None:
+        alive = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
+        gone = self._nodes.keys() - alive.keys()
+        self._nodes |= alive
+        for node_id in gone:
+            self._tell(node_id, Gone())
+            del self._nodes[node_id]
+            self._watchers.pop(node_id, None)
+            self._again_s.pop(node_id, None)
+            self._lost.pop(node_id, None)
+        if self._options.provider == "none":
+            return
+        now_s = time.monotonic()
+        for node_id in alive.keys() - self._watchers.keys() - {self._here}:
+            if self._over.is_set():
+                return
+            if now_s >= self._again_s.get(node_id, 0.0) and node_id not in self._drains:
+                self._start(node_id)
+
+    def _start(self, node_id: str) -> None:
+        if reason := self._lost.pop(node_id, ""):
+            self._trouble(reason, node_id)
+        name = f"notices-{node_id[:8]}"
+        actor: Any = ray.remote(NoticeWatcher).options(
+            num_cpus=0,
+            name=unique_name(name),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        self._watchers[node_id] = actor.remote(self._options, node_id, self._log(name))
+        self._ask(node_id)
+
+    def _ask(self, node_id: str) -> None:
+        self._asked[self._watchers[node_id].heard.remote()] = node_id
+
+    def _look_for_drains(self) -> None:
+        drains: dict[str, int] = ray._private.state.state.get_draining_nodes()
+        for node_id, deadline_ms in drains.items():
+            if node_id not in self._drains:
+                self._tell(node_id, RayDrains(deadline_ms / 1000 if deadline_ms > 0 else None))
+        self._drains = dict(drains)
+
+    def _listen(self) -> None:
+        if not self._asked:
+            self._over.wait(LOOK_S)
+            return
+        refs = list(self._asked)
+        ready, _ = ray.wait(refs, num_returns=1, timeout=LOOK_S)
+        if ready:
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        for ref in ready:
+            node_id = self._asked.pop(ref)
+            try:
+                events: list[WatchEvent] = ray.get(ref, timeout=LOOK_S)
+            except RayError as error:
+                self._watchers.pop(node_id, None)
+                self._again_s[node_id] = time.monotonic() + AGAIN_S
+                self._lost[node_id] = f"its watcher was lost: {_words(error)}"
+                continue
+            for event in events:
+                self._tell(node_id, event)
+            self._ask(node_id)
+
+    def _trouble(self, reason: str, node_id: str = "") -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            self._tell(node_id or self._here, Trouble(reason))
+
+
+def _words(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,336 @@
+"""The fleet of one run: which workers there are and where, brought to what is wanted, look by look.
+
+Owns the workers' names, their places in the cluster and the nodes that get none; `policies.fleet` decides how many
+there are, and the dispatcher moves requests, weights and engines. Nothing here waits: places are asked for, and taken
+when they are there.
+
+Names: a worker that joins, one that replaces another too, takes the lowest number that nobody has. So they are
+`rollout-0` to `rollout-<max - 1>`, and a few above while others drain.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from actors.engine.options import WorkerCount
+from actors.engine.types import EngineWindow
+from actors.placement import Placement
+from launch.dispatch import RolloutDispatcher, SeatState, WorkerNow, worker_name
+from launch.fleet.autoscaler import Autoscaler
+from launch.fleet.pace import Pace
+from policies.fleet import IDLE_S, FleetNow, wanted_workers
+
+LOOK_S = 0.25  # between two looks
+PATIENCE_S = 5.0  # a place is not there after so long: it is said
+MOST_ASKED = 16  # places that are waited for at once: each costs questions to Ray
+_RARELY_S = 2.0  # between two questions for a place that has not been there for long
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """Names of workers, and nodes by id."""
+
+    up: tuple[str, ...]
+    starting: tuple[str, ...]
+    leaving: tuple[str, ...]
+    asked: tuple[str, ...]  # they join when the cluster has room
+    drained: dict[str, str]  # nodes that get no worker, and why
+
+    def counts(self) -> dict[str, int]:
+        """Workers by state."""
+        return {
+            "up": len(self.up),
+            "starting": len(self.starting),
+            "leaving": len(self.leaving),
+            "asked": len(self.asked),
+        }
+
+
+class Fleet:
+    """For the driver's thread."""
+
+    def __init__(
+        self,
+        count: WorkerCount,
+        dispatcher: RolloutDispatcher,
+        placement: Placement,
+        *,
+        slots: int,
+        on_event: Callable[[str, str], None],
+        rollouts_left: Callable[[], int] = lambda: 1,
+        training: Callable[[], bool] = lambda: False,
+        autoscaler: Autoscaler | None = None,
+        vouched: Callable[[str], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`slots`: requests that one worker runs at once. `on_event(kind, message)`: node_drained, node_returned,
+        worker_unplaced. `rollouts_left`: of the run, with one that is under way or was the last to begin in its step.
+        `training`: workers without requests train a drafter now. `vouched`: whether a worker may start on a node (id)
+        as far as is known; it is asked again until it may."""
+        self._count, self._dispatcher, self._placement, self._slots = count, dispatcher, placement, slots
+        self._on_event, self._rollouts_left, self._training, self._clock = on_event, rollouts_left, training, clock
+        self.pace = Pace()
+        self._autoscaler, self._vouched = autoscaler, vouched
+        self._drained: dict[str, str] = {}  # node id: why
+        self._asked: dict[str, float] = {}  # by name: since when a place is waited for ...
+        self._check_s: dict[str, float] = {}  # ... and when it is looked for again
+        self._starting: dict[str, float] = {}  # since when it starts
+        self._idle: dict[str, float] = {}  # since when it has no request
+        self._up: set[str] = set()
+        self._unplaced = False  # it was said since somebody joined last
+        self._held_back = False
+        self._rolling = False
+        self._begun = -1  # of `rollouts_left`, when the last one began
+        self._looked_s = clock()
+        self._held = 0  # workers that have a place
+        self._worker_s = self._idle_s = 0.0
+        self._joined = self._left = 0
+
+    def start(self) -> None:
+        """Start the workers without which the run does not begin. Raises as the dispatcher does."""
+        begin_s = self._clock()
+        self._dispatcher.start()
+        self._looked_s = self._clock()
+        self.pace.started(self._looked_s - begin_s)
+        self._account(self._dispatcher.workers())
+        self._held = sum(now.state is not SeatState.DEAD for now in self._dispatcher.workers().values())
+        self._joined = 0
+
+    def close(self) -> None:
+        """The run is over."""
+        if self._autoscaler is not None:
+            self._autoscaler.close()
+
+    # What the run tells.
+
+    def begins(self, kind: str) -> None:
+        """A rollout begins."""
+        self._rolling, self._begun = True, self._rollouts_left()
+        self.pace.begins(kind, self._clock())
+
+    def ends(self, tokens: int) -> None:
+        """It is over. `tokens`: of its responses."""
+        self._rolling = False
+        self.pace.ends(tokens, self._clock())
+
+    def hold_back(self, holds: bool) -> None:
+        """The learner needs a place again, or does no more. Until then no further one is asked for, and none is waited
+        for: Ray may give it what the learner waits for, and nobody would ever join there."""
+        self._held_back = holds
+        if holds:
+            self._ask(0)
+
+    def window(self, window: EngineWindow) -> None:
+        """A worker has sampled."""
+        if window.decode_tokens:
+            seconds = window.end_s - window.start_s
+            self.pace.window(window.decode_tokens, seconds, waiting=self._dispatcher.waiting[0] > 0)
+
+    def tick(self) -> None:
+        """Look, if it is time to."""
+        if self._clock() >= self._looked_s + LOOK_S:
+            self._look()
+
+    # Nodes.
+
+    def drain(self, node_id: str, reason: str) -> None:
+        """Nothing is placed on this node any more; the workers there leave with their tokens, and others take their
+        place elsewhere."""
+        if node_id not in self._drained:
+            self._drained[node_id] = reason
+            self._ask(0)  # what is asked for from now on avoids the node
+            self._on_event("node_drained", f"node {node_id[:8]}: {reason}")
+            for name, now in self._dispatcher.workers().items():
+                if now.state is SeatState.STARTING and self._placement.node(name) == node_id:
+                    self._dispatcher.leave(name, f"its node is drained ({reason})")
+        self._look()
+
+    def admit(self, node_id: str) -> None:
+        """The node stays after all."""
+        if self._drained.pop(node_id, None) is not None:
+            self._ask(0)  # what waits for room may find it there
+            for name, now in self._dispatcher.workers().items():
+                if now.state is SeatState.STARTING and not self._placement.ready(name):
+                    self._dispatcher.leave(name, "it waits for room on other nodes")
+            self._look()
+            self._on_event("node_returned", f"node {node_id[:8]} may have workers again")
+
+    def held(self, node_id: str) -> list[str]:
+        """Workers on the node that may have requests still: of those that leave, the ones that have not given theirs
+        back."""
+        workers = self._dispatcher.workers().items()
+        return [name for name, now in workers if now.node_id == node_id and now.state is not SeatState.CLOSING]
+
+    def empty(self, node_id: str) -> bool:
+        """No worker is on the node, or may come up there."""
+        for name, now in self._dispatcher.workers().items():
+            if now.node_id == node_id and now.state is not SeatState.DEAD:
+                return False
+            if now.state is SeatState.STARTING and self._placement.node(name) in ("", node_id):
+                return False
+        return True
+
+    @property
+    def handing_back(self) -> bool:
+        """Workers are giving their requests back, which is heard only while somebody listens."""
+        return self._dispatcher.handing_back
+
+    # What is told of it.
+
+    def forget(self, node_id: str) -> None:
+        """The node has gone: if its machine comes back, it is another one to Ray."""
+        self._drained.pop(node_id, None)
+
+    @property
+    def state(self) -> FleetState:
+        workers = self._dispatcher.workers()
+        return FleetState(
+            up=tuple(name for name, now in workers.items() if _up(now)),
+            starting=tuple(name for name, now in workers.items() if now.state is SeatState.STARTING),
+            leaving=tuple(name for name, now in workers.items() if now.retiring),
+            asked=tuple(self._asked),
+            drained=dict(self._drained),
+        )
+
+    def take(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        self._look()
+        metrics = {
+            "fleet/workers": float(len(self._up)),
+            "fleet/worker_seconds": self._worker_s,
+            "fleet/idle_seconds": self._idle_s,
+            "fleet/joined": float(self._joined),
+            "fleet/left": float(self._left),
+        }
+        self._worker_s = self._idle_s = 0.0
+        self._joined = self._left = 0
+        return metrics
+
+    # A look.
+
+    def _look(self) -> None:
+        workers = self._dispatcher.workers()
+        self._account(workers)
+        for name in list(self._placement.placed() - workers.keys() - self._asked.keys()):
+            self._placement.let_go(name)
+        for name, now in workers.items():
+            if now.node_id in self._drained and not now.retiring and now.state is not SeatState.DEAD:
+                self._dispatcher.leave(name, f"its node is drained ({self._drained[now.node_id]})")
+        staying = {n: now for n, now in self._dispatcher.workers().items() if not now.retiring}
+        dead = [name for name, now in staying.items() if now.state is SeatState.DEAD]
+        for name in self._placement.placed() & set(dead):
+            self._placement.let_go(name)
+        wanted = self._wanted(len(staying) - len(dead), staying)
+        self._release(len(staying) - len(dead) - wanted)
+        self._settle()
+        self._ask(min(wanted, self._count.max - len(dead)) - (self._staying - len(dead)))
+        if not self._staying:  # the run waits for somebody, for cluster.start_timeout_s, instead of giving up at once
+            for name in list(self._asked)[:1]:
+                self._join(name, self._clock())
+        if self._autoscaler is not None:
+            self._autoscaler.want(wanted)
+        self._held = sum(now.state is not SeatState.DEAD for now in self._dispatcher.workers().values())
+
+    @property
+    def _scaled(self) -> bool:
+        """What a worker waits for may be a node that is being started, which takes its time every time."""
+        return self._autoscaler is not None and self._autoscaler.there
+
+    def _wanted(self, workers: int, staying: dict[str, WorkerNow]) -> int:
+        now_s = self._clock()
+        waiting, tokens = self._dispatcher.waiting
+        coming = sum(now.state in (SeatState.STARTING, SeatState.LOADING) for now in staying.values())
+        unheld = max(waiting - self._slots * coming, 0)
+        if self._rolling:
+            self.pace.looked(unheld, now_s)
+        left = self._rollouts_left()
+        left -= left == self._begun
+        now = FleetNow(
+            workers=workers,
+            idle_s=[now_s - since_s for name, since_s in self._idle.items() if name in staying],
+            waiting=unheld,
+            waiting_tokens=tokens * unheld / waiting if waiting else 0.0,
+            next_tokens=self.pace.next_tokens,
+            next_in_s=self.pace.next_in_s(now_s) if left > 0 else inf,
+            between_s=self.pace.between_s,
+            rollouts_left=max(left, 0),
+            tokens_per_s=self.pace.tokens_per_s,
+            start_s=self.pace.start_s,
+            training=self._training(),
+        )
+        return wanted_workers(now, least=self._count.min, most=self._count.max)
+
+    def _account(self, workers: dict[str, WorkerNow]) -> None:
+        now_s = self._clock()
+        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
+        self._worker_s += elapsed_s * self._held
+        self._idle_s += elapsed_s * len(self._idle)
+        up = {name for name, now in workers.items() if _up(now)}
+        for name in up - self._up:
+            since_s = self._starting.pop(name, None)
+            if since_s is not None and elapsed_s < 4 * LOOK_S:  # else it may have been up for long
+                self.pace.started(now_s - since_s)
+        self._joined += len(up - self._up)
+        self._left += len(self._up - up)
+        self._up = up
+        self._starting = {name: since_s for name, since_s in self._starting.items() if name in workers}
+        idle = {name for name in up if not workers[name].running}
+        self._idle = {name: self._idle.get(name, now_s) for name in idle}
+
+    def _release(self, count: int) -> None:
+        """Let workers without requests go, first those whose place is theirs alone."""
+        long = [name for name, since_s in self._idle.items() if self._clock() - since_s >= IDLE_S]
+        for name in sorted(long, key=lambda name: (not self._placement.own(name), -_number(name)))[: max(count, 0)]:
+            self._dispatcher.leave(name, "there is nothing to do until it can be back")
+
+    def _settle(self) -> None:
+        """Whoever's place is there joins."""
+        now_s = self._clock()
+        for name, since_s in list(self._asked.items()):
+            if now_s < self._check_s[name]:
+                continue
+            self._check_s[name] = now_s + min((now_s - since_s) / 4, _RARELY_S)
+            if self._placement.ready(name):
+                if self._vouched is not None and not self._vouched(self._placement.node(name)):
+                    self._check_s[name] = now_s + LOOK_S
+                    continue
+                self._unplaced = False
+                self._join(name, since_s if self._scaled else now_s)
+            elif now_s - since_s > PATIENCE_S and not self._unplaced:
+                self._unplaced = True
+                alone = "" if self._scaled else " (nobody adds nodes to this cluster by itself)"
+                missing = self._placement.missing(name)
+                self._on_event("worker_unplaced", f"{name} joins when there is room{alone}: {missing}")
+
+    def _join(self, name: str, since_s: float) -> None:
+        del self._asked[name]
+        self._starting[name] = since_s
+        self._dispatcher.join(name)
+
+    @property
+    def _staying(self) -> int:
+        """Workers, dead ones included: without restarts left they are fewer for good, at the most."""
+        return sum(not now.retiring for now in self._dispatcher.workers().values())
+
+    def _ask(self, missing: int) -> None:
+        """Wait for so many places, as far as that is useful at once."""
+        for name in list(self._asked)[max(missing, 0) :]:
+            del self._asked[name]
+            self._placement.let_go(name)
+        taken = self._dispatcher.workers().keys() | self._placement.placed()
+        number = 0
+        while len(self._asked) < min(missing, MOST_ASKED) and not self._held_back:
+            while (name := worker_name(number)) in taken:
+                number += 1
+            number += 1
+            self._placement.ask(name, avoid=self._drained)
+            self._asked[name] = self._check_s[name] = self._clock()
+
+
+def _up(now: WorkerNow) -> bool:
+    return not now.retiring and now.state in (SeatState.READY, SeatState.LOADING)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])

@@ -1,0 +1,212 @@
+"""Notices obeyed: a node that will be lost gets no work any more, and a run that would suffer has a checkpoint first.
+
+Owns what follows from what is heard (feed.py), for the driver's thread. It never waits, and it asks nobody.
+
+    rollout workers there     leave with all their tokens; others take their place elsewhere (`Fleet.drain`)
+    drafter training there    ends, and does not begin again (`Drain` of the coordinator)
+    learner ranks, driver     said, and a checkpoint as soon as what leaves has given its requests back (saving holds
+                              the driver up), then after every RL step, before it is evaluated, until the node has gone
+"""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from actors.notices.types import SpotNotice
+from actors.notices.watch import Trouble, Watching
+from launch.fleet.feed import Gone, Heard, RayDrains
+
+LOOK_S = 0.25  # between two looks at what is left on nodes
+LEAD_S = 900.0  # what is announced for a later time is obeyed so long before: the node works until then
+
+
+class Source(Protocol):
+    """Of what is heard."""
+
+    def take(self) -> list[Heard]: ...
+    def drained(self, node_id: str) -> None: ...
+
+
+class Nodes(Protocol):
+    """What of a fleet is told and asked."""
+
+    def drain(self, node_id: str, reason: str) -> None: ...
+    def held(self, node_id: str) -> list[str]: ...
+    def empty(self, node_id: str) -> bool: ...
+    @property
+    def handing_back(self) -> bool: ...
+    def forget(self, node_id: str) -> None: ...
+
+
+class Training(Protocol):
+    """What of drafter training is told."""
+
+    def drain(self, node_id: str, reason: str) -> None: ...
+    def undrain(self, node_id: str) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ending:
+    """A node that will be lost."""
+
+    address: str
+    what: str
+    heard_s: float
+    obey_at_s: float  # Unix time
+    obeyed: bool = False
+    cleared: bool = False  # no worker there has requests
+    empty: bool = False  # nothing of the run is there, which was told
+
+
+class Notices:
+    """here: the driver's node. learners: ids of the nodes with learner ranks. training: None: no drafter is trained.
+    checkpoint: save the last complete RL step, unless that was done; False: there is none now, try again."""
+
+    def __init__(
+        self,
+        source: Source,
+        fleet: Nodes,
+        *,
+        here: str,
+        learners: Callable[[], Collection[str]],
+        training: Training | None,
+        others: Callable[[], Collection[str]] = lambda: (),
+        on_event: Callable[[str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """others: nodes of what else works for the run; "" among them: one is not known yet. on_event(kind, message):
+        spot_watch, spot_trouble, spot_advice, spot_notice, checkpoint_first, node_cleared, node_gone."""
+        self._others = others
+        self._look_s = float("-inf")  # when nodes are looked at again
+        self._source, self._fleet = source, fleet
+        self._here, self._learners, self._training = here, learners, training
+        self._on_event, self._clock, self._wall = on_event, clock, wall
+        self.checkpoint: Callable[[], bool] = lambda: True
+        self._unsaved = False  # a checkpoint is wanted
+        self._endings: dict[str, _Ending] = {}  # by node id
+        self._said: set[tuple[str, str]] = set()
+        self._count = 0
+        self._drain_s = 0.0
+
+    def tick(self) -> None:
+        """Hear and obey; often, between phases and while requests run."""
+        for heard in self._source.take():
+            self._hear(heard)
+        for node_id, ending in self._endings.items():
+            if not ending.obeyed and self._wall() >= ending.obey_at_s:
+                ending.obeyed = True
+                self._obey(node_id, ending)
+        if self._clock() >= self._look_s:
+            self._look_s = self._clock() + LOOK_S
+            for node_id, ending in self._endings.items():
+                if ending.obeyed and node_id != self._here:
+                    self._look(node_id, ending)
+        if self._unsaved and not self._fleet.handing_back:
+            self._unsaved = not self.checkpoint()
+
+    @property
+    def endangered(self) -> bool:
+        """A node without which the run does not go on as it is will be lost: what is not saved may have to be done
+        again."""
+        return any(ending.obeyed and self._vital(node_id) for node_id, ending in self._endings.items())
+
+    def take(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        metrics = {"fleet/notices": float(self._count)}
+        if self._drain_s:
+            metrics["fleet/drain_s"] = self._drain_s
+        self._count, self._drain_s = 0, 0.0
+        return metrics
+
+    def _hear(self, heard: Heard) -> None:
+        name = _name(heard.node_id, heard.address)
+        match heard.event:
+            case Watching(provider, detail):
+                said = f"notices of {provider} are listened to" if provider else f"no notices: {detail}"
+                self._say("spot_watch", said, f"{said} (first on {name})")
+            case Trouble(reason):
+                self._say("spot_trouble", reason, f"{name}: {reason}; notices may not be heard")
+            case SpotNotice(what, ends, at_s):
+                if ends:
+                    self._ends(heard, what, at_s)
+                else:
+                    self._on_event("spot_advice", f"{name}: {what}")
+            case RayDrains(at_s):
+                self._ends(heard, "Ray drains it", at_s)
+            case Gone():
+                self._gone(heard.node_id)
+            case _:
+                assert_never(heard.event)
+
+    def _ends(self, heard: Heard, what: str, at_s: float | None) -> None:
+        known, now_s = self._endings.get(heard.node_id), self._wall()
+        obey_at_s = now_s if at_s is None else at_s - LEAD_S
+        if known is None:
+            self._count += 1
+            self._endings[heard.node_id] = _Ending(
+                address=heard.address, what=what, heard_s=heard.heard_s, obey_at_s=obey_at_s
+            )
+        elif not known.obeyed and obey_at_s < known.obey_at_s:
+            known.what, known.heard_s, known.obey_at_s = what, heard.heard_s, obey_at_s
+        elif known.what == what:  # a watcher that was lost has begun anew
+            return
+        left = "" if at_s is None or at_s <= now_s else f", in {at_s - now_s:.0f} s"
+        self._on_event("spot_notice", f"{_name(heard.node_id, heard.address)}: {what}{left}")
+
+    def _obey(self, node_id: str, ending: _Ending) -> None:
+        if self._training is not None:
+            self._training.drain(node_id, ending.what)
+        if self._vital(node_id):
+            part = "the driver runs" if node_id == self._here else "the learner runs"
+            self._on_event("checkpoint_first", f"{_name(node_id, ending.address)}: {part} there: a checkpoint at once")
+            self._unsaved = True
+        if node_id != self._here:  # with it the run ends: until then its workers are worth having
+            self._fleet.drain(node_id, ending.what)
+
+    def _vital(self, node_id: str) -> bool:
+        return node_id == self._here or node_id in self._learners()
+
+    def _look(self, node_id: str, ending: _Ending) -> None:
+        if not ending.cleared and not self._fleet.held(node_id):
+            self._cleared(node_id, ending)
+        if ending.cleared and not ending.empty and self._empty(node_id):
+            ending.empty = True
+            self._source.drained(node_id)
+
+    def _empty(self, node_id: str) -> bool:
+        """Its machine may be ended early. A learner that has no nodes is just being made again, somewhere."""
+        learners, others = self._learners(), self._others()
+        if not learners or node_id in learners or "" in others or node_id in others:
+            return False
+        return self._fleet.empty(node_id)
+
+    def _cleared(self, node_id: str, ending: _Ending) -> None:
+        ending.cleared = True
+        seconds = self._clock() - ending.heard_s
+        self._drain_s = max(self._drain_s, seconds)
+        self._on_event(
+            "node_cleared",
+            f"{_name(node_id, ending.address)}: no worker there has requests {seconds:.1f} s after the notice",
+        )
+
+    def _gone(self, node_id: str) -> None:
+        self._fleet.forget(node_id)  # it may have been refused, without any notice
+        ending = self._endings.pop(node_id, None)
+        if ending is None:
+            return
+        if self._training is not None and ending.obeyed:
+            self._training.undrain(node_id)
+        late = "" if ending.cleared or not ending.obeyed else ", before its workers had left"
+        self._on_event("node_gone", f"{_name(node_id, ending.address)}: it has gone, as announced{late}")
+
+    def _say(self, kind: str, key: str, message: str) -> None:
+        """Once: many nodes have the same to say."""
+        if (kind, key) not in self._said:
+            self._said.add((kind, key))
+            self._on_event(kind, message)
+
+
+def _name(node_id: str, address: str) -> str:
+    return f"node {node_id[:8]}{f' ({address})' if address else ''}"

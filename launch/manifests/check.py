@@ -1,0 +1,206 @@
+"""What is wrong with a file that describes a cluster: all at once, each with its key and what to do."""
+
+import copy
+import difflib
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import ValidationError
+
+from launch.config import Issue
+from launch.errors import UsageError
+from launch.manifests.kuberay import KINDS, RayClusterSpec, RayJob
+
+# Of Ray's launcher, those of which Paceline hears the spot notices come first.
+PROVIDERS = ("aws", "gcp", "azure", "aliyun", "external", "local", "vsphere")
+_PINNED = re.compile(r"\bray(?:\[[^\]]*\])?\s*((?:[=~!<>]=|[<>])\s*[0-9][0-9a-z.*,=~!<> ]*)")
+_IMAGE = re.compile(r"(?:^|/)ray(?:-ml|-llm)?:([0-9]+(?:\.[0-9]+)+)")  # of Ray's own images
+
+
+def check_manifest(path: Path) -> list[Issue]:
+    """Of a file for `ray up`, or of KubeRay's manifests (RayJob, RayCluster; several in one file are all checked).
+
+    Raises UsageError for a file that is neither."""
+    try:
+        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each is not None]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {error}") from error
+    if not documents or not all(isinstance(each, dict) for each in documents):
+        raise UsageError(f"{path} holds no description of a cluster")
+    found: list[Issue] = []
+    for document in documents:
+        if "apiVersion" in document:
+            found += _kuberay(document)
+        elif "provider" in document or "cluster_name" in document:
+            found += _launcher(document)
+        else:
+            raise UsageError(
+                f"{path} describes no cluster: no `provider` (Ray's cluster launcher), no `apiVersion` (KubeRay)",
+                remedy="see cluster.yaml, cluster-gcp.yaml and examples/cluster/",
+            )
+    return found
+
+
+def _kuberay(document: Mapping[str, Any]) -> Iterator[Issue]:
+    if not str(document["apiVersion"]).startswith("ray.io/"):
+        return  # a claim, a secret: whoever takes it checks it
+    kind = document.get("kind")
+    if kind not in KINDS:
+        yield Issue("kind", f"{kind} is not checked here", remedy=f"one of: {', '.join(KINDS)}")
+        return
+    try:
+        manifest = KINDS[str(kind)].model_validate(dict(document))
+    except ValidationError as error:
+        yield from (_fault(each) for each in error.errors())
+        return
+    if isinstance(manifest, RayJob):
+        cluster, key = manifest.spec.ray_cluster_spec, "spec.rayClusterSpec"
+    else:
+        cluster, key = manifest.spec, "spec"
+    if cluster is not None:
+        yield from _ray_cluster(cluster, key)
+
+
+def _ray_cluster(cluster: RayClusterSpec, key: str) -> Iterator[Issue]:
+    installed = version("ray")
+    if cluster.ray_version != installed:
+        yield Issue(
+            f"{key}.rayVersion",
+            f"{cluster.ray_version or 'missing'}, but the Ray that is installed here is {installed}",
+            remedy=f"set rayVersion: {installed} and build the image from this checkout, or install that Ray here",
+        )
+    if cluster.auth_options is None or cluster.auth_options.mode != "token":
+        yield Issue(
+            f"{key}.authOptions",
+            "without a token whoever reaches the head's ports can run code in the pods",
+            remedy="set authOptions: {mode: token} (KubeRay 1.5.1 or later)",
+        )
+    for number, group in enumerate(cluster.worker_group_specs):
+        where = f"{key}.workerGroupSpecs.{number}"
+        if group.max_replicas < group.min_replicas:
+            yield Issue(f"{where}.maxReplicas", f"{group.max_replicas} is less than minReplicas = {group.min_replicas}")
+        elif group.replicas is not None and not group.min_replicas <= group.replicas <= group.max_replicas:
+            yield Issue(
+                f"{where}.replicas",
+                f"{group.replicas} is not between minReplicas = {group.min_replicas} and maxReplicas = "
+                f"{group.max_replicas}",
+            )
+        if group.min_replicas < group.max_replicas and not cluster.enable_in_tree_autoscaling:
+            yield Issue(
+                f"{where}.maxReplicas",
+                f"{group.min_replicas} to {group.max_replicas} pods of group {group.group_name}, but nobody scales it",
+                remedy=f"set {key}.enableInTreeAutoscaling: true, or equal numbers",
+            )
+    for pod in (cluster.head_group_spec.template.spec, *(group.template.spec for group in cluster.worker_group_specs)):
+        for container in pod.containers:
+            yield from _image(f"{key} ({container.name}).image", container.image)
+    names = [group.group_name for group in cluster.worker_group_specs]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Issue(f"{key}.workerGroupSpecs", f"there are {names.count(name)} groups of the name {name}")
+
+
+def _image(key: str, image: object) -> Iterator[Issue]:
+    """Of Ray's own images, whose tag names the version; of another nobody knows."""
+    installed = version("ray")
+    if (found := _IMAGE.search(str(image))) is not None and found[1] != installed:
+        yield Issue(
+            key,
+            f"{image} holds Ray {found[1]}, but the Ray that is installed here is {installed}",
+            remedy="build the image from this checkout (Dockerfile)",
+        )
+
+
+def _fault(error: Any) -> Issue:
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return Issue(
+            key, "KubeRay has no such field here (of its API up to 1.6)", remedy="an API server drops it silently"
+        )
+    return Issue(key, error["msg"])
+
+
+def _launcher(document: Mapping[str, Any]) -> Iterator[Issue]:
+    provider = document.get("provider")
+    cloud = provider.get("type") if isinstance(provider, dict) else None
+    if cloud not in PROVIDERS:
+        close = difflib.get_close_matches(str(cloud), PROVIDERS, n=1)
+        yield Issue(
+            "provider.type",
+            f"{cloud} is no cloud that Ray's launcher knows" + (f"; did you mean {close[0]}?" if close else ""),
+            remedy=f"one of: {', '.join(PROVIDERS)}; on Kubernetes use KubeRay (examples/cluster/kuberay-cluster.yaml)",
+        )
+        return
+    faults = list(_of_rays_schema(document))
+    yield from faults or _of_rays_preparation(document)
+    yield from _commands(document)
+    docker = document.get("docker")
+    for name in ("image", "head_image", "worker_image"):
+        if isinstance(docker, dict) and name in docker:
+            yield from _image(f"docker.{name}", docker[name])
+    types = document.get("available_node_types")
+    for name, node in (types if isinstance(types, dict) else {}).items():
+        least, most = (node.get(f"{end}_workers") if isinstance(node, dict) else None for end in ("min", "max"))
+        if isinstance(least, int) and isinstance(most, int) and least > most:
+            yield Issue(f"available_node_types.{name}.max_workers", f"{most} is less than min_workers = {least}")
+
+
+def _of_rays_schema(document: Mapping[str, Any]) -> Iterator[Issue]:
+    import jsonschema
+    import ray
+
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text(encoding="utf-8"))
+    for fault in jsonschema.Draft7Validator(schema).iter_errors(document):
+        yield Issue(".".join(map(str, fault.absolute_path)), fault.message)
+
+
+def _of_rays_preparation(document: Mapping[str, Any]) -> Iterator[Issue]:
+    """What `ray up` does before it talks to the cloud."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    logging.getLogger("ray.autoscaler._private.util").setLevel(logging.WARNING)  # it tells what it fills in
+    try:
+        validate_config(prepare_config(copy.deepcopy(dict(document))))
+    except Exception as error:  # Ray raises what it likes
+        yield Issue("", f"Ray would not take it: {next(iter(str(error).splitlines()), type(error).__name__)}")
+
+
+def _commands(document: Mapping[str, Any]) -> Iterator[Issue]:
+    installed = version("ray")
+    for key, commands in document.items():
+        if not key.endswith("_commands") or not isinstance(commands, Sequence):
+            continue
+        for command in map(str, commands):
+            if re.search(r"\bray start\b", command) and "RAY_AUTH_MODE=token" not in command:
+                yield Issue(
+                    key,
+                    "starts Ray without its token: whoever reaches the head's ports can run code on the cluster",
+                    remedy="begin the command with RAY_AUTH_MODE=token (docs/cluster.md, The token)",
+                )
+            for pinned in _PINNED.findall(command):
+                if not _allows(pinned, installed):
+                    yield Issue(
+                        key,
+                        f"installs Ray {pinned.strip().removeprefix('==')}, but the Ray that is installed here is "
+                        f"{installed}",
+                        remedy=f"pin ray=={installed}, or install that Ray here: they must be the same",
+                    )
+
+
+def _allows(pinned: str, installed: str) -> bool:
+    """Whether a requirement takes the Ray that is installed here and not the next, which a node would get one day; what
+    is no requirement is somebody else's error."""
+    major, minor = (int(part) for part in installed.split(".")[:2])
+    try:
+        wanted = SpecifierSet(pinned.strip(" ,"))
+        return installed in wanted and f"{major}.{minor + 1}.0" not in wanted
+    except InvalidSpecifier:
+        return True
