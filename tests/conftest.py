@@ -25,8 +25,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import tests.pretended
+
+# How long an example takes is a matter of the machine and of what else it does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _PRETENDED = Path(__file__).parent / "pretended"
 

@@ -96,6 +96,16 @@ def test_what_it_has_outlives_its_maker_and_what_it_has_not_is_left_out(buffer: 
     assert all(np.array_equal(r.states, record(r.request_id).states) for r in drawn)
 
 
+def test_what_is_made_again_after_a_loss_is_kept_once(buffer: Any) -> None:
+    """Two responses may be alike, so it goes by who recorded when."""
+    [first, again] = [ray.put([record(1)]) for _ in range(2)]
+    added = [buffer.add.remote([ref], source="learner-0 of version 3") for ref in (first, again)]
+    added += [buffer.add.remote([first], source=source) for source in ("learner-1 of version 3", "", "")]
+    of_the_first, of_the_second, *others = ray.get(added, timeout=TIMEOUT_S)
+    assert (of_the_first + of_the_second, others) == (1, [1, 1, 1])  # whichever Ray lets go first
+    assert ray.get(buffer.stats.remote(), timeout=TIMEOUT_S).added == 4
+
+
 def test_something_else_is_refused_and_says_what_it_takes(buffer: Any) -> None:
     with pytest.raises(ray.exceptions.RayTaskError, match="SequenceRecord"):
         get(buffer.add.remote([ray.put(["rows"])]))

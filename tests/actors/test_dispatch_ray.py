@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -43,15 +44,16 @@ def options(workers: int, **update: object) -> RolloutOptions:
 
 @contextmanager
 def running(
-    rollout: RolloutOptions, fake: FakeOptions | Callable[[str], FakeOptions] = QUICK
+    rollout: RolloutOptions, fake: FakeOptions | Callable[[str], FakeOptions] = QUICK, **hooks: Callable[[], bool]
 ) -> Iterator[tuple[RolloutDispatcher, list[tuple[str, str]]]]:
     events: list[tuple[str, str]] = []
     per_worker = fake if callable(fake) else lambda name: fake
     dispatcher = RolloutDispatcher(
         spawner(lambda name: partial(FakeEngine, per_worker(name))),
         rollout,
-        start_timeout_s=60,
+        start_timeout_s=240,  # a loaded machine is no failure
         on_event=lambda kind, message: events.append((kind, message)),
+        **hooks,
     )
     try:
         dispatcher.start()
@@ -107,7 +109,8 @@ def test_same_tokens_whatever_the_number_of_workers(workers: int) -> None:
 @pytest.mark.parametrize("victim", ["actor", "engine", "both"])
 def test_sigterm_hands_the_requests_to_others_with_their_tokens(victim: str) -> None:
     """As a cloud, Ray or a person sends it. The engines report no progress, so what goes on was handed back."""
-    with running(options(2), FakeOptions(step_s=0.004, progress_every_tokens=1000)) as (dispatcher, events):
+    fake, restarts = FakeOptions(step_s=0.004, progress_every_tokens=1000), 0 if victim == "actor" else 9
+    with running(options(2, max_worker_restarts=restarts), fake) as (dispatcher, events):  # none is used up
         dispatcher.set_weights(*weights(3))
         status = statuses(dispatcher)["rollout-1"]
         pids = {"actor": [status.pid], "engine": [engine_pid(status)], "both": [status.pid, engine_pid(status)]}
@@ -370,6 +373,47 @@ def test_stale_weights_name_the_worker() -> None:
     stale = pytest.raises(StaleWeightsError, match="rollout-1 holds weights version 2 with checksum")
     with running(options(2), fake) as (dispatcher, _), stale:
         dispatcher.set_weights(*weights(2))
+
+
+class Maker:
+    """Owns a buffer, as rank 0 of the learner owns the published weights."""
+
+    def put(self, buffer: np.ndarray) -> list["ray.ObjectRef[np.ndarray]"]:
+        return [ray.put(buffer)]
+
+
+def test_a_worker_that_starts_when_the_maker_of_the_weights_is_gone_gets_them_from_another_buffer() -> None:
+    """In the middle of a run, which goes on; without another buffer it is lost for good."""
+    manifest, own = weights(1)
+    buffer = ray.get(own).copy()
+    maker = ray.remote(Maker).options(num_cpus=0).remote()
+    [ref] = ray.get(cast(Any, maker).put.remote(buffer), timeout=60)
+    asked: list[str] = []
+
+    def another() -> bool:
+        asked.append("gone")
+        dispatcher.renew_weights(manifest, ray.put(buffer))
+        return True
+
+    with running(options(2), FakeOptions(step_s=0.003), on_weights_gone=another) as (dispatcher, events):
+        dispatcher.set_weights(manifest, ref)
+        ray.kill(maker)
+        rollouts: list[Rollout] = []
+        killed = threading.Event()
+
+        def finished(rollout: Rollout) -> None:
+            rollouts.append(rollout)
+            if not killed.is_set():
+                os.kill(engine_pid(statuses(dispatcher)["rollout-1"]), signal.SIGKILL)
+                killed.set()
+
+        asked_for = requests(60)
+        dispatcher.run(asked_for, finished)
+        while statuses(dispatcher)["rollout-1"].weights_version != 1:
+            dispatcher.settle()
+        check(rollouts, asked_for)
+    assert asked == ["gone"]
+    assert [kind for kind, _ in events].count("worker_lost") == 1
 
 
 def test_interrupts_and_failing_callbacks_leave_a_clean_slate() -> None:

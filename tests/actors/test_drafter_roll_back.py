@@ -18,6 +18,8 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow, StrategyUse
 from actors.spot.types import Published, TrainStopped
 from coordinator.events import RolloutComplete, RolloutStarted
+from coordinator.options import CoordinatorOptions
+from coordinator.transport.security import Keys
 from launch.config.tree import Config
 from launch.dispatch import Weights
 from launch.drafter.actors import DrafterActors
@@ -29,6 +31,8 @@ from policies.drafter.lineage import LINEAGE, micro_steps
 from tests.actors.test_spot_host import World, eventually, no_ray, world
 from tests.report.synthetic import config
 from tests.spot.support import only, save_target, spawn
+
+NO_KEYS = Keys(CoordinatorOptions(), Path())  # at the loopback address nothing is encrypted
 
 pytestmark = pytest.mark.asyncio
 __all__ = ["no_ray"]
@@ -42,7 +46,13 @@ class Run:
         self.versions: list[int] = []
         self.payloads: dict[int, bytes] = {}
         self._tasks: list[asyncio.Task[Any]] = []
-        actors = DrafterActors("coordinator", ("rollout-0", "rollout-1"), "tcp://127.0.0.1:1", {"n0": "buffer"})
+        actors = DrafterActors(
+            coordinator="coordinator",
+            workers=("rollout-0", "rollout-1"),
+            endpoint="tcp://127.0.0.1:1",
+            buffers={"n0": "buffer"},
+            keys=NO_KEYS,
+        )
         watch: Any = SimpleNamespace(look=dict)
         model = ModelOptions(path="model")
         self.training = DrafterTraining(settings, observer, run_dir, model, actors, self, watch)

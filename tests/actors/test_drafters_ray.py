@@ -19,7 +19,7 @@ from actors.engine.types import DrafterLoaded, IntArray, Rollout
 from launch.dispatch import RolloutDispatcher, Weights, spawner
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, weights
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 Made = tuple[IntArray, IntArray, int]
 
 

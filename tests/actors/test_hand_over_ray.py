@@ -32,7 +32,7 @@ from tests.engine.support import tiny_model
 pytestmark = pytest.mark.ray
 
 ENGINE = EngineOptions(max_running=6, kv_tokens=2048, threads=1, progress_every_tokens=8)
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +171,8 @@ def test_two_ranks_gather_in_step_for_engines_of_one_of_them(model_dir: Path, le
         assert hold(dispatcher, 1)
 
 
-def test_a_learner_that_is_killed_in_a_hand_over_is_named_and_leaves_workers_that_can_be_closed(
-    model_dir: Path, ray_head: str
+def test_a_learner_that_is_killed_in_a_hand_over_is_named_and_leaves_workers_that_another_one_can_reach(
+    model_dir: Path, learner: LearnerGroup
 ) -> None:
     options = LearnerOptions(ranks=1, threads=1)
     model = ModelOptions(path=str(model_dir))
@@ -192,3 +192,10 @@ def test_a_learner_that_is_killed_in_a_hand_over_is_named_and_leaves_workers_tha
         with pytest.raises(LearnerLostError, match="SIGKILL"):
             dispatcher.hand_over(send)
         assert hold(dispatcher, 1)  # what they had
+        again = dispatcher.hand_over(lambda n: learner.send(2, receivers=n, way="ipc", limit_s=LIMIT_S))
+        assert again.ways == {"store": 2}  # whether they still waited for the first is not known
+        assert hold(dispatcher, 2)
+        for way in ("broadcast", "ipc"):
+            later = dispatcher.hand_over(lambda n, way=way: learner.send(3, receivers=n, way=way, limit_s=LIMIT_S))
+            assert later.ways[way] == 2
+        assert hold(dispatcher, 3)

@@ -1,6 +1,8 @@
 """Plans as pure data, and reservations on the real head (whose GPUs are pretended)."""
 
 import os
+import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +10,16 @@ from typing import Any
 import pytest
 import ray
 
-from actors.placement import Layout, PlacementError, Plan, place, plan, reserve
+from actors import placement
+from actors.engine.options import WorkerCount
+from actors.placement import Layout, Placement, PlacementError, Plan, place, plan, reserve
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 @dataclass(frozen=True)
@@ -24,16 +35,20 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Count:
-    workers: int = 2
+class Rollout:
+    workers: WorkerCount = field(default_factory=lambda: WorkerCount.fixed(2))
+
+
+@dataclass(frozen=True)
+class Learner:
     ranks: int = 1
 
 
 @dataclass(frozen=True)
 class Config:
     cluster: Cluster
-    rollout: Count = field(default_factory=Count)
-    learner: Count = field(default_factory=Count)
+    rollout: Rollout = field(default_factory=Rollout)
+    learner: Learner = field(default_factory=Learner)
 
 
 def check_slots_fit(made: Plan) -> None:
@@ -115,9 +130,6 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
         actors: list[Any] = [ray.remote(Where).options(**o).remote() for o in options]
         pids = ray.get([a.pid.remote() for a in actors], timeout=60)
         assert len({*pids, os.getpid()}) == 4
-        reserved = options[1].pop("scheduling_strategy")
-        assert placement.worker_options("c") == options[1], "beyond the plan: what one takes, unreserved"
-        options[1]["scheduling_strategy"] = reserved
         for name, kept in zip("ab", options, strict=False):
             found = placement.worker_options(name)["scheduling_strategy"].placement_group_bundle_index
             assert found == kept["scheduling_strategy"].placement_group_bundle_index, "a name keeps its place"
@@ -127,7 +139,7 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
 
 @pytest.mark.ray
 def test_colocated_actors_share_their_gpus() -> None:
-    config = Config(Cluster("colocated", gpus_per_worker=2), Count(workers=2), Count(ranks=4))
+    config = Config(Cluster("colocated", gpus_per_worker=2), learner=Learner(4))
     with place(config) as placement:
         learners: list[Any] = [
             ray.remote(Where).options(**placement.learner_options(rank)).remote() for rank in range(4)
@@ -140,12 +152,11 @@ def test_colocated_actors_share_their_gpus() -> None:
         factory = placement.engine_factory(engine_on)
         of_engines = ray.get([each.start.remote(factory) for each in (first, worker)], timeout=60)
         assert of_engines == [gpus[:2], gpus[2:]], "the engine uses the GPUs of both bundles"
-        assert placement.worker_options("third")["num_gpus"] == 2, "beyond the plan: as many, unreserved and unshared"
 
 
 @pytest.mark.ray
 def test_a_disaggregated_worker_sees_all_its_gpus() -> None:
-    config = Config(Cluster("disaggregated", gpus_per_worker=3, gpus_per_learner=1), Count(workers=1), Count(ranks=1))
+    config = Config(Cluster("disaggregated", gpus_per_worker=3, gpus_per_learner=1), Rollout(WorkerCount.fixed(1)))
     with place(config) as placement:
         worker: Any = ray.remote(Where).options(**placement.worker_options("a")).remote()
         assert len(ray.get(worker.gpus.remote(), timeout=60)) == 3
@@ -153,8 +164,56 @@ def test_a_disaggregated_worker_sees_all_its_gpus() -> None:
 
 
 @pytest.mark.ray
+def test_what_a_learner_waits_for_after_the_loss_of_its_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = plan(Cluster(layout="disaggregated", learner_resource="learner"), workers=1, ranks=1, available_cpus=0)
+    states = {"learners": "CREATED", "workers": "RESCHEDULING"}  # the other group is not the learner's
+    groups: list[Any] = ["learners", "workers"]
+    placed = Placement(where, groups, timeout_s=1.0)
+    monkeypatch.setattr(
+        placement, "placement_group_table", lambda group: {"state": states[group], "bundles_to_node_id": {0: "n"}}
+    )
+    monkeypatch.setattr(placement, "_free_by_node", lambda avoid: {"10.0.0.7": ({"CPU": 8.0}, {"CPU": 8.0})})
+    assert placed.missing_learner() == ""
+    states["learners"] = "RESCHEDULING"
+    assert "10.0.0.7 (GPU: 1 needed, 0 free of 0; learner: 0.001 needed" in placed.missing_learner()
+
+
 def test_missing_resources_are_named_within_the_deadline() -> None:
     cluster = Cluster("disaggregated", gpus_per_worker=8, cpus_per_worker=0.5, rollout_resource="spot")
     made = plan(cluster, workers=2, ranks=1, available_cpus=4)
     with pytest.raises(PlacementError, match=r"within 0.5 s .* missing GPU, spot .*GPU: 17 needed, \d free of 4"):
         reserve(made, timeout_s=0.5)
+
+
+@pytest.mark.ray
+def test_a_later_worker_has_a_reservation_of_its_own_that_comes_and_goes_alone() -> None:
+    config = Config(Cluster("disaggregated"), Rollout(WorkerCount.fixed(1)))
+    with place(config) as placement:
+        placement.worker_options("a")
+        for name in "bc":  # the head has 4 GPUs
+            placement.ask(name)
+            eventually(lambda name=name: placement.ready(name))
+        placement.ask("late")
+        assert not placement.ready("late")
+        assert re.fullmatch(
+            r"missing on every node: [\d.]+ \(\w{8}\) \(GPU: 1 needed, 0 free of 4\)", placement.missing("late")
+        )
+        placement.let_go("b")
+        eventually(lambda: placement.ready("late"))
+        placement.let_go("a")
+        placement.ask("e")
+        assert placement.ready("e"), "a planned place that nobody has is there at once"
+
+
+@pytest.mark.ray
+def test_nothing_is_placed_on_a_node_that_is_to_be_avoided() -> None:
+    here = ray.get_runtime_context().get_node_id()
+    with place(Config(Cluster(cpus_per_worker=0.001, cpus_per_learner=0.001))) as placement:
+        for name in ("a", "b"):
+            placement.ask(name)
+        placement.let_go("b")
+        placement.ask("c", avoid=[here])
+        time.sleep(0.5)
+        assert not placement.ready("c"), "neither on the planned place, which is there, nor anywhere else of the node"
+        placement.ask("d", avoid=["0" * 56])
+        eventually(lambda: placement.ready("d"))

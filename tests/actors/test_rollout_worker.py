@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors import rollout_worker
 from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
 from actors.engine.shared_rollouts import pack
 from actors.engine.types import DraftersSaved, EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
@@ -17,7 +18,7 @@ from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def worker(**options: object) -> RolloutWorker:
@@ -64,6 +65,26 @@ async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
     await w.shutdown()
     assert (await w.status()).engine == "none"
     assert [e async for e in stream] == []  # the end of an engine is the end of its stream
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_waits_for_goes_with_the_next_event_that_somebody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_worker, "_HOLD_S", 1000.0)
+    w = worker()
+    await w.restart_engine()
+    stream = w.stream()
+    await w.tell(Submit(tuple(make_request(i) for i in range(5))))
+    batches: list[list[Event]] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for batch in stream:
+            batches.append(batch)
+            if sum(isinstance(e, Finished) for batch in batches for e in batch) == 5:
+                break
+    assert all(any(isinstance(e, Finished) for e in batch) for batch in batches)
+    assert any(isinstance(e, Progress) for batch in batches for e in batch)
+    await w.shutdown()
 
 
 @pytest.mark.asyncio

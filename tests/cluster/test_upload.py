@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.admin.credentials import service_certificate, service_token
+from coordinator.transport.security import write_keys
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/*.md")]
 DOWNLOAD = re.compile(r"--local-dir (\S+)")
@@ -36,6 +39,20 @@ def test_what_the_pages_download_stays_behind_and_the_source_goes(tmp_path: Path
         (tree / name).write_text("x", encoding="utf-8")
     shutil.copy(ROOT / ".gitignore", tree / ".gitignore")
     assert uploaded(tree, tmp_path / "package.zip") == source | {".gitignore"}
+
+
+def test_keys_and_tokens_stay_behind_wherever_they_lie(tmp_path: Path) -> None:
+    """Names as the coordinator itself gives them; RUN is a run's folder that is not below runs/."""
+    tree = tmp_path / "checkout"
+    for folder in ("keys", "RUN/coordinator-keys"):
+        write_keys(tree / folder)
+    service_token(tree / "RUN")
+    service_certificate(tree / "RUN")
+    secret = {path.name for path in tree.rglob("*") if path.is_file() and not path.stat().st_mode & 0o077}
+    assert len(secret) == 5
+    shutil.copy(ROOT / ".gitignore", tree / ".gitignore")
+    sent = uploaded(tree, tmp_path / "package.zip")
+    assert sent == {".gitignore", "keys/allowed.json", "RUN/admin.crt"}
 
 
 def test_no_page_downloads_into_a_source_package() -> None:

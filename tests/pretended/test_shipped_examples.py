@@ -37,7 +37,8 @@ from tests.examples.test_gpu_configurations import CONFIGS, VOCABULARY, load
 from tests.learner.tiny import write_config
 from tests.pretended.support import DEVICE
 
-HEADS = {"0.5B": (14, 2, 64), "1.5B": (12, 2, 128), "7B": (28, 4, 128)}  # query and KV heads, their size
+# Query and KV heads, their size.
+HEADS = {"0.5B": (14, 2, 64), "1.5B": (12, 2, 128), "7B": (28, 4, 128), "32B": (40, 8, 128)}
 NEW_TOKENS = 8
 
 

@@ -103,6 +103,31 @@ def test_stop_strings_end_responses_at_the_same_token(pair: Pair) -> None:
         assert all(rollout.finish_reason is FinishReason.STOP for rollout in found.values())
 
 
+def test_answers_and_give_ups_end_responses_at_the_same_token(pair: Pair) -> None:
+    """Those whose coin lets them run on too, and again where a response is taken up in the middle."""
+    requests = greedy(make_requests(12, prompts=4, seed=5, max_new_tokens=40))
+    whole = pair.native.run(requests)
+    texts = [f"<{token}>".encode() for token in range(61)]
+    ruled = []
+    for i, request in enumerate(requests):
+        tokens = whole[request.request_id].tokens.tolist()
+        marker = compile_marker([b"".join(texts[token] for token in tokens[12:15])], texts)
+        rules = (
+            StopRule(answer=marker, poll_from_tokens=18, grace_tokens=4),
+            StopRule(answer=marker, grace_tokens=3, give_up_at_tokens=9, keep=0.5),
+            StopRule(answer=marker, poll_from_tokens=20, give_up_at_tokens=30, keep=0.5),
+        )
+        ruled.append(replace(request, stop=rules[i % 3]))
+    expected = pair.native.run(ruled)
+    assert {FinishReason.ANSWERED, FinishReason.GIVEN_UP} <= {r.finish_reason for r in expected.values()}
+    assert {0.5, 1.0} == {rollout.propensity for rollout in expected.values()}
+    found = pair.vllm.run(ruled)
+    assert same_tokens(found, expected)
+    assert {i: r.propensity for i, r in found.items()} == {i: r.propensity for i, r in expected.items()}
+    again = [replace(r, prefix=replace(found[r.request_id].sampled.first(7), logprobs_t1=None)) for r in ruled]
+    assert same_tokens(pair.vllm.run(again), expected)
+
+
 def test_a_full_cache_preempts_and_loses_nothing(tmp_path: Path) -> None:
     """vLLM takes requests out of the batch and computes them again; what they drew before stays."""
     model_dir, _ = tiny_checkpoint(tmp_path)

@@ -1,0 +1,66 @@
+"""Whole runs on several real raylets that join and die: each samples and learns what one process does without Ray.
+`python -m experiments.fleet_chaos` does more of it to the demo, in every layout, and to the head."""
+
+import pytest
+
+from experiments.in_process import Record
+from experiments.layouts import CPU, LAYOUTS, Act, Job, act, difference
+from experiments.nodes import Nodes
+from launch.observe.journal import read
+from tests.fleet.conftest import STEPS
+from tests.notices.metadata import Aws
+from tests.train.conftest import SHARP, Runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def job(nodes: Nodes, runs: Runs, layout: str, *, workers: str = "2") -> Job:
+    """A run that begins, on nodes of that layout."""
+    for node, has in LAYOUTS[layout].nodes.items():
+        nodes.add(node, cpus=has.cpus, gpus=has.gpus, resources=has.resources or {})
+    run = runs.root / layout
+    settings = (
+        SHARP,
+        STEPS,
+        "cluster.spot.provider=none",
+        f"rollout.workers={workers}",
+        *CPU,
+        *LAYOUTS[layout].overrides,
+    )
+    return Job(nodes, runs.config, runs.overrides(run.name, *settings), run)
+
+
+def survive(begun: Job, layout: str, *acts: Act) -> list[str]:
+    """All acts happen, the run ends by itself; the kinds of its events."""
+    try:
+        for deed in acts:
+            act(deed, begun, LAYOUTS[layout].newcomer, Aws())
+        assert begun.ended() == 0, begun.tail()
+    finally:
+        begun.close()
+        for name in begun.nodes.names:
+            begun.nodes.end_node(name)
+    return [event["kind"] for event in read(begun.run / "events.jsonl")]
+
+
+def test_embedded_an_elastic_run_loses_a_node_while_another_joins(
+    nodes: Nodes, runs: Runs, one_process: Record
+) -> None:
+    begun = job(nodes, runs, "embedded", workers="{min: 2, max: 3}")
+    kinds = survive(begun, "embedded", Act(2, "rollout", "add", "x"), Act(3, "rollout", "kill", "rollout"))
+    assert difference(one_process, begun.run) is None
+    assert "worker_lost" in kinds
+
+
+def test_disaggregated_the_learners_node_and_a_workers_are_lost(nodes: Nodes, runs: Runs, one_process: Record) -> None:
+    begun = job(nodes, runs, "disaggregated")
+    acts = (
+        Act(1, "rollout", "add", "x"),
+        Act(2, "learn", "kill", "learner"),
+        Act(3, "rollout", "add", "y"),
+        Act(4, "rollout", "kill", "rollout"),
+    )
+    kinds = survive(begun, "disaggregated", *acts)
+    assert difference(one_process, begun.run) is None
+    assert "learner_restarted" in kinds
+    assert "worker_lost" in kinds
