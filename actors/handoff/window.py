@@ -1,7 +1,8 @@
 """Memory of one process that another one on the same device reads: two pieces by turns. Owns its export and its end.
 
-On CUDA by torch's own CUDA IPC (a handle of the allocation travels, the receiver maps it); on a CPU by a file in shared
-memory. The maker keeps it until everybody has answered.
+On CUDA by torch's own CUDA IPC (a handle of the allocation travels, the receiver maps it); on a CPU by a file without
+a name, which the receiver opens by the maker's descriptor: it goes with the maker, however that ends. Where the system
+has no such files, by one in the temporary folder. The maker keeps it until everybody has answered.
 """
 
 import base64
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from actors.handoff.types import HandOffError
 
-SHARED_MEMORY = Path("/dev/shm")
+_NAME = "paceline-window-"
 
 
 class Window:
@@ -25,7 +26,7 @@ class Window:
 
     def __init__(self, device: torch.device, piece_bytes: int) -> None:
         """Raises HandOffError where there is no memory for it."""
-        self._device, self._file = device, ""
+        self._device, self._file, self._descriptor = device, "", -1
         try:
             self._whole = self._made(piece_bytes)
         except (OSError, RuntimeError) as error:  # torch's OutOfMemoryError is one
@@ -37,18 +38,17 @@ class Window:
         device = self._device
         if device.type == "cuda":
             return torch.empty(2 * piece_bytes, dtype=torch.uint8, device=device)
-        directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-        descriptor, self._file = tempfile.mkstemp(prefix="paceline-window-", dir=directory)
-        try:
-            _take(descriptor, 2 * piece_bytes)
-            return _mapped(descriptor, 2 * piece_bytes)
-        finally:
-            os.close(descriptor)
+        if hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create(_NAME)
+        else:
+            self._descriptor, self._file = tempfile.mkstemp(prefix=_NAME)
+        _take(self._descriptor, 2 * piece_bytes)
+        return _mapped(self._descriptor, 2 * piece_bytes)
 
     def export(self) -> str:
         """For `opened`, in another process. Raises HandOffError if this device's memory cannot be shared."""
         if self._device.type != "cuda":
-            return self._file
+            return self._file or f"/proc/{os.getpid()}/fd/{self._descriptor}"
         from torch.multiprocessing.reductions import reduce_tensor
 
         try:
@@ -60,6 +60,9 @@ class Window:
         """Nobody can open it from now on; on a CPU, whoever has it open keeps it."""
         if self._file:
             Path(self._file).unlink(missing_ok=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
         self.pieces = []
         self._whole = torch.empty(0)
         if self._device.type == "cuda":
@@ -71,6 +74,10 @@ def opened(exported: str, device: torch.device) -> Tensor:
     try:
         if device.type != "cuda":
             with Path(exported).open("r+b") as file:
+                if exported.startswith("/proc/") and _NAME not in str(
+                    Path(f"/proc/self/fd/{file.fileno()}").readlink()
+                ):
+                    raise OSError("its maker has closed it, and something else has its descriptor")
                 return _mapped(file.fileno(), os.fstat(file.fileno()).st_size)
         rebuild, arguments = pickle.loads(base64.b64decode(exported))
         return _on(device, rebuild, list(arguments))

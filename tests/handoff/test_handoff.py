@@ -248,6 +248,25 @@ def test_a_window_is_seen_by_whoever_opened_it_and_leaves_no_file() -> None:
     assert int(seen[BLOCK_BYTES + 3]) == 9
     with pytest.raises(HandOffError, match="cannot be opened"):
         opened(exported, HOST)
+    descriptor, another = int(exported.rpartition("/")[2]), os.memfd_create("another")
+    if another != descriptor:
+        os.dup2(another, descriptor)
+    with pytest.raises(HandOffError, match="something else has its descriptor"):
+        opened(exported, HOST)
+    for one in {another, descriptor}:
+        os.close(one)
+
+
+def test_a_learner_that_is_killed_leaves_no_memory_behind() -> None:
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    code = (
+        "import os, signal, torch\n"
+        "from actors.handoff.window import Window\n"
+        "window = Window(torch.device('cpu'), 4096)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "window" in name}  # noqa: PTH208
 
 
 def test_a_rank_without_memory_for_a_window_says_so_at_once_and_gathers_to_the_end(
