@@ -125,6 +125,9 @@ def ray_session(
         with RayWatch(servers, processes, lost_after_s, lambda reason: _end(reason, on_lost, folder)) as watch:
             try:
                 yield session
+            except Exception:
+                watch.settle()
+                raise
             finally:
                 watch.closing()
                 ray.shutdown()

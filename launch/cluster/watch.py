@@ -42,6 +42,7 @@ class RayWatch:
         self._servers, self._timeout_s, self._lost = dict(servers), timeout_s, lost
         self._answers, self._period_s, self._clock = answers, period_s, clock
         self._told = threading.Lock()  # taken once, by whoever tells
+        self._armed: set[str] = set()  # servers that have answered once
         self._over, self._expected = threading.Event(), threading.Event()
         self._ends: dict[int, str] = {}  # by descriptor of the process
         if hasattr(os, "pidfd_open"):
@@ -74,6 +75,12 @@ class RayWatch:
             if descriptor >= 0:
                 os.close(descriptor)
 
+    def settle(self) -> None:
+        """After a failure of anything that uses Ray: returns when every server answers, so that the failure is its own,
+        or not at all, for a loss of Ray has other symptoms first, and is told in at most the time it always takes."""
+        while any(not self._answers(self._servers[name], PROBE_S) for name in sorted(self._armed)):
+            self._over.wait(self._period_s)
+
     def _wait(self) -> None:
         poll = select.poll()
         for descriptor in [*self._ends, self._wake]:
@@ -83,17 +90,16 @@ class RayWatch:
                 self._tell(f"{self._ends[descriptor]} has ended")
 
     def _ask(self) -> None:
-        armed: set[str] = set()
         failures: dict[str, int] = {}
         since_s: dict[str, float] = {}  # start of the first question in a row without an answer
         while not self._over.wait(self._period_s):
             for name, address in self._servers.items():
                 asked_s = self._clock()
                 if self._answers(address, PROBE_S):
-                    armed.add(name)
+                    self._armed.add(name)
                     failures.pop(name, None)
                     continue
-                if name not in armed or self._over.is_set():
+                if name not in self._armed or self._over.is_set():
                     continue
                 failures[name] = failures.get(name, 0) + 1
                 if failures[name] == 1:

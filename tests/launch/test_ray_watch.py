@@ -80,6 +80,29 @@ def test_a_server_that_never_answered_is_not_watched() -> None:
         assert server.asked.wait(20)
 
 
+def test_a_failure_beside_a_silent_server_waits_until_it_is_known_whose_it_is() -> None:
+    """Ray's calls fail in their own ways before a loss is certain."""
+    server, asking = Server("+"), threading.Event()
+
+    def answers(address: str, timeout_s: float) -> bool:
+        asking.set()
+        return server(address, timeout_s)
+
+    with watched(answers) as (watch, _):
+        assert server.asked.wait(20)
+        watch.settle()  # all answer: the failure is its own
+        server._left = ["-"]
+        waiting = threading.Thread(target=watch.settle, daemon=True)
+        waiting.start()
+        for _ in range(3):
+            asking.clear()
+            assert asking.wait(20)
+        assert waiting.is_alive()
+        server._left = ["+"]
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
 def test_a_process_that_ends_is_a_loss_at_once() -> None:
     with sleeper() as process, watched(Server("+"), raylet=process.pid) as (_, told):
         process.kill()

@@ -70,8 +70,9 @@ def test_a_run_that_loses_ray_ends_with_one_message(
     process = begin(runs, run, sessions, "cluster.ray_timeout_s=1")
     victim = server(process, name)
     victim.send_signal(number)
-    assert process.wait(90) == RayLostError.exit_code
+    ended = process.wait(90)
     log = (runs.root / f"{run}.log").read_text()
+    assert ended == RayLostError.exit_code, log
     assert words.format(pid=victim.pid) in log
     assert log.count("--resume") == 1
     assert "[state-dump]" not in log
