@@ -10,7 +10,7 @@ Nothing is lost here, resumed or drafted for: what a run survives is no part of 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -274,7 +274,6 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
             held_out=inputs.held_out,
             sampling=sampling,
             stop=inputs.stop,
-            eval_sampling=replace(sampling, temperature=config.eval.temperature, top_k=0, top_p=1.0),
             order=PromptOrder(len(inputs.prompts), config.run.seed, config.data.shuffle),
             lengths=lengths,
             budget=TokenBudget(config, inputs.stop, inputs.answer),

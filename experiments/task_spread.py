@@ -68,9 +68,10 @@ class Response:
 def responses(config: Config, model: Path, samples: int, *, held_out: bool = False) -> list[Response]:
     """To all training (or held-out) prompts, as RL would sample and grade them; as many to each."""
     inputs, grader = load_inputs(config), build(config.reward)
-    prompts = inputs.held_out if held_out else inputs.prompts
-    if prompts is None:
+    sets = [held.prompts for held in inputs.held_out] if held_out else [inputs.prompts]
+    if len(sets) != 1:
         raise SystemExit(f"{config.run.name}: data.eval is needed for held-out prompts")
+    (prompts,) = sets
     picks = [Pick(-2, prompt) for prompt in prompts]  # noise that RL never meets
     sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
     expected = [float(sampling.max_new_tokens)] * len(picks)

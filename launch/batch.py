@@ -17,7 +17,7 @@ from actors.engine.options import SamplingOptions
 from actors.engine.types import Request, SamplingParams, StopRule
 from models.noise import noise_key
 
-EVAL_EPOCH = -1  # its noise never meets that of training, whose epochs count from 0
+EVAL_EPOCH = -1  # of the first held-out set, -2 of the second, ...: epochs of training count from 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,21 @@ class Batch:
         self,
         picks: Sequence[Pick],
         counts: Sequence[int],
-        sampling: SamplingParams,
+        sampling: SamplingParams | Sequence[SamplingParams],
         *,
         seed: int,
         expected_tokens: Sequence[float],
         stop: StopRule | Sequence[StopRule | None] | None = None,
         first_id: int = 0,
     ) -> None:
-        """`expected_tokens`: of a response, one entry per pick. `stop`: of every response, or one per pick. Requests
-        of EVAL_EPOCH are an evaluation's. Batches that are sampled with the same weights must not share ids, since
-        records of hidden states are known by them: a further one begins at `next_id` of the one before."""
+        """`expected_tokens`: of a response, one entry per pick. `sampling`, `stop`: of every response, or one per pick.
+        Requests of EVAL_EPOCH and below are an evaluation's. Batches that are sampled with the same weights must not
+        share ids, since records of hidden states are known by them: a further one begins at `next_id` of the one
+        before."""
         if not all(count > 0 for count in counts):
             raise ValueError("a pick without samples has no place in a batch: leave it out")
         self.picks = tuple(picks)
+        params = sampling if isinstance(sampling, Sequence) else [sampling] * len(picks)
         rules = stop if isinstance(stop, Sequence) else [stop] * len(picks)
         self._first = list(accumulate(counts, initial=first_id))  # id of each pick's first sample; then next_id
         self.requests = tuple(
@@ -73,13 +75,13 @@ class Batch:
                 prompt_id=pick.prompt.prompt_id,
                 prompt_tokens=pick.prompt.tokens,
                 noise_key=noise_key(seed, pick.epoch, pick.prompt.prompt_id, sample),
-                sampling=sampling,
+                sampling=drawn,
                 expected_tokens=expected,
-                evaluation=pick.epoch == EVAL_EPOCH,
+                evaluation=pick.epoch <= EVAL_EPOCH,
                 stop=rule,
             )
-            for pick, count, expected, rule, first in zip(
-                picks, counts, expected_tokens, rules, self._first[:-1], strict=True
+            for pick, count, drawn, expected, rule, first in zip(
+                picks, counts, params, expected_tokens, rules, self._first[:-1], strict=True
             )
             for sample in range(count)
         )

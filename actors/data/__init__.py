@@ -3,7 +3,15 @@
 from actors.data.endings import check_stop_tokens, end_tokens
 from actors.data.errors import DataError
 from actors.data.order import PromptOrder
-from actors.data.prompts import DemonstrationSet, LoadReport, Prompt, PromptSet, load_demonstrations, load_prompts
+from actors.data.prompts import (
+    DemonstrationSet,
+    LoadReport,
+    Prompt,
+    PromptSet,
+    load_demonstrations,
+    load_prompts,
+    load_set,
+)
 from actors.data.tokenizers import check_vocabulary, load_tokenizer
 
 __all__ = [
@@ -18,5 +26,6 @@ __all__ = [
     "end_tokens",
     "load_demonstrations",
     "load_prompts",
+    "load_set",
     "load_tokenizer",
 ]

@@ -61,7 +61,7 @@ def _choose(splits: Sequence[str], available: Sequence[str], root: Path, key: st
             return split
     raise DataError(
         f"{key}: {root.absolute()} has the splits {', '.join(sorted(available))}, none of {', '.join(splits)}; "
-        f"choose one with {key}_split"
+        f"choose one with {key.removesuffix('.path') + '.' if key.endswith('.path') else key + '_'}split"
     )
 
 

@@ -5,6 +5,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 
+class PromptsOptions(BaseModel, frozen=True, extra="forbid"):
+    """One of several sets of prompts; what it does not say is as the section `data` has it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in metrics, ids and messages")]
+    path: Annotated[str, Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet, or a dataset directory")]
+    split: Annotated[str | None, Field(description="split of a dataset directory; default: as of the one set")] = None
+    prompt_field: Annotated[str | None, Field(description="default: data.prompt_field")] = None
+    answer_field: Annotated[str | None, Field(description="default: data.answer_field")] = None
+    id_field: Annotated[str | None, Field(description="default: data.id_field")] = None
+    source_field: Annotated[str | None, Field(description="default: data.source_field")] = None
+    limit: Annotated[int | None, Field(ge=1, description="its first N records only; default: data.limit")] = None
+
+
 class DataOptions(BaseModel, frozen=True, extra="forbid"):
     """Where prompts come from and how they become tokens."""
 
@@ -18,6 +31,10 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
     prompt_field: Annotated[str, Field(description="record field with the text, or with a list of messages")] = "prompt"
     answer_field: Annotated[str, Field(description="record field handed to the reward")] = "answer"
     id_field: Annotated[str | None, Field(description="record field with a unique id; default: line order")] = None
+    source_field: Annotated[
+        str | None,
+        Field(description="record field that says where a prompt comes from; evaluations are given of each source too"),
+    ] = None
     system_prompt: Annotated[str | None, Field(description="prepended as a system message")] = None
     template: Annotated[
         Literal["chat", "plain"], Field(description="chat: the tokenizer's chat template; plain: the text as it is")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actors.data.errors import DataError
 from actors.data.files import resolve
-from actors.data.options import DataOptions
+from actors.data.options import DataOptions, PromptsOptions
 from actors.data.readers import BadRecord, Record, read_file
 from actors.data.templates import BadPromptError, Template, make_template
 from actors.data.tokenizers import Tokenizer
@@ -19,6 +19,8 @@ from actors.training.options import WarmupOptions
 from actors.training.types import Demonstration
 
 _EXAMPLES = 5  # bad records that a report quotes
+MAX_SOURCES = 64  # of one set
+_OWN = ("prompt_field", "answer_field", "id_field", "source_field", "limit")  # of a set, if it says them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +28,12 @@ class Prompt:
     """One prompt."""
 
     prompt_id: int  # its index in the PromptSet
-    uid: str  # data.id_field, else "<split>/<0-based record number>": unaffected by what is left out
+    uid: str  # data.id_field, else "<set>/<0-based record number>": unaffected by what is left out
     text: str  # as the model sees it, template included
     tokens: NDArray[np.int32]  # [L], L <= data.max_prompt_tokens
     record: dict[str, Any]  # all fields, with data.answer_field also under "answer"
     where: str = ""  # "train.jsonl, line 3", with the full path
+    source: str = ""  # data.source_field
 
 
 @dataclass(slots=True)
@@ -89,21 +92,30 @@ class DemonstrationSet(Sequence[Demonstration]):
 
 def load_prompts(options: DataOptions, split: Literal["train", "eval"], tokenizer: Tokenizer) -> PromptSet:
     """The prompts of data.train or data.eval. DataError if a file is missing or damaged, or nothing is usable."""
-    key = f"data.{split}"
     path = options.train if split == "train" else options.eval
     if path is None:
         raise DataError("data.eval is not set: there are no held-out prompts")
+    return load_set(options, PromptsOptions(name=split, path=path), f"data.{split}", split, tokenizer)
+
+
+def load_set(
+    options: DataOptions, one: PromptsOptions, key: str, split: Literal["train", "eval"], tokenizer: Tokenizer
+) -> PromptSet:
+    """The prompts of one set, whose path is written under `key`. DataError as load_prompts."""
+    own = {name: value for name in _OWN if (value := getattr(one, name)) is not None}
+    options = options.model_copy(update=own | ({f"{split}_split": one.split} if one.split else {}))
     template = make_template(options, tokenizer)
     report = LoadReport()
     prompts: list[Prompt] = []
     uids: set[str] = set()
-    for record in _records(path, _splits(options, split), key, options, report):
+    for record in _records(one.path, _splits(options, split), key, options, report):
         try:
             text, tokens = _prompt(record.fields, options, template)
-            uid = _uid(record.fields, f"{split}/{report.records - 1}", options)
+            uid = _uid(record.fields, f"{one.name}/{report.records - 1}", options)
             if uid in uids:
                 raise BadPromptError(f"data.id_field: the id {uid!r} occurs a second time")
             fields = _with_answer(record.fields, options)
+            source = _source(record.fields, options)
         except BadPromptError as error:
             _bad(BadRecord(str(error), record.where), options, report)
             continue
@@ -112,10 +124,23 @@ def load_prompts(options: DataOptions, split: Literal["train", "eval"], tokenize
             report.too_long += 1
             continue
         prompts.append(
-            Prompt(prompt_id=len(prompts), uid=uid, text=text, tokens=tokens, record=fields, where=record.where)
+            Prompt(
+                prompt_id=len(prompts),
+                uid=uid,
+                text=text,
+                tokens=tokens,
+                record=fields,
+                where=record.where,
+                source=source,
+            )
         )
     report.used = len(prompts)
-    _require_some(report, path, key, options)
+    _require_some(report, one.path, key, options)
+    if len(sources := {prompt.source for prompt in prompts}) > MAX_SOURCES:
+        raise DataError(
+            f"data.source_field: {options.source_field!r} has {len(sources)} values in {one.path}, and each would be a "
+            f"metric of its own; choose a field with {MAX_SOURCES} at most"
+        )
     return PromptSet(prompts, report)
 
 
@@ -193,6 +218,12 @@ def _prompt(fields: dict[str, Any], options: DataOptions, template: Template) ->
 
 def _uid(fields: dict[str, Any], default: str, options: DataOptions) -> str:
     return default if options.id_field is None else str(_get(fields, options.id_field, "data.id_field"))
+
+
+def _source(fields: dict[str, Any], options: DataOptions) -> str:
+    if options.source_field is None:
+        return ""
+    return str(_get(fields, options.source_field, "data.source_field")).strip() or "none"
 
 
 def _with_answer(fields: dict[str, Any], options: DataOptions) -> dict[str, Any]:

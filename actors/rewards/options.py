@@ -51,6 +51,9 @@ class RewardOptions(BaseModel, frozen=True, extra="forbid"):
     terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1, description="summed with their weights")] = (
         RewardTerm(kind="math"),
     )
+    right_from: Annotated[
+        float, Field(allow_inf_nan=False, description="a response of at least this reward is a right one (pass@k)")
+    ] = 1.0
     workers: Annotated[int, Field(ge=1, le=10_000, description="reward workers (processes)")] = 1
     max_failures_per_step: Annotated[
         int, Field(ge=0, description="rollouts whose grading may fail before the run stops")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from actors.data import DataError, PromptSet, load_demonstrations, load_prompts
+from actors.data import DataError, PromptSet, load_demonstrations, load_set
+from actors.data.options import DataOptions, PromptsOptions
 from actors.data.tokenizers import Tokenizer
 from actors.rewards.check import check_reward
 from launch.batch import stop_rule
@@ -17,7 +18,10 @@ from models.config import limits_of, read_config
 
 _ENGINE = ("model.path", "rollout.", "cluster.gpu")  # what concerns engines
 RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
-_KEYED = re.compile(r"(?P<key>(?:data|model|warmup|rollout(?:\.sampling|\.abort)?)\.\w+): (?P<message>.*)", re.DOTALL)
+_KEYED = re.compile(
+    r"(?P<key>(?:(?:data|eval)(?:\.sets\.\d+)?|model|warmup|rollout(?:\.sampling|\.abort)?)\.\w+): (?P<message>.*)",
+    re.DOTALL,
+)
 Command = Literal["train", "warmup", "eval", "calibrate"]
 
 
@@ -54,9 +58,11 @@ def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issu
         except DataError as error:
             yield _issue("rollout.sampling.stop_strings", error)
     if command == "train" and "data.train" not in broken:
-        yield from _prompts(config, "train", tokenizer)
-    if command != "warmup" and config.data.eval is not None and "data.eval" not in broken:
-        yield from _prompts(config, "eval", tokenizer)
+        one = PromptsOptions(name="train", path=config.data.train)
+        yield from _prompts(config, "data.train", one, "train", tokenizer)
+    for key, one in config.eval_sets.items() if command != "warmup" else ():
+        if key not in broken:
+            yield from _prompts(config, key, one, "eval", tokenizer)
     if config.warmup is not None and command != "eval" and "warmup.data" not in broken:
         try:
             load_demonstrations(config.warmup, config.data, tokenizer, limit=RECORDS)
@@ -64,11 +70,13 @@ def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issu
             yield _issue("warmup.data", error)
 
 
-def _prompts(config: Config, split: Literal["train", "eval"], tokenizer: Tokenizer) -> Iterator[Issue]:
+def _prompts(
+    config: Config, key: str, one: PromptsOptions, split: Literal["train", "eval"], tokenizer: Tokenizer
+) -> Iterator[Issue]:
     try:
-        prompts = _first(config, split, tokenizer)
+        prompts = _first(config.data, key, one, split, tokenizer)
     except DataError as error:
-        yield _issue(f"data.{split}", error)
+        yield _issue(key, error)
         return
     if split == "train":
         try:
@@ -82,7 +90,7 @@ def _prompts(config: Config, split: Literal["train", "eval"], tokenizer: Tokeniz
     if crowded := [prompt for prompt in prompts if len(prompt.tokens) >= limit]:
         longest = max(len(prompt.tokens) for prompt in crowded)
         yield Issue(
-            f"data.{split}",
+            key,
             f"{len(crowded)} of the first {len(prompts)} prompts have up to {longest} tokens and leave no room for a "
             f"response: prompt and response together may have {limit}",
             remedy=f"set data.max_prompt_tokens={limit - 1} or less, which drops them"
@@ -90,13 +98,15 @@ def _prompts(config: Config, split: Literal["train", "eval"], tokenizer: Tokeniz
         )
 
 
-def _first(config: Config, split: Literal["train", "eval"], tokenizer: Tokenizer) -> PromptSet:
+def _first(
+    data: DataOptions, key: str, one: PromptsOptions, split: Literal["train", "eval"], tokenizer: Tokenizer
+) -> PromptSet:
     """The prompts of the first records; where they are all too long or bad, of all records. Raises DataError."""
-    few = config.data.model_copy(update={"limit": min(config.data.limit or RECORDS, RECORDS)})
+    few = one.model_copy(update={"limit": min(one.limit or data.limit or RECORDS, RECORDS)})
     try:
-        return load_prompts(few, split, tokenizer)
+        return load_set(data, few, key, split, tokenizer)
     except DataError:
-        return load_prompts(config.data, split, tokenizer)
+        return load_set(data, one, key, split, tokenizer)
 
 
 def _issue(key: str, error: DataError) -> Issue:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
 from launch.config.check_abort import abort_issues
+from launch.config.check_eval import eval_issues, response_limits
 from launch.config.check_systems import system_issues
 from launch.config.check_token_budget import budget_issues
 from launch.config.issues import Issue
@@ -25,7 +26,7 @@ def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
     rules = (
         *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
-        *(_reward, _data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues),
+        *(_reward, _data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues, eval_issues),
     )
     return [issue for rule in rules for issue in rule(config)]
 
@@ -97,20 +98,23 @@ def _rollout(c: Config) -> Iterator[Issue]:
             f"{r.prompts_per_step * each:g} rollouts per RL step",
             remedy="lower it, or raise rollout.prompts_per_step",
         )
-    longest = c.data.max_prompt_tokens + r.sampling.max_new_tokens
-    needed = f"data.max_prompt_tokens + rollout.sampling.max_new_tokens = {longest}"
-    if e.max_model_tokens is not None and e.max_model_tokens < longest:
-        yield Issue("rollout.engine.max_model_tokens", f"{e.max_model_tokens} is less than {needed}")
-    if e.kv_tokens < longest:
-        yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
+    for key, limit in response_limits(c):
+        longest = c.data.max_prompt_tokens + limit
+        needed = f"data.max_prompt_tokens + {key} = {longest}"
+        if e.max_model_tokens is not None and e.max_model_tokens < longest:
+            yield Issue("rollout.engine.max_model_tokens", f"{e.max_model_tokens} is less than {needed}")
+        if e.kv_tokens < longest:
+            yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
     if c.model.batch_invariant and not _engine(c).batch_invariant:
         message = f"the {e.backend} engine has no batch-invariant mode: its tokens depend on what it decodes together"
         yield Issue("model.batch_invariant", message, remedy="leave it out, or set model.batch_invariant=null")
     hottest = _engine(c).max_temperature
-    for key, temperature in (("rollout.sampling", r.sampling.temperature), ("eval", c.eval.temperature)):
+    drawn = [("rollout.sampling.temperature", r.sampling.temperature), ("eval.temperature", c.eval.temperature)]
+    drawn += [(f"eval.sets.{i}.temperature", one.temperature) for i, one in enumerate(c.eval.sets) if one.temperature]
+    for key, temperature in drawn:
         if temperature > hottest:
             message = f"{temperature:g} is more than the {e.backend} engine samples at"
-            yield Issue(f"{key}.temperature", message, remedy=f"set it to {hottest:g} at most")
+            yield Issue(key, message, remedy=f"set it to {hottest:g} at most")
     for name, off in (("top_k", 0), ("top_p", 1)):
         if getattr(r.sampling, name) != off and not _engine(c).logprobs_t1:
             yield Issue(
@@ -371,8 +375,6 @@ def _reward(c: Config) -> Iterator[Issue]:
 
 
 def _data(c: Config) -> Iterator[Issue]:
-    if c.eval.every > 0 and c.data.eval is None:
-        yield Issue("eval.every", "needs held-out prompts", remedy="set data.eval=FILE, or eval.every=0")
     if c.data.template == "plain" and c.data.chat_template is not None:
         yield Issue("data.chat_template", "is not used when data.template is plain")
     if c.data.template == "plain" and c.data.system_prompt is not None:

@@ -205,11 +205,11 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
     for key, value in (("certificate", admin.certificate), ("key", admin.key)):
         if value is not None and config.drafter.train and not Path(value).is_file():
             issues.append(_missing(f"coordinator.admin.{key}", value, "no such file"))
-    inputs = [("data.train", config.data.train), ("data.eval", config.data.eval)]
+    inputs = [("data.train", config.data.train), *((key, one.path) for key, one in config.eval_sets.items())]
     if config.warmup is not None:
         inputs.append(("warmup.data", config.warmup.data))
     for key, value in inputs:
-        if value is not None and not Path(value).exists():
+        if not Path(value).exists():
             issues.append(_missing(key, value, "no such file or directory"))
     folder = _first_existing(Path(config.run.dir))
     kernel = [top for top in _KERNEL_FOLDERS if Path(config.run.dir).resolve().is_relative_to(top)]
@@ -265,7 +265,7 @@ def _missing(key: str, value: str, what: str) -> Issue:
     tried = "" if Path(value).is_absolute() else f" (looked in {Path.cwd()} and in the configuration's folder)"
     remedy = ""
     owner, _, name = value.partition("/")
-    data = key in ("data.train", "data.eval", "warmup.data")
+    data = key.startswith(("data.", "eval.", "warmup."))
     kind, folder = ("--repo-type dataset ", "data") if data else ("", "hub")
     if _HUB_ID.fullmatch(value) and not (owner in _LOCAL_FOLDERS or value.endswith(_SUFFIXES) or value[0] == "."):
         remedy = (

@@ -1,7 +1,8 @@
 """Which keys are paths, and what a relative one is relative to. Looks at the file system, writes nothing."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -13,6 +14,7 @@ INPUT_PATHS = (
     "model.tokenizer",
     "data.train",
     "data.eval",
+    "eval.sets.*.path",
     "warmup.data",
     "rollout.speculation.eagle.path",
     "rollout.speculation.calibration",
@@ -21,7 +23,7 @@ INPUT_PATHS = (
     "coordinator.admin.key",
 )
 NO_PATHS = (FRESH_WEIGHTS, "auto", "off")  # words that such a key takes instead of one
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=BaseModel | tuple[BaseModel, ...])
 
 
 def resolve_paths(config: Config, *, config_dir: Path, cwd: Path | None = None) -> Config:
@@ -31,10 +33,10 @@ def resolve_paths(config: Config, *, config_dir: Path, cwd: Path | None = None) 
     `run.dir` is an output: always relative to the current directory.
     """
     cwd = Path.cwd() if cwd is None else cwd
-    for key in INPUT_PATHS:
-        value = _value(config, key)
-        if value is not None and value not in NO_PATHS:
-            config = replaced(config, key, str(locate(value, cwd, config_dir)))
+    for pattern in INPUT_PATHS:
+        for key, value in list(written(config, pattern)):
+            if value is not None and value not in NO_PATHS:
+                config = replaced(config, key, str(locate(value, cwd, config_dir)))
     return replaced(config, "run.dir", str(cwd / Path(config.run.dir).expanduser()))
 
 
@@ -46,15 +48,24 @@ def locate(value: str, cwd: Path, config_dir: Path) -> Path:
     return path
 
 
-def _value(options: BaseModel, key: str) -> str | None:
-    name, _, rest = key.partition(".")
-    value = getattr(options, name)
-    return _value(value, rest) if rest and value is not None else value
+def written(options: Any, pattern: str) -> Iterator[tuple[str, str | None]]:
+    """(dotted key, value) of every key that a pattern of INPUT_PATHS stands for; `*` is each position of a list."""
+    name, _, rest = pattern.partition(".")
+    names = map(str, range(len(options))) if name == "*" else [name]
+    for one in names:
+        value = options[int(one)] if name == "*" else getattr(options, one)
+        if not rest or value is None:
+            yield one, value
+        else:
+            yield from ((f"{one}.{inner}", found) for inner, found in written(value, rest))
 
 
 def replaced(options: M, key: str, value: object) -> M:
     """A copy in which the dotted key has that value."""
     name, _, rest = key.partition(".")
+    if isinstance(options, tuple):
+        at = int(name)
+        return cast(M, (*options[:at], replaced(options[at], rest, value), *options[at + 1 :]))
     return options.model_copy(update={name: replaced(getattr(options, name), rest, value) if rest else value})
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from actors.data.options import DataOptions
+from actors.data.options import DataOptions, PromptsOptions
 from actors.engine.options import RolloutOptions
 from actors.notices.options import SpotOptions
 from actors.rewards.options import RewardOptions
@@ -15,6 +15,8 @@ from policies.drafter.options import DrafterOptions
 from policies.options import ObjectiveOptions
 from policies.speculation.catalogue import FRESH_WEIGHTS, fresh_path
 from policies.speculation.options import SpeculationOptions
+
+EVAL_SET = "eval"  # what the set of data.eval is called
 
 
 class RunOptions(BaseModel, frozen=True, extra="forbid"):
@@ -29,12 +31,35 @@ class RunOptions(BaseModel, frozen=True, extra="forbid"):
     steps: Annotated[int, Field(ge=1, le=10**9, description="RL steps")] = 100
 
 
+class EvalSetOptions(PromptsOptions, frozen=True, extra="forbid"):
+    """A held-out set; what it does not say is as the sections `eval` and `data` have it."""
+
+    samples: Annotated[int | None, Field(ge=1, le=10**5, description="default: eval.samples")] = None
+    temperature: Annotated[float | None, Field(ge=0, le=10, description="default: eval.temperature")] = None
+    top_k: Annotated[int | None, Field(ge=0, description="default: eval.top_k")] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1, description="default: eval.top_p")] = None
+    max_new_tokens: Annotated[int | None, Field(ge=1, le=10**8, description="default: eval.max_new_tokens")] = None
+
+
 class EvalOptions(BaseModel, frozen=True, extra="forbid"):
-    """Held-out evaluation on data.eval: mean reward of `samples` responses per prompt."""
+    """Held-out evaluation on data.eval, or on several sets: mean reward, pass@k and maj@k of `samples` responses per
+    prompt."""
 
     every: Annotated[int, Field(ge=0, description="RL steps between evaluations; 0: only before and after")] = 0
     samples: Annotated[int, Field(ge=1, le=10**5, description="responses per held-out prompt")] = 4
+    at: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...] | None,
+        Field(min_length=1, description="the k of pass@k and maj@k; default: 1 and samples"),
+    ] = None
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="0: off")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: Annotated[
+        int | None, Field(ge=1, le=10**8, description="default: rollout.sampling.max_new_tokens")
+    ] = None
+    sets: Annotated[
+        tuple[EvalSetOptions, ...], Field(description="held-out sets by name, instead of data.eval, which is one")
+    ] = ()
 
 
 class CheckpointOptions(BaseModel, frozen=True, extra="forbid"):
@@ -109,6 +134,13 @@ class ObserveOptions(BaseModel, frozen=True, extra="forbid"):
     tensorboard: bool = True
     wandb_project: Annotated[str | None, Field(description="W&B project; needs the extra `wandb`")] = None
     samples_per_step: Annotated[int, Field(ge=0, description="responses written to samples.jsonl per RL step")] = 4
+    eval_samples: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="responses to each held-out set that eval_samples.jsonl gets; null: all",
+        ),
+    ] = 16
 
 
 class Config(BaseModel, frozen=True, extra="forbid"):
@@ -128,6 +160,26 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     checkpoint: CheckpointOptions = CheckpointOptions()
     cluster: ClusterOptions = ClusterOptions()
     observe: ObserveOptions = ObserveOptions()
+
+    @property
+    def eval_sets(self) -> dict[str, EvalSetOptions]:
+        """Whatever is evaluated on, by the key of its path: eval.sets, or data.eval as the set `eval`. What a set does
+        not say of its samples and their sampling is filled in from the section."""
+        e = self.eval
+        sets = {f"eval.sets.{index}.path": one for index, one in enumerate(e.sets)}
+        if not sets and self.data.eval is not None:
+            sets = {"data.eval": EvalSetOptions(name=EVAL_SET, path=self.data.eval)}
+        usual = {
+            "samples": e.samples,
+            "temperature": e.temperature,
+            "top_k": e.top_k,
+            "top_p": e.top_p,
+            "max_new_tokens": e.max_new_tokens or self.rollout.sampling.max_new_tokens,
+        }
+        return {
+            key: one.model_copy(update={name: value for name, value in usual.items() if getattr(one, name) is None})
+            for key, one in sets.items()
+        }
 
     @property
     def speculation(self) -> SpeculationOptions:

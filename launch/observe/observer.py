@@ -132,7 +132,7 @@ class Observer:
             self._journals["metrics"].write(row)
             self._state.take_eval(values)
             self._send(step, values)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if "/source/" not in name)
         self._print(f"held-out after step {step}: {shown}")
 
     def event(self, kind: str, message: str, **details: Any) -> None:
@@ -158,17 +158,20 @@ class Observer:
                 self._journals["timeline"].write(to_json(done))
 
     def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
-        """Responses of one RL step, or of the evaluation after it; observe.samples_per_step of them are kept, from the
-        best to the worst reward."""
-        count = min(self._config.observe.samples_per_step, len(samples))
+        """Responses of one RL step, or to one held-out set of the evaluation after it. observe.samples_per_step or
+        observe.eval_samples of them are kept, from the best to the worst reward; sinks get the former of either."""
+        observe = self._config.observe
+        most = observe.eval_samples if held_out else observe.samples_per_step
+        count = len(samples) if most is None else min(most, len(samples))
         ranked = sorted(samples, key=lambda sample: -sample.reward)
         picks = [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
         name = "eval_samples" if held_out else "samples"
         with self._lock:
             for sample in picks:
                 self._journals[name].write({"step": step, **asdict(sample)})
-            for sink in self._sinks if picks else ():
-                sink.texts(step, name, [_markdown(sample) for sample in picks])
+            shown = picks[:: max(len(picks) // max(observe.samples_per_step, 1), 1)][: observe.samples_per_step]
+            for sink in self._sinks if shown else ():
+                sink.texts(step, "/".join(filter(None, (name, shown[0].set))), [_markdown(sample) for sample in shown])
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """What the run is doing now, e.g. progress("rollout", 87, 128). For the live view, gauges

@@ -59,6 +59,8 @@ class Sample:
     answer: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)  # reward by term
     error: str | None = None  # why grading failed
+    uid: str = ""  # of the prompt: data.id_field, else set and record number
+    set: str = ""  # the held-out set; empty: of training
 
 
 def length_metrics(lengths: Sequence[int]) -> dict[str, float]:

@@ -29,6 +29,7 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
         "steps": [int(row["step"]) for row in steps],
         "series": {name: [_number(row.get(name)) for row in steps] for name in names},
         "evals": {"x": [step for step, _ in evals], "y": [value for _, value in evals]},
+        "evaluation": [row for row in rows if row.get("kind") == "eval"],
         "phases": _phases(steps),
         "lengths": _lengths(read(run_dir / "lengths.jsonl")),
         "timeline": _timeline(spans),

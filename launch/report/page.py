@@ -20,6 +20,7 @@ from launch.report.summary import DrafterSummary, RunSummary, SpeculationSummary
 from launch.report.tables import (
     clock,
     environment_table,
+    evaluations_table,
     events_table,
     picked_samples,
     prompts_table,
@@ -46,6 +47,11 @@ TOKEN_BUDGET_NOTE = (
     "in closed form from the estimated spread of each prompt's rewards, with the counts as allocated and with as many "
     "tokens in equal counts. Surcharge: what the weights of kept late responses add to it; 1 is nothing."
 )
+EVALUATION_NOTE = (
+    "Held-out metrics after so many RL steps: pass@k, that one of k responses is right; maj@k, that the most frequent "
+    "answer of k is. Both are expectations over all choices of k of a prompt's responses. Of several sets, eval/... "
+    "without a set's name is their mean."
+)
 SAMPLES_NOTE = (
     "A few of each shown step, from the last step to the first, best reward to worst; held-out ones are of the "
     "evaluation after that step. The bar beside a response goes from red, the worst reward shown, to green, the best."
@@ -68,6 +74,7 @@ BUDGET_CHARTS = (  # name, title, drawn where one of these was recorded
 CORRECTION = "Importance weights, sampler to learner: shares of tokens"
 NAV = (
     ("reward", "Reward"),
+    ("evaluation", "Evaluation"),
     ("samples", "Responses"),
     ("lengths", "Response lengths"),
     ("token_budget", "Token budget"),
@@ -83,7 +90,12 @@ NAV = (
 )
 
 
-OPTIONAL = ("token_budget", "speculation", "drafter")  # sections that are left out where nothing was recorded
+OPTIONAL = (
+    "evaluation",
+    "token_budget",
+    "speculation",
+    "drafter",
+)  # left out where nothing was recorded
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
@@ -113,7 +125,12 @@ def render(run_dir: Path) -> str:
         _header(summary, events, [item for item in NAV if item[0] not in OPTIONAL or data[item[0]]]),
         _warnings(summary.warnings),
         _cards(summary),
-        *_charts(data, summary, _section("samples", "Responses", samples_table(picked_samples(run_dir)), SAMPLES_NOTE)),
+        *_charts(
+            data,
+            summary,
+            _evaluation(data["evaluation"])
+            + _section("samples", "Responses", samples_table(picked_samples(run_dir)), SAMPLES_NOTE),
+        ),
         _section("events", "Events", events_table(events), "Failures and recoveries are red."),
         _config(config.read_text(encoding="utf-8") if config.is_file() else ""),
         _section("environment", "What it ran on", environment_table(read_starts(run_dir))),
@@ -255,6 +272,10 @@ def _charts(data: Mapping[str, Any], summary: RunSummary, responses: str) -> Ite
     )
     first, *rest = (_section(*section) for section in sections)
     yield from (first, responses, *rest)
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:
+    return _section("evaluation", "Evaluation", evaluations_table(rows), EVALUATION_NOTE) if rows else ""
 
 
 def _token_budget(data: Mapping[str, Any], s: TokenBudgetSummary) -> tuple[str, str, str, str]:

@@ -5,12 +5,15 @@ from datetime import UTC, datetime
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from launch.config.tree import EVAL_SET
 from launch.observe.environment import rows as environment_rows
 from launch.observe.journal import read
 
+T = TypeVar("T")
 MAX_EVENTS = 200
+MOST_SAMPLES = 32  # shown of a step, or of a set
 SAMPLE_STEPS = 6  # RL steps whose responses are shown, from the first to the last
 BAD_EVENTS = (
     *("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died", "dead", "replaced"),
@@ -87,14 +90,44 @@ def _bad(event: Mapping[str, Any]) -> bool:
 def picked_samples(run_dir: Path) -> list[dict[str, Any]]:
     """Responses of a few RL steps and evaluations, from the first to the last, with where they come from."""
     files = (("samples.jsonl", "train"), ("eval_samples.jsonl", "held-out"))
-    return [sample | {"from": origin} for name, origin in files for sample in _of_a_few_steps(read(run_dir / name))]
+    return [
+        sample | {"from": origin if sample.get("set") in (None, "", EVAL_SET) else f"{origin}, {sample['set']}"}
+        for name, origin in files
+        for sample in _of_a_few_steps(read(run_dir / name))
+    ]
 
 
 def _of_a_few_steps(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     steps = sorted({int(sample.get("step", 0)) for sample in samples})
     count = min(SAMPLE_STEPS, len(steps))
     picked = {steps[round(i * (len(steps) - 1) / max(count - 1, 1))] for i in range(count)}
-    return [sample for sample in samples if int(sample.get("step", 0)) in picked]
+    by_place: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for sample in samples:
+        if (step := int(sample.get("step", 0))) in picked:
+            by_place.setdefault((step, str(sample.get("set", ""))), []).append(sample)
+    return [sample for found in by_place.values() for sample in evenly(found, MOST_SAMPLES)]
+
+
+def evenly(values: Sequence[T], count: int) -> list[T]:
+    """At most `count` of them, from the first to the last."""
+    count = min(count, len(values))
+    return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def evaluations_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every metric of the evaluations, one line each, and a column for each of a few of them."""
+    by_step = {int(row["step"]): row for row in rows if row.get("kind") == "eval"}
+    shown = [by_step[step] for step in evenly(sorted(by_step), SAMPLE_STEPS)]
+    names = dict.fromkeys(name for row in shown for name in row if name.startswith("eval/"))
+    heads = ("Metric", *(f"Step {row['step']}#" for row in shown))
+    return _table(
+        heads,
+        (_row(("keep", name), *(("num", _four_digits(row.get(name))) for row in shown)) for name in names),
+    )
+
+
+def _four_digits(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "-"
 
 
 def samples_table(samples: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Held-out evaluation: mean reward of `eval.samples` responses per prompt of data.eval. Changes nothing in the run.
+"""Held-out evaluation: `eval.samples` responses per prompt of data.eval, or of eval.sets. Changes nothing in the run.
 
 The noise is that of epoch -1 with the run's seed: every evaluation of a run, and a later `paceline eval`, draws with
 the same noise, so that differences come from the weights alone.
@@ -10,9 +10,6 @@ compute with the same weights in model.dtype.
 import time
 from pathlib import Path
 
-import numpy as np
-
-from actors.data import PromptSet
 from actors.engine.capabilities import BACKENDS
 from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.cluster.session import ray_session
@@ -24,20 +21,20 @@ from launch.interrupt import interrupt_flag
 from launch.observe import Observer, Sample
 from launch.precision import MASTER_REWARD
 from launch.run.job import Job, open_job
+from launch.run.measures import Metrics, named, set_metrics
 
 
 def evaluate_job(job: Job) -> dict[str, float]:
-    """Evaluate the weights that the workers hold; metrics `eval/*`, recorded once per number of steps done.
-
-    eval/reward: mean over prompts of their mean reward; eval/prompt_std: standard deviation of the prompts' means.
-    """
+    """Evaluate the weights that the workers hold; metrics `eval/*` (launch.run.measures), recorded once per number of
+    steps done."""
     key = str(job.steps_done)
-    if job.held_out is None or key in job.evaluations:
+    if not job.held_out or key in job.evaluations:
         return job.evaluations.get(key, {})
     start_s = time.monotonic()
-    metrics, responses = _sampled(job, job.held_out)
+    metrics, responses = _sampled(job)
     job.evaluations[key] = metrics
-    job.observer.samples(job.steps_done, responses, held_out=True)
+    for of_set in responses.values():
+        job.observer.samples(job.steps_done, of_set, held_out=True)
     job.observer.evaluation(job.steps_done, metrics, time.monotonic() - start_s)
     return metrics
 
@@ -48,7 +45,7 @@ def evaluate_masters(job: Job) -> dict[str, float]:
     next `Job.publish`. Nothing where rollouts are in full precision, or where the engine keeps its precision."""
     key, options = str(job.steps_done), job.config.rollout
     metrics = job.evaluations.get(key, {})
-    if options.quantization == "none" or job.held_out is None or MASTER_REWARD in metrics:
+    if options.quantization == "none" or not job.held_out or MASTER_REWARD in metrics:
         return metrics
     if not BACKENDS[options.engine.backend].follows_weights:
         job.observer.event(
@@ -59,38 +56,42 @@ def evaluate_masters(job: Job) -> dict[str, float]:
         return metrics
     start_s = time.monotonic()
     job.publisher.publish(job.steps_done, masters=True)
-    full, _ = _sampled(job, job.held_out)
+    full, _ = _sampled(job)
     added = {name.replace("eval/", "eval/master_"): value for name, value in full.items()}
     job.evaluations[key] = metrics | added
     job.observer.evaluation(job.steps_done, job.evaluations[key], time.monotonic() - start_s)
     return job.evaluations[key]
 
 
-def _sampled(job: Job, held_out: PromptSet) -> tuple[dict[str, float], list[Sample]]:
-    """Metrics and responses of what the workers hold."""
-    options = job.config.eval
-    picks = [Pick(EVAL_EPOCH, prompt) for prompt in held_out]
+def _sampled(job: Job) -> tuple[dict[str, float], dict[str, list[Sample]]]:
+    """Metrics, and responses by set, of what the workers hold. All sets are sampled at once: one tail for all."""
+    counts = [held.samples for held in job.held_out for _ in held.prompts]
+    sampling = [held.sampling for held in job.held_out for _ in held.prompts]
     batch = Batch(
-        picks,
-        [options.samples] * len(picks),
-        job.eval_sampling,
+        [Pick(EVAL_EPOCH - index, prompt) for index, held in enumerate(job.held_out) for prompt in held.prompts],
+        counts,
+        sampling,
         seed=job.config.run.seed,
-        expected_tokens=[float(job.eval_sampling.max_new_tokens)] * len(picks),
+        expected_tokens=[float(params.max_new_tokens) for params in sampling],
         stop=job.stop,
     )
     job.memory.decode()
     collected = job.collector.run(batch, "eval")
-    means = [float(np.mean([m.grade.value for m in group.graded])) for group in collected.groups if group.graded]
-    if not means:
-        raise PacelineError("no held-out response could be graded", remedy="see the reward's errors in events.jsonl")
-    lengths = [member.rollout.tokens.size for member in collected.members]
-    metrics = {
-        "eval/reward": float(np.mean(means)),
-        "eval/prompt_std": float(np.std(means)),
-        "eval/length_mean": float(np.mean(lengths)),
-        "eval/failed": float(collected.failed),
-    }
-    return metrics, [member.sample(group.pick) for group in collected.groups for member in group.members]
+    measured, responses = dict[str, Metrics](), dict[str, list[Sample]]()
+    first = 0
+    for held in job.held_out:
+        groups = collected.groups[first : first + len(held.prompts)]
+        first += len(held.prompts)
+        ks = job.config.eval.at or sorted({1, held.samples})
+        measured[held.name] = set_metrics(groups, ks, job.config.reward)
+        responses[held.name] = [member.sample(group.pick, held.name) for group in groups for member in group.members]
+        if not measured[held.name]:
+            raise PacelineError(
+                f"no response to the held-out set {held.name} could be graded",
+                remedy="see the reward's errors in events.jsonl",
+            )
+    metrics = named(measured, alone=not job.config.eval.sets)
+    return metrics | {"eval/failed": float(collected.failed)}, responses
 
 
 def with_model(config: Config, model: str | None) -> Config:
@@ -103,8 +104,8 @@ def with_model(config: Config, model: str | None) -> Config:
 
 def evaluate(config: Config) -> dict[str, float]:
     """`paceline eval`: start the actors, evaluate model.path, and end them."""
-    if config.data.eval is None:
-        raise PacelineError("data.eval is not set: there is nothing to evaluate on", remedy="set data.eval=FILE")
+    if not config.eval_sets:
+        raise PacelineError("there is nothing to evaluate on", remedy="set data.eval=FILE, or eval.sets")
     config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"train": False})})
     run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
     with (

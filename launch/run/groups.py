@@ -30,8 +30,11 @@ class Graded:
     worker: str = ""  # the rollout worker that finished it
     reissued: bool = False  # more than one worker sampled it
 
-    def sample(self, pick: Pick) -> Sample:
+    def sample(self, pick: Pick, held_out: str = "") -> Sample:
+        """`held_out`: the set, of an evaluation."""
         return Sample(
+            uid=pick.prompt.uid,
+            set=held_out,
             prompt=pick.prompt.text,
             response=self.text,
             reward=self.grade.value,

@@ -2,6 +2,7 @@
 costs seconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.data import (
@@ -11,16 +12,19 @@ from actors.data import (
     check_vocabulary,
     end_tokens,
     load_prompts,
+    load_set,
     load_tokenizer,
 )
 from actors.data.markers import MIXED, answer_marker
 from actors.data.tokenizers import Tokenizer
-from actors.engine.types import Marker, StopRule
+from actors.engine.types import Marker, SamplingParams, StopRule
 from actors.rewards.boxed import thinks
-from launch.batch import stop_rule
+from launch.batch import sampling_params, stop_rule
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from models.config import read_config
+
+DRAWN = ("temperature", "top_k", "top_p", "max_new_tokens")  # what a held-out set says of its own sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,17 @@ class Inputs:
     stop: StopRule | None
     answer: Marker | None  # of rollout.abort, where it is enabled; of responses to `prompts` only
     prompts: PromptSet
-    held_out: PromptSet | None
+    held_out: "tuple[HeldOut, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """One held-out set, and how responses to it are sampled."""
+
+    name: str
+    prompts: PromptSet
+    samples: int  # responses per prompt
+    sampling: SamplingParams
 
 
 def load_inputs(config: Config) -> Inputs:
@@ -46,7 +60,23 @@ def load_inputs(config: Config) -> Inputs:
         stop=stop,
         answer=answer_of(config, tokenizer, prompts),
         prompts=prompts,
-        held_out=load_prompts(config.data, "eval", tokenizer) if config.data.eval else None,
+        held_out=load_held_out(config, tokenizer, stop_tokens),
+    )
+
+
+def load_held_out(config: Config, tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[HeldOut, ...]:
+    """Config.eval_sets with their prompts. Raises DataError."""
+    usual = config.rollout.sampling
+    return tuple(
+        HeldOut(
+            name=one.name,
+            prompts=load_set(config.data, one, key, "eval", tokenizer),
+            samples=one.samples or config.eval.samples,
+            sampling=sampling_params(
+                usual.model_copy(update={name: getattr(one, name) for name in DRAWN}), stop_tokens
+            ),
+        )
+        for key, one in config.eval_sets.items()
     )
 
 

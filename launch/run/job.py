@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
 from launch.precision import precision_text
 from launch.run.collect import Collector
-from launch.run.inputs import Inputs, load_inputs
+from launch.run.inputs import HeldOut, Inputs, load_inputs
 from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
 from launch.run.token_budget import TokenBudget
@@ -62,10 +62,9 @@ class Job:
     interrupt: Interrupt
     tokenizer: Tokenizer
     prompts: PromptSet
-    held_out: PromptSet | None
+    held_out: tuple[HeldOut, ...]
     sampling: SamplingParams
     stop: StopRule | None  # of every response
-    eval_sampling: SamplingParams  # the same limits and stop tokens, untruncated, at eval.temperature
     order: PromptOrder
     lengths: LengthModel
     budget: TokenBudget
@@ -152,9 +151,9 @@ def open_job(
     engine = engine_options(config)
     inputs = inputs or load_inputs(config)
     tokenizer, prompts = inputs.tokenizer, inputs.prompts
-    for split, loaded in (("train", prompts), ("eval", inputs.held_out)):
-        if loaded is not None:
-            observer.event("data", f"data.{split}: {loaded.report.summary()}")
+    observer.event("data", f"data.train: {prompts.report.summary()}")
+    for held in inputs.held_out:
+        observer.event("data", f"held out, {held.name}: {held.prompts.report.summary()}")
     if (reason := not_repeatable(config)) is not None:
         observer.event("not_repeatable", reason)
     if note:
@@ -232,7 +231,7 @@ def open_job(
             refused=lambda node_id: avoid.get(node_id, ""),
         )
         stack.callback(dispatcher.close)
-        more = int(inputs.held_out is not None or config.objective.dynamic_sampling.max_rounds > 1)  # than one a step
+        more = int(bool(inputs.held_out) or config.objective.dynamic_sampling.max_rounds > 1)  # than one a step
         fleet = Fleet(
             config.rollout.workers,
             dispatcher,
@@ -283,7 +282,6 @@ def open_job(
             held_out=inputs.held_out,
             sampling=sampling,
             stop=inputs.stop,
-            eval_sampling=replace(sampling, temperature=config.eval.temperature, top_k=0, top_p=1.0),
             order=PromptOrder(len(prompts), config.run.seed, config.data.shuffle),
             lengths=lengths,
             budget=TokenBudget(config, inputs.stop, inputs.answer),

@@ -17,7 +17,7 @@ from launch.config import Config
 from launch.config.document import parse_document
 from launch.config.load import validate
 from launch.config.paths import INPUT_PATHS
-from launch.config.schema import render
+from launch.config.schema import generic, render
 from launch.errors import PacelineError
 
 FILE = "config.yaml"
@@ -112,7 +112,8 @@ def differences(run_dir: Path, config: Config) -> list[Difference]:
     return [
         Difference(key, _shown(old, key), _shown(new, key))
         for key in keys
-        if old.get(key) != new.get(key) and not (key in INPUT_PATHS and _same_files(old.get(key), new.get(key)))
+        if old.get(key) != new.get(key)
+        and not (generic(key) in INPUT_PATHS and _same_files(old.get(key), new.get(key)))
     ]
 
 

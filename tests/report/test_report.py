@@ -210,6 +210,20 @@ def test_responses_come_early_with_their_reward_as_colour_and_those_held_out(tmp
     assert rows == [("train", "100", "best"), ("train", "0", "worst"), ("held-out", "60", "before")]
 
 
+def test_evaluations_are_a_table_of_their_metrics_and_name_the_sets_of_their_responses(tmp_path: Path) -> None:
+    with Observer(tmp_path, config(tmp_path, steps=2)) as observer:
+        for step, reward in ((0, 0.25), (2, 0.5)):
+            observer.evaluation(step, {"eval/reward": reward, "eval/aime/pass@8": 2 * reward})
+            sample = Sample(prompt="p", response=f"r{step}", reward=reward, tokens=3, finish_reason="stop", set="aime")
+            observer.samples(step, [sample] * 20, held_out=True)
+        observer.step(StepRecord(step=1, metrics={"reward/mean": 0.0}, seconds={"step": 1.0}))
+    text = render(tmp_path)
+    table = text.partition('<section id="evaluation">')[2].partition("</section>")[0]
+    assert re.findall(r"<th(?: [^>]*)?>([^<]*)", table) == ["Metric", "Step 0", "Step 2"]
+    assert re.findall(r"<td[^>]*>([^<]*)", table) == ["eval/reward", "0.25", "0.5", "eval/aime/pass@8", "0.5", "1"]
+    assert text.count('data-from="held-out, aime"') == 2 * 16, "observe.eval_samples of each"
+
+
 def test_no_change_is_neither_good_nor_bad(tmp_path: Path) -> None:
     with Observer(tmp_path, config(tmp_path, steps=2)) as observer:
         for step, reward in ((0, 0.5), (2, 0.5001)):

@@ -176,11 +176,11 @@ def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(
 
     def evaluated(job: Job, *arguments: Any) -> None:
         evaluate(job, *arguments)
-        assert job.held_out is not None
+        (held,) = job.held_out
         kept = [record for buffer in buffers_of(job) for record in ray.get(buffer.sample.remote(10**9, 0))]
         prompts = {tuple(record.tokens[: record.prompt_length]) for record in kept}
         assert prompts <= {tuple(prompt.tokens) for prompt in job.prompts}
-        assert not prompts & {tuple(prompt.tokens) for prompt in job.held_out}
+        assert not prompts & {tuple(prompt.tokens) for prompt in held.prompts}
         assert len(kept) <= 8 * job.steps_done
 
     monkeypatch.setattr(DrafterTraining, "window", heard)
