@@ -31,8 +31,7 @@ from policies.options import ObjectiveOptions
 
 GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0
-_LONG = "train_step"
-_SLICE_S = 0.25  # of the wait for it
+_SLICE_S = 0.25  # of a wait
 _LOOK_S = 1.0  # likewise for ranks that start
 STARTING = frozenset({"start", "rendezvous"})  # calls of the constructor: LearnerLostError.call
 
@@ -90,7 +89,7 @@ class LearnerGroup:
             quantization=quantization,
         )
         self._timeout_s, self._waiting = learner.timeout_s, waiting
-        self.while_working: Callable[[], object] = lambda: None  # called often during `train_step`
+        self.meanwhile: Callable[[], object] = lambda: None  # called often while a call keeps the driver waiting
         self._weights_store: str | None = None
         self._layouts: dict[bool, tuple[tuple[TensorSpec, ...], int]] = {}  # of the masters, or of what rollouts have
         self._sendings = 0
@@ -286,13 +285,13 @@ class LearnerGroup:
         pending, failures = list(refs), dict[int, RayError]()
         while pending:
             left_s = max(0.0, deadline_s - time.monotonic())
-            slice_s = _LOOK_S if starting else _SLICE_S if name.startswith(_LONG) else left_s
+            slice_s = _LOOK_S if starting else _SLICE_S
             done, pending = ray.wait(pending, num_returns=1, timeout=min(left_s, slice_s), fetch_local=False)
             if not done and slice_s < left_s:
                 if starting:
                     self._waiting(time.monotonic() - begin_s)
                 else:
-                    self.while_working()
+                    self.meanwhile()
                 continue
             if not done:
                 break

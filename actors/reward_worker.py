@@ -164,6 +164,7 @@ class RewardPool:
         self._bad_records: set[str] = set()  # reported ones, for the whole run
         self._traces: set[str] = set()  # of reward functions, told in this run
         self._log_of = log
+        self.meanwhile: Callable[[], object] = lambda: None  # called often while `drain` keeps the driver waiting
         self._workers: list[_Grader] = [self._start(index) for index in range(options.workers)]
 
     def begin(self, *, same_step: bool = False) -> None:
@@ -191,6 +192,7 @@ class RewardPool:
         deadline, and is given to three workers at most. Raises as `poll`."""
         while self._pending or any(worker.sent for worker in self._workers):
             self._collect(0.25)
+            self.meanwhile()
         self._end_spans()
         grades, self._grades = self._grades, {}
         return grades

@@ -159,6 +159,8 @@ class Fleet:
 
 @dataclass(eq=False)
 class Ref:
+    """In place of Ray's: what waits for the value is told when its turn in the line comes."""
+
     value: Any
     line: deque[Callable[[], None]]
 
@@ -168,9 +170,10 @@ class Ref:
 
 
 class Stream(ObjectRefGenerator):  # type: ignore[misc]
-    """Of a fake worker."""
+    """Of a fake worker: it calls its `expected` with the next events; `spoke`, when the driver takes them, raises what
+    has ended the stream."""
 
-    def __init__(self, worker: "Worker") -> None:
+    def __init__(self, worker: Any) -> None:
         self._of = worker
 
     def _get_next_ref_n(self, num_refs: int) -> list[Any]:
@@ -180,7 +183,7 @@ class Stream(ObjectRefGenerator):  # type: ignore[misc]
         self._of.expected = call
 
     def __next__(self) -> Any:
-        return None
+        self._of.spoke()
 
     def __del__(self) -> None: ...
 
@@ -198,7 +201,9 @@ class Worker:
     def __getattr__(self, method: str) -> Any:
         """handle.method.remote(...)"""
         calls: dict[str, Callable[..., Any]] = {"stream": lambda: Stream(self), "tell": self._tell, "ask": self._ask}
-        return _Remote(calls.get(method, lambda *_: Ref(UP, self.fleet.asked)))
+        return Remote(calls.get(method, lambda *_: Ref(UP, self.fleet.asked)))
+
+    def spoke(self) -> None: ...
 
     @property
     def has_work(self) -> bool:
@@ -228,12 +233,19 @@ class Worker:
 
     def _ask(self, command: Command, memory: Any = None) -> Ref:
         with OWN:
-            assert isinstance(command, UpdateWeights | ReceiveWeights)
-            version = command.manifest.version if isinstance(command, UpdateWeights) else command.offer.version
-            return Ref(WeightsLoaded(version=version, checksum=0, seconds=0.0), self.fleet.asked)
+            return Ref(loaded(command), self.fleet.asked)
 
 
-class _Remote:
+def loaded(command: Command) -> WeightsLoaded:
+    """What an engine answers that takes all weights, whose checksums are 0."""
+    assert isinstance(command, UpdateWeights | ReceiveWeights)
+    version = command.manifest.version if isinstance(command, UpdateWeights) else command.offer.version
+    return WeightsLoaded(version=version, checksum=0, seconds=0.0)
+
+
+class Remote:
+    """A method of a handle."""
+
     def __init__(self, call: Callable[..., Any]) -> None:
         self.remote = call
 

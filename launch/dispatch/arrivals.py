@@ -52,8 +52,8 @@ class Arrivals(Generic[T]):
                 self._arrived.append(self._queue.get_nowait())
         except Empty:
             pass
-        for _ in range(len(self._arrived)):
-            waitable, value = self._arrived.popleft()  # an exception of the caller leaves the rest for the next call
+        while self._arrived:  # by whoever calls meanwhile, too; an exception of the caller leaves the rest
+            waitable, value = self._arrived.popleft()
             if (awaited := self._awaited.pop(waitable, None)) is not None:
                 yield awaited[0], waitable, value
 

@@ -79,11 +79,13 @@ class RolloutDispatcher:
         self._on_event, self._on_window, self._on_passes = on_event, on_window, on_passes
         self._on_spot, self._on_weights = on_spot, on_weights
         self._clock = clock
+        self.meanwhile: Callable[[], object] = lambda: None  # called about every 0.25 s, and after events, in all waits
         self._workers = Workers(
             spawn,
             options,
             start_timeout_s=start_timeout_s,
-            pump=self._pump,
+            pump=self._wait,
+            meanwhile=lambda: self.meanwhile(),
             on_event=on_event,
             on_span=on_span,
             on_weights_gone=on_weights_gone,
@@ -163,7 +165,7 @@ class RolloutDispatcher:
     ) -> DispatchStats:
         """Sample all requests; `on_finished` is called once per rollout, in order of arrival, on this thread.
 
-        `tick` is called about every 0.25 s and after every batch of events. `should_stop` (a flag set by a signal
+        `tick` is called as `meanwhile` is. `should_stop` (a flag set by a signal
         handler) aborts what runs and returns with `interrupted`. On any exception, KeyboardInterrupt included, what
         runs is aborted before it propagates, so that the next `run` starts clean. Raises NoWorkersError,
         StaleWeightsError, ValueError (two requests with one id), and what the callbacks raise.
@@ -174,7 +176,7 @@ class RolloutDispatcher:
         try:
             while not self._requests.done and not (interrupted := should_stop()):
                 self._requests.assign(self._workers.seats)
-                self._pump()
+                self._wait()
                 tick()
         except BaseException:
             self.abort_all()
@@ -189,13 +191,13 @@ class RolloutDispatcher:
 
     def settle(self) -> None:
         """Handle what has arrived, such as the last window of the run before, and answers to new drafter weights; does
-        not wait."""
+        not wait. Within callbacks of the dispatcher's own waits too."""
         self._hear_of_drafters()
         self._pump(timeout_s=0.0)
 
     def sleep(self, timeout_s: float) -> dict[str, str]:
         """Have all engines release their KV cache until they get work. Why some did not, by worker."""
-        return put_to_sleep(self._workers.seats.values(), timeout_s)
+        return put_to_sleep(self._workers.seats.values(), timeout_s, self.meanwhile)
 
     def _hear_of_drafters(self) -> None:
         for seat, weights in self.drafters.fetched():
@@ -240,6 +242,10 @@ class RolloutDispatcher:
         self._workers.close()
 
     # The pump.
+
+    def _wait(self) -> None:
+        self._pump()
+        self.meanwhile()
 
     def _pump(self, timeout_s: float = TICK_S) -> None:
         """Wait for anything, at most `timeout_s`, and handle all that is there; then look at the deadlines."""

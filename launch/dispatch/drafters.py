@@ -3,7 +3,7 @@
 Drafters only save time: nothing here is waited for but a save, which has a deadline, and no failure reaches the run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, UpdateD
 from actors.engine.shared_rollouts import pack
 from actors.engine.types import DrafterLoaded, IntArray
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
+from launch.dispatch.waits import wait_for_all
 from models.manifest import WeightsManifest
 
 SAVE_TIMEOUT_S = 60.0
@@ -23,8 +24,9 @@ _MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
 class DrafterMessages:
     """Messages to the drafters of all workers, `seats` by name. Nothing here fails."""
 
-    def __init__(self, seats: Mapping[str, Seat]) -> None:
-        self._seats = seats
+    def __init__(self, seats: Mapping[str, Seat], meanwhile: Callable[[], object]) -> None:
+        """meanwhile: called often while an answer is waited for."""
+        self._seats, self._meanwhile = seats, meanwhile
         self._directory: str | None = None  # what an engine that starts anew begins with ...
         self._weights: dict[str, Weights] = {}  # ... and the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
@@ -124,7 +126,7 @@ class DrafterMessages:
             return "no worker is up"
         try:
             answer = seat.ask(SaveDrafters(directory))
-            ready, _ = ray.wait([answer], timeout=SAVE_TIMEOUT_S)
+            ready, _ = wait_for_all([answer], SAVE_TIMEOUT_S, self._meanwhile)
             if not ready:
                 return f"{seat.name} did not write them within {SAVE_TIMEOUT_S:g} s"
             failure = ray.get(answer, timeout=FETCH_TIMEOUT_S).failure
@@ -140,7 +142,7 @@ class DrafterMessages:
         """When this returns no worker's trainer is on its device, but for those named: they did not say so in time."""
         up = [seat for seat in self._seats.values() if seat.state is SeatState.READY]
         asked = {seat.handle.stop_training.remote(): seat.name for seat in up}
-        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+        ready, late = wait_for_all(list(asked), timeout_s, self._meanwhile)
         for answer in ready:
             with suppress(RayError):  # of a worker that is lost, and its trainer with it
                 ray.get(answer, timeout=timeout_s)

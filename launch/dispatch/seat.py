@@ -30,6 +30,7 @@ from actors.handoff.types import Offer
 from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
 from launch.dispatch.arrivals import Arrivals, Waitable
 from launch.dispatch.spans import WorkerSpans
+from launch.dispatch.waits import wait_for_all
 from models.manifest import WeightsManifest
 
 A = TypeVar("A")
@@ -207,11 +208,11 @@ def some_are(seats: list[Seat], holds: Callable[[Seat], bool]) -> bool:
     return bool(seats)
 
 
-def put_to_sleep(seats: Iterable[Seat], timeout_s: float) -> dict[str, str]:
+def put_to_sleep(seats: Iterable[Seat], timeout_s: float, meanwhile: Callable[[], object]) -> dict[str, str]:
     """Ask all that are up at once; by name, why one does not sleep after so long. One that is lost says nothing."""
     up = (seat for seat in seats if seat.state is SeatState.READY or seat.waits_for_weights)
     asked = {seat.ask(Sleep()): seat.name for seat in up}
-    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+    ready, late = wait_for_all(list(asked), timeout_s, meanwhile)
     awake = {asked[answer]: f"no answer in {timeout_s:g} s" for answer in late}
     for answer in ready:
         with suppress(RayError):

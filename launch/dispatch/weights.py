@@ -4,7 +4,7 @@ the seats are the dispatcher's."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,24 +37,24 @@ class Handed:
 
 
 class HandOver:
-    """`loaded`: what seats have answered that hold the new weights; checked once it is known what was sent."""
+    """`others`: are loading older weights, which nobody needs now. `loaded`: what seats have answered that hold the new
+    ones; checked once it is known what was sent."""
 
-    def __init__(self, seats: Iterable[Seat], send: Callable[[int], Sending]) -> None:
+    def __init__(self, seats: Collection[Seat]) -> None:
         self._offered = [seat for seat in seats if seat.state is SeatState.READY]
-        self._others = [seat for seat in seats if seat.state is SeatState.LOADING]  # older ones, which nobody needs now
+        self.others = [seat for seat in seats if seat.state is SeatState.LOADING]
         self._awaited = list(self._offered)
-        self._sending = send(len(self._offered))
+        self._sending: Sending | None = None
         self._sent: Sent | None = None
         self._reasons: dict[str, str] = {}
         self.loaded: dict[Seat, WeightsLoaded] = {}
 
-    def offers(self) -> Iterator[tuple[Seat, Offer | None]]:
-        """Every seat that is up; None: it will load them from the store."""
-        for seat in self._others:
-            seat.forget_answer()
-            yield seat, None
+    def offers(self, send: Callable[[int], Sending]) -> Iterator[tuple[Seat, Offer]]:
+        """To those that were up, unless they are lost or told to leave while the learner begins."""
+        sending = self._sending = send(len(self._offered))
         for number, seat in enumerate(self._offered):
-            yield seat, self._sending.offer(number)
+            if seat.state is SeatState.READY:
+                yield seat, sending.offer(number)
 
     @property
     def waiting(self) -> bool:
@@ -71,6 +71,7 @@ class HandOver:
 
     def finish(self) -> Weights:
         """Wait for the learner's end. The weights for everybody else."""
+        assert self._sending is not None
         self._sent, manifest, ref = self._sending.finish()
         return Weights(manifest, ref)
 
@@ -78,7 +79,7 @@ class HandOver:
     def handed(self) -> Handed:
         assert self._sent is not None
         ways = Counter(loaded.way for loaded in self.loaded.values())
-        ways["store"] = len(self._offered) + len(self._others) - len(self.loaded)
+        ways["store"] = len(self._offered) + len(self.others) - len(self.loaded)
         return Handed(self._sent, ways, self._reasons)
 
 
@@ -129,12 +130,14 @@ class Loading:
 
     def hand_over(self, send: Callable[[int], Sending], *, to_trainers: bool) -> Handed:
         """See RolloutDispatcher.hand_over."""
-        handing = self._handing = HandOver(self._seats.values(), send)
+        handing = self._handing = HandOver(self._seats.values())
         try:
-            for seat, offer in handing.offers():
-                self._enter(seat, SeatState.LOADING, math.inf if offer is None else self._limit_s)
-                if offer is not None:
-                    seat.receive(offer)
+            for seat in handing.others:
+                seat.forget_answer()
+                self._enter(seat, SeatState.LOADING, math.inf)  # from the store, at the end
+            for seat, offer in handing.offers(send):
+                self._enter(seat, SeatState.LOADING, self._limit_s)
+                seat.receive(offer)
             while handing.waiting:
                 self._pump()
             weights = self._weights = handing.finish()

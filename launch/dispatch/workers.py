@@ -25,7 +25,7 @@ _START_KEY = "cluster.start_timeout_s"
 
 
 class Workers:
-    """`spawn(name)` makes one. `pump`: wait for anything, and handle it."""
+    """`spawn(name)` makes one. `pump`: wait for anything, and handle it. `meanwhile`: called often in other waits."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Workers:
         *,
         start_timeout_s: float,
         pump: Callable[[], None],
+        meanwhile: Callable[[], object],
         on_event: Callable[[str, str], None],
         on_span: SpanSink,
         on_weights_gone: Callable[[], bool],
@@ -51,7 +52,7 @@ class Workers:
         self._started = self._running = False
         self._look_s = 0.0  # when the deadlines are looked at again
         self._leaving: set[Seat] = set()  # somebody waits for their requests: these are looked at every time
-        self.drafters = DrafterMessages(self.seats)
+        self.drafters = DrafterMessages(self.seats, meanwhile)
         self.loading = Loading(
             self.seats,
             self.drafters,

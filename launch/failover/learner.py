@@ -74,9 +74,8 @@ class FailoverLearner:
         self._published: _Published | None = None
         self._unkept = ""  # why the updates since the last checkpoint cannot be repeated
         self._memory_call = ""  # that a rank was lost in for lack of memory, last
-        self.while_working: Callable[[], None] = lambda: None  # see LearnerGroup; not while updates are repeated
+        self.meanwhile: Callable[[], object] = lambda: None  # see LearnerGroup; while a new group starts, too
         self._group: LearnerGroup | None = self._start()
-        self._group.while_working = lambda: self.while_working()
 
     @property
     def lost(self) -> bool:
@@ -231,11 +230,14 @@ class FailoverLearner:
             return False
         group, self._group = self._group, None
         group.close(grace_s=0)
+        self._calling += 1
         try:
             self._group = self._made_again()
         except Exception as error:
             self._on_event("not_rewound", f"the last complete step is not saved: {error}")
             return False
+        finally:
+            self._calling -= 1
         return True
 
     def _recover(self, error: LearnerLostError) -> None:
@@ -290,21 +292,23 @@ class FailoverLearner:
         except BaseException:
             group.close(grace_s=0)
             raise
-        group.while_working = lambda: self.while_working()
         return group
 
     def _start(self) -> LearnerGroup:
         self._told = ""
         self.hold_back(True)
         try:
-            return self._start_group(self._waiting)
+            group = self._start_group(self._waiting)
         finally:
             self.hold_back(False)
+        group.meanwhile = lambda: self.meanwhile()
+        return group
 
     def _waiting(self, waited_s: float) -> None:
         """For ranks to come up."""
         if waited_s >= STOP_AFTER_S:
             self._stop()
+        self.meanwhile()
         if waited_s >= SAY_AFTER_S and (missing := self._missing()) and missing != self._told:
             self._told = missing
             self._on_event("learner_waits", f"for room: {missing}")

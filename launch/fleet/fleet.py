@@ -62,16 +62,17 @@ class Fleet:
         training: Callable[[], bool] = lambda: False,
         autoscaler: Autoscaler | None = None,
         vouched: Callable[[str], bool] | None = None,
+        startable: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`slots`: requests that one worker runs at once. `on_event(kind, message)`: node_drained, node_returned,
         worker_unplaced. `rollouts_left`: of the run, with one that is under way or was the last to begin in its step.
         `training`: workers without requests train a drafter now. `vouched`: whether a worker may start on a node (id)
-        as far as is known; it is asked again until it may."""
+        as far as is known; it is asked again until it may. `startable`: one may start at all now."""
         self._count, self._dispatcher, self._placement, self._slots = count, dispatcher, placement, slots
         self._on_event, self._rollouts_left, self._training, self._clock = on_event, rollouts_left, training, clock
         self.pace = Pace()
-        self._autoscaler, self._vouched = autoscaler, vouched
+        self._autoscaler, self._vouched, self._startable = autoscaler, vouched, startable
         self._drained: dict[str, str] = {}  # node id: why
         self._asked: dict[str, float] = {}  # by name: since when a place is waited for ...
         self._check_s: dict[str, float] = {}  # ... and when it is looked for again
@@ -215,7 +216,9 @@ class Fleet:
         for name in list(self._placement.placed() - workers.keys() - self._asked.keys()):
             self._placement.let_go(name)
         for name, now in workers.items():
-            if now.node_id in self._drained and not now.retiring and now.state is not SeatState.DEAD:
+            doomed = now.node_id in self._drained and not now.retiring
+            # Who loads weights has no requests, and leaves with them: others may be getting the same pieces.
+            if doomed and now.state not in (SeatState.DEAD, SeatState.LOADING):
                 self._dispatcher.leave(name, f"its node is drained ({self._drained[now.node_id]})")
         staying = {n: now for n, now in self._dispatcher.workers().items() if not now.retiring}
         dead = [name for name, now in staying.items() if now.state is SeatState.DEAD]
@@ -223,9 +226,13 @@ class Fleet:
             self._placement.let_go(name)
         wanted = self._wanted(len(staying) - len(dead), staying)
         self._release(len(staying) - len(dead) - wanted)
-        self._settle()
+        startable = self._startable()
+        if startable:
+            self._settle()
         self._ask(min(wanted, self._count.max - len(dead)) - (self._staying - len(dead)))
-        if not self._staying:  # the run waits for somebody, for cluster.start_timeout_s, instead of giving up at once
+        if (
+            startable and not self._staying
+        ):  # the run waits for somebody, for cluster.start_timeout_s, instead of giving up at once
             for name in list(self._asked)[:1]:
                 self._join(name, self._clock())
         if self._autoscaler is not None:

@@ -55,6 +55,7 @@ class _Ending:
     heard_s: float
     obey_at_s: float  # Unix time
     obeyed: bool = False
+    vital: bool = False  # a checkpoint was asked for
     cleared: bool = False  # no worker there has requests
     empty: bool = False  # nothing of the run is there, which was told
 
@@ -91,13 +92,18 @@ class Notices:
         self._drain_s = 0.0
 
     def tick(self) -> None:
-        """Hear and obey; often, between phases and while requests run."""
+        """Hear and obey; often, and wherever the driver waits."""
         for heard in self._source.take():
             self._hear(heard)
         for node_id, ending in self._endings.items():
             if not ending.obeyed and self._wall() >= ending.obey_at_s:
                 ending.obeyed = True
                 self._obey(node_id, ending)
+            if ending.obeyed and not ending.vital and self._vital(node_id):  # a learner may come to be there later
+                ending.vital = self._unsaved = True
+                part = "the driver runs" if node_id == self._here else "the learner runs"
+                name = _name(node_id, ending.address)
+                self._on_event("checkpoint_first", f"{name}: {part} there: a checkpoint at once")
         if self._clock() >= self._look_s:
             self._look_s = self._clock() + LOOK_S
             for node_id, ending in self._endings.items():
@@ -158,10 +164,6 @@ class Notices:
     def _obey(self, node_id: str, ending: _Ending) -> None:
         if self._training is not None:
             self._training.drain(node_id, ending.what)
-        if self._vital(node_id):
-            part = "the driver runs" if node_id == self._here else "the learner runs"
-            self._on_event("checkpoint_first", f"{_name(node_id, ending.address)}: {part} there: a checkpoint at once")
-            self._unsaved = True
         if node_id != self._here:  # with it the run ends: until then its workers are worth having
             self._fleet.drain(node_id, ending.what)
 

@@ -54,13 +54,11 @@ class Collector:
         *,
         share: bool = False,
         fleet: Fleet | None = None,
-        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends. tick: called
-        often while requests run."""
+        """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends."""
         self._dispatcher, self._rewards, self._tokenizer = dispatcher, rewards, tokenizer
         self._observer, self._interrupt = observer, interrupt
-        self._share, self._fleet, self._tick = share, fleet, tick
+        self._share, self._fleet = share, fleet
 
     def run(
         self,
@@ -98,16 +96,14 @@ class Collector:
             self._rewards.submit(rollout.request_id, item)
             self._observer.progress(phase, len(arrived), len(batch))
 
-        def tick() -> None:
-            self._rewards.poll()
-            self._tick()
-
         self._rewards.begin(same_step=same_step)
         start_s = time.monotonic()
         if self._fleet is not None:
             self._fleet.begins(phase)
         try:
-            stats = self._dispatcher.run(batch.requests, finished, tick=tick, should_stop=lambda: bool(self._interrupt))
+            stats = self._dispatcher.run(
+                batch.requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
+            )
         finally:
             sampled()
         sampled_s = time.monotonic()

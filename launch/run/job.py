@@ -204,6 +204,11 @@ def open_job(
                 stop=interrupt.check,
             )
         )
+
+        def startable() -> bool:
+            """Where they share GPUs, an engine that starts would want the memory of a learner that works."""
+            return config.cluster.layout != "colocated" or not learner.busy
+
         meter = SpeculationMeter() if config.speculation.mode != "off" else None
         calibrations = CalibrationStore.of(config, observer.event)
         stack.callback(calibrations.write)
@@ -242,6 +247,7 @@ def open_job(
             training=lambda: drafter is not None and drafter.trains,
             autoscaler=Autoscaler(placement.plan) if config.rollout.workers.elastic else None,
             vouched=versions.vouched if versions is not None else None,
+            startable=startable,
         )
         stack.callback(fleet.close)
         fleet.start()
@@ -269,8 +275,8 @@ def open_job(
             versions.on_refused, versions.on_gone = fleet.drain, fleet.forget
             ticks.insert(0, versions.look)
         ticks.append(lambda: observer.fleet(lambda: fleet.state.counts()))
-        if config.cluster.layout != "colocated":  # there an engine that starts would want the learner's memory
-            learner.while_working = partial(_meanwhile, dispatcher, ticks)
+        dispatcher.meanwhile = partial(_each, ticks)
+        learner.meanwhile = rewards.meanwhile = partial(_meanwhile, dispatcher, ticks, startable)
         sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
         lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
         yield Job(
@@ -300,7 +306,6 @@ def open_job(
                 interrupt,
                 share=meter is not None,
                 fleet=fleet,
-                tick=partial(_each, ticks),
             ),
             fleet=fleet,
             notices=notices,
@@ -361,11 +366,14 @@ def engine_start(
     )
 
 
-def _meanwhile(dispatcher: RolloutDispatcher, parts: Sequence[Callable[[], None]]) -> None:
-    """While the learner works: workers come, go and are replaced."""
+def _meanwhile(
+    dispatcher: RolloutDispatcher, parts: Sequence[Callable[[], None]], startable: Callable[[], bool]
+) -> None:
+    """While the driver waits for others than workers: notices are heard, workers come, go and are replaced."""
     _each(parts)
-    with suppress(NoWorkersError):  # the step that is learned from is complete; whoever needs a worker next says it
-        dispatcher.settle()
+    if startable():
+        with suppress(NoWorkersError):  # whoever needs a worker next says it
+            dispatcher.settle()
 
 
 def _each(parts: Sequence[Callable[[], None]]) -> None:

@@ -2,8 +2,9 @@
 every response as one worker alone would have sampled it, once. No Ray and no clock: fakes, whose order is drawn."""
 
 import pickle
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty
 from random import Random
 from typing import Any
@@ -13,13 +14,13 @@ import pytest
 import ray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ray import ObjectRefGenerator
 from ray.exceptions import ActorDiedError
 
 from actors.engine.commands import Abort, Submit
 from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
 from actors.engine.types import Finished, FinishReason, Progress, Request, Rollout, Sampled, SamplingParams
-from actors.rollout_worker import Leaving, SupervisorStatus
+from actors.rollout_worker import Leaving
+from benchmarks.driver_fakes import UP, Ref, Remote, Stream, loaded
 from launch.dispatch import RolloutDispatcher, arrivals
 from launch.dispatch import dispatcher as dispatcher_module
 
@@ -31,34 +32,6 @@ def response(request: Request) -> Sampled:
     rng = np.random.default_rng(request.noise_key)
     tokens = rng.integers(0, 100, 1 + request.noise_key % request.sampling.max_new_tokens).astype(np.int32)
     return Sampled(tokens, -tokens.astype(np.float32), np.zeros(len(tokens), np.float32))
-
-
-@dataclass(eq=False)
-class Answer:
-    value: Any
-    fleet: "Fleet"
-
-    def _on_completed(self, call: Callable[[Any], None]) -> None:
-        self.fleet.todo.append(lambda: call(self.value))
-
-
-class Stream(ObjectRefGenerator):
-    def __init__(self, worker: "Worker") -> None:
-        self.of = worker
-
-    def _get_next_ref_n(self, num_refs: int) -> list[Any]:
-        return [self]
-
-    def _on_completed(self, call: Callable[[Any], None]) -> None:
-        self.of.say = call
-
-    def __next__(self) -> None:
-        if self.of.dead:
-            raise ActorDiedError
-        if self.of.ended:
-            raise StopIteration
-
-    def __del__(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -76,38 +49,33 @@ class Worker:
     running: dict[int, Running] = field(default_factory=dict)
     told: list[Any] = field(default_factory=list)  # events, not taken yet
     said: list[Any] = field(default_factory=list)
-    say: Callable[[Any], None] | None = None
+    expected: Callable[[Any], None] | None = None  # None: nobody waits for what it says
     dead: bool = False
     ended: bool = False
 
     def __getattr__(self, method: str) -> Any:
         calls: dict[str, Callable[..., Any]] = {
             "tell": self._tell,
+            "ask": lambda command, memory=None: Ref(loaded(command), self.fleet.todo),
             "stream": lambda: Stream(self),
             "restart_engine": self._restart,
-            "shutdown": lambda: Answer(None, self.fleet),
+            "shutdown": lambda: Ref(None, self.fleet.todo),
         }
-        return _Remote(calls[method])
+        return Remote(calls[method])
 
-    def _restart(self) -> Answer:
+    def spoke(self) -> None:
+        if self.dead:
+            raise ActorDiedError
+        if self.ended:
+            raise StopIteration
+
+    def _restart(self) -> Ref:
         self.running.clear()
         self.told.clear()
-        self.say, self.ended = None, False
-        up = SupervisorStatus(
-            name=self.name,
-            engine="running",
-            running=0,
-            waiting=0,
-            weights_version=None,
-            weights_checksum=None,
-            restarts=0,
-            pid=0,
-            node_ip="",
-            node_id="",
-        )
-        return Answer(up, self.fleet)
+        self.expected, self.ended = None, False
+        return Ref(replace(UP, name=self.name), self.fleet.todo)
 
-    def _tell(self, pickled: bytes) -> Answer:
+    def _tell(self, pickled: bytes) -> Ref:
         match pickle.loads(pickled):
             case Submit(requests):
                 for request in requests:
@@ -117,7 +85,7 @@ class Worker:
                 for request_id in request_ids:
                     if request_id in self.running:
                         self._finish(request_id, self.running[request_id].known, FinishReason.ABORT)
-        return Answer(None, self.fleet)
+        return Ref(None, self.fleet.todo)
 
     def work(self, rng: Random) -> None:
         """Some of what it runs gets on, or ends; then what it has to say is said."""
@@ -130,8 +98,8 @@ class Worker:
             elif after > got.known:
                 self.told.append(Progress(request_id, cut(whole, got.known, after)))
                 got.known = after
-        if self.say is not None and self.told:
-            say, self.say = self.say, None
+        if self.expected is not None and self.told:
+            say, self.expected = self.expected, None
             self.said, self.told = self.told, []
             say(self.said)
 
@@ -151,15 +119,10 @@ class Worker:
         )
 
     def end(self, *, dead: bool) -> None:
-        if self.say is not None:
-            say, self.say = self.say, None
+        if self.expected is not None:
+            say, self.expected = self.expected, None
             self.dead, self.ended = dead, True
             say(ActorDiedError() if dead else RuntimeError("the stream has ended"))
-
-
-class _Remote:
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.remote = call
 
 
 def cut(whole: Sampled, start: int, end: int) -> Sampled:
@@ -171,7 +134,7 @@ class Fleet:
 
     def __init__(self, seed: int, harm: float) -> None:
         self.rng, self.harm = Random(seed), harm
-        self.todo: list[Callable[[], None]] = []
+        self.todo: deque[Callable[[], None]] = deque()
         self.workers: list[Worker] = []
         self.now_s = 0.0
         self._queue: list[Any] = []
@@ -199,7 +162,10 @@ class Fleet:
     def _happen(self) -> None:
         rng = self.rng
         if self.todo and rng.random() < 0.7:
-            self.todo.pop(rng.randrange(len(self.todo)))()
+            number = rng.randrange(len(self.todo))
+            call = self.todo[number]
+            del self.todo[number]
+            call()
         elif alive := [worker for worker in self.workers if not worker.dead]:
             worker = rng.choice(alive)
             worker.work(rng)
@@ -207,7 +173,7 @@ class Fleet:
                 worker.end(dead=rng.random() < 0.5)
             elif rng.random() < self.harm:
                 worker.told.extend(event for event in worker.said if isinstance(event, Finished))  # once more
-            elif rng.random() < self.harm and worker.say is not None:
+            elif rng.random() < self.harm and worker.expected is not None:
                 worker.told.append(Leaving("it was told to end"))
 
 

@@ -9,15 +9,16 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from actors.engine.commands import Sleep, UpdateWeights
+from actors.engine.commands import Sleep
 from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
-from actors.engine.types import Slept, WeightsLoaded
+from actors.engine.types import Slept
 from actors.rollout_worker import Leaving
+from benchmarks.driver_fakes import Ref, Remote, loaded
 from launch.dispatch import NoWorkersError, RolloutDispatcher, SeatState, WorkerStartError, arrivals
 from launch.dispatch import dispatcher as dispatcher_module
 from launch.dispatch.seat import node_lost
 from models.manifest import WeightsManifest
-from tests.actors.test_dispatch_fleet import Answer, Fleet, Worker
+from tests.actors.test_dispatch_fleet import Fleet, Worker
 
 
 class Script(Fleet):
@@ -37,7 +38,7 @@ class Script(Fleet):
     def get(self, timeout: float) -> Any:
         while not self._queue:
             if self.todo:
-                self.todo.pop(0)()
+                self.todo.popleft()()
             elif self.then:
                 self.then.pop(0)()
             else:
@@ -47,20 +48,20 @@ class Script(Fleet):
 
     def get_nowait(self) -> Any:
         while self.todo:
-            self.todo.pop(0)()
+            self.todo.popleft()()
         return super().get_nowait()
 
 
 class Starter(Worker):
-    def _restart(self) -> Answer:
+    def _restart(self) -> Ref:
         assert isinstance(self.fleet, Script)
         number, self.fleet.started = self.fleet.started, self.fleet.started + 1
         up = super()._restart()
         value = self.fleet.starts.get(number, up.value)
-        return Answer(value, self.fleet) if value is not None else Silent(None, self.fleet)
+        return Ref(value, self.fleet.todo) if value is not None else Silent(None, self.fleet.todo)
 
 
-class Silent(Answer):
+class Silent(Ref):
     def _on_completed(self, call: Callable[[Any], None]) -> None: ...
 
 
@@ -119,8 +120,8 @@ def test_a_worker_that_is_told_to_end_while_others_start_is_replaced(monkeypatch
 
         def told() -> None:
             [worker] = [worker for worker in script.workers if worker.name == "rollout-1"]
-            assert worker.say is not None
-            say, worker.say = worker.say, None
+            assert worker.expected is not None
+            say, worker.expected = worker.expected, None
             say([Leaving("its node is shut down")])
 
         script.then = [told]
@@ -167,28 +168,21 @@ class Loads(Starter):
     asleep = False
 
     def __getattr__(self, method: str) -> Any:
-        return _Ask(self) if method == "ask" else super().__getattr__(method)
+        return Remote(self._ask) if method == "ask" else super().__getattr__(method)
 
-
-class _Ask:
-    def __init__(self, worker: Loads) -> None:
-        self.worker = worker
-
-    def remote(self, command: Any, memory: Any) -> Answer:
+    def _ask(self, command: Any, memory: Any = None) -> Ref:
         if isinstance(command, Sleep):
-            self.worker.asleep = True
-            return Answer(Slept(), self.worker.fleet)
-        assert isinstance(command, UpdateWeights)
+            self.asleep = True
+            return Ref(Slept(), self.fleet.todo)
         gone = RayTaskError("ask", "no buffer", ActorDiedError())
-        loaded = WeightsLoaded(version=command.manifest.version, checksum=command.manifest.checksum, seconds=0.0)
-        return Answer(gone if memory == "gone" else loaded, self.worker.fleet)
+        return Ref(gone if memory == "gone" else loaded(command), self.fleet.todo)
 
 
 def test_who_finds_the_weights_gone_waits_until_somebody_makes_another_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put off while others sample; asked again, so that a run whose others are lost too does not wait for ever."""
     script, asked, busy = Script(), list[bool](), [True]
     script.kind = Loads
-    manifest = WeightsManifest(1, 7, (), 8)
+    manifest = WeightsManifest(1, 0, (), 8)
 
     def gone() -> bool:
         asked.append(busy[0])

@@ -9,7 +9,7 @@ import ray
 from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
 from actors.engine.types import Rollout
 from actors.placement import place
-from launch.dispatch import RolloutDispatcher, spawner
+from launch.dispatch import RolloutDispatcher, SeatState, spawner
 from launch.fleet import Fleet
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.test_dispatch_ray import check, requests, weights
@@ -42,7 +42,8 @@ def test_workers_join_a_rollout_leave_a_drained_node_and_come_back_with_the_same
 
             def tick() -> None:
                 fleet.tick()
-                if not acted and len(fleet.state.up) == 2:
+                ready = [now.state for now in dispatcher.workers().values()].count(SeatState.READY)
+                if not acted and ready == 2:
                     acted.append("drained")
                     fleet.drain(here, "spot notice")
                 elif acted == ["drained"] and any(kind == "worker_left" for kind, _ in events):

@@ -57,7 +57,9 @@ def quick(**update: object) -> RewardOptions:
 
 
 def test_real_grader_grades_all_and_in_any_order() -> None:
+    heard: list[int] = []
     with RewardPool(RewardOptions(workers=2)) as pool:
+        pool.meanwhile = lambda: heard.append(len(heard))
         pool.begin()
         for key in range(40):
             pool.submit(key, item(f"The answer is \\boxed{{{key + 10}}}"))
@@ -67,6 +69,7 @@ def test_real_grader_grades_all_and_in_any_order() -> None:
         assert [key for key, grade in grades.items() if grade.value == 1.0] == [32]
         assert not any(grade.error for grade in grades.values())
         assert pool.drain() == {}
+    assert heard, "while the driver waits for grades it hears others"
 
 
 def test_raising_hanging_and_dying_fail_only_their_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.learner import Place
+from actors.learner_group import LearnerGroup
 from actors.training.errors import LearnerLostError, LossKind, NonFiniteError
 from actors.training.types import StepResult, TrainSequence
 from launch.failover import FailoverLearner, KeptSteps
@@ -53,6 +54,7 @@ class Group:
         self.world, self.state, self.closed = world, ["initial"], False
         self.places = [Place("n", "10.0.0.1", 1)]
         self.recorded: list[int] | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
         world.call("start", lambda: None)
         world.groups.append(self)
 
@@ -458,3 +460,38 @@ def test_metrics_are_of_the_step(tmp_path: Path) -> None:
         assert (metrics["learner/restarts"], metrics["learner/repeated_steps"]) == (1, 1)
         assert seconds == {"recover": 1.0}
         assert learner.take() == ({**metrics, "learner/restarts": 0.0, "learner/repeated_steps": 0.0}, {})
+
+
+def test_while_a_new_group_starts_and_works_the_driver_hears_others(tmp_path: Path) -> None:
+    world, heard = World(), list[str]()
+
+    def start(waiting: Callable[[float], None]) -> Any:
+        waiting(1.0)
+        return Group(world)
+
+    learner = FailoverLearner(start, KeptSteps(tmp_path / "kept"), max_restarts=3, on_event=lambda kind, message: None)
+    learner.meanwhile = lambda: heard.append(f"group {len(world.groups)}, busy {learner.busy}")
+    learner.begin(None, 9)
+    world.groups[0].meanwhile()
+    world.losses = {len(world.calls): False}
+    learner.train_step(sequences(1), 1)
+    world.groups[1].meanwhile()
+    learner.rewind()
+    assert heard == ["group 1, busy False", "group 1, busy True", "group 2, busy False", "group 2, busy True"]
+
+
+@pytest.mark.parametrize(
+    "name", ["train_step 3", "publish", "send", "rest", "save", "export", "reference_kl 3", "load"]
+)
+def test_every_call_of_the_learner_hears_others_while_it_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, heard = object.__new__(LearnerGroup), list[str]()
+    group.meanwhile = lambda: heard.append(name)
+
+    def wait(refs: list[str], **options: Any) -> tuple[list[str], list[str]]:
+        assert options["timeout"] <= 0.25
+        return (refs, []) if len(heard) == 3 else ([], refs)
+
+    monkeypatch.setattr("actors.learner_group.ray.wait", wait)
+    monkeypatch.setattr("actors.learner_group.ray.get", lambda refs, timeout: refs)
+    assert group._wait(name, 60.0, ["answer"]) == ["answer"]
+    assert heard == [name] * 3

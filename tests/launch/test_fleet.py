@@ -62,6 +62,8 @@ class World:
         self.waiting = (0, 0.0)
         self.handing_back = False
         self.dead: set[str] = set()  # their restarts are used up
+        self.loading: set[str] = set()  # weights
+        self.startable = True
         self.events: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
         self.rollouts_left = 10
@@ -75,6 +77,7 @@ class World:
             rollouts_left=lambda: self.rollouts_left,
             training=lambda: self.trains,
             vouched=vouched,
+            startable=lambda: self.startable,
             clock=lambda: self.now_s,
         )
         self.fleet.start()
@@ -105,13 +108,20 @@ class World:
                 self.up_s[name] = self.now_s + self.start_s  # Ray starts it when there is room
         return {
             name: WorkerNow(
-                SeatState.DEAD if name in self.dead else SeatState.READY if self.now_s >= up_s else SeatState.STARTING,
+                self._state(name, up_s),
                 self.running.get(name, 0),
                 self.cluster.places[name] if self.now_s >= up_s and name not in self.dead else "",
                 retiring=False,
             )
             for name, up_s in self.up_s.items()
         }
+
+    def _state(self, name: str, up_s: float) -> SeatState:
+        if name in self.dead:
+            return SeatState.DEAD
+        if self.now_s < up_s:
+            return SeatState.STARTING
+        return SeatState.LOADING if name in self.loading else SeatState.READY
 
     def passes(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.25)):
@@ -381,3 +391,29 @@ def test_nobody_joins_on_a_node_that_is_not_vouched_for_and_elsewhere_once_it_is
     world.passes(8)
     assert world.names == ["rollout-0", "rollout-1", "rollout-2"]
     assert set(world.cluster.places.values()) == {"a", "c"}
+
+
+def test_where_an_engine_may_not_start_now_nobody_joins_and_notices_are_obeyed_all_the_same() -> None:
+    """Of a GPU that it would share with a learner that works."""
+    world = World(WorkerCount.fixed(2), {"a": 2, "b": 2})
+    world.startable = False
+    world.fleet.drain("a", "spot notice")
+    world.passes(8)
+    assert [name for name, _ in world.left] == ["rollout-0", "rollout-1"]
+    assert (world.names, world.asked()) == ([], 2)
+    world.startable = True
+    world.passes(8)
+    assert len(world.names) == 2
+    assert set(world.cluster.places.values()) == {"b"}
+
+
+def test_who_loads_weights_leaves_a_drained_node_with_them() -> None:
+    """Others may be getting the same pieces, which end with the first that goes."""
+    world = World(WorkerCount.fixed(1), {"a": 1, "b": 1})
+    world.loading = {"rollout-0"}
+    world.fleet.drain("a", "spot notice")
+    world.passes(1)
+    assert world.left == []
+    world.loading = set()
+    world.passes(1)
+    assert [name for name, _ in world.left] == ["rollout-0"]

@@ -187,6 +187,19 @@ def test_a_checkpoint_that_cannot_be_made_in_the_middle_of_an_update_is_made_aft
     assert world.saved == 1
 
 
+def test_a_learner_that_comes_to_a_node_that_ends_is_saved_as_one_that_was_there() -> None:
+    """It was being made again when the notice came."""
+    world = World()
+    world.learners = set()
+    world.hear(LEARNER, TWO_MINUTES)
+    assert world.saved == 0
+    world.learners = {LEARNER}
+    for _ in range(2):
+        world.notices.tick()
+    assert world.saved == 1
+    assert world.kinds().count("checkpoint_first") == 1
+
+
 def test_an_earlier_time_of_the_same_notice_counts() -> None:
     world = World()
     world.hear(SPOT, SpotNotice("Azure announces Redeploy", True, world.now_s + 86_400))

@@ -1,0 +1,116 @@
+"""What must not wait happens wherever the dispatcher waits, and may change its workers there: fakes, as in the tests of
+losses."""
+
+from typing import Any, cast
+
+import pytest
+import ray
+
+from actors.handoff.types import Offer, Sent
+from launch.dispatch import RolloutDispatcher, SeatState
+from launch.dispatch.waits import SLICE_S, wait_for_all
+from models.manifest import WeightsManifest
+from tests.actors.test_dispatch_losses import READY, Loads, Script, dispatching, states
+
+MANIFEST = WeightsManifest(1, 0, (), 8)
+
+
+class Sending:
+    """The learner's end, which lets workers come and go while it begins and while it ends."""
+
+    def __init__(self, dispatcher: RolloutDispatcher, script: Script) -> None:
+        self.dispatcher, self.script = dispatcher, script
+        script.workers[0].end(dead=True)  # it is offered nothing, and comes up before the others have their offers
+        self._waits()
+
+    def _waits(self) -> None:
+        for _ in range(8):
+            self.dispatcher.settle()
+            self.script.now_s += SLICE_S
+
+    def offer(self, receiver: int) -> Offer:
+        assert receiver == 1
+        return Offer(store="", name="", version=2, tensors=(), total_bytes=0, receiver=receiver, limit_s=60.0)
+
+    def finish(self) -> Any:
+        self.dispatcher.join("rollout-2")
+        self._waits()
+        assert states(self.dispatcher)["rollout-2"] is SeatState.LOADING, "it samples with no older weights"
+        sent = Sent(version=2, checksum=0, total_bytes=0, seconds=0.0, ways=())
+        return sent, WeightsManifest(2, 0, (), 8), "there"
+
+
+def test_who_waits_for_weights_hears_what_must_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is told to leave while all load weights: it is gone when they have them."""
+    script, heard = Script(), list[int]()
+    script.kind = Loads
+    with dispatching(script, monkeypatch) as dispatcher:
+        dispatcher.start()
+
+        def meanwhile() -> None:
+            if not heard:
+                dispatcher.leave("rollout-0", "its node goes")
+            heard.append(len(heard))
+
+        dispatcher.meanwhile = meanwhile
+        assert dispatcher.set_weights(MANIFEST, cast(Any, "there")) == 1
+        passes(dispatcher, script)
+        assert states(dispatcher) == {"rollout-1": SeatState.READY}
+
+
+def passes(dispatcher: RolloutDispatcher, script: Script) -> None:
+    for _ in range(5):
+        dispatcher.settle()
+        script.now_s += 1
+
+
+def test_workers_are_lost_and_join_while_the_learner_hands_over_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    script.kind = Loads
+    with dispatching(script, monkeypatch) as dispatcher:
+        dispatcher.start()
+        dispatcher.set_weights(MANIFEST, cast(Any, "there"))
+        dispatcher.hand_over(lambda receivers: Sending(dispatcher, script))
+        assert states(dispatcher) == {**READY, "rollout-2": SeatState.READY}
+        assert dispatcher._workers.loading.version == 2
+
+
+def test_the_waits_for_another_buffer_may_handle_what_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made within the handling of what has arrived: the rest is handled there, once."""
+    script, renewed = Script(), list[str]()
+    script.kind = Loads
+
+    def gone() -> bool:
+        if not renewed:
+            renewed.append("new")
+            script.workers[1].end(dead=True)  # another one is lost meanwhile
+            dispatcher.settle()
+            dispatcher.renew_weights(MANIFEST, cast(Any, "new"))
+        return True
+
+    with dispatching(script, monkeypatch, on_weights_gone=gone) as dispatcher:
+        dispatcher.start()
+        dispatcher.set_weights(MANIFEST, cast(Any, "there"))
+        dispatcher.renew_weights(MANIFEST, cast(Any, "gone"))
+        script.workers[0].end(dead=True)
+        passes(dispatcher, script)
+        assert states(dispatcher) == READY
+    assert [worker.name for worker in script.workers] == ["rollout-0", "rollout-1", "rollout-0", "rollout-1"]
+
+
+def test_a_wait_for_all_is_cut_into_slices_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, heard = [0.0], list[float]()
+    there_s = {"a": 0.1, "b": 0.6, "never": 99.0}
+
+    def wait(refs: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        assert (num_returns, timeout <= SLICE_S) == (len(refs), True)
+        now_s[0] += timeout
+        return [r for r in refs if there_s[r] <= now_s[0]], [r for r in refs if there_s[r] > now_s[0]]
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr("launch.dispatch.waits.time.monotonic", lambda: now_s[0])
+    found: Any = wait_for_all(cast(Any, list(there_s)), 1.1, lambda: heard.append(now_s[0]))
+    assert found == (["a", "b"], ["never"])
+    assert now_s == [1.1]
+    assert heard == [0.25, 0.5, 0.75, 1.0, 1.1]
+    assert wait_for_all([], 1.0, lambda: heard.append(-1.0)) == ([], [])
