@@ -1,7 +1,7 @@
 """One node's watch of its cloud's metadata service, as a Ray actor on that node. Owns a thread, and what it has heard.
 
 watcher = ray.remote(NoticeWatcher).options(num_cpus=0, scheduling_strategy=on_that_node).remote(options, node_id)
-events = ray.get(watcher.heard.remote())     # answers when there is something: Watching, SpotNotice, Trouble
+events = ray.get(watcher.heard.remote())     # answers when there is something: Watching, SpotNotice, Withdrawn, ...
 """
 
 import asyncio
@@ -49,9 +49,9 @@ class NoticeWatcher:
         return events
 
     @ray.method
-    async def drained(self) -> None:
-        """Nothing of the run is left on the node."""
-        self._drained.set()
+    async def drained(self, holds: bool) -> None:
+        """Whether nothing of the run is left on the node."""
+        (self._drained.set if holds else self._drained.clear)()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         def tell(event: WatchEvent) -> None:

@@ -10,7 +10,7 @@ the Instance Metadata Service". A container needs a hop limit of 2 to reach it. 
 
 import re
 
-from actors.notices.types import Answer, AnswerError, Ask, Provider, SpotNotice, ordinary, unix_time
+from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, changes, ordinary, unix_time
 
 TTL_S = 21_600  # the longest allowed
 TOKEN_PATH = "/latest/api/token"
@@ -30,7 +30,7 @@ class AwsAdapter:
         self._paths = (ACTION_PATH, REBALANCE_PATH)
         self._next = 0  # in _paths
         self._renewed = False  # in this round
-        self._told: set[tuple[str, str]] = set()  # (path, answer): each is told once
+        self._said: dict[str, list[SpotNotice]] = {path: [] for path in self._paths}
 
     @property
     def wait(self) -> bool:
@@ -42,7 +42,7 @@ class AwsAdapter:
         path = self._paths[self._next]
         return Ask(method="GET", path=path, headers={_TOKEN_HEADER: self._token}, timeout_s=self._timeout_s)
 
-    def heard(self, answer: Answer) -> list[SpotNotice]:
+    def heard(self, answer: Answer) -> list[News]:
         if not self._token:
             self._token = token_of(answer)
             return []
@@ -56,19 +56,17 @@ class AwsAdapter:
             raise AnswerError("HTTP 401 with a token that is new")
         if self._next == 0:
             self._renewed = False
-        if answer.status == 404:
-            return []
-        try:
-            if answer.status != 200:
-                raise AnswerError(answer.shown)
-            notice = action_of(answer) if path == ACTION_PATH else rebalance_of(answer)
-        except AnswerError:
-            self._next, self._renewed = 0, False
-            raise
-        if (path, answer.text) in self._told:
-            return []
-        self._told.add((path, answer.text))
-        return [notice]
+        now: list[SpotNotice] = []
+        if answer.status != 404:
+            try:
+                if answer.status != 200:
+                    raise AnswerError(answer.shown)
+                now.append(action_of(answer) if path == ACTION_PATH else rebalance_of(answer))
+            except AnswerError:
+                self._next, self._renewed = 0, False
+                raise
+        before, self._said[path] = self._said[path], now
+        return changes(before, now)
 
 
 def token_of(answer: Answer) -> str:

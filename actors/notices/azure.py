@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from actors.notices.types import Answer, AnswerError, Ask, Provider, SpotNotice, ordinary, unix_time
+from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, changes, ordinary, unix_time
 
 NAME_PATH = "/metadata/instance/compute?api-version=2021-02-01"
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -34,7 +34,7 @@ class AzureAdapter:
         self._timeout_s, self._may_begin = timeout_s, may_begin
         self._name = ""
         self._on = False  # the service has answered about events
-        self._told: set[str] = set()  # events
+        self._said: list[SpotNotice] = []
         self._agreed: list[str] = []  # events to acknowledge now
         self._done: set[str] = set()  # events that were acknowledged
 
@@ -57,7 +57,7 @@ class AzureAdapter:
         timeout_s = self._timeout_s if self._on else max(self._timeout_s, FIRST_ANSWER_S)
         return Ask(method="GET", path=EVENTS_PATH, headers=HEADERS, timeout_s=timeout_s)
 
-    def heard(self, answer: Answer) -> list[SpotNotice]:
+    def heard(self, answer: Answer) -> list[News]:
         if not self._name:
             self._name = name_of(answer)
             return []
@@ -73,13 +73,12 @@ class AzureAdapter:
         self._on = True
         # A list that is whole forgets what is over, so that nothing grows.
         mine = [event for event in events if _names(event, self._name)]
-        new = [event for event in mine if event["EventId"] not in self._told]
-        self._told = {event["EventId"] for event in mine}
-        self._done &= self._told
+        before, self._said = self._said, [_notice(event) for event in mine]
+        self._done &= {event["EventId"] for event in mine}
         own = [e["EventId"] for e in mine if e["EventType"] in _ENDS and len(e["Resources"]) == 1]
         held = [event for event in own if event not in self._done]
         self._agreed = held if held and self._may_begin() else []
-        return [_notice(event) for event in new]
+        return changes(before, self._said)
 
 
 def name_of(answer: Answer) -> str:

@@ -12,7 +12,7 @@ server for maintenance event notices". A VM with GPUs cannot migrate: it is told
 
 from urllib.parse import quote
 
-from actors.notices.types import Answer, AnswerError, Ask, Provider, SpotNotice, ordinary
+from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, changes, ordinary
 
 ROOT = "/computeMetadata/v1/instance"
 PREEMPTED_PATH, MAINTENANCE_PATH = f"{ROOT}/preempted", f"{ROOT}/maintenance-event"
@@ -27,7 +27,7 @@ class GcpAdapter:
         self._timeout_s = timeout_s
         self._etag = ""  # of the last answer about preemption; without one the server cannot wait for a change
         self._maintenance = False  # is asked about next
-        self._last = {PREEMPTED_PATH: "FALSE", MAINTENANCE_PATH: "NONE"}
+        self._said: dict[str, list[SpotNotice]] = {PREEMPTED_PATH: [], MAINTENANCE_PATH: []}
 
     @property
     def wait(self) -> bool:
@@ -42,7 +42,7 @@ class GcpAdapter:
         path, timeout_s = f"{PREEMPTED_PATH}?{query}", HOLD_S + self._timeout_s
         return Ask(method="GET", path=path, headers=HEADERS, timeout_s=timeout_s)
 
-    def heard(self, answer: Answer) -> list[SpotNotice]:
+    def heard(self, answer: Answer) -> list[News]:
         path = MAINTENANCE_PATH if self._maintenance else PREEMPTED_PATH
         etag, self._etag, self._maintenance = self._etag, "", False
         value = value_of(answer)
@@ -50,13 +50,11 @@ class GcpAdapter:
         if path == PREEMPTED_PATH:
             self._etag = answer.headers.get("etag", "")
             self._maintenance = True
-        if value == self._last[path]:
-            return []
-        self._last[path] = value
-        return _news(path, value)
+        before, self._said[path] = self._said[path], _notices(path, value)
+        return changes(before, self._said[path])
 
 
-def _news(path: str, value: str) -> list[SpotNotice]:
+def _notices(path: str, value: str) -> list[SpotNotice]:
     if path == PREEMPTED_PATH:
         return [SpotNotice("Compute Engine preempts it", True)] if value == "TRUE" else []
     if value == "NONE":

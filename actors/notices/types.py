@@ -1,7 +1,7 @@
 """What is asked of a metadata service, what it answers, and what that means. Plain data; no behaviour but reading."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -66,6 +66,22 @@ class SpotNotice:
     at_s: float | None = None  # Unix time before which it does not happen; None: not said, or it happens already
 
 
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A node is told no more what it was told (`SpotNotice.what`): it is not lost for that."""
+
+    what: str
+
+
+News = SpotNotice | Withdrawn
+
+
+def changes(before: Sequence[SpotNotice], now: Sequence[SpotNotice]) -> list[News]:
+    """What is new in what a service says now, and which ends it takes back."""
+    withdrawn = {notice.what for notice in before if notice.ends} - {notice.what for notice in now}
+    return [*(notice for notice in now if notice not in before), *map(Withdrawn, sorted(withdrawn))]
+
+
 class Adapter(Protocol):
     """The protocol of one cloud, without sockets or a clock: `ask`, then `heard` with what came, and again.
 
@@ -76,7 +92,7 @@ class Adapter(Protocol):
 
     def ask(self) -> Ask: ...
 
-    def heard(self, answer: Answer) -> list[SpotNotice]:
+    def heard(self, answer: Answer) -> list[News]:
         """What is new in it. Raises AnswerError; the next `ask` begins a round."""
 
     @property

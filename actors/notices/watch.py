@@ -10,7 +10,7 @@ from actors.notices.aws import AwsAdapter
 from actors.notices.azure import AzureAdapter
 from actors.notices.gcp import GcpAdapter
 from actors.notices.options import SpotOptions
-from actors.notices.types import Adapter, Answer, AnswerError, Ask, Provider, SpotNotice
+from actors.notices.types import Adapter, Answer, AnswerError, Ask, News, Provider
 
 DETECT_TIMEOUT_S = 1.0
 TIMEOUT_S = 2.0
@@ -32,7 +32,7 @@ class Trouble:
     reason: str
 
 
-WatchEvent = Watching | SpotNotice | Trouble
+WatchEvent = Watching | News | Trouble
 
 
 def watch(

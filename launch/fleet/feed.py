@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.exceptions import RayError
@@ -20,6 +20,7 @@ from actors.identity import unique_name
 from actors.notice_watcher import NoticeWatcher, agent_of
 from actors.notices.http import Http
 from actors.notices.options import SpotOptions
+from actors.notices.types import Withdrawn
 from actors.notices.watch import Trouble, WatchEvent, watch
 
 LOOK_S = 0.5  # between two looks at Ray's draining nodes, if no watcher says anything
@@ -32,6 +33,7 @@ CLOSE_S = 2.0
 class RayDrains:
     """Ray itself empties the node (`ray drain-node`, or its autoscaler)."""
 
+    WHAT: ClassVar[str] = "Ray drains it"
     at_s: float | None  # Unix time at which it will be ended; None: not said
 
 
@@ -76,11 +78,11 @@ class Feed:
             heard.append(self._heard.get_nowait())
         return heard
 
-    def drained(self, node_id: str) -> None:
-        """Nothing of the run is left on the node; nobody waits for its watcher."""
+    def drained(self, node_id: str, holds: bool) -> None:
+        """Whether nothing of the run is left on the node; nobody waits for its watcher."""
         watcher = self._watchers.get(node_id)  # the driver's own node is never drained
         if watcher is not None:
-            watcher.drained.remote()
+            watcher.drained.remote(holds)
 
     def close(self) -> None:
         self._over.set()
@@ -157,6 +159,10 @@ class Feed:
         for node_id, deadline_ms in drains.items():
             if node_id not in self._drains:
                 self._tell(node_id, RayDrains(deadline_ms / 1000 if deadline_ms > 0 else None))
+        if over := self._drains.keys() - drains.keys():
+            self._look_for_nodes()  # a node that has gone is drained no more either
+            for node_id in over & self._nodes.keys():
+                self._tell(node_id, Withdrawn(RayDrains.WHAT))
         self._drains = dict(drains)
 
     def _listen(self) -> None:

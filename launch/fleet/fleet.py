@@ -73,7 +73,7 @@ class Fleet:
         self._on_event, self._rollouts_left, self._training, self._clock = on_event, rollouts_left, training, clock
         self.pace = Pace()
         self._autoscaler, self._vouched, self._startable = autoscaler, vouched, startable
-        self._drained: dict[str, str] = {}  # node id: why
+        self._drained: dict[str, list[str]] = {}  # node id: why
         self._asked: dict[str, float] = {}  # by name: since when a place is waited for ...
         self._check_s: dict[str, float] = {}  # ... and when it is looked for again
         self._starting: dict[str, float] = {}  # since when it starts
@@ -138,8 +138,11 @@ class Fleet:
     def drain(self, node_id: str, reason: str) -> None:
         """Nothing is placed on this node any more; the workers there leave with their tokens, and others take their
         place elsewhere."""
-        if node_id not in self._drained:
-            self._drained[node_id] = reason
+        known = node_id in self._drained
+        reasons = self._drained.setdefault(node_id, [])
+        if reason not in reasons:
+            reasons.append(reason)
+        if not known:
             self._ask(0)  # what is asked for from now on avoids the node
             self._on_event("node_drained", f"node {node_id[:8]}: {reason}")
             for name, now in self._dispatcher.workers().items():
@@ -147,15 +150,19 @@ class Fleet:
                     self._dispatcher.leave(name, f"its node is drained ({reason})")
         self._look()
 
-    def admit(self, node_id: str) -> None:
-        """The node stays after all."""
-        if self._drained.pop(node_id, None) is not None:
+    def admit(self, node_id: str, reason: str) -> None:
+        """That is no reason any more to drain the node; without another one it is used again."""
+        known = self._drained.get(node_id, [])
+        if known == [reason]:
+            del self._drained[node_id]
             self._ask(0)  # what waits for room may find it there
             for name, now in self._dispatcher.workers().items():
                 if now.state is SeatState.STARTING and not self._placement.ready(name):
                     self._dispatcher.leave(name, "it waits for room on other nodes")
             self._look()
             self._on_event("node_returned", f"node {node_id[:8]} may have workers again")
+        elif reason in known:
+            known.remove(reason)
 
     def held(self, node_id: str) -> list[str]:
         """Workers on the node that may have requests still: of those that leave, the ones that have not given theirs
@@ -191,7 +198,7 @@ class Fleet:
             starting=tuple(name for name, now in workers.items() if now.state is SeatState.STARTING),
             leaving=tuple(name for name, now in workers.items() if now.retiring),
             asked=tuple(self._asked),
-            drained=dict(self._drained),
+            drained={node_id: reasons[0] for node_id, reasons in self._drained.items()},
         )
 
     def take(self) -> dict[str, float]:
@@ -219,7 +226,7 @@ class Fleet:
             doomed = now.node_id in self._drained and not now.retiring
             # Who loads weights has no requests, and leaves with them: others may be getting the same pieces.
             if doomed and now.state not in (SeatState.DEAD, SeatState.LOADING):
-                self._dispatcher.leave(name, f"its node is drained ({self._drained[now.node_id]})")
+                self._dispatcher.leave(name, f"its node is drained ({self._drained[now.node_id][0]})")
         staying = {n: now for n, now in self._dispatcher.workers().items() if not now.retiring}
         dead = [name for name, now in staying.items() if now.state is SeatState.DEAD]
         for name in self._placement.placed() & set(dead):

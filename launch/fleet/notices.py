@@ -4,6 +4,7 @@ Owns what follows from what is heard (feed.py), for the driver's thread. It neve
 
     rollout workers there     leave with all their tokens; others take their place elsewhere (`Fleet.drain`)
     drafter training there    ends, and does not begin again (`Drain` of the coordinator)
+    a notice taken back       the node is used again
     learner ranks, driver     said, and a checkpoint as soon as what leaves has given its requests back (saving holds
                               the driver up), then after every RL step, before it is evaluated, until the node has gone
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
-from actors.notices.types import SpotNotice
+from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
 from launch.fleet.feed import Gone, Heard, RayDrains
 
@@ -25,7 +26,7 @@ class Source(Protocol):
     """Of what is heard."""
 
     def take(self) -> list[Heard]: ...
-    def drained(self, node_id: str) -> None: ...
+    def drained(self, node_id: str, holds: bool) -> None: ...
 
 
 class Nodes(Protocol):
@@ -36,6 +37,7 @@ class Nodes(Protocol):
     def empty(self, node_id: str) -> bool: ...
     @property
     def handing_back(self) -> bool: ...
+    def admit(self, node_id: str, reason: str) -> None: ...
     def forget(self, node_id: str) -> None: ...
 
 
@@ -51,7 +53,8 @@ class _Ending:
     """A node that will be lost."""
 
     address: str
-    what: str
+    what: str  # that it is drained for ...
+    said: set[str]  # ... of all that is said of it
     heard_s: float
     obey_at_s: float  # Unix time
     obeyed: bool = False
@@ -78,7 +81,8 @@ class Notices:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """others: nodes of what else works for the run; "" among them: one is not known yet. on_event(kind, message):
-        spot_watch, spot_trouble, spot_advice, spot_notice, checkpoint_first, node_cleared, node_gone."""
+        spot_watch, spot_trouble, spot_advice, spot_notice, spot_withdrawn, checkpoint_first, node_cleared,
+        node_gone."""
         self._others = others
         self._look_s = float("-inf")  # when nodes are looked at again
         self._source, self._fleet = source, fleet
@@ -140,7 +144,9 @@ class Notices:
                 else:
                     self._on_event("spot_advice", f"{name}: {what}")
             case RayDrains(at_s):
-                self._ends(heard, "Ray drains it", at_s)
+                self._ends(heard, RayDrains.WHAT, at_s)
+            case Withdrawn(what):
+                self._stays(heard.node_id, what)
             case Gone():
                 self._gone(heard.node_id)
             case _:
@@ -152,14 +158,34 @@ class Notices:
         if known is None:
             self._count += 1
             self._endings[heard.node_id] = _Ending(
-                address=heard.address, what=what, heard_s=heard.heard_s, obey_at_s=obey_at_s
+                address=heard.address, what=what, said={what}, heard_s=heard.heard_s, obey_at_s=obey_at_s
             )
         elif not known.obeyed and obey_at_s < known.obey_at_s:
             known.what, known.heard_s, known.obey_at_s = what, heard.heard_s, obey_at_s
-        elif known.what == what:  # a watcher that was lost has begun anew
+            known.said.add(what)
+        elif what in known.said:  # a watcher that was lost has begun anew
             return
+        else:
+            known.said.add(what)
         left = "" if at_s is None or at_s <= now_s else f", in {at_s - now_s:.0f} s"
         self._on_event("spot_notice", f"{_name(heard.node_id, heard.address)}: {what}{left}")
+
+    def _stays(self, node_id: str, what: str) -> None:
+        """That is said no more; if nothing else is, the node is as good as any."""
+        ending = self._endings.get(node_id)
+        if ending is None or what not in ending.said:
+            return
+        ending.said.remove(what)
+        name, others = _name(node_id, ending.address), sorted(ending.said)
+        self._on_event("spot_withdrawn", f"{name}: no more: {what}; {f'but {others[0]}' if others else 'it stays'}")
+        if others:
+            return
+        del self._endings[node_id]
+        if ending.obeyed:
+            self._source.drained(node_id, False)
+            if self._training is not None:
+                self._training.undrain(node_id)
+            self._fleet.admit(node_id, ending.what)
 
     def _obey(self, node_id: str, ending: _Ending) -> None:
         if self._training is not None:
@@ -175,7 +201,7 @@ class Notices:
             self._cleared(node_id, ending)
         if ending.cleared and not ending.empty and self._empty(node_id):
             ending.empty = True
-            self._source.drained(node_id)
+            self._source.drained(node_id, True)
 
     def _empty(self, node_id: str) -> bool:
         """Its machine may be ended early. A learner that has no nodes is just being made again, somewhere."""

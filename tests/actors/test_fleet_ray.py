@@ -48,7 +48,7 @@ def test_workers_join_a_rollout_leave_a_drained_node_and_come_back_with_the_same
                     fleet.drain(here, "spot notice")
                 elif acted == ["drained"] and any(kind == "worker_left" for kind, _ in events):
                     acted.append("returned")
-                    fleet.admit(here)
+                    fleet.admit(here, "spot notice")
 
             fleet.begins("rollout")
             stats = dispatcher.run(asked := requests(400, max_new_tokens=48), done.append, tick=tick)

@@ -196,11 +196,15 @@ def test_a_drained_node_is_left_and_replaced_elsewhere_and_may_come_back() -> No
     world.passes(6)
     assert world.names == ["rollout-2"], "the lowest number that nobody had; there is room for one"
     assert world.cluster.places["rollout-2"] == "b"
-    world.fleet.admit("a")
+    world.fleet.drain("a", "it has another torch")
+    world.fleet.admit("a", "spot notice")
+    world.passes(8)
+    assert world.names == ["rollout-2"], "there was another reason"
+    world.fleet.admit("a", "it has another torch")
     assert world.events[-1][0] == "node_returned"
     world.passes(8)
     assert world.names == ["rollout-0", "rollout-2"], "what waits for room takes it there too"
-    world.fleet.admit("unknown")
+    world.fleet.admit("unknown", "spot notice")
 
 
 def test_a_worker_that_starts_on_a_drained_node_leaves_at_once() -> None:

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from actors.notices.options import SpotOptions
-from actors.notices.types import SpotNotice
+from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
 from launch.fleet import feed as feed_module
 from launch.fleet.feed import Feed, Gone, Heard, RayDrains
@@ -116,11 +116,17 @@ def test_nodes_that_ray_drains_and_nodes_that_have_gone_are_heard(
     monkeypatch.setattr(feed_module, "NODES_S", 0.0)
     nodes = [{"NodeID": "aa", "NodeManagerAddress": "10.0.0.9", "Alive": True}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(ray._private.state.state, "get_draining_nodes", lambda: {"aa": 1_795_402_800_000})
+    draining = {"aa": 1_795_402_800_000}
+    monkeypatch.setattr(ray._private.state.state, "get_draining_nodes", lambda: dict(draining))
     with hearing(SpotOptions(provider="none")) as next_of:
         drains = next_of(RayDrains, "aa")
         assert (drains.address, drains.event) == ("10.0.0.9", RayDrains(1_795_402_800.0))
+        draining.clear()
+        assert next_of(Withdrawn, "aa").event == Withdrawn(RayDrains.WHAT)
+        draining["aa"] = 0
+        next_of(RayDrains, "aa")
         nodes[0]["Alive"] = False
+        draining.clear()
         next_of(Gone, "aa")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.notices.types import SpotNotice
+from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
 from launch.config import Config
 from launch.fleet.feed import Gone, Heard, RayDrains
@@ -66,8 +66,11 @@ class World:
         self.left.append((node_id, reason))
         self.order.append("drain")
 
-    def drained(self, node_id: str) -> None:
-        self.told_empty.append(node_id)
+    def drained(self, node_id: str, holds: bool) -> None:
+        (self.told_empty.append if holds else self.told_empty.remove)(node_id)
+
+    def admit(self, node_id: str, reason: str) -> None:
+        self.left.remove((node_id, reason))
 
     def held(self, node_id: str) -> list[str]:
         return self.workers.get(node_id, [])
@@ -83,7 +86,7 @@ class World:
         self.order.append("save")
         return not self.between
 
-    def hear(self, node_id: str, event: SpotNotice | RayDrains | Gone | Trouble | Watching) -> None:
+    def hear(self, node_id: str, event: SpotNotice | Withdrawn | RayDrains | Gone | Trouble | Watching) -> None:
         self.coming.append(Heard(node_id, "10.0.0.5", event, self.now_s))
         self.notices.tick()
 
@@ -185,6 +188,35 @@ def test_a_checkpoint_that_cannot_be_made_in_the_middle_of_an_update_is_made_aft
     for _ in range(2):
         world.notices.tick()
     assert world.saved == 1
+
+
+def test_a_node_whose_notices_are_all_taken_back_is_used_again() -> None:
+    world = World()
+    world.hear(SPOT, TWO_MINUTES)
+    world.hear(SPOT, RayDrains(None))
+    world.workers[SPOT] = []
+    world.now_s += 1.0
+    world.notices.tick()
+    assert world.told_empty == [SPOT]
+    world.hear(SPOT, Withdrawn(TWO_MINUTES.what))
+    assert world.left == [(SPOT, TWO_MINUTES.what)], "Ray drains it still"
+    world.hear(SPOT, Withdrawn(RayDrains.WHAT))
+    world.hear(SPOT, Withdrawn(RayDrains.WHAT))
+    assert (world.left, world.training.drained, world.told_empty) == ([], {}, [])
+    assert world.kinds()[-2:] == ["spot_withdrawn", "spot_withdrawn"]
+    assert world.events[-1][1] == f"node {SPOT[:8]} (10.0.0.5): no more: Ray drains it; it stays"
+    world.hear(SPOT, TWO_MINUTES)
+    assert world.left == [(SPOT, TWO_MINUTES.what)], "a new one is obeyed like the first"
+
+
+def test_a_notice_that_is_taken_back_before_it_was_due_is_never_obeyed() -> None:
+    world = World()
+    later = SpotNotice("Azure announces Redeploy", True, world.now_s + 86_400)
+    world.hear(LEARNER, later)
+    world.hear(LEARNER, Withdrawn(later.what))
+    world.now_s += 86_400
+    world.notices.tick()
+    assert (world.left, world.saved, world.training.drained) == ([], 0, {})
 
 
 def test_a_learner_that_comes_to_a_node_that_ends_is_saved_as_one_that_was_there() -> None:

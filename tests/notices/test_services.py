@@ -12,7 +12,7 @@ import pytest
 
 from actors.notices.http import Http
 from actors.notices.options import SpotOptions
-from actors.notices.types import Answer, AnswerError, Ask, SpotNotice
+from actors.notices.types import Answer, AnswerError, Ask, SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, WatchEvent, Watching, watch
 from tests.notices.metadata import Aws, Azure, Cloud, Gcp, Strange, event, serving
 
@@ -62,6 +62,10 @@ def test_auto_finds_the_cloud_and_then_hears_its_notice_once(cloud: Cloud, provi
         if provider != "gcp":  # whose next question waits for a change
             rounds(cloud)
         assert heard.empty()
+        cloud.end(lambda agent: False)  # after all
+        assert heard.get(timeout=WAIT_S) == Withdrawn(notice.what)
+        cloud.end()
+        assert heard.get(timeout=WAIT_S) == notice
 
 
 def test_an_aws_token_that_is_over_is_renewed_and_nothing_is_said_about_it() -> None:
