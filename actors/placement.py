@@ -1,28 +1,20 @@
-"""Where actors run: from the `cluster:` section to Ray placement groups, and from those to actor options.
+"""Where actors run: from a plan (actors/placement_plan.py) to Ray placement groups, and from those to actor options.
 
-Owns the plan (a pure function), its reservation, with a deadline and an error that says what is missing, and the places
-of workers that come later: each is a reservation of its own, that nobody waits for, and is given back by itself. It
-starts no actors.
+Owns the plan's reservation, with a deadline and an error that says what is missing, and the places of workers that come
+later: each is a reservation of its own, that nobody waits for, and is given back by itself. It starts no actors.
 
     with place(config) as placement:                       # config: the configuration tree, or anything shaped like it
         ray.remote(LearnerRank).options(**placement.learner_options(rank)).remote(...)
         ray.remote(RolloutWorker).options(**placement.worker_options(name)).remote(...)
-
-embedded       CPU only, one group, PACK. Rollout and learning take turns, so where there are fewer CPUs than are asked
-               for, every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
-colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: each bundle is also the home of a learner
-               rank, and both hold just under half of the GPU. A worker with several GPUs lives in the group's first
-               bundle, which is all that Ray shows it; its engine uses every GPU of the group (`GroupEngine`).
-disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
 """
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar, assert_never
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -35,185 +27,12 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.group_engine import GroupEngine, SpawnsOn
+from actors.placement_plan import Bundle, ConfigShape, Group, PlacementError, Plan, Slot, plan
 
 T = TypeVar("T")
-Layout = Literal["embedded", "colocated", "disaggregated"]
-Bundle = Mapping[str, float]
-
-_SHARE = 0.49  # of a GPU: a learner rank and a rollout worker in one bundle
-_TAG = 0.001  # amount of a custom resource that marks a node; it never runs out
 _NODE_ID = "ray.io/node-id"  # Ray's own label of every node
+_FEW = 16  # groups that Ray is asked about one by one; a list of all of a cluster's costs as much as some more
 _log = logging.getLogger(__name__)
-
-
-class PlacementError(RuntimeError):
-    """The cluster cannot hold the actors: a contradiction in the configuration, or resources that did not appear."""
-
-    def __init__(self, message: str, remedy: str) -> None:
-        super().__init__(message)
-        self.remedy = remedy
-
-
-class ClusterShape(Protocol):
-    """The fields of the `cluster:` section that count here."""
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def gpus_per_worker(self) -> float: ...
-    @property
-    def gpus_per_learner(self) -> float: ...
-    @property
-    def cpus_per_worker(self) -> float: ...
-    @property
-    def cpus_per_learner(self) -> float: ...
-    @property
-    def rollout_resource(self) -> str | None: ...
-    @property
-    def learner_resource(self) -> str | None: ...
-    @property
-    def start_timeout_s(self) -> float: ...
-
-
-class CountShape(Protocol):
-    @property
-    def min(self) -> int: ...
-    @property
-    def max(self) -> int: ...
-
-
-class RolloutShape(Protocol):
-    @property
-    def workers(self) -> CountShape: ...
-
-
-class LearnerShape(Protocol):
-    @property
-    def ranks(self) -> int: ...
-
-
-class ConfigShape(Protocol):
-    @property
-    def cluster(self) -> ClusterShape: ...
-    @property
-    def rollout(self) -> RolloutShape: ...
-    @property
-    def learner(self) -> LearnerShape: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """The place of one actor: what it takes of a bundle of a group."""
-
-    group: int
-    bundle: int
-    cpus: float
-    gpus: float
-    resources: Bundle
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    bundles: tuple[Bundle, ...]
-    strategy: Literal["PACK", "SPREAD", "STRICT_PACK"]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    groups: tuple[Group, ...]
-    learners: tuple[Slot, ...]
-    workers: tuple[Slot, ...]
-    further: tuple[Group, Slot]  # of each worker beyond those
-
-    def demand(self) -> dict[str, float]:
-        """All resources of all bundles."""
-        total: Counter[str] = Counter()
-        for group in self.groups:
-            for bundle in group.bundles:
-                total.update(bundle)
-        return dict(total)
-
-
-def plan(cluster: ClusterShape, *, workers: int, ranks: int, available_cpus: float) -> Plan:
-    """Bundles and slots for `workers` rollout workers and `ranks` learner ranks. Pure; raises PlacementError."""
-    match cluster.layout:
-        case "embedded":
-            return _embedded(cluster, workers, ranks, available_cpus)
-        case "colocated":
-            return _colocated(cluster, workers, ranks)
-        case "disaggregated":
-            return _disaggregated(cluster, workers, ranks)
-        case other:
-            assert_never(other)
-
-
-def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: float) -> Plan:
-    asked = ranks * cluster.cpus_per_learner + workers * cluster.cpus_per_worker
-    scale = min(1.0, available_cpus / asked) if asked else 1.0
-    cpus = [_floor(cluster.cpus_per_learner * scale)] * ranks + [_floor(cluster.cpus_per_worker * scale)] * workers
-    # A bundle must ask for something; an actor that takes 0 CPUs still has a place.
-    group = Group(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
-    slots = [Slot(group=0, bundle=i, cpus=c, gpus=0.0, resources={}) for i, c in enumerate(cpus)]
-    whole = cluster.cpus_per_worker  # a later worker takes no share of what others have
-    further = Group((_bundle(whole, 0.0, {}),), "PACK"), Slot(group=0, bundle=0, cpus=whole, gpus=0.0, resources={})
-    return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]), further)
-
-
-def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
-    per_worker = int(cluster.gpus_per_worker)
-    if per_worker < 1 or per_worker != cluster.gpus_per_worker or cluster.gpus_per_learner != 1:
-        raise PlacementError(
-            f"cluster.layout=colocated with gpus_per_worker={cluster.gpus_per_worker:g} and "
-            f"gpus_per_learner={cluster.gpus_per_learner:g}: GPUs are shared one by one",
-            "set cluster.gpus_per_worker to a whole number >= 1 and cluster.gpus_per_learner to 1",
-        )
-    gpus = workers * per_worker
-    if ranks > gpus:
-        raise PlacementError(
-            f"cluster.layout=colocated: {ranks} learner ranks do not fit on the {gpus} GPUs of {workers} workers",
-            f"set learner.ranks to at most {gpus}, or raise rollout.workers or cluster.gpus_per_worker",
-        )
-    groups: list[Group] = []
-    learner_slots: list[Slot] = []
-    worker_slots: list[Slot] = []
-    for worker in range(workers):
-        bundles: list[Bundle] = []
-        for bundle in range(per_worker):
-            cpus = cluster.cpus_per_worker if bundle == 0 else 0.0
-            if len(learner_slots) < ranks:
-                learner_slots.append(
-                    Slot(group=worker, bundle=bundle, cpus=cluster.cpus_per_learner, gpus=_SHARE, resources={})
-                )
-                cpus += cluster.cpus_per_learner
-            bundles.append(_bundle(cpus, 1.0, {}))
-        groups.append(Group(tuple(bundles), "STRICT_PACK"))
-        worker_slots.append(Slot(group=worker, bundle=0, cpus=cluster.cpus_per_worker, gpus=_SHARE, resources={}))
-    more = tuple(_bundle(cluster.cpus_per_worker if bundle == 0 else 0.0, 1.0, {}) for bundle in range(per_worker))
-    further = Group(more, "STRICT_PACK"), replace(worker_slots[0], group=0)
-    return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots), further)
-
-
-def _disaggregated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
-    def side(group: int, n: int, cpus: float, gpus: float, resource: str | None) -> tuple[Bundle, tuple[Slot, ...]]:
-        tag = {resource: _TAG} if resource else {}
-        return _bundle(cpus, gpus, tag), tuple(
-            Slot(group=group, bundle=i, cpus=cpus, gpus=gpus, resources=tag) for i in range(n)
-        )
-
-    learner, learners = side(0, ranks, cluster.cpus_per_learner, cluster.gpus_per_learner, cluster.learner_resource)
-    rollout, rollouts = side(1, workers, cluster.cpus_per_worker, cluster.gpus_per_worker, cluster.rollout_resource)
-    groups = Group((learner,) * ranks, "PACK"), Group((rollout,) * workers, "SPREAD")
-    return Plan(groups, learners, rollouts, (Group((rollout,), "PACK"), replace(rollouts[0], group=0)))
-
-
-def _bundle(cpus: float, gpus: float, tag: Bundle) -> Bundle:
-    bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount} | dict(tag)
-    return bundle or {"CPU": 0.001}
-
-
-def _floor(cpus: float) -> float:
-    """Down to Ray's granularity, so that a sum of shares stays within the whole."""
-    return int(cpus * 1000) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +55,21 @@ class Placement:
         self._places: dict[str, _Place] = {}  # of rollout workers
         self._left = False  # somebody has left a planned place, whose node may be lost since
         self._avoid: dict[str, Collection[str]] = {}  # nodes that are none for them, by worker
+        self._said: dict[PlacementGroup, Any] | None = None  # within a look: what Ray says of groups ...
+        self._in_vain: set[frozenset[str]] = set()  # ... and nodes off which no planned place is vacant
+
+    @contextmanager
+    def look(self) -> Iterator[None]:
+        """Within it Ray is asked about each group once, whatever is asked about many workers' places."""
+        if self._said is not None:
+            yield
+            return
+        self._said = {}
+        try:
+            yield
+        finally:
+            self._said = None
+            self._in_vain.clear()
 
     def learner_options(self, rank: int) -> dict[str, Any]:
         slot = self.plan.learners[rank]
@@ -244,7 +78,7 @@ class Placement:
     def missing_learner(self) -> str:
         """What no node has enough of for a learner rank's place, which was lost with its node; "": all are there."""
         for slot in self.plan.learners:
-            if not _node(_Place(self._groups[slot.group], slot, own=False)):
+            if not self._node(_Place(self._groups[slot.group], slot, own=False)):
                 return _lacking_now(self.plan.groups[slot.group])
         return ""
 
@@ -254,7 +88,7 @@ class Placement:
         shared = {slot.group for slot in self.plan.workers}
         for index in {slot.group for slot in self.plan.learners} - shared if avoid else ():
             slots = [slot for slot in self.plan.learners if slot.group == index]
-            nodes = {_node(_Place(self._groups[index], slot, own=False)) for slot in slots}
+            nodes = {self._node(_Place(self._groups[index], slot, own=False)) for slot in slots}
             if nodes & {"", *avoid}:
                 remove_placement_group(self._groups[index])
                 self._groups[index] = _create(self.plan.groups[index], avoid)
@@ -278,7 +112,7 @@ class Placement:
     def ready(self, name: str) -> bool:
         """Its place is there: the one it waits for, or a planned one, which Ray has reserved on another node since."""
         place = self._places[name]
-        if _node(place):
+        if self._node(place):
             return True
         if (planned := self._take_vacant(self._avoid[name])) is None:
             return False
@@ -288,19 +122,48 @@ class Placement:
 
     def _take_vacant(self, avoid: Collection[str]) -> _Place | None:
         """A planned place that nobody has and that is there, not on one of these nodes."""
+        off, unasked = frozenset(avoid), not (avoid or self._left)
+        if off in self._in_vain:
+            return None
+        if not unasked:
+            self._ask_of_many({place.group for place in self._vacant})
         for place in self._vacant:
-            if not (avoid or self._left) or _node(place) not in ("", *avoid):
+            if unasked or ((node := self._node(place)) and node not in off):
                 self._vacant.remove(place)
                 return place
+        if self._said is not None:
+            self._in_vain.add(off)
         return None
+
+    def _ask_of_many(self, groups: set[PlacementGroup]) -> None:
+        if self._said is not None and len(groups := groups - self._said.keys()) > _FEW:
+            tables = _asked()
+            self._said |= {group: tables.get(group.id.hex(), {}) for group in groups}
+
+    def _node(self, place: _Place) -> str:
+        """Id of the node where it is reserved; "": nowhere yet, or, after the loss of a node, not yet again; Ray cannot
+        say so while its head restarts."""
+        table = self._said.get(place.group) if self._said is not None else None
+        if table is None:
+            table = _asked(place.group)
+            if self._said is not None:
+                self._said[place.group] = table
+        return str(table["bundles_to_node_id"][place.slot.bundle]) if table.get("state") == "CREATED" else ""
 
     def there(self, name: str) -> bool:
         """Its place is reserved now, as far as Ray says."""
-        return name not in self._places or bool(_node(self._places[name]))
+        return name not in self._places or bool(self._node(self._places[name]))
 
     def node(self, name: str) -> str:
         """Id of the node where its place is; "": not there yet."""
-        return _node(self._places[name])
+        return self._node(self._places[name])
+
+    def nodes(self, names: Iterable[str]) -> dict[str, str]:
+        """`node` of each."""
+        places = {name: self._places[name] for name in names}
+        with self.look():
+            self._ask_of_many({place.group for place in places.values()})
+            return {name: self._node(place) for name, place in places.items()}
 
     def placed(self) -> Set[str]:
         """Names of workers that have a place, or wait for one."""
@@ -319,6 +182,7 @@ class Placement:
         else:
             self._vacant.append(place)
             self._left = True
+            self._in_vain.clear()
 
     def missing(self, name: str) -> str:
         """What no node has enough of for a worker's place."""
@@ -361,17 +225,13 @@ def _create(group: Group, avoid: Collection[str] = ()) -> PlacementGroup:
     return made
 
 
-def _node(place: _Place) -> str:
-    """Id of the node where it is reserved; "": nowhere yet, or, after the loss of a node, not yet again; Ray cannot say
-    so while its head restarts."""
+def _asked(group: PlacementGroup | None = None) -> Any:
+    """What Ray says of this group, or of all, by id; {} where it does not."""
     try:
-        table: Any = placement_group_table(place.group)
+        return placement_group_table(group)
     except Exception:  # Ray raises what it likes
         _log.warning("Ray did not say where a place is", exc_info=True)
-        return ""
-    if table["state"] != "CREATED":
-        return ""
-    return str(table["bundles_to_node_id"][place.slot.bundle])
+        return {}
 
 
 def lacking(group: Group, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> str:

@@ -457,7 +457,7 @@ def _address_fault(address: str | None) -> str:
 
 
 def _colocated(c: Config) -> Iterator[Issue]:
-    """What actors.placement needs to pair each learner rank with a rollout worker's GPU."""
+    """What actors.placement_plan needs to pair each learner rank with a rollout worker's GPU."""
     worker, learner = c.cluster.gpus_per_worker, c.cluster.gpus_per_learner
     if worker < 1 or worker != int(worker):
         yield Issue(

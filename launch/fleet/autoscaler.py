@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.autoscaler.sdk import request_resources
 
-from actors.placement import Bundle, Group, Plan
+from actors.placement_plan import Bundle, Group, Plan
 
 _NODE_GROUP = "ray.io/node-group"  # label of nodes that Ray's cluster launcher or KubeRay started
 _log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ import ray
 
 from actors import placement
 from actors.engine.options import WorkerCount
-from actors.placement import Layout, Placement, PlacementError, Plan, place, plan, reserve
+from actors.placement import Placement, place, reserve
+from actors.placement_plan import Layout, PlacementError, Plan, plan
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:

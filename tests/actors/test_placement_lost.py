@@ -2,12 +2,23 @@
 
 from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from actors import placement
-from actors.placement import Placement, plan
+from actors.placement import Placement
+from actors.placement_plan import plan
+
+
+class Group(str):
+    """Ray's of that name."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> Any:
+        return SimpleNamespace(hex=lambda: str(self))
 
 
 class Groups:
@@ -21,15 +32,18 @@ class Groups:
         monkeypatch.setattr(placement, "remove_placement_group", self.removed.append)
         monkeypatch.setattr(placement, "_create", self.create)
 
-    def table(self, group: Any) -> dict[str, Any]:
+    def table(self, group: Any = None) -> dict[str, Any]:
         self.asked += 1
+        return self._of(group) if group is not None else {name: self._of(name) for name in self.where}
+
+    def _of(self, group: Any) -> dict[str, Any]:
         nodes = self.where[group]
         if nodes == ["no answer"]:
             raise RuntimeError("no head")
         return {"state": "CREATED" if all(nodes) else "RESCHEDULING", "bundles_to_node_id": dict(enumerate(nodes))}
 
     def create(self, group: Any, avoid: Collection[str] = ()) -> Any:
-        made = f"off {sorted(avoid)} {len(self.where)}"
+        made = Group(f"off {sorted(avoid)} {len(self.where)}")
         self.where[made] = [""] * len(group.bundles)
         return made
 
@@ -80,3 +94,42 @@ def test_a_place_is_nowhere_while_ray_does_not_answer(monkeypatch: pytest.Monkey
     assert not place.ready("rollout-0")
     assert "Ray does not say" in place.missing("rollout-0")
     assert "Ray does not say" in place.missing_learner()
+
+
+@pytest.mark.parametrize(("layout", "questions"), [("disaggregated", 1 + 8), ("colocated", 1 + 8)])
+def test_a_look_at_many_places_asks_once_about_each_group_and_about_many_at_once(
+    layout: str, questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight workers wait for places while forty planned ones lie on a node that is not to be used."""
+    groups, workers = Groups(monkeypatch), 40
+    wanted = plan(cluster(layout), workers=workers, ranks=1, available_cpus=99.0)
+    made = [Group(f"planned {i}") for i in range(len(wanted.groups))]
+    groups.where |= {name: ["bad"] * len(group.bundles) for name, group in zip(made, wanted.groups, strict=True)}
+    place = Placement(wanted, cast(Any, made), 1.0)
+    waiting = [f"rollout-{workers + i}" for i in range(8)]
+    with place.look():
+        for name in waiting:
+            place.ask(name, avoid=["bad"])
+        assert groups.asked == 1
+        assert not any(place.ready(name) for name in waiting)
+        assert place.nodes(waiting) == dict.fromkeys(waiting, "")
+    assert groups.asked == questions
+    for name in waiting:
+        groups.where[place.worker_options(name)["scheduling_strategy"].placement_group] = ["good"]
+    with place.look():
+        assert all(place.ready(name) for name in waiting), "what was said is of one look"
+
+
+def test_a_place_that_is_left_within_a_look_is_found_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch)
+    groups.where |= {Group("both"): ["a"]}
+    place = Placement(
+        plan(cluster("colocated"), workers=1, ranks=1, available_cpus=8.0), cast(Any, [Group("both")]), 1.0
+    )
+    place.worker_options("rollout-0")
+    with place.look():
+        place.ask("rollout-1", avoid=["bad"])
+        assert place.own("rollout-1")
+        place.let_go("rollout-0")
+        assert place.ready("rollout-1")
+        assert (place.own("rollout-1"), place.node("rollout-1")) == (False, "a")

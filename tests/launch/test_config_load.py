@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.placement import plan
+from actors.placement_plan import plan
 from launch.config import Config, ConfigError, Issue, load_config
 from launch.config.document import dump, parse_value
 from launch.config.show import resolved_lines, to_yaml

@@ -230,7 +230,8 @@ def test_code_is_told_apart_by_content_and_by_name(tmp_path: Path) -> None:
 SCRIPT = """
 import ray
 from ray.cluster_utils import Cluster
-from actors.placement import PlacementError, off, plan, reserve
+from actors.placement import off, reserve
+from actors.placement_plan import PlacementError, plan
 from launch.cluster.session import ray_session
 from launch.cluster.versions import compared
 from launch.config.tree import ClusterOptions

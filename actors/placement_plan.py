@@ -1,0 +1,190 @@
+"""From the `cluster:` section to what is to be reserved: pure, without Ray.
+
+embedded       CPU only, one group, PACK. Rollout and learning take turns, so where there are fewer CPUs than are asked
+               for, every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
+colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: each bundle is also the home of a learner
+               rank, and both hold just under half of the GPU. A worker with several GPUs lives in the group's first
+               bundle, which is all that Ray shows it; its engine uses every GPU of the group (`GroupEngine`).
+disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, assert_never
+
+Layout = Literal["embedded", "colocated", "disaggregated"]
+Bundle = Mapping[str, float]
+
+_SHARE = 0.49  # of a GPU: a learner rank and a rollout worker in one bundle
+_TAG = 0.001  # amount of a custom resource that marks a node; it never runs out
+
+
+class PlacementError(RuntimeError):
+    """The cluster cannot hold the actors: a contradiction in the configuration, or resources that did not appear."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class ClusterShape(Protocol):
+    """The fields of the `cluster:` section that count here."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def gpus_per_worker(self) -> float: ...
+    @property
+    def gpus_per_learner(self) -> float: ...
+    @property
+    def cpus_per_worker(self) -> float: ...
+    @property
+    def cpus_per_learner(self) -> float: ...
+    @property
+    def rollout_resource(self) -> str | None: ...
+    @property
+    def learner_resource(self) -> str | None: ...
+    @property
+    def start_timeout_s(self) -> float: ...
+
+
+class CountShape(Protocol):
+    @property
+    def min(self) -> int: ...
+    @property
+    def max(self) -> int: ...
+
+
+class RolloutShape(Protocol):
+    @property
+    def workers(self) -> CountShape: ...
+
+
+class LearnerShape(Protocol):
+    @property
+    def ranks(self) -> int: ...
+
+
+class ConfigShape(Protocol):
+    @property
+    def cluster(self) -> ClusterShape: ...
+    @property
+    def rollout(self) -> RolloutShape: ...
+    @property
+    def learner(self) -> LearnerShape: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The place of one actor: what it takes of a bundle of a group."""
+
+    group: int
+    bundle: int
+    cpus: float
+    gpus: float
+    resources: Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    bundles: tuple[Bundle, ...]
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    groups: tuple[Group, ...]
+    learners: tuple[Slot, ...]
+    workers: tuple[Slot, ...]
+    further: tuple[Group, Slot]  # of each worker beyond those
+
+    def demand(self) -> dict[str, float]:
+        """All resources of all bundles."""
+        total: Counter[str] = Counter()
+        for group in self.groups:
+            for bundle in group.bundles:
+                total.update(bundle)
+        return dict(total)
+
+
+def plan(cluster: ClusterShape, *, workers: int, ranks: int, available_cpus: float) -> Plan:
+    """Bundles and slots for `workers` rollout workers and `ranks` learner ranks. Pure; raises PlacementError."""
+    match cluster.layout:
+        case "embedded":
+            return _embedded(cluster, workers, ranks, available_cpus)
+        case "colocated":
+            return _colocated(cluster, workers, ranks)
+        case "disaggregated":
+            return _disaggregated(cluster, workers, ranks)
+        case other:
+            assert_never(other)
+
+
+def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: float) -> Plan:
+    asked = ranks * cluster.cpus_per_learner + workers * cluster.cpus_per_worker
+    scale = min(1.0, available_cpus / asked) if asked else 1.0
+    cpus = [_floor(cluster.cpus_per_learner * scale)] * ranks + [_floor(cluster.cpus_per_worker * scale)] * workers
+    # A bundle must ask for something; an actor that takes 0 CPUs still has a place.
+    group = Group(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
+    slots = [Slot(group=0, bundle=i, cpus=c, gpus=0.0, resources={}) for i, c in enumerate(cpus)]
+    whole = cluster.cpus_per_worker  # a later worker takes no share of what others have
+    further = Group((_bundle(whole, 0.0, {}),), "PACK"), Slot(group=0, bundle=0, cpus=whole, gpus=0.0, resources={})
+    return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]), further)
+
+
+def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
+    per_worker = int(cluster.gpus_per_worker)
+    if per_worker < 1 or per_worker != cluster.gpus_per_worker or cluster.gpus_per_learner != 1:
+        raise PlacementError(
+            f"cluster.layout=colocated with gpus_per_worker={cluster.gpus_per_worker:g} and "
+            f"gpus_per_learner={cluster.gpus_per_learner:g}: GPUs are shared one by one",
+            "set cluster.gpus_per_worker to a whole number >= 1 and cluster.gpus_per_learner to 1",
+        )
+    gpus = workers * per_worker
+    if ranks > gpus:
+        raise PlacementError(
+            f"cluster.layout=colocated: {ranks} learner ranks do not fit on the {gpus} GPUs of {workers} workers",
+            f"set learner.ranks to at most {gpus}, or raise rollout.workers or cluster.gpus_per_worker",
+        )
+    groups: list[Group] = []
+    learner_slots: list[Slot] = []
+    worker_slots: list[Slot] = []
+    for worker in range(workers):
+        bundles: list[Bundle] = []
+        for bundle in range(per_worker):
+            cpus = cluster.cpus_per_worker if bundle == 0 else 0.0
+            if len(learner_slots) < ranks:
+                learner_slots.append(
+                    Slot(group=worker, bundle=bundle, cpus=cluster.cpus_per_learner, gpus=_SHARE, resources={})
+                )
+                cpus += cluster.cpus_per_learner
+            bundles.append(_bundle(cpus, 1.0, {}))
+        groups.append(Group(tuple(bundles), "STRICT_PACK"))
+        worker_slots.append(Slot(group=worker, bundle=0, cpus=cluster.cpus_per_worker, gpus=_SHARE, resources={}))
+    more = tuple(_bundle(cluster.cpus_per_worker if bundle == 0 else 0.0, 1.0, {}) for bundle in range(per_worker))
+    further = Group(more, "STRICT_PACK"), replace(worker_slots[0], group=0)
+    return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots), further)
+
+
+def _disaggregated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
+    def side(group: int, n: int, cpus: float, gpus: float, resource: str | None) -> tuple[Bundle, tuple[Slot, ...]]:
+        tag = {resource: _TAG} if resource else {}
+        return _bundle(cpus, gpus, tag), tuple(
+            Slot(group=group, bundle=i, cpus=cpus, gpus=gpus, resources=tag) for i in range(n)
+        )
+
+    learner, learners = side(0, ranks, cluster.cpus_per_learner, cluster.gpus_per_learner, cluster.learner_resource)
+    rollout, rollouts = side(1, workers, cluster.cpus_per_worker, cluster.gpus_per_worker, cluster.rollout_resource)
+    groups = Group((learner,) * ranks, "PACK"), Group((rollout,) * workers, "SPREAD")
+    return Plan(groups, learners, rollouts, (Group((rollout,), "PACK"), replace(rollouts[0], group=0)))
+
+
+def _bundle(cpus: float, gpus: float, tag: Bundle) -> Bundle:
+    bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount} | dict(tag)
+    return bundle or {"CPU": 0.001}
+
+
+def _floor(cpus: float) -> float:
+    """Down to Ray's granularity, so that a sum of shares stays within the whole."""
+    return int(cpus * 1000) / 1000
