@@ -5,7 +5,8 @@ The dispatcher, its ledger, the collector and the observer are the real ones; re
 is left out; in `ray` there are real workers and streams, with an engine that samples nothing, and the time is all that
 the deciding thread spends, Ray's calls included. `one`: every batch of events brings the worst case, one finished
 rollout with the progress of four others, so each is followed by an assignment; `several`: four, with the progress of 32
-and a window. Detokenising is included. Times are the thread's CPU time.
+and a window. Detokenising is included, and in `fleet` the fleet's tick, with a reservation that Ray is not asked about;
+`look_us` is one of its looks, of which there are four a second. Times are the thread's CPU time.
 
     python -m benchmarks.driver [--open 1000 8192 65536] [--workers 16 64 256 1024] [--ray 16] [--rollouts 60000]
                                 [--profile] [--before FILE] [--out FILE]
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -39,13 +40,15 @@ from examples.guess_and_check.make_data import build_tokenizer
 from launch.batch import Batch, Pick
 from launch.cluster.session import ray_session
 from launch.config import Config
-from launch.dispatch import RolloutDispatcher, Weights, spawner
+from launch.dispatch import RolloutDispatcher, Weights, spawner, worker_name
+from launch.fleet import Fleet as Elastic
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span
 from launch.run.collect import Collector
 from models.manifest import WeightsManifest
 
 SAMPLES, OPEN_WORKERS, PERIOD_S = 8, 8, 0.05
+LOOKS = 20
 WINDOWS = 8  # of rollouts, of which the slowest and the median are told
 
 
@@ -175,6 +178,19 @@ def by_open(requests: int, rollouts: int, folder: Path, profile: cProfile.Profil
         return {"open": requests, **sample(dispatcher, seen, requests, rollouts, profile)}
 
 
+class Places:
+    """The placement: all workers have one."""
+
+    def __init__(self, workers: int) -> None:
+        self._names = dict.fromkeys(worker_name(index) for index in range(workers))
+
+    def look(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def placed(self) -> Any:
+        return self._names.keys()
+
+
 class Sending:
     """The learner's end of a hand-over, which everybody gets."""
 
@@ -200,13 +216,17 @@ def by_workers(
 
     weights = Weights(WeightsManifest(1, 0, (), 0), cast(Any, None))
     with observer(folder) as seen, fakes(workers, MIXES[mix], seen) as dispatcher:
-        start_us = timed_us(dispatcher.start)
+        count = WorkerCount.fixed(workers)
+        fleet = Elastic(count, dispatcher, cast(Any, Places(workers)), slots=SLOTS, on_event=seen.event)
+        start_us = timed_us(fleet.start)
+        dispatcher.meanwhile = fleet.tick
         found = sample(dispatcher, seen, requests, rollouts, profile)
         return {
             "workers": workers,
             "mix": mix,
             "open": requests,
             **found,
+            "look_us": round(timed_us(lambda: [fleet.take() for _ in range(LOOKS)]) * workers / LOOKS, 1),
             "start_us_per_worker": start_us,
             "publish_us_per_worker": timed_us(lambda: dispatcher.set_weights(weights.manifest, weights.ref)),
             "hand_over_us_per_worker": timed_us(lambda: dispatcher.hand_over(lambda receivers: Sending())),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import ray
 from ray import ObjectRef, ObjectRefGenerator
@@ -54,8 +54,7 @@ class SeatState(StrEnum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerNow:
+class WorkerNow(NamedTuple):
     """A worker at one moment, for those who decide how many there are."""
 
     state: SeatState

@@ -16,7 +16,7 @@ from math import inf
 from actors.engine.options import WorkerCount
 from actors.engine.types import EngineWindow
 from actors.placement import Placement
-from launch.dispatch import RolloutDispatcher, SeatState, WorkerNow, worker_name
+from launch.dispatch import RolloutDispatcher, SeatState, worker_name
 from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.pace import Pace
 from policies.fleet import IDLE_S, FleetNow, wanted_workers
@@ -24,6 +24,8 @@ from policies.fleet import IDLE_S, FleetNow, wanted_workers
 LOOK_S = 0.25  # between two looks
 PATIENCE_S = 5.0  # a place is not there after so long: it is said
 MOST_ASKED = 16  # places that are waited for at once: each costs questions to Ray
+_UP = (SeatState.READY, SeatState.LOADING)
+_COMING = (SeatState.STARTING, SeatState.LOADING)
 _RARELY_S = 2.0  # between two questions for a place that has not been there for long
 
 
@@ -85,6 +87,7 @@ class Fleet:
         self._begun = -1  # of `rollouts_left`, when the last one began
         self._looked_s = clock()
         self._held = 0  # workers that have a place
+        self._staying = 0  # dead ones included: without restarts left workers are fewer for good, at the most
         self._worker_s = self._idle_s = 0.0
         self._joined = self._left = 0
 
@@ -94,8 +97,9 @@ class Fleet:
         self._dispatcher.start()
         self._looked_s = self._clock()
         self.pace.started(self._looked_s - begin_s)
-        self._account(self._dispatcher.workers())
-        self._held = sum(now.state is not SeatState.DEAD for now in self._dispatcher.workers().values())
+        workers = self._dispatcher.workers()
+        self._held = len(workers)
+        self._came({name for name, now in workers.items() if now.state in _UP}, 0.0)
         self._joined = 0
 
     def close(self) -> None:
@@ -145,9 +149,8 @@ class Fleet:
         if not known:
             self._ask(0)  # what is asked for from now on avoids the node
             self._on_event("node_drained", f"node {node_id[:8]}: {reason}")
-            for name, now in self._dispatcher.workers().items():
-                if now.state is SeatState.STARTING and self._placement.node(name) == node_id:
-                    self._dispatcher.leave(name, f"its node is drained ({reason})")
+            for name in self._starting_on(node_id):
+                self._dispatcher.leave(name, f"its node is drained ({reason})")
         self._look()
 
     def admit(self, node_id: str, reason: str) -> None:
@@ -156,8 +159,8 @@ class Fleet:
         if known == [reason]:
             del self._drained[node_id]
             self._ask(0)  # what waits for room may find it there
-            for name, now in self._dispatcher.workers().items():
-                if now.state is SeatState.STARTING and not self._placement.ready(name):
+            for name in self._starting_on(""):
+                if not self._placement.ready(name):
                     self._dispatcher.leave(name, "it waits for room on other nodes")
             self._look()
             self._on_event("node_returned", f"node {node_id[:8]} may have workers again")
@@ -172,12 +175,15 @@ class Fleet:
 
     def empty(self, node_id: str) -> bool:
         """No worker is on the node, or may come up there."""
-        for name, now in self._dispatcher.workers().items():
-            if now.node_id == node_id and now.state is not SeatState.DEAD:
-                return False
-            if now.state is SeatState.STARTING and self._placement.node(name) in ("", node_id):
-                return False
-        return True
+        workers = self._dispatcher.workers().values()
+        if any(now.node_id == node_id and now.state is not SeatState.DEAD for now in workers):
+            return False
+        return not self._starting_on(node_id, "")
+
+    def _starting_on(self, *node_ids: str) -> list[str]:
+        """Workers that start, and whose places are on these nodes; "": nowhere yet."""
+        starting = [name for name, now in self._dispatcher.workers().items() if now.state is SeatState.STARTING]
+        return [name for name, node_id in self._placement.nodes(starting).items() if node_id in node_ids]
 
     @property
     def handing_back(self) -> bool:
@@ -194,7 +200,7 @@ class Fleet:
     def state(self) -> FleetState:
         workers = self._dispatcher.workers()
         return FleetState(
-            up=tuple(name for name, now in workers.items() if _up(now)),
+            up=tuple(name for name, now in workers.items() if not now.retiring and now.state in _UP),
             starting=tuple(name for name, now in workers.items() if now.state is SeatState.STARTING),
             leaving=tuple(name for name, now in workers.items() if now.retiring),
             asked=tuple(self._asked),
@@ -218,43 +224,63 @@ class Fleet:
     # A look.
 
     def _look(self) -> None:
-        workers = self._dispatcher.workers()
-        self._account(workers)
-        for name in list(self._placement.placed() - workers.keys() - self._asked.keys()):
-            self._placement.let_go(name)
-        for name, now in workers.items():
-            doomed = now.node_id in self._drained and not now.retiring
-            # Who loads weights has no requests, and leaves with them: others may be getting the same pieces.
-            if doomed and now.state not in (SeatState.DEAD, SeatState.LOADING):
-                self._dispatcher.leave(name, f"its node is drained ({self._drained[now.node_id][0]})")
-        staying = {n: now for n, now in self._dispatcher.workers().items() if not now.retiring}
-        dead = [name for name, now in staying.items() if now.state is SeatState.DEAD]
-        for name in self._placement.placed() & set(dead):
-            self._placement.let_go(name)
-        wanted = self._wanted(len(staying) - len(dead), staying)
-        self._release(len(staying) - len(dead) - wanted)
+        """Workers are listed once, and Ray is asked about each group of places once."""
+        now_s, elapsed_s = self._clock(), self._account()
+        with self._placement.look():
+            workers = self._dispatcher.workers()
+            for name in list(self._placement.placed() - workers.keys() - self._asked.keys()):
+                self._placement.let_go(name)
+            before, self._idle = self._idle, {}
+            up, dead = set[str](), list[str]()
+            self._held = self._staying = coming = 0
+            for name, now in workers.items():
+                state = now.state
+                if state is SeatState.DEAD:
+                    dead.append(name)
+                    self._staying += not now.retiring
+                    continue
+                self._held += 1
+                if now.retiring:
+                    continue
+                if state in _UP:
+                    up.add(name)
+                # Who loads weights has no requests, and leaves with them: others may be getting the same pieces.
+                if now.node_id in self._drained and state is not SeatState.LOADING:
+                    self._dispatcher.leave(name, f"its node is drained ({self._drained[now.node_id][0]})")
+                    continue
+                self._staying += 1
+                coming += state in _COMING
+                if state in _UP and not now.running:
+                    self._idle[name] = before.get(name, now_s)
+            self._came(up, elapsed_s)
+            self._starting = {name: since_s for name, since_s in self._starting.items() if name in workers}
+            for name in self._placement.placed() & set(dead):
+                self._placement.let_go(name)
+            self._adjust(len(dead), coming)
+
+    def _adjust(self, dead: int, coming: int) -> None:
+        """As many workers as are wanted, of those that stay: these are dead, or come up."""
+        alive = self._staying - dead
+        wanted = self._wanted(alive, coming)
+        self._staying -= self._release(alive - wanted)
         startable = self._startable()
         if startable:
             self._settle()
-        self._ask(min(wanted, self._count.max - len(dead)) - (self._staying - len(dead)))
-        if (
-            startable and not self._staying
-        ):  # the run waits for somebody, for cluster.start_timeout_s, instead of giving up at once
+        self._ask(min(wanted, self._count.max - dead) - (self._staying - dead))
+        if startable and not self._staying:  # the run waits for somebody, for cluster.start_timeout_s
             for name in list(self._asked)[:1]:
                 self._join(name, self._clock())
         if self._autoscaler is not None:
             self._autoscaler.want(wanted)
-        self._held = sum(now.state is not SeatState.DEAD for now in self._dispatcher.workers().values())
 
     @property
     def _scaled(self) -> bool:
         """What a worker waits for may be a node that is being started, which takes its time every time."""
         return self._autoscaler is not None and self._autoscaler.there
 
-    def _wanted(self, workers: int, staying: dict[str, WorkerNow]) -> int:
+    def _wanted(self, workers: int, coming: int) -> int:
         now_s = self._clock()
         waiting, tokens = self._dispatcher.waiting
-        coming = sum(now.state in (SeatState.STARTING, SeatState.LOADING) for now in staying.values())
         unheld = max(waiting - self._slots * coming, 0)
         if self._rolling:
             self.pace.looked(unheld, now_s)
@@ -262,7 +288,7 @@ class Fleet:
         left -= left == self._begun
         now = FleetNow(
             workers=workers,
-            idle_s=[now_s - since_s for name, since_s in self._idle.items() if name in staying],
+            idle_s=[now_s - since_s for since_s in self._idle.values()],
             waiting=unheld,
             waiting_tokens=tokens * unheld / waiting if waiting else 0.0,
             next_tokens=self.pace.next_tokens,
@@ -275,12 +301,17 @@ class Fleet:
         )
         return wanted_workers(now, least=self._count.min, most=self._count.max)
 
-    def _account(self, workers: dict[str, WorkerNow]) -> None:
+    def _account(self) -> float:
+        """Of the time since the last look, which is returned."""
         now_s = self._clock()
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         self._worker_s += elapsed_s * self._held
         self._idle_s += elapsed_s * len(self._idle)
-        up = {name for name, now in workers.items() if _up(now)}
+        return elapsed_s
+
+    def _came(self, up: set[str], elapsed_s: float) -> None:
+        """These are up now."""
+        now_s = self._clock()
         for name in up - self._up:
             since_s = self._starting.pop(name, None)
             if since_s is not None and elapsed_s < 4 * LOOK_S:  # else it may have been up for long
@@ -288,15 +319,16 @@ class Fleet:
         self._joined += len(up - self._up)
         self._left += len(self._up - up)
         self._up = up
-        self._starting = {name: since_s for name, since_s in self._starting.items() if name in workers}
-        idle = {name for name in up if not workers[name].running}
-        self._idle = {name: self._idle.get(name, now_s) for name in idle}
 
-    def _release(self, count: int) -> None:
-        """Let workers without requests go, first those whose place is theirs alone."""
+    def _release(self, count: int) -> int:
+        """Let workers without requests go, first those whose place is theirs alone; how many went."""
+        if count <= 0:
+            return 0
         long = [name for name, since_s in self._idle.items() if self._clock() - since_s >= IDLE_S]
-        for name in sorted(long, key=lambda name: (not self._placement.own(name), -_number(name)))[: max(count, 0)]:
+        gone = sorted(long, key=lambda name: (not self._placement.own(name), -_number(name)))[:count]
+        for name in gone:
             self._dispatcher.leave(name, "there is nothing to do until it can be back")
+        return len(gone)
 
     def _settle(self) -> None:
         """Whoever's place is there joins."""
@@ -321,29 +353,25 @@ class Fleet:
         del self._asked[name]
         self._starting[name] = since_s
         self._dispatcher.join(name)
-
-    @property
-    def _staying(self) -> int:
-        """Workers, dead ones included: without restarts left they are fewer for good, at the most."""
-        return sum(not now.retiring for now in self._dispatcher.workers().values())
+        self._staying += 1
+        self._held += 1
 
     def _ask(self, missing: int) -> None:
         """Wait for so many places, as far as that is useful at once."""
         for name in list(self._asked)[max(missing, 0) :]:
             del self._asked[name]
             self._placement.let_go(name)
+        most = 0 if self._held_back else min(missing, MOST_ASKED)
+        if len(self._asked) >= most:
+            return
         taken = self._dispatcher.workers().keys() | self._placement.placed()
         number = 0
-        while len(self._asked) < min(missing, MOST_ASKED) and not self._held_back:
+        while len(self._asked) < most:
             while (name := worker_name(number)) in taken:
                 number += 1
             number += 1
             self._placement.ask(name, avoid=self._drained)
             self._asked[name] = self._check_s[name] = self._clock()
-
-
-def _up(now: WorkerNow) -> bool:
-    return not now.retiring and now.state in (SeatState.READY, SeatState.LOADING)
 
 
 def _number(name: str) -> int:

@@ -1,6 +1,7 @@
 """The fleet with a pretended cluster, dispatcher and clock: who joins, who leaves, and what is said of it."""
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +36,14 @@ class Cluster:
                 self.places[name] = node if taken < room else ""
         return self.places[name] != ""
 
+    def look(self) -> Any:
+        return nullcontext()
+
     def node(self, name: str) -> str:
         return self.places[name]
+
+    def nodes(self, names: Collection[str]) -> dict[str, str]:
+        return {name: self.places[name] for name in names}
 
     def own(self, name: str) -> bool:
         return int(name.rpartition("-")[2]) >= self.planned
@@ -67,6 +74,7 @@ class World:
         self.events: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
         self.rollouts_left = 10
+        self.listed = 0
         self.trains = False
         self.fleet = Fleet(
             count,
@@ -103,6 +111,7 @@ class World:
         self.left.append((name, reason))
 
     def workers(self) -> dict[str, WorkerNow]:
+        self.listed += 1
         for name in self.up_s.keys() - self.dead:
             if not self.cluster.places[name] and not self.cluster.ready(name):
                 self.up_s[name] = self.now_s + self.start_s  # Ray starts it when there is room
@@ -421,3 +430,12 @@ def test_who_loads_weights_leaves_a_drained_node_with_them() -> None:
     world.loading = set()
     world.passes(1)
     assert [name for name, _ in world.left] == ["rollout-0"]
+
+
+def test_a_look_lists_the_workers_once() -> None:
+    world = World(WorkerCount(min=1, max=9), {"a": 9})
+    world.passes(16)
+    assert len(world.names) == 9
+    world.listed = 0
+    world.passes(1)
+    assert world.listed == 4
