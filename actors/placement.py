@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import ray
@@ -84,14 +84,33 @@ class Placement:
 
     def learners_off(self, avoid: Collection[str]) -> None:
         """Before a new learner group: after a loss Ray may have reserved again on one of these nodes (ids), or be about
-        to. Where ranks have a group of their own it is asked for anew, off them; one that workers share stays."""
+        to. Then the ranks' group is asked for anew, off them: whoever shares one node with them has lost it too. Out of
+        a group whose workers may be on other nodes they move into one of their own; Ray takes back no part of one."""
         shared = {slot.group for slot in self.plan.workers}
-        for index in {slot.group for slot in self.plan.learners} - shared if avoid else ():
+        for index in sorted({slot.group for slot in self.plan.learners}) if avoid else ():
+            group, nodes = self._groups[index], _asked(self._groups[index]).get("bundles_to_node_id", {})
             slots = [slot for slot in self.plan.learners if slot.group == index]
-            nodes = {self._node(_Place(self._groups[index], slot, own=False)) for slot in slots}
-            if nodes & {"", *avoid}:
-                remove_placement_group(self._groups[index])
-                self._groups[index] = _create(self.plan.groups[index], avoid)
+            if all(nodes.get(slot.bundle, "") not in ("", *avoid) for slot in slots):
+                continue
+            if index in shared and self.plan.groups[index].strategy != "STRICT_PACK":
+                self._part(index, avoid)
+                continue
+            remove_placement_group(group)
+            made = self._groups[index] = _create(self.plan.groups[index], avoid)
+            self._vacant = [_moved(place, group, made) for place in self._vacant]
+            self._places = {name: _moved(place, group, made) for name, place in self._places.items()}
+
+    def _part(self, index: int, avoid: Collection[str]) -> None:
+        """The ranks of this group get one of their own."""
+        old, bundles, learners = self.plan.groups[index], list[Bundle](), list[Slot]()
+        for slot in self.plan.learners:
+            if slot.group == index:
+                bundles.append(old.bundles[slot.bundle])
+                slot = replace(slot, group=len(self._groups), bundle=len(bundles) - 1)
+            learners.append(slot)
+        group = Group(tuple(bundles), "PACK")
+        self.plan = replace(self.plan, groups=(*self.plan.groups, group), learners=tuple(learners))
+        self._groups.append(_create(group, avoid))
 
     def worker_options(self, name: str) -> dict[str, Any]:
         """Of a rollout worker, which keeps its place under its name."""
@@ -201,6 +220,10 @@ class Placement:
             remove_placement_group(group)
         self._groups.clear()
         self._places.clear()
+
+
+def _moved(place: _Place, old: PlacementGroup, new: PlacementGroup) -> _Place:
+    return replace(place, group=new) if place.group == old else place
 
 
 def _options(group: PlacementGroup, slot: Slot) -> dict[str, Any]:

@@ -14,7 +14,7 @@ decides what a response is worth (`actors.rewards`), and never stops a step for 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self, cast
@@ -135,7 +135,7 @@ class RewardPool:
         options: RewardOptions,
         *,
         factory: Callable[[], SupportsGrade] | None = None,
-        actor_options: dict[str, Any] | None = None,
+        actor_options: Callable[[], Mapping[str, Any]] = dict,
         start_timeout_s: float = 120.0,
         on_event: Callable[[str, str], None] = lambda kind, message: None,
         on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
@@ -143,13 +143,14 @@ class RewardPool:
         wall: Callable[[], float] = time.time,
         log: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """Starts the workers without waiting for them. `factory`: another grader than `actors.rewards.build`'s.
-        `on_event(kind, message)`: reward_failed, reward_error (once per place in a function), bad_record,
-        reward_worker_replaced. `on_span("reward-0", "grade", ...)`: one call per stretch of gradings, lost ones
-        included; what is open is written by `drain`. `log(name)`: the log file of an actor."""
+        """Starts the workers without waiting for them. `actor_options`: Ray's, for each worker whenever it starts.
+        `factory`: another grader than `actors.rewards.build`'s. `on_event(kind, message)`: reward_failed, reward_error
+        (once per place in a function), bad_record, reward_worker_replaced. `on_span("reward-0", "grade", ...)`: one
+        call per stretch of gradings, lost ones included; what is open is written by `drain`. `log(name)`: the log file
+        of an actor."""
         self._options = options
         self._factory = factory or partial(build, options)
-        self._actor_options = {"num_cpus": 0, **(actor_options or {})}
+        self._actor_options = actor_options
         self._start_timeout_s = start_timeout_s
         self._deadline_s = sum(term.timeout_s for term in options.terms) + _GRACE_S * (len(options.terms) + 1)
         self._on_event = on_event
@@ -324,7 +325,8 @@ class RewardPool:
 
     def _start(self, index: int, deaths: int = 0) -> _Grader:
         name = f"reward-{index}"
-        actor = ray.remote(RewardWorker).options(**self._actor_options, name=unique_name(name))
+        options = {"num_cpus": 0, **self._actor_options(), "name": unique_name(name)}
+        actor = ray.remote(RewardWorker).options(**options)
         handle = actor.remote(self._factory, name, self._log_of(name))
         return _Grader(handle=handle, ready=handle.ready.remote(), since_s=self._clock(), deaths=deaths)
 

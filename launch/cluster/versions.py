@@ -130,6 +130,10 @@ class NodeVersions:
             return self._clock() - self._asked_s[node_id] > _START_S
         return node_id not in self.refused
 
+    def unvouched(self) -> set[str]:
+        """Nodes (ids) on which nothing is to start now."""
+        return {node_id for node_id in self._nodes if not self.vouched(node_id)}
+
     def require_one(self) -> None:
         """Raise PacelineError if every node is refused: then waiting for room would be in vain."""
         if self._nodes and self._nodes.keys() <= self.refused.keys():

@@ -166,11 +166,12 @@ def open_job(
     log = partial(log_file, run_dir)
     with ExitStack() as stack:
         avoid = versions.refused if versions is not None else {}
+        unvouched = versions.unvouched if versions is not None else set[str]
         placement: Placement = stack.enter_context(place(config, avoid))
         rewards = stack.enter_context(
             RewardPool(
                 config.reward,
-                actor_options={"label_selector": off(avoid)} if avoid else None,
+                actor_options=lambda: {"label_selector": selector} if (selector := off(unvouched())) else {},
                 start_timeout_s=config.cluster.start_timeout_s,
                 on_event=observer.event,
                 on_span=partial(_record_span, observer),
@@ -179,7 +180,7 @@ def open_job(
         )
 
         def start_learner(waiting: Callable[[float], None]) -> LearnerGroup:
-            placement.learners_off(avoid)
+            placement.learners_off(unvouched())
             return LearnerGroup(
                 model,
                 config.learner,

@@ -90,7 +90,7 @@ def test_what_a_reward_function_prints_is_in_the_runs_folder(tmp_path: Path, mon
     term = {"kind": "python", "function": "talkative:reward"}
     options = RewardOptions.model_validate({"terms": [term], "workers": 1})
     env = {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}}}
-    with RewardPool(options, log=partial(log_file, tmp_path), actor_options=env) as pool:
+    with RewardPool(options, log=partial(log_file, tmp_path), actor_options=lambda: env) as pool:
         pool.begin()
         pool.submit(1, GradeItem(prompt="p", response="one", record={"label": 1.0}, finish_reason="stop"))
         pool.submit(2, GradeItem(prompt="p", response="two", record={}, finish_reason="stop"))

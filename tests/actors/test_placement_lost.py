@@ -76,12 +76,45 @@ def test_ranks_that_start_again_keep_off_refused_nodes(nodes: list[str], monkeyp
     assert groups.removed == ["learners"], "it is there"
 
 
-def test_a_group_that_workers_share_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_shares_the_ranks_node_moves_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(monkeypatch)
-    groups.where |= {"both": ["bad"]}
-    place = Placement(plan(cluster("colocated"), workers=1, ranks=1, available_cpus=8.0), ["both"], 1.0)  # type: ignore[list-item]
+    groups.where |= {"first": ["bad"], "second": ["a"]}
+    wanted = plan(cluster("colocated"), workers=2, ranks=2, available_cpus=8.0)
+    place = Placement(wanted, cast(Any, ["first", "second"]), 1.0)
+    for name in ("rollout-0", "rollout-1"):
+        place.worker_options(name)
     place.learners_off(["bad"])
-    assert groups.removed == []
+    assert groups.removed == ["first"]
+    made = "off ['bad'] 2"
+    options = [place.learner_options(0), place.learner_options(1), place.worker_options("rollout-0")]
+    assert [o["scheduling_strategy"].placement_group for o in options] == [made, "second", made]
+    place.let_go("rollout-0")
+    groups.where[made] = ["c"]
+    place.ask("rollout-2", avoid=["bad"])
+    assert place.node("rollout-2") == "c", "who leaves such a place leaves the new one"
+
+
+@pytest.mark.parametrize(("learner", "moves"), [("bad", True), ("", True), ("a", False)])
+def test_ranks_move_out_of_a_group_whose_workers_are_on_other_nodes(
+    learner: str, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = Groups(monkeypatch)
+    groups.where |= {"all": [learner, "a", ""]}  # a worker's node is lost in any case
+    wanted = plan(cluster("embedded"), workers=2, ranks=1, available_cpus=8.0)
+    place = Placement(wanted, cast(Any, ["all"]), 1.0)
+    place.learners_off(["bad"])
+    assert groups.removed == [], "workers stay where they are"
+    options = place.learner_options(0)
+    strategy = options["scheduling_strategy"]
+    assert strategy.placement_group == ("off ['bad'] 1" if moves else "all")
+    assert (strategy.placement_group_bundle_index, options["num_cpus"]) == (0, 1.0)
+    if moves:
+        assert place.missing_learner(), "it is not there yet"
+        groups.where["off ['bad'] 1"] = ["c"]
+        place.learners_off(["bad"])
+    assert len(groups.where) == 1 + moves, "it is there"
+    place.release()
+    assert len(groups.removed) == 1 + moves
 
 
 def test_a_place_is_nowhere_while_ray_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import signal
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -97,7 +98,15 @@ def test_a_reward_worker_that_is_killed_or_stopped_costs_no_grade(
 ) -> None:
     monkeypatch.setattr("actors.reward_worker._GRACE_S", 1.0)
     events: list[tuple[str, str]] = []
-    with RewardPool(quick(workers=workers), factory=Moody, on_event=lambda *event: events.append(event)) as pool:
+    starts: list[int] = []
+
+    def where() -> dict[str, Any]:
+        starts.append(len(events))
+        return {}
+
+    with RewardPool(
+        quick(workers=workers), factory=Moody, actor_options=where, on_event=lambda *e: events.append(e)
+    ) as pool:
         pool.begin()
         for key in range(6):
             record = {"mark": str(tmp_path / "hit"), "signal": number} if key == 2 else {}
@@ -106,6 +115,7 @@ def test_a_reward_worker_that_is_killed_or_stopped_costs_no_grade(
     ((kind, message),) = events
     assert kind == "reward_worker_replaced"
     assert message.endswith("rollout 2 is graded again")
+    assert len(starts) == workers + 1, "nodes that are not to be used may be others by now"
 
 
 def test_where_a_function_raised_is_told_once_per_place() -> None:

@@ -154,9 +154,10 @@ def test_nobody_starts_on_a_node_before_it_has_answered_and_a_silent_one_is_not_
     versions.look()
     assert not versions.vouched("bbbb")
     assert not versions.vouched("cccc")
+    assert versions.unvouched() == {"bbbb", "cccc"}
     nodes.now_s += 61.0
     assert versions.vouched("cccc")
-    assert not versions.vouched("bbbb")
+    assert versions.unvouched() == {"bbbb"}
 
 
 def test_a_list_that_fails_ends_no_run_and_is_asked_for_again() -> None:
