@@ -41,6 +41,7 @@ from launch.batch import Batch, Pick
 from launch.cluster.session import ray_session
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher, Weights, spawner, worker_name
+from launch.fleet import Autoscaler
 from launch.fleet import Fleet as Elastic
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span
@@ -217,7 +218,8 @@ def by_workers(
     weights = Weights(WeightsManifest(1, 0, (), 0), cast(Any, None))
     with observer(folder) as seen, fakes(workers, MIXES[mix], seen) as dispatcher:
         count = WorkerCount.fixed(workers)
-        fleet = Elastic(count, dispatcher, cast(Any, Places(workers)), slots=SLOTS, on_event=seen.event)
+        nobody, places = Autoscaler(cast(Any, None), is_scaled=lambda: False), cast(Any, Places(workers))
+        fleet = Elastic(count, dispatcher, places, slots=SLOTS, autoscaler=nobody, on_event=seen.event)
         start_us = timed_us(fleet.start)
         dispatcher.meanwhile = fleet.tick
         found = sample(dispatcher, seen, requests, rollouts, profile)

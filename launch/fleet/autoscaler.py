@@ -42,7 +42,7 @@ def _by_node(group: Group) -> list[dict[str, float]]:
 
 
 class Autoscaler:
-    """Of one run. Begins with a request for nothing: a run that was killed has left its own behind."""
+    """Of one run, elastic or not. Begins with a request for nothing: a run that was killed has left its own behind."""
 
     def __init__(
         self,

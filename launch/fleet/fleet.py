@@ -59,10 +59,10 @@ class Fleet:
         placement: Placement,
         *,
         slots: int,
+        autoscaler: Autoscaler,
         on_event: Callable[[str, str], None],
         rollouts_left: Callable[[], int] = lambda: 1,
         training: Callable[[], bool] = lambda: False,
-        autoscaler: Autoscaler | None = None,
         vouched: Callable[[str], bool] | None = None,
         startable: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
@@ -104,8 +104,7 @@ class Fleet:
 
     def close(self) -> None:
         """The run is over."""
-        if self._autoscaler is not None:
-            self._autoscaler.close()
+        self._autoscaler.close()
 
     # What the run tells.
 
@@ -270,13 +269,13 @@ class Fleet:
         if startable and not self._staying:  # the run waits for somebody, for cluster.start_timeout_s
             for name in list(self._asked)[:1]:
                 self._join(name, self._clock())
-        if self._autoscaler is not None:
+        if self._count.elastic:  # else what it waits for says enough
             self._autoscaler.want(wanted)
 
     @property
     def _scaled(self) -> bool:
         """What a worker waits for may be a node that is being started, which takes its time every time."""
-        return self._autoscaler is not None and self._autoscaler.there
+        return self._autoscaler.there
 
     def _wanted(self, workers: int, coming: int) -> int:
         now_s = self._clock()

@@ -246,7 +246,7 @@ def open_job(
             on_event=observer.event,
             rollouts_left=lambda: config.run.steps - observer.current_step + 1 + more,
             training=lambda: drafter is not None and drafter.trains,
-            autoscaler=Autoscaler(placement.plan) if config.rollout.workers.elastic else None,
+            autoscaler=Autoscaler(placement.plan),
             vouched=versions.vouched if versions is not None else None,
             startable=startable,
         )

@@ -10,7 +10,7 @@ from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
 from actors.engine.types import Rollout
 from actors.placement import place
 from launch.dispatch import RolloutDispatcher, SeatState, spawner
-from launch.fleet import Fleet
+from launch.fleet import Autoscaler, Fleet
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.test_dispatch_ray import check, requests, weights
 from tests.actors.test_placement import Cluster, Config
@@ -32,7 +32,7 @@ def test_workers_join_a_rollout_leave_a_drained_node_and_come_back_with_the_same
         dispatcher = RolloutDispatcher(
             spawner(lambda name: partial(FakeEngine, FAKE), placement.worker_options), options, on_event=note
         )
-        fleet = Fleet(COUNT, dispatcher, placement, slots=2, on_event=note)
+        fleet = Fleet(COUNT, dispatcher, placement, slots=2, autoscaler=Autoscaler(placement.plan), on_event=note)
         try:
             fleet.start()
             dispatcher.set_weights(*weights(3))

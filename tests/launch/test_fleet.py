@@ -14,6 +14,10 @@ from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.fleet import PATIENCE_S, Fleet
 from launch.fleet.pace import Pace
 
+GROUP = SimpleNamespace(strategy="STRICT_PACK", bundles=({"GPU": 1.0, "CPU": 2.0}, {"GPU": 1.0}))
+LEARNER = SimpleNamespace(strategy="PACK", bundles=({"CPU": 1.0}, {"CPU": 1.0}))
+PLAN: Any = SimpleNamespace(groups=(LEARNER, GROUP), workers=("planned",), further=(GROUP, "slot"))
+
 
 @dataclass
 class Cluster:
@@ -61,7 +65,15 @@ class Cluster:
 class World:
     """One run's: workers are up `start_s` after they join, and gone at once when they leave."""
 
-    def __init__(self, count: WorkerCount, room: dict[str, int], *, start_s: float = 4.0, vouched: Any = None) -> None:
+    def __init__(
+        self,
+        count: WorkerCount,
+        room: dict[str, int],
+        *,
+        start_s: float = 4.0,
+        vouched: Any = None,
+        scaled: bool = False,
+    ) -> None:
         self.now_s, self.start_s, self.count = 0.0, start_s, count
         self.cluster = Cluster(room, planned=count.min)
         self.up_s: dict[str, float] = {}
@@ -75,6 +87,7 @@ class World:
         self.left: list[tuple[str, str]] = []
         self.rollouts_left = 10
         self.listed = 0
+        self.demands: list[Any] = []
         self.trains = False
         self.fleet = Fleet(
             count,
@@ -85,6 +98,7 @@ class World:
             rollouts_left=lambda: self.rollouts_left,
             training=lambda: self.trains,
             vouched=vouched,
+            autoscaler=Autoscaler(PLAN, is_scaled=lambda: scaled, request=self.demands.append),
             startable=lambda: self.startable,
             clock=lambda: self.now_s,
         )
@@ -365,11 +379,8 @@ def test_the_pace_is_of_what_was_seen() -> None:
 
 
 def test_the_autoscaler_is_asked_where_there_is_one_and_once() -> None:
-    group = SimpleNamespace(strategy="STRICT_PACK", bundles=({"GPU": 1.0, "CPU": 2.0}, {"GPU": 1.0}))
-    learner = SimpleNamespace(strategy="PACK", bundles=({"CPU": 1.0}, {"CPU": 1.0}))
-    plan: Any = SimpleNamespace(groups=(learner, group), workers=("planned",), further=(group, "slot"))
     asked: list[Any] = []
-    autoscaler = Autoscaler(plan, is_scaled=lambda: True, request=asked.append)
+    autoscaler = Autoscaler(PLAN, is_scaled=lambda: True, request=asked.append)
     for workers in (2, 2, 1, 0):
         autoscaler.want(workers)
     one = [{"CPU": 1.0}, {"CPU": 1.0}, {"GPU": 2.0, "CPU": 2.0}]
@@ -381,8 +392,8 @@ def test_the_autoscaler_is_asked_where_there_is_one_and_once() -> None:
     def refuse(wanted: Any) -> None:
         raise RuntimeError("no monitor")
 
-    Autoscaler(plan, is_scaled=lambda: True, request=refuse).want(3)
-    nobody = Autoscaler(plan, is_scaled=lambda: False, request=asked.append)
+    Autoscaler(PLAN, is_scaled=lambda: True, request=refuse).want(3)
+    nobody = Autoscaler(PLAN, is_scaled=lambda: False, request=asked.append)
     nobody.want(5)
     nobody.close()
     assert len(asked) == 3, "an equal request is not repeated"
@@ -439,3 +450,14 @@ def test_a_look_lists_the_workers_once() -> None:
     world.listed = 0
     world.passes(1)
     assert world.listed == 4
+
+
+@pytest.mark.parametrize("count", [WorkerCount.fixed(2), ELASTIC], ids=str)
+def test_every_run_takes_back_what_a_killed_one_has_asked_for_and_an_elastic_one_asks(count: WorkerCount) -> None:
+    world = World(count, {"a": 9}, scaled=True)
+    world.passes(8)
+    assert world.demands[0] == []
+    assert len(world.demands) == (1 if count is not ELASTIC else 2)
+    world.fleet.drain("a", "spot notice")
+    world.passes(8)
+    assert not any("adds nodes to this cluster by itself" in message for _, message in world.events), "somebody does"
