@@ -146,8 +146,8 @@ class LearnerRank:
     def record_into(
         self, buffers: Mapping[str, Any], max_bytes: int, fused: tuple[int, int, int] | None, eagle3: bool, seed: int
     ) -> None:
-        """From now on `train_step` hands hidden states to a data buffer: this node's, else another's (handles of
-        DataBufferActor by node id). `eagle3`: with the outputs of the layers `fused`, by default the usual ones."""
+        """From now on `train_step` hands hidden states to this node's data buffer (handles of DataBufferActor by node
+        id). `eagle3`: with the outputs of the layers `fused`, by default the usual ones."""
         from actors.training.recording import RecordingPlan
         from drafter.eagle.model import fused_layers
 
@@ -156,7 +156,7 @@ class LearnerRank:
             layers = fused_layers(len(self._ready.network.blocks), fused)
         self._recording_plan = RecordingPlan(max_bytes, layers, seed)
         here = ray.get_runtime_context().get_node_id()
-        self._buffer = buffers.get(here) or next(iter(buffers.values()))
+        self._buffer = buffers[here]
 
     @ray.method
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:

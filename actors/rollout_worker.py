@@ -303,6 +303,12 @@ class RolloutWorker:
         if self._spot is not None:
             await self._spot.target_changed(manifest, memory)
 
+    @ray.method
+    async def use_buffer(self, buffer: Any) -> None:
+        """The handle of this node's DataBufferActor. Before the first request."""
+        if self._spot is not None:
+            self._spot.use_buffer(buffer)
+
     @ray.method(num_returns=2)
     async def drafter_weights(self, version: int) -> tuple[WeightsManifest, Memory]:
         """The drafter weights that the trainer here has published under this version: manifest and bytes, two objects

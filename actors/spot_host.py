@@ -8,7 +8,7 @@ afterwards. Whatever fails here costs drafter training, never a rollout.
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +54,6 @@ class SpotPlan:
     """What a worker needs to train in its spare time. Picklable."""
 
     factory: Callable[[str], SpotTrainer]  # starts its process, which others reach at this address; may take seconds
-    buffers: Mapping[str, Any]  # handles of DataBufferActor by node id; a node without one uses another's
     endpoint: str  # of the coordinator
     coordinator: CoordinatorOptions
     stop_timeout_s: float
@@ -101,7 +100,7 @@ class SpotHost:
         # Where the coordinator is on loopback, so is everybody.
         self._host = _LOOPBACK if f"//{_LOOPBACK}:" in plan.endpoint else node
         here = ray.get_runtime_context().get_node_id()
-        self._buffer = plan.buffers.get(here) or next(iter(plan.buffers.values()))
+        self._buffer: Any = None  # handle of this node's DataBufferActor, once the driver knows the node
         self._pause, self._resume, self._emit = pause, resume, emit
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()  # one change between decoding and training at a time
@@ -130,6 +129,10 @@ class SpotHost:
         self._task(self._start_trainer())
 
     # What the worker tells.
+
+    def use_buffer(self, buffer: Any) -> None:
+        """Sequences go there, and come from there."""
+        self._buffer = buffer
 
     async def begin_work(self, requests: int) -> None:
         """Requests have come: returns when the engine has its memory back, whatever the trainer does."""
@@ -164,6 +167,7 @@ class SpotHost:
             self._task(self._hand_over(list(event.records)))
 
     async def _hand_over(self, records: list[SequenceRecord]) -> None:
+        assert self._buffer is not None, "use_buffer comes before the first request"
         try:
             await asyncio.wait_for(self._buffer.add.remote([ray.put(records)]), _BUFFER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
@@ -321,11 +325,13 @@ class SpotHost:
         """Bring sequences until the trainer has some or the session ends."""
         version = self._target[0].version if self._target else 0
         while self._session is not None and self._session.session == session:
+            records: list[SequenceRecord] = []
             try:
-                records = await asyncio.wait_for(self._buffer.sample.remote(tokens, version=version), _BUFFER_TIMEOUT_S)
+                if self._buffer is not None:  # else the driver has not heard yet that the engine is up
+                    asked = self._buffer.sample.remote(tokens, version=version)
+                    records = await asyncio.wait_for(asked, _BUFFER_TIMEOUT_S)
             except (RayError, TimeoutError) as error:
                 _log.warning("%s: the data buffer does not answer: %s", self._name, error)
-                records = []
             if records:
                 await self._tell(trainer.feed, records)
                 return

@@ -27,6 +27,7 @@ class DrafterMessages:
     def __init__(self, seats: Mapping[str, Seat], meanwhile: Callable[[], object]) -> None:
         """meanwhile: called often while an answer is waited for."""
         self._seats, self._meanwhile = seats, meanwhile
+        self.buffer_of: Callable[[str], Any] = lambda node_id: None  # the data buffer of a node; None: nobody records
         self._directory: str | None = None  # what an engine that starts anew begins with ...
         self._weights: dict[str, Weights] = {}  # ... and the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
@@ -51,7 +52,11 @@ class DrafterMessages:
             self.started(seat)
 
     def started(self, seat: Seat) -> None:
-        """The worker's engine is up."""
+        """The worker's engine is up. Where that is, nobody knew before: its node may have joined since it was asked
+        for."""
+        if (buffer := self.buffer_of(seat.node_id)) is not None:
+            with suppress(RayError):
+                self._sent.setdefault(seat, []).append(cast(Any, seat.handle).use_buffer.remote(buffer))
         if self._directory is not None and self._listens(seat):
             with suppress(RayError):
                 self._sent[seat].append(seat.tell(LoadDrafters(self._directory)))

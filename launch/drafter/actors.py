@@ -38,6 +38,7 @@ class DrafterActors:
     buffers: Mapping[str, Any]  # by node id
     keys: Keys  # of everybody who speaks to the coordinator
     follow: Callable[[], None] = lambda: None  # nodes may have come or gone: every one gets a buffer; never waits
+    buffer_of: Callable[[str], Any] = lambda node_id: None  # of a node that may just have joined; never waits
 
 
 def _nodes() -> dict[str, str]:
@@ -67,6 +68,12 @@ class Follow:
     ) -> None:
         self._buffers, self._start, self._end, self._avoid = buffers, start, end, avoid
         self._nodes, self._clock, self._look_s = nodes, clock, float("-inf")
+
+    def buffer_of(self, node: str) -> Any:
+        """Of a node where an actor of the run has come up: Ray's list may be older."""
+        if node not in self._buffers:
+            self._buffers[node] = self._start(node)
+        return self._buffers[node]
 
     def __call__(self) -> None:
         if self._clock() < self._look_s:
@@ -126,7 +133,13 @@ def drafter_actors(config: Config, run_dir: Path, avoid: Collection[str] = ()) -
         follow()
         endpoint = ray.get(coordinator.endpoint.remote(), timeout=config.cluster.start_timeout_s)
         yield DrafterActors(
-            coordinator=coordinator, workers=workers, endpoint=str(endpoint), buffers=buffers, keys=keys, follow=follow
+            coordinator=coordinator,
+            workers=workers,
+            endpoint=str(endpoint),
+            buffers=buffers,
+            keys=keys,
+            follow=follow,
+            buffer_of=follow.buffer_of,
         )
     finally:
         for actor in started:

@@ -8,7 +8,7 @@ fails the run: drafts only save time.
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -102,7 +102,6 @@ class DrafterTraining:
                 device=engine.device,
                 start_timeout_s=self._config.cluster.start_timeout_s,
             ),
-            buffers=dict(self._actors.buffers),
             endpoint=self._actors.endpoint,
             coordinator=self._config.coordinator,
             stop_timeout_s=options.stop_timeout_s,
@@ -114,12 +113,19 @@ class DrafterTraining:
         options = self._config.drafter
         if options.recording.source == "learner":
             learner.record_into(
-                self._actors.buffers,
+                self._buffers,
                 max_bytes=options.recording.max_bytes_per_step,
                 eagle3=options.algorithm == "eagle3",
                 layers=options.layers or _recorded_layers(self._config.rollout.speculation.eagle.path),
                 seed=options.seed,
             )
+
+    def buffer_of(self, node_id: str) -> Any:
+        """The data buffer of a node where a worker has come up."""
+        return self._actors.buffer_of(node_id)
+
+    def _buffers(self, nodes: Collection[str]) -> Mapping[str, Any]:
+        return {node_id: self._actors.buffer_of(node_id) for node_id in nodes}
 
     # Around a rollout.
 

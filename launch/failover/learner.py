@@ -9,7 +9,7 @@ device) would be raised again, and is passed on.
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -68,7 +68,7 @@ class FailoverLearner:
         self._restarts_told = 0
         self._phase: tuple[OptimizerOptions, int] | None = None
         self._base: Path | None = None  # the checkpoint that `kept` goes on from; None: the initial weights
-        self._recording: dict[str, Any] | None = None
+        self._recording: Callable[[LearnerGroup], None] | None = None
         self._rests: bool | None = None  # see `rest`; None: the devices are the learner's alone
         self._updates = 0  # of this object's RL steps
         self._published: _Published | None = None
@@ -118,10 +118,15 @@ class FailoverLearner:
 
     # What a run asks of the group.
 
-    def record_into(self, buffers: Mapping[str, Any], **options: Any) -> None:
-        """See LearnerGroup. Updates that are repeated record nothing: it was recorded when they were done."""
-        self.call(lambda group: group.record_into(buffers, **options))
-        self._recording = {"buffers": buffers, **options}
+    def record_into(self, buffers: Callable[[Collection[str]], Mapping[str, Any]], **options: Any) -> None:
+        """See LearnerGroup. `buffers(nodes)`: of these nodes (ids), by node; a new group's may be others. Updates that
+        are repeated record nothing: it was recorded when they were done."""
+
+        def record(group: LearnerGroup) -> None:
+            group.record_into(buffers({place.node_id for place in group.places}), **options)
+
+        self.call(record)
+        self._recording = record
 
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
         self.call(lambda group: group.begin(optimizer, total_steps))
@@ -328,7 +333,7 @@ class FailoverLearner:
             if not differs and (result.losses, result.grad_norms) != (kept.losses, kept.grad_norms):
                 differs = f"losses of step {kept.step} were {kept.losses}, now they are {result.losses}"
         if self._recording is not None:
-            group.record_into(**self._recording)
+            self._recording(group)
         others = self._publish_again(group)
         if self._rests is not None:
             group.rest(optimizer=self._rests)

@@ -237,6 +237,8 @@ def open_job(
             refused=lambda node_id: avoid.get(node_id, ""),
         )
         stack.callback(dispatcher.close)
+        if drafter is not None:
+            dispatcher.drafters.buffer_of = drafter.buffer_of
         more = int(bool(inputs.held_out) or config.objective.dynamic_sampling.max_rounds > 1)  # than one a step
         fleet = Fleet(
             config.rollout.workers,

@@ -166,9 +166,16 @@ class Loads(Starter):
     """Loads whatever buffer is there."""
 
     asleep = False
+    buffer: Any = None
 
     def __getattr__(self, method: str) -> Any:
+        if method == "use_buffer":
+            return Remote(self._use)
         return Remote(self._ask) if method == "ask" else super().__getattr__(method)
+
+    def _use(self, buffer: Any) -> Ref:
+        self.buffer = buffer
+        return Ref(None, self.fleet.todo)
 
     def _ask(self, command: Any, memory: Any = None) -> Ref:
         if isinstance(command, Sleep):

@@ -114,3 +114,17 @@ def test_a_wait_for_all_is_cut_into_slices_and_ends_in_time(monkeypatch: pytest.
     assert now_s == [1.1]
     assert heard == [0.25, 0.5, 0.75, 1.0, 1.1]
     assert wait_for_all([], 1.0, lambda: heard.append(-1.0)) == ([], [])
+
+
+def test_each_worker_that_comes_up_is_given_its_nodes_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may have joined after the worker was asked for."""
+    script = Script()
+    script.kind = Loads
+    with dispatching(script, monkeypatch) as dispatcher:
+        dispatcher.drafters.buffer_of = lambda node_id: f"buffer of {node_id!r}"
+        dispatcher.start()
+        script.workers[0].end(dead=True)
+        passes(dispatcher, script)
+        dispatcher.join("rollout-2")
+        passes(dispatcher, script)
+        assert [cast(Loads, worker).buffer for worker in script.workers] == ["buffer of ''"] * 4

@@ -134,7 +134,6 @@ async def world(script: Script | None = None, *, stop_timeout_s: float = 10.0) -
     with served(OPTIONS) as server:
         plan = SpotPlan(
             factory=script.trainer,
-            buffers={"n0": buffer},
             endpoint=server.endpoint,
             coordinator=OPTIONS,
             stop_timeout_s=stop_timeout_s,
@@ -142,6 +141,7 @@ async def world(script: Script | None = None, *, stop_timeout_s: float = 10.0) -
         worker = RolloutWorker("w", lambda: cast(Any, Engine(script.log)), plan)
         here = World(server, worker, script, buffer)
         await worker.restart_engine()
+        await worker.use_buffer(buffer)
         reader = asyncio.create_task(here._read())
         try:
             yield here
@@ -169,9 +169,7 @@ async def test_others_reach_its_trainer_at_its_nodes_address_unless_all_are_on_o
     endpoint: str, host: str
 ) -> None:
     script = Script()
-    plan = SpotPlan(
-        factory=script.trainer, buffers={"n0": Buffer([])}, endpoint=endpoint, coordinator=OPTIONS, stop_timeout_s=10.0
-    )
+    plan = SpotPlan(factory=script.trainer, endpoint=endpoint, coordinator=OPTIONS, stop_timeout_s=10.0)
 
     async def nothing() -> None:
         pass

@@ -75,7 +75,6 @@ def fleet(folder: Path) -> Iterator[Fleet]:
             script = Script(notes=str(folder / f"{name}-trainer"), weights_bytes=LARGE_BYTES)
             return SpotPlan(
                 factory=script.trainer,
-                buffers={"any": buffer},
                 endpoint=server.endpoint,
                 coordinator=OPTIONS,
                 stop_timeout_s=10.0,
@@ -87,6 +86,7 @@ def fleet(folder: Path) -> Iterator[Fleet]:
             on_spot=lambda worker, event: found.heard(worker, event),
             on_weights=lambda worker, weights: found.weights.append((worker, weights)),
         )
+        dispatcher.drafters.buffer_of = lambda node_id: buffer
         found = Fleet(dispatcher, server)
         try:
             dispatcher.start()

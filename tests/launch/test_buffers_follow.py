@@ -30,6 +30,12 @@ def test_every_node_has_a_buffer_and_ray_is_asked_once_a_second() -> None:
     alive[0] = {"b", "c"}
     follow()
     assert (list(buffers), ended) == (["b", "c"], ["buffer of a"])
+    assert follow.buffer_of("d") == "buffer of d", "a worker is there, whatever Ray listed a moment ago"
+    assert follow.buffer_of("b") == buffers["b"]
+    now_s[0] = 6.0
+    alive[0] = {"b", "c", "d"}
+    follow()
+    assert sorted(buffers) == ["b", "c", "d"]
 
 
 def test_the_coordinator_is_beside_the_driver_unless_that_node_is_not_to_be_used() -> None:

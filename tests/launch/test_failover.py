@@ -32,6 +32,7 @@ class World:
     calls: list[str] = field(default_factory=list)
     groups: "list[Group]" = field(default_factory=list)
     kind: LossKind = "ended"
+    node: str = "n"  # of a group that starts
 
     def call(self, name: str, do: Callable[[], Any]) -> Any:
         number = len(self.calls)
@@ -52,7 +53,7 @@ class Group:
 
     def __init__(self, world: World) -> None:
         self.world, self.state, self.closed = world, ["initial"], False
-        self.places = [Place("n", "10.0.0.1", 1)]
+        self.places = [Place(world.node, "10.0.0.1", 1)]
         self.recorded: list[int] | None = None
         self.meanwhile: Callable[[], object] = lambda: None
         world.call("start", lambda: None)
@@ -64,7 +65,7 @@ class Group:
 
     def record_into(self, buffers: Any, **options: Any) -> None:
         def do() -> None:
-            self.recorded = buffers["n"]
+            self.recorded = buffers[self.places[0].node_id]
 
         self.ask("record_into", do)
 
@@ -149,7 +150,7 @@ def made(world: World, folder: Path, events: list[str], **options: Any) -> Failo
 def run(learner: FailoverLearner, folder: Path, *, steps: int = 5, every: int = 2) -> Iterator[Any]:
     """As a run does: each yield is something that must not depend on losses."""
     learner.begin(None, 9)
-    learner.record_into({"n": []})
+    learner.record_into(lambda nodes: {node: [] for node in nodes})
     checksum = learner.publish(0)[0].checksum
     for step in range(1, steps + 1):
         learner.rest(optimizer=True)
@@ -202,15 +203,15 @@ def test_an_undisturbed_run_makes_one_group_and_no_call_more() -> None:
 
 def test_updates_that_are_repeated_record_nothing(tmp_path: Path) -> None:
     """Its own loss excepted: what it may have recorded before, the buffer knows."""
-    world, recorded = World(), list[int]()
+    world, recorded = World(), dict[str, list[int]]()
     with made(world, tmp_path, []) as learner:
         learner.begin(None, 9)
-        learner.record_into({"n": recorded})
+        learner.record_into(lambda nodes: {node: recorded.setdefault(node, []) for node in nodes})
         for step in (1, 2):
             learner.train_step(sequences(step), step)
-        world.losses = {len(world.calls): False}
+        world.losses, world.node = {len(world.calls): False}, "another"
         learner.train_step(sequences(3), 3)
-    assert recorded == [1, 2, 3]
+    assert recorded == {"n": [1, 2], "another": [3]}, "the group's node may be one that has joined since"
 
 
 def test_workers_that_come_later_get_the_published_weights_from_the_new_group(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_every_rank_hands_hidden_states_of_its_share_to_the_data_buffer(model_di
     buffer = ray.remote(DataBufferActor).options(num_cpus=0).remote(BufferOptions())
     with make_group(model_dir, 2) as group:
         group.publish(4)
-        group.record_into({"another node": buffer}, max_bytes=1 << 20, eagle3=True, layers=(0, 0, 1))
+        group.record_into({group.places[0].node_id: buffer}, max_bytes=1 << 20, eagle3=True, layers=(0, 0, 1))
         sequences = make_sequences(9)
         metrics = group.train_step(sequences, 5).metrics
         deadline_s = time.monotonic() + 30

@@ -106,6 +106,7 @@ def make(tmp_path: Path, driver: Driver) -> Iterator[Make]:
                 workers=("rollout-0", "rollout-1"),
                 endpoint="tcp://127.0.0.1:1",
                 buffers=BUFFERS,
+                buffer_of=BUFFERS.get,
                 keys=NO_KEYS,
             )
             model = ModelOptions(path="model")

@@ -127,7 +127,7 @@ def test_a_workers_plan_names_what_its_trainer_begins_with(make: Make, tmp_path:
     speculation = {"speculation": {"eagle": {"path": "drafts"}}}
     for training, init in ((make({"seed": 3}), 3), (make({"seed": 3}, rollout=speculation), "drafts")):
         plan = training.plan("rollout-1", EngineOptions(threads=2))
-        assert (plan.buffers, plan.endpoint, plan.stop_timeout_s) == (BUFFERS, "tcp://127.0.0.1:1", 2.0)
+        assert (plan.endpoint, plan.stop_timeout_s) == ("tcp://127.0.0.1:1", 2.0)
         asked = plan.factory.keywords  # type: ignore[attr-defined]
         assert (asked["init"], asked["threads"], asked["name"]) == (init, 2, "rollout-1-trainer")
         assert asked["checkpoint_dir"] == str(tmp_path / "run/drafter")
@@ -140,7 +140,8 @@ def test_the_learner_records__only_where_it_is_asked_to(make: Make, source: str)
     recording = {"source": source, "max_bytes_per_step": 1 << 20}
     make({"algorithm": "eagle3", "layers": (0, 1, 2), "seed": 5, "recording": recording}).record_from(learner)
     options = {"max_bytes": 1 << 20, "eagle3": True, "layers": (0, 1, 2), "seed": 5}
-    assert asked == ([((BUFFERS,), options)] if source == "learner" else [])
+    found = [(kwargs, args[0](["n0"])) for args, kwargs in asked]
+    assert found == ([(options, {"n0": BUFFERS["n0"]})] if source == "learner" else [])
 
 
 @pytest.mark.ray
@@ -155,11 +156,12 @@ def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
         drafter_training(settings, observer, run_dir, model) as training,
     ):
         assert training is not None
-        plan = training.plan("rollout-0", EngineOptions())
-        assert set(plan.buffers) == {node["NodeID"] for node in ray.nodes()}
+        training.plan("rollout-0", EngineOptions())
+        buffers = dict(training._actors.buffers)
+        assert buffers == {node["NodeID"]: training.buffer_of(node["NodeID"]) for node in ray.nodes()}
         assert training.take(1, None).metrics()["drafter/buffer_sequences"] == 0
     assert kinds(tmp_path) == ["started", "coordinator"]  # its end is no loss
-    for buffer in plan.buffers.values():
+    for buffer in buffers.values():
         with pytest.raises(RayError):  # killed, it may still answer once or twice
             ray.get([buffer.stats.remote() for _ in range(1000)], timeout=30.0)
     off = settings.model_copy(update={"drafter": settings.drafter.model_copy(update={"train": False})})
