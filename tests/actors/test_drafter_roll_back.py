@@ -31,6 +31,7 @@ from policies.drafter.lineage import LINEAGE, micro_steps
 from tests.actors.test_spot_host import World, eventually, no_ray, world
 from tests.report.synthetic import config
 from tests.spot.support import only, save_target, spawn
+from tests.windows import engine_window
 
 NO_KEYS = Keys(CoordinatorOptions(), Path())  # at the loopback address nothing is encrypted
 
@@ -114,18 +115,7 @@ def drafted(rate: float) -> EngineWindow:
         draft_s=0.1,
         saved_s=0.4,
     )
-    return EngineWindow(
-        start_s=0.0,
-        end_s=1.0,
-        engine_steps=1,
-        prefill_tokens=0,
-        decode_tokens=0,
-        running=0,
-        waiting=0,
-        kv_tokens_used=0,
-        preempted=0,
-        strategies=(use,),
-    )
+    return engine_window(strategies=(use,))
 
 
 @pytest.fixture

@@ -5,21 +5,13 @@ from hypothesis import strategies as st
 
 from actors.engine.types import EngineWindow
 from launch.dispatch.spans import WorkerSpans
+from tests.windows import engine_window
 
 Row = tuple[str, str, float, float]
 
 
 def window(start_s: float, end_s: float, steps: int = 1) -> EngineWindow:
-    return EngineWindow(
-        start_s=start_s,
-        end_s=end_s,
-        engine_steps=steps,
-        prefill_tokens=0,
-        decode_tokens=steps,
-        running=steps,
-        waiting=0,
-        kv_tokens_used=0,
-    )
+    return engine_window(start_s=start_s, end_s=end_s, engine_steps=steps, decode_tokens=steps, running=steps)
 
 
 def test_decode_windows_merge_and_the_rest_is_idle() -> None:

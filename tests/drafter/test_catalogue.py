@@ -10,7 +10,7 @@ import pytest
 
 from actors.engine.capabilities import BACKENDS, NATIVE
 from actors.engine.options import EngineOptions
-from actors.engine.types import EngineWindow, StrategyUse
+from actors.engine.types import StrategyUse
 from drafter.build import build_drafters
 from launch.config.check import check_values
 from launch.config.load import load_config
@@ -21,6 +21,7 @@ from policies.speculation.graph_plan import drafter_rows
 from policies.speculation.options import SpeculationOptions
 from policies.speculation.strategy import Strategy
 from tests.engine.support import DrafterBase, tiny_model
+from tests.windows import engine_window
 
 ENGINE = EngineOptions(max_running=3, kv_tokens=512)
 OWN = SpeculationOptions(strategies=("parrot:3",))
@@ -75,9 +76,8 @@ def test_the_configuration_knows_it_and_what_it_lacks(tmp_path: Path, monkeypatc
 def test_what_it_does_is_observed_under_its_name() -> None:
     counts: dict[str, Any] = {"engine_steps": 1, "request_steps": 4, "drafted": 12, "accepted": 6}
     use = StrategyUse(strategy="parrot:3", **counts, seconds=1.0, draft_s=0.1, saved_s=0.5)
-    none = dict.fromkeys(("prefill_tokens", "decode_tokens", "running", "waiting", "kv_tokens_used"), 0)
     meter = SpeculationMeter()
-    meter.window("rollout-0", EngineWindow(start_s=0.0, end_s=1.0, engine_steps=1, **none, strategies=(use,)))
+    meter.window("rollout-0", engine_window(strategies=(use,)))
     assert meter.take().metrics()["speculation/parrot/acceptance"] == 0.5
 
 

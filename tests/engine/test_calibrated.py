@@ -30,21 +30,13 @@ from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy
 from policies.speculation.strategy import PLAIN
 from tests.engine.support import drain, make_requests, options_of, tiny_model, write_config
+from tests.windows import engine_window
 
 KEY = CalibrationKey(model="m", precision="float32", device="d")
 
 
 def window(end_s: float, engine_steps: int = 1) -> EngineWindow:
-    return EngineWindow(
-        start_s=end_s,
-        end_s=end_s,
-        engine_steps=engine_steps,
-        prefill_tokens=0,
-        decode_tokens=0,
-        running=1,
-        waiting=0,
-        kv_tokens_used=0,
-    )
+    return engine_window(start_s=end_s, end_s=end_s, engine_steps=engine_steps, running=1)
 
 
 def start_of(model: Path, *calibrations: Calibration, path: str = "", **changes: object) -> Start:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.engine.types import EngineWindow, StrategyUse
+from actors.engine.types import StrategyUse
 from actors.spot.types import Checkpointed, MicroStep, NeedData, Published, TrainFailed, TrainStarted, TrainStopped
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.observe.drafter import MAX_UPDATES, updates_of
 from launch.observe.journal import read
 from models.manifest import WeightsManifest
 from tests.launch.test_observer import make_config
+from tests.windows import engine_window
 
 
 def micro(
@@ -55,18 +56,7 @@ def test_metrics_of_a_step() -> None:
     )
     speculation.window(
         "rollout-0",
-        EngineWindow(
-            start_s=0.0,
-            end_s=1.0,
-            engine_steps=12,
-            prefill_tokens=0,
-            decode_tokens=0,
-            running=0,
-            waiting=0,
-            kv_tokens_used=0,
-            preempted=0,
-            strategies=(use, other),
-        ),
+        engine_window(engine_steps=12, strategies=(use, other)),
     )
     for event in (
         TrainStarted(1, 1),

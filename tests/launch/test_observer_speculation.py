@@ -5,11 +5,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actors.engine.types import EngineWindow, StrategyUse
+from actors.engine.types import StrategyUse
 from launch.observe import Observer, SpeculationMeter, StepRecord
 from launch.observe.journal import read
 from launch.observe.live import render
 from tests.launch.test_observer import make_config
+from tests.windows import engine_window
 
 
 def test_speculation_is_shown_and_written_where_it_is_on(tmp_path: Path) -> None:
@@ -59,17 +60,7 @@ def test_speculation_is_shown_and_written_where_it_is_on(tmp_path: Path) -> None
         ):
             meter.window(
                 "rollout-0",
-                EngineWindow(
-                    start_s=0.0,
-                    end_s=0.2,
-                    engine_steps=8,
-                    prefill_tokens=0,
-                    decode_tokens=9,
-                    running=0,
-                    waiting=0,
-                    kv_tokens_used=0,
-                    strategies=uses,
-                ),
+                engine_window(end_s=0.2, engine_steps=8, decode_tokens=9, strategies=uses),
             )
             observer.step(StepRecord(step=step, metrics={}, seconds={"step": 1.0}, speculation=meter.take([(9, 3)])))
             panel = StringIO()

@@ -20,6 +20,7 @@ from launch.observe.speculation import (
     strategies_of,
     traces_of,
 )
+from tests.windows import engine_window
 
 PLAIN = StrategyUse(
     strategy="plain", engine_steps=10, request_steps=300, drafted=0, accepted=0, seconds=1.0, draft_s=0.0, saved_s=0.0
@@ -54,18 +55,8 @@ NGRAM = StrategyUse(
 
 
 def window(*uses: StrategyUse, at_s: float = 0.0, trace: tuple[tuple[float, int, str], ...] = ()) -> EngineWindow:
-    return EngineWindow(
-        start_s=at_s,
-        end_s=at_s + 0.2,
-        engine_steps=sum(u.engine_steps for u in uses),
-        prefill_tokens=0,
-        decode_tokens=0,
-        running=0,
-        waiting=0,
-        kv_tokens_used=0,
-        preempted=0,
-        strategies=uses,
-        trace=trace,
+    return engine_window(
+        start_s=at_s, end_s=at_s + 0.2, engine_steps=sum(u.engine_steps for u in uses), strategies=uses, trace=trace
     )
 
 

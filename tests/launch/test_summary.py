@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.engine.types import EngineWindow, ReasonUse, StrategyUse
+from actors.engine.types import ReasonUse, StrategyUse
 from actors.spot.types import MicroStep
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.report.summary import correction_text, print_summary, summarise
 from tests.launch.test_observer import make_config
+from tests.windows import engine_window
 
 
 def micro_step(step: int, *, loss: float, accuracy: float, top3_accuracy: float) -> MicroStep:
@@ -156,18 +157,7 @@ def speculate(run_dir: Path, *uses: StrategyUse, reasons: tuple[ReasonUse, ...] 
         for step in (1, 2):
             meter.window(
                 "rollout-0",
-                EngineWindow(
-                    start_s=0.0,
-                    end_s=0.2,
-                    engine_steps=1,
-                    prefill_tokens=0,
-                    decode_tokens=1,
-                    running=0,
-                    waiting=0,
-                    kv_tokens_used=0,
-                    strategies=uses,
-                    reasons=reasons,
-                ),
+                engine_window(end_s=0.2, decode_tokens=1, strategies=uses, reasons=reasons),
             )
             observer.step(StepRecord(step=step, metrics={}, seconds={"step": 1.0}, speculation=meter.take()))
     out = StringIO()
@@ -324,18 +314,7 @@ def test_a_drafter_that_was_tried_twice_has_no_development(tmp_path: Path) -> No
             )
             speculation.window(
                 "rollout-0",
-                EngineWindow(
-                    start_s=0.0,
-                    end_s=1.0,
-                    engine_steps=1,
-                    prefill_tokens=0,
-                    decode_tokens=0,
-                    running=0,
-                    waiting=0,
-                    kv_tokens_used=0,
-                    preempted=0,
-                    strategies=(use,),
-                ),
+                engine_window(strategies=(use,)),
             )
             used = speculation.take()
             observer.step(
@@ -370,18 +349,7 @@ def test_drafter_training(tmp_path: Path) -> None:
             )
             speculation.window(
                 "rollout-0",
-                EngineWindow(
-                    start_s=0.0,
-                    end_s=1.0,
-                    engine_steps=1,
-                    prefill_tokens=0,
-                    decode_tokens=0,
-                    running=0,
-                    waiting=0,
-                    kv_tokens_used=0,
-                    preempted=0,
-                    strategies=(use,),
-                ),
+                engine_window(strategies=(use,)),
             )
             used = speculation.take()
             observer.step(

@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.engine.types import EngineWindow, StrategyUse
 from launch.report import write_report
+from tests.windows import engine_window
 
 VOID = frozenset({"meta", "br", "input", "link", "img"})
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -87,16 +88,4 @@ def drawn_by_a_browser(run: Path, folder: Path) -> str:
 
 
 def window(use: StrategyUse, *trace: tuple[float, int, str]) -> EngineWindow:
-    return EngineWindow(
-        start_s=0.0,
-        end_s=1.0,
-        engine_steps=use.engine_steps,
-        prefill_tokens=0,
-        decode_tokens=0,
-        running=0,
-        waiting=0,
-        kv_tokens_used=0,
-        preempted=0,
-        strategies=(use,),
-        trace=trace,
-    )
+    return engine_window(engine_steps=use.engine_steps, strategies=(use,), trace=trace)

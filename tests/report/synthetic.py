@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import EngineWindow, PromptUse, ReasonUse, StrategyUse
+from actors.engine.types import PromptUse, ReasonUse, StrategyUse
 from actors.spot.types import MicroStep, TrainStopped
 from launch.config.tree import Config
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Sample, Span, SpeculationMeter, StepDrafter, StepRecord
 from launch.observe.speculation import StepSpeculation
+from tests.windows import engine_window
 
 Floats = NDArray[np.float64]
 START_S = 1_800_000_000.0
@@ -216,16 +217,10 @@ def _speculate(
                     taken=right,
                 ),
             )
-        window = EngineWindow(
+        window = engine_window(
             start_s=now,
             end_s=now + rollout,
             engine_steps=190,
-            prefill_tokens=0,
-            decode_tokens=0,
-            running=0,
-            waiting=0,
-            kv_tokens_used=0,
-            preempted=0,
             strategies=uses,
             trace=tuple(trace),
             prompts=PROMPTS,

@@ -29,6 +29,7 @@ from models.options import ModelOptions
 from policies.drafter.options import BufferOptions
 from tests.report.synthetic import config
 from tests.spot.support import record
+from tests.windows import engine_window
 
 NO_KEYS = Keys(CoordinatorOptions(), Path())  # at the loopback address nothing is encrypted
 
@@ -161,18 +162,7 @@ def drafted(rate: float, tokens: int = 1000) -> EngineWindow:
         draft_s=0.1,
         saved_s=0.4,
     )  # another drafter's, never counted
-    return EngineWindow(
-        start_s=0.0,
-        end_s=1.0,
-        engine_steps=1,
-        prefill_tokens=0,
-        decode_tokens=0,
-        running=0,
-        waiting=0,
-        kv_tokens_used=0,
-        preempted=0,
-        strategies=(use, other),
-    )
+    return engine_window(strategies=(use, other))
 
 
 def micro_step(number: int = 1) -> MicroStep:
