@@ -55,6 +55,15 @@ class WeightsSending:
         return sent, manifest, self.keep(sent.checksum)
 
 
+@dataclass(frozen=True, slots=True)
+class StepUnderWay:
+    """An RL step that the learner works on. `result` waits for it, and raises what `train_step` does; `ended`, at once:
+    somebody has answered, or is lost."""
+
+    result: Callable[[], StepResult]
+    ended: Callable[[], bool] = lambda: False
+
+
 class LearnerGroup:
     """`learner.ranks` rank actors. Construct (which waits until all are up), `begin` a phase, then step."""
 
@@ -165,10 +174,20 @@ class LearnerGroup:
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
         """One RL step on these sequences, in this order. `step` is for error messages only. `asked`: responses that
         were asked for in it, learned from or not; needed by aggregation fixed_mean_token_sum_norm."""
-        shared = ray.put(list(sequences))
-        results = self._call(f"train_step {step}", self._timeout_s, lambda rank: rank.train_step.remote(shared, asked))
-        result: StepResult = results[0]
-        return result
+        return self.begin_step(sequences, step, asked=asked).result()
+
+    def begin_step(
+        self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
+    ) -> StepUnderWay:
+        """As `train_step`, but does not wait for it. No other call of the learner before its `result`."""
+        shared, name, begun_s = ray.put(list(sequences)), f"train_step {step}", time.monotonic()
+        refs = self._begin(name, lambda rank: rank.train_step.remote(shared, asked))
+
+        def result() -> StepResult:
+            first: StepResult = self._wait(name, self._timeout_s, refs, begun_s)[0]
+            return first
+
+        return StepUnderWay(result, lambda: bool(ray.wait(refs, num_returns=1, timeout=0, fetch_local=False)[0]))
 
     def reference_kl(self, sequences: Sequence[TrainSequence], step: int = 0) -> list[NDArray[np.float32]]:
         """KL to the reference, by the estimator `objective.kl`, of every response token under the current weights: [T]
@@ -273,14 +292,18 @@ class LearnerGroup:
 
     def _call(self, name: str, timeout_s: float, start: Callable[[Any], Any]) -> list[Any]:
         """The same call on every rank; results in rank order."""
+        return self._wait(name, timeout_s, self._begin(name, start))
+
+    def _begin(self, name: str, start: Callable[[Any], Any]) -> list[Any]:
         if not self._ranks:
             raise RuntimeError(f"learner.{name}: the learner group is closed")
         self._rested = False  # whatever it is, it may need the optimizer
-        return self._wait(name, timeout_s, [start(rank) for rank in self._ranks])
+        return [start(rank) for rank in self._ranks]
 
-    def _wait(self, name: str, timeout_s: float, refs: list[Any]) -> list[Any]:
-        """Results of refs (rank i's is refs[i]), or the failure that explains the others."""
-        begin_s = time.monotonic()
+    def _wait(self, name: str, timeout_s: float, refs: list[Any], begun_s: float | None = None) -> list[Any]:
+        """Results of refs (rank i's is refs[i]), or the failure that explains the others. `begun_s`: when the time
+        began to run; default: now."""
+        begin_s = time.monotonic() if begun_s is None else begun_s
         deadline_s, starting = begin_s + timeout_s, name in STARTING
         pending, failures = list(refs), dict[int, RayError]()
         while pending:

@@ -6,15 +6,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from actors.training.types import StepResult, TrainSequence
+from launch.arrays import Packed, flat, parts, read_arrays, write_arrays
 
 IN_MEMORY_BYTES = 512 * 2**20  # of the driver's; later steps go to disk until the next checkpoint
-Packed = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class KeptSteps:
     def __iter__(self) -> Iterator[KeptStep]:
         """Oldest first, one in memory at a time. Raises OSError if one that is on disk cannot be read."""
         for entry in self._entries:
-            packed = entry.packed if isinstance(entry.packed, dict) else _read(entry.packed)
+            packed = entry.packed if isinstance(entry.packed, dict) else read_arrays(entry.packed)
             yield KeptStep(entry.step, unpack(packed), entry.asked, entry.losses, entry.grad_norms)
 
     def add(self, step: int, sequences: Sequence[TrainSequence], asked: int | None, result: StepResult) -> None:
@@ -65,7 +63,7 @@ class KeptSteps:
         place: Packed | Path = packed
         if self._in_memory_bytes + size > self._limit_bytes:
             place = self._folder / f"step_{step:06d}.npz"
-            _write(place, packed)
+            write_arrays(place, packed)
         else:
             self._in_memory_bytes += size
         self._entries.append(_Entry(step, asked, result.losses, result.grad_norms, place))
@@ -87,13 +85,13 @@ def pack(sequences: Sequence[TrainSequence]) -> Packed:
     return {
         "prompt_lengths": np.array([len(s.prompt_tokens) for s in sequences], np.int64),
         "response_lengths": np.array([len(s.response_tokens) for s in sequences], np.int64),
-        "prompt_tokens": _flat([s.prompt_tokens for s in sequences], np.int32),
-        "response_tokens": _flat([s.response_tokens for s in sequences], np.int32),
-        "sampler_logprobs": _flat([s.sampler_logprobs for s in sequences], np.float32),
+        "prompt_tokens": flat([s.prompt_tokens for s in sequences], np.int32),
+        "response_tokens": flat([s.response_tokens for s in sequences], np.int32),
+        "sampler_logprobs": flat([s.sampler_logprobs for s in sequences], np.float32),
         "has_logprobs_t1": np.array([s.sampler_logprobs_t1 is not None for s in sequences], np.bool_),
-        "logprobs_t1": _flat(own, np.float32),
+        "logprobs_t1": flat(own, np.float32),
         "by_token": np.array([isinstance(s.advantage, np.ndarray) for s in sequences], np.bool_),
-        "advantages": _flat(advantages, np.float64),
+        "advantages": flat(advantages, np.float64),
         "samplers": np.array(names, np.str_),
         "sampler": np.array([number[s.sampler] for s in sequences], np.int32),
         "weights": np.array([s.weight for s in sequences], np.float64),
@@ -103,13 +101,13 @@ def pack(sequences: Sequence[TrainSequence]) -> Packed:
 def unpack(packed: Packed) -> list[TrainSequence]:
     """What was packed, with every number as it was."""
     lengths, by_token = packed["response_lengths"].tolist(), packed["by_token"].tolist()
-    prompts = _parts(packed["prompt_tokens"], packed["prompt_lengths"].tolist())
-    responses = _parts(packed["response_tokens"], lengths)
-    logprobs = _parts(packed["sampler_logprobs"], lengths)
+    prompts = parts(packed["prompt_tokens"], packed["prompt_lengths"].tolist())
+    responses = parts(packed["response_tokens"], lengths)
+    logprobs = parts(packed["sampler_logprobs"], lengths)
     has_t1 = packed["has_logprobs_t1"].tolist()
-    logprobs_t1 = iter(_parts(packed["logprobs_t1"], [n for n, has in zip(lengths, has_t1, strict=True) if has]))
+    logprobs_t1 = iter(parts(packed["logprobs_t1"], [n for n, has in zip(lengths, has_t1, strict=True) if has]))
     each = [n if own else 1 for n, own in zip(lengths, by_token, strict=True)]
-    advantages = _parts(packed["advantages"], each)
+    advantages = parts(packed["advantages"], each)
     names = packed["samplers"].tolist()
     return [
         TrainSequence(
@@ -123,30 +121,3 @@ def unpack(packed: Packed) -> list[TrainSequence]:
         )
         for i, sampler in enumerate(packed["sampler"].tolist())
     ]
-
-
-def _flat(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays])
-
-
-def _parts(flat: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
-def _write(path: Path, packed: Packed) -> None:
-    """Either all of it is there under its name, or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **packed)  # type: ignore[arg-type]
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _read(path: Path) -> Packed:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}

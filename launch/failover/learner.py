@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from actors.learner_group import STARTING, LearnerGroup
+from actors.learner_group import STARTING, LearnerGroup, StepUnderWay
 from actors.training.errors import LearnerLostError
 from actors.training.options import OptimizerOptions
 from actors.training.types import StepResult, TrainSequence
@@ -37,6 +37,20 @@ class _Published:
     masters: bool
     checksum: int
     updates: int  # that had been done
+
+
+class _Step:
+    """One that is learned, with whatever group there is."""
+
+    def __init__(self, begin: Callable[[LearnerGroup], StepUnderWay]) -> None:
+        self._begin = begin
+        self._begun: tuple[LearnerGroup, StepUnderWay] | None = None
+
+    def of(self, group: LearnerGroup) -> StepUnderWay:
+        """Begun again if `group` is not the one that it was begun with."""
+        if self._begun is None or self._begun[0] is not group:
+            self._begun = group, self._begin(group)
+        return self._begun[1]
 
 
 class FailoverLearner:
@@ -72,6 +86,7 @@ class FailoverLearner:
         self._rests: bool | None = None  # see `rest`; None: the devices are the learner's alone
         self._updates = 0  # of this object's RL steps
         self._published: _Published | None = None
+        self._step: _Step | None = None  # under way
         self._unkept = ""  # why the updates since the last checkpoint cannot be repeated
         self._memory_call = ""  # that a rank was lost in for lack of memory, last
         self.meanwhile: Callable[[], object] = lambda: None  # see LearnerGroup; while a new group starts, too
@@ -84,8 +99,8 @@ class FailoverLearner:
 
     @property
     def busy(self) -> bool:
-        """A call is under way: what it lets happen meanwhile must not begin another."""
-        return self._calling > 0
+        """A call or a step is under way: what it lets happen meanwhile must not begin another."""
+        return self._calling > 0 or self._step is not None
 
     @property
     def computes_with(self) -> str:
@@ -146,16 +161,40 @@ class FailoverLearner:
         return self.call(lambda group: group.reference_kl(sequences, step))
 
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
-        result = self.call(lambda group: group.train_step(sequences, step, asked=asked))
-        self._updates += 1
-        if self._max_restarts and not self._unkept:
+        return self.begin_step(sequences, step, asked=asked).result()
+
+    def begin_step(
+        self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
+    ) -> StepUnderWay:
+        """See LearnerGroup. A group that is lost meanwhile is made again, and the step begun again, when `result` is
+        asked for, or `renew` before."""
+        self._step = under_way = _Step(lambda group: group.begin_step(sequences, step, asked=asked))
+
+        def result() -> StepResult:
             try:
-                self._kept.add(step, sequences, asked, result)
-            except OSError as error:
-                self._kept.clear()
-                self._unkept = f"what it was given since the last checkpoint was not kept: {error}"
-                self._on_event("steps_not_kept", f"{error}; a learner that is lost before the next checkpoint is lost")
-        return result
+                found = self.call(lambda group: under_way.of(group).result())
+            finally:
+                self._step = None
+            self._updates += 1
+            self._keep(step, sequences, asked, found)
+            return found
+
+        try:
+            self.call(under_way.of)
+        except BaseException:
+            self._step = None
+            raise
+        return StepUnderWay(result)
+
+    def _keep(self, step: int, sequences: Sequence[TrainSequence], asked: int | None, result: StepResult) -> None:
+        if not self._max_restarts or self._unkept:
+            return
+        try:
+            self._kept.add(step, sequences, asked, result)
+        except OSError as error:
+            self._kept.clear()
+            self._unkept = f"what it was given since the last checkpoint was not kept: {error}"
+            self._on_event("steps_not_kept", f"{error}; a learner that is lost before the next checkpoint is lost")
 
     def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
         manifest, ref = self.call(lambda group: group.publish(version, masters=masters))
@@ -168,11 +207,23 @@ class FailoverLearner:
 
     def renew(self) -> bool:
         """The buffer that was published last is nowhere any more: `renewed` gets another one, from a new group if this
-        one has lost the rank that kept it. Within `call`, where weights may be changing, it does not; True: it has, or
-        newer ones will be published."""
+        one has lost the rank that kept it. Within `call`, where weights may be changing, it does not, nor while all
+        ranks work on a step; True: it has, or newer ones will be published."""
         if self._calling:
             return True
         restarts = self._restarts
+        if (under_way := self._step) is not None:  # a rank that works on it has other weights than workers hold
+            working = True
+
+            def look(group: LearnerGroup) -> None:
+                nonlocal working
+                step = under_way.of(group)
+                if working := restarts != self._restarts or not step.ended():
+                    return
+                step.result()
+
+            self.call(look)
+            return working
 
         def publish(group: LearnerGroup) -> None:
             group.check()
@@ -231,6 +282,7 @@ class FailoverLearner:
     def rewind(self) -> bool:
         """After an update that a rank's own error has ended halfway: back to the last step's end, for a checkpoint of
         it. False: the last checkpoint is of that step, or it cannot be done, which was said."""
+        self._step = None
         if self._group is None or not len(self._kept) or self._unkept:
             return False
         group, self._group = self._group, None

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.learner import Place
-from actors.learner_group import LearnerGroup
+from actors.learner_group import LearnerGroup, StepUnderWay
 from actors.training.errors import LearnerLostError, LossKind, NonFiniteError
 from actors.training.types import StepResult, TrainSequence
 from launch.failover import FailoverLearner, KeptSteps
@@ -33,6 +33,7 @@ class World:
     groups: "list[Group]" = field(default_factory=list)
     kind: LossKind = "ended"
     node: str = "n"  # of a group that starts
+    ended = False  # of a step that is under way
 
     def call(self, name: str, do: Callable[[], Any]) -> Any:
         number = len(self.calls)
@@ -108,6 +109,9 @@ class Group:
 
         result: StepResult = self.ask(f"train_step {step}", do)
         return result
+
+    def begin_step(self, sequences: list[TrainSequence], step: int, *, asked: int | None) -> StepUnderWay:
+        return StepUnderWay(lambda: self.train_step(sequences, step, asked=asked), lambda: self.world.ended)
 
     def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Any]:
         found: tuple[WeightsManifest, Any] = self.ask(
@@ -405,7 +409,7 @@ def test_steps_that_cannot_be_kept_make_the_next_loss_the_last_until_a_checkpoin
     with made(world, tmp_path, events) as learner:
         learner.begin(None, 9)
         with monkeypatch.context() as patch:
-            patch.setattr("launch.failover.kept._write", _full)
+            patch.setattr("launch.failover.kept.write_arrays", _full)
             learner.train_step(sequences(1), 1)
         assert events == ["steps_not_kept: disk full; a learner that is lost before the next checkpoint is lost"]
         folder = tmp_path / "checkpoint"
@@ -415,7 +419,7 @@ def test_steps_that_cannot_be_kept_make_the_next_loss_the_last_until_a_checkpoin
         world.losses = {len(world.calls): False}
         learner.train_step(sequences(2), 2)  # it goes on from the checkpoint
         with monkeypatch.context() as patch:
-            patch.setattr("launch.failover.kept._write", _full)
+            patch.setattr("launch.failover.kept.write_arrays", _full)
             learner.train_step(sequences(3), 3)
         world.losses = {len(world.calls): False}
         with pytest.raises(LearnerLostError) as lost:
@@ -445,22 +449,6 @@ def test_other_losses_than_before_are_said(tmp_path: Path) -> None:
             Group.begin = begin  # type: ignore[method-assign]
     assert any(event.startswith("learner_differs: losses of step 1") for event in events)
     assert renewed == [1], "workers that come later need a buffer all the same"
-
-
-def test_metrics_are_of_the_step(tmp_path: Path) -> None:
-    world = World()
-    with made(world, tmp_path, [], clock=iter(range(100)).__next__) as learner:
-        learner.begin(None, 9)
-        learner.train_step(sequences(1), 1)
-        metrics, seconds = learner.take()
-        assert (metrics["learner/restarts"], metrics["learner/repeated_steps"], seconds) == (0, 0, {})
-        assert metrics["learner/kept_bytes"] > 0
-        world.losses = {len(world.calls): False}
-        learner.publish(1)
-        metrics, seconds = learner.take()
-        assert (metrics["learner/restarts"], metrics["learner/repeated_steps"]) == (1, 1)
-        assert seconds == {"recover": 1.0}
-        assert learner.take() == ({**metrics, "learner/restarts": 0.0, "learner/repeated_steps": 0.0}, {})
 
 
 def test_while_a_new_group_starts_and_works_the_driver_hears_others(tmp_path: Path) -> None:
