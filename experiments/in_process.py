@@ -23,6 +23,7 @@ from actors.engine.commands import Submit, UpdateWeights
 from actors.engine.native.core import build as build_engine
 from actors.engine.types import Finished, Rejected, Request, Rollout
 from actors.engine.wire import Start
+from actors.learner_group import StepUnderWay
 from actors.rewards import Grade, GradeItem
 from actors.rewards.grader import build as build_grader
 from actors.training.options import OptimizerOptions
@@ -113,6 +114,12 @@ class Learner:
 
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
         return self._trainer.rl_step(sequences, temperature=self._temperature, asked=asked)
+
+    def begin_step(
+        self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
+    ) -> StepUnderWay:
+        """The work is done when its result is asked for: what is sampled meanwhile was begun before."""
+        return StepUnderWay(lambda: self.train_step(sequences, step, asked=asked))
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         return self._trainer.sft_step(demonstrations)

@@ -89,6 +89,15 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     workers: WorkerCount = WorkerCount.fixed(1)
     prompts_per_step: Annotated[int, Field(ge=1, le=10**6, description="prompts per RL step")] = 16
     rollouts_per_prompt: Annotated[int, Field(ge=1, le=10**5, description="responses per prompt (group size)")] = 8
+    staleness: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1,
+            description="updates by which the weights that sample may be older than those that learn; 1: the next step "
+            "is sampled while this one is learned (staleness.md)",
+        ),
+    ] = 0
     quantization: Annotated[
         Quantization,
         Field(description="weights and activations of the layers' projections in rollouts; none: in model.dtype"),

@@ -10,6 +10,7 @@ from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
 from launch.config.check_abort import abort_issues
 from launch.config.check_eval import eval_issues, response_limits
+from launch.config.check_staleness import staleness_issues
 from launch.config.check_systems import system_issues
 from launch.config.check_token_budget import budget_issues
 from launch.config.issues import Issue
@@ -27,6 +28,7 @@ def check_values(config: Config) -> list[Issue]:
     rules = (
         *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
         *(_reward, _data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues, eval_issues),
+        staleness_issues,
     )
     return [issue for rule in rules for issue in rule(config)]
 

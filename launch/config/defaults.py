@@ -1,4 +1,4 @@
-"""Defaults that follow from other keys: from what the engine can do, from the longest response, and from a budget.
+"""Defaults that follow from other keys: from what the engine can do, from the longest response, a budget, staleness.
 
 Owns which keys these are. What is written stays as it is, whatever it says; whether it can be is for
 launch.config.check.
@@ -66,10 +66,10 @@ def settled(config: Config) -> tuple[Config, dict[str, str]]:
     """The configuration with these defaults, and the dotted keys that got one from the engine: where it comes from.
     One whose keys are all written, as a run's own, comes back equal."""
     origins = dict[str, str]()
-    for key, value in _of_engine(config):
+    for source, key, value in (*_of_engine(config), *_of_staleness(config)):
         if not _written(config, key):
             config = replaced(config, key, value)
-            origins[key] = f"{BACKEND}: {config.rollout.engine.backend}"
+            origins[key] = source
     if config.rollout.abort.enabled and config.rollout.abort.marker is None and len(read := markers_of(config)) == 1:
         config = replaced(config, "rollout.abort.marker", read[0])
         origins["rollout.abort.marker"] = "reward.terms"
@@ -77,17 +77,30 @@ def settled(config: Config) -> tuple[Config, dict[str, str]]:
     return config.model_copy(update={"objective": sized}), origins
 
 
-def _of_engine(c: Config) -> Iterator[tuple[str, Any]]:
-    """Where its capabilities make the schema's default meaningless or impossible."""
-    can, correction = BACKENDS[c.rollout.engine.backend], "objective.sampler_correction"
-    if not can.learner_network and not _written(c, f"{correction}.weights"):
+def _of_engine(c: Config) -> Iterator[tuple[str, str, Any]]:
+    """(where it comes from, key, value), where its capabilities make the schema's default meaningless or impossible."""
+    can, source = BACKENDS[c.rollout.engine.backend], f"{BACKEND}: {c.rollout.engine.backend}"
+    if not can.learner_network:
+        yield from ((source, key, value) for key, value in _corrected(c))
+    if not can.batch_invariant:
+        yield source, "rollout.speculation.verification", "rejection"
+    if not can.hidden_states:
+        yield source, "drafter.recording.source", "learner"
+
+
+def _of_staleness(c: Config) -> Iterator[tuple[str, str, Any]]:
+    """Likewise: responses of another policy than the one that learns are weighed."""
+    if c.rollout.staleness:
+        yield from ((f"rollout.staleness: {c.rollout.staleness}", key, value) for key, value in _corrected(c))
+
+
+def _corrected(c: Config) -> Iterator[tuple[str, Any]]:
+    """Truncated importance weights for each token, unless others are written."""
+    correction = "objective.sampler_correction"
+    if not _written(c, f"{correction}.weights"):
         yield f"{correction}.weights", "token"
         if c.objective.sampler_correction.mask == "none":
             yield f"{correction}.truncate", TRUNCATE
-    if not can.batch_invariant:
-        yield "rollout.speculation.verification", "rejection"
-    if not can.hidden_states:
-        yield "drafter.recording.source", "learner"
 
 
 def _written(config: Config, key: str) -> bool:

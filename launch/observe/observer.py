@@ -105,7 +105,9 @@ class Observer:
         with self._lock:
             self._journals["metrics"].write({"step": record.step, "kind": "step", "at_s": self._clock(), **scalars})
             if len(record.lengths):
-                self._journals["lengths"].write({"step": record.step, "lengths": [int(n) for n in record.lengths]})
+                versions = {"versions": [int(n) for n in record.versions]} if len(record.versions) else {}
+                lengths = {"lengths": [int(n) for n in record.lengths]}
+                self._journals["lengths"].write({"step": record.step, **lengths, **versions})
             if speculation is not None:
                 self._journals["speculation"].write({"step": record.step, **speculation.to_json()})
             if drafter is not None:

@@ -31,6 +31,7 @@ class StepRecord:
     metrics: Mapping[str, float]  # "reward/mean", "tokens_per_s", ...; see docs/observing.md
     seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
     lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
+    versions: Sequence[int] = ()  # of the weights that sampled each response; empty: all are the step's own
     speculation: StepSpeculation | None = None  # gives speculation/* and speculation.jsonl; None: it is off
     rollouts_per_prompt: Sequence[int] = ()  # asked for, by prompt; gives budget.jsonl; empty: no budget, no abort
     drafter: StepDrafter | None = None  # gives drafter/* and drafter.jsonl; None: no drafter is trained
@@ -61,6 +62,7 @@ class Sample:
     error: str | None = None  # why grading failed
     uid: str = ""  # of the prompt: data.id_field, else set and record number
     set: str = ""  # the held-out set; empty: of training
+    version: int | None = None  # of the weights that sampled it: the RL steps that had been done
 
 
 def length_metrics(lengths: Sequence[int]) -> dict[str, float]:

@@ -2,9 +2,11 @@
 wrong weights or wrong numerics show here first, long before they show in the reward.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from actors.engine.capabilities import BACKENDS
+from actors.training.types import TrainSequence
 from launch.config import Config
 from launch.errors import PacelineError
 from launch.precision import aligned
@@ -19,6 +21,11 @@ DEFAULT_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 # show more of it (0.4 in four bits).
 LOW_BIT_LIMITS = {"w8a8": 0.25, "fp8": 1.0, "w4a8": 1.0, "w4a16": 1.0, "w3a8": 2.0, "w2a8": 10.0}
 
+# What responses of older weights are granted beyond that: their gap also is how far the policy has moved, which at
+# sensible learning rates is 0.01 to 0.1. A nat on average is no policy's update, or one that no weight makes up for.
+MOVED = 1.0
+LEAST_TOKENS = 256  # of older weights, by which a worker is judged: a mean over few is that of a few surprises
+
 
 class DisagreementError(PacelineError):
     """A rollout worker samples from another distribution than the learner holds."""
@@ -32,10 +39,25 @@ def gap_limit(config: Config) -> float:
     return config.rollout.max_logprob_gap or DEFAULT_LIMITS[coarse] + apart
 
 
-def check_agreement(config: Config, step: int, metrics: Mapping[str, float]) -> None:
-    """Raise DisagreementError if some worker's mean gap (`logprob_gap/worker/<name>`) exceeds the limit, or is none."""
+def check_agreement(
+    config: Config,
+    step: int,
+    metrics: Mapping[str, float],
+    sequences: Sequence[TrainSequence] = (),
+    *,
+    stale: bool = False,
+) -> None:
+    """Raise DisagreementError if some worker's mean gap (`logprob_gap/worker/<name>`) exceeds the limit, or is none.
+    `stale`: `sequences` were sampled with older weights than they are compared under."""
     limit = gap_limit(config)
+    if stale and config.rollout.max_logprob_gap is None:
+        limit += MOVED
     gaps = {name.removeprefix(PER_WORKER): gap for name, gap in metrics.items() if name.startswith(PER_WORKER)}
+    if stale:
+        drawn = Counter[str]()
+        for sequence in sequences:
+            drawn[sequence.sampler] += len(sequence.response_tokens)
+        gaps = {worker: gap for worker, gap in gaps.items() if drawn[worker] >= LEAST_TOKENS}
     wrong = {worker: gap for worker, gap in gaps.items() if not gap <= limit}
     if wrong:
         named = ", ".join(f"{worker}: {gap:.2g}" for worker, gap in sorted(wrong.items()))

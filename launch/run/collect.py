@@ -66,12 +66,14 @@ class Collector:
         phase: str,
         *,
         same_step: bool = False,
+        to_the_end: bool = False,
         decoding: Callable[[], None] = lambda: None,
         sampled: Callable[[], None] = lambda: None,
     ) -> Round:
         """Sample and grade; one group per pick, in their order.
 
-        `same_step`: a further round of the RL step before, whose failures count on. `decoding` is called once, when the
+        `same_step`: a further round of the RL step before, whose failures count on. `to_the_end`: it is not given up
+        when the run is asked to stop. `decoding` is called once, when the
         first response has come: by then every worker that gets work has it; `sampled` once, when nothing is left to
         sample, whatever happened.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
@@ -102,7 +104,10 @@ class Collector:
             self._fleet.begins(phase)
         try:
             stats = self._dispatcher.run(
-                batch.requests, finished, tick=self._rewards.poll, should_stop=lambda: bool(self._interrupt)
+                batch.requests,
+                finished,
+                tick=self._rewards.poll,
+                should_stop=lambda: not to_the_end and bool(self._interrupt),
             )
         finally:
             sampled()

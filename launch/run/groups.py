@@ -43,6 +43,7 @@ class Graded:
             answer=str(pick.prompt.record.get("answer", "")),
             parts=self.grade.parts,
             error=self.grade.error,
+            version=self.rollout.weights_version,
         )
 
 

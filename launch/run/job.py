@@ -40,7 +40,7 @@ from launch.fleet.notices import Notices
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
 from launch.precision import precision_text
-from launch.run.collect import Collector
+from launch.run.collect import Collector, Round
 from launch.run.inputs import HeldOut, Inputs, load_inputs
 from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
@@ -79,13 +79,19 @@ class Job:
     speculation: SpeculationMeter | None = None  # None: it is off
     drafter: DrafterTraining | None = None  # None: no drafter is trained
     steps_done: int = 0
+    ahead: list[Round] | None = None  # the next step's responses, where those are sampled while this one is learned
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
     boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner is past it
+
+    @property
+    def sampled_step(self) -> int:
+        """The last RL step whose responses were sampled."""
+        return self.steps_done + (self.ahead is not None)
 
     def publish(self) -> Published:
         """Hand the learner's weights to every rollout worker; returns when all have answered for them."""
         if self.drafter is not None:
-            self.drafter.reached("publishing", self.steps_done)
+            self.drafter.reached("publishing", self.sampled_step)
             self.dispatcher.settle()  # what trainers have made is fetched while the target's weights are on their way
         published = self.publisher.publish(self.steps_done)
         if self.drafter is not None:
@@ -97,9 +103,10 @@ class Job:
         return learner_span(self.observer, kind)
 
     def state_dict(self) -> dict[str, Any]:
-        """The driver's side of a checkpoint, JSON."""
+        """The driver's side of a checkpoint, JSON but for `ahead`, which gets a file of its own (launch.run.ahead)."""
         return {
             "steps_done": self.steps_done,
+            "ahead": self.ahead,
             "order": self.order.state_dict(),
             "lengths": self.lengths.state_dict(),
             "token_budget": self.budget.state_dict(),
@@ -109,7 +116,7 @@ class Job:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps_done = int(state["steps_done"])
+        self.steps_done, self.ahead = int(state["steps_done"]), state.get("ahead")
         self.order.load_state_dict(state["order"])
         self.lengths.load_state_dict(state["lengths"])
         self.budget.load_state_dict(state.get("token_budget", {}))
@@ -246,7 +253,7 @@ def open_job(
             placement,
             slots=config.rollout.engine.max_running,
             on_event=observer.event,
-            rollouts_left=lambda: config.run.steps - observer.current_step + 1 + more,
+            rollouts_left=lambda: config.run.steps - observer.current_step + 1 + more - config.rollout.staleness,
             training=lambda: drafter is not None and drafter.trains,
             autoscaler=Autoscaler(placement.plan),
             vouched=versions.vouched if versions is not None else None,

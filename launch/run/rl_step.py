@@ -9,18 +9,21 @@ from functools import partial
 import numpy as np
 
 from actors.engine.types import FinishReason
-from actors.training.types import StepResult, TrainSequence
+from actors.learner_group import StepUnderWay
+from actors.training.types import StepResult
 from launch.batch import Batch
 from launch.config import Config
 from launch.errors import PacelineError
 from launch.observe import Span, StepRecord
 from launch.run.agreement import check_agreement
 from launch.run.collect import Round
-from launch.run.groups import Graded, natural_mean, signal, training_sequences, with_kl
+from launch.run.groups import Graded, Group, natural_mean, signal, training_sequences, with_kl
 from launch.run.job import Job
 from launch.run.publish import Published
 from launch.run.skip import PASSED_OVER, next_picks, observe, skip_metrics
 from policies.dynamic_sampling import prompts_to_sample
+
+STALENESS = "staleness/mean"
 
 
 class NoRolloutsError(PacelineError):
@@ -30,16 +33,21 @@ class NoRolloutsError(PacelineError):
 def rl_step(job: Job) -> None:
     """Do the next RL step, record it, and leave its weights on every worker.
 
+    With `rollout.staleness` its responses were sampled within the step before, and those of the next one are sampled
+    while it is learned, with the weights that workers have: all is over when they get the new ones.
     Raises Interrupted only before the weights change; NoRolloutsError, DisagreementError, and what the workers, the
     reward pool and the learner raise.
     """
-    config, start_s = job.config, time.monotonic()
+    config, start_s, step = job.config, time.monotonic(), job.steps_done + 1
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
-    job.memory.decode()
-    tick(job)
-    rounds = sample(job)
+    sampled: list[Round] = []  # within this call
+    if job.ahead is None:
+        job.memory.decode()
+        tick(job)
+        sampled += sample(job, step)
+    rounds = job.ahead or list(sampled)
     tick(job)
     groups = [group for collected in rounds for group in collected.groups]
     asked = sum(collected.stats.requests for collected in rounds)
@@ -57,23 +65,30 @@ def rl_step(job: Job) -> None:
     job.observer.progress("learn", 0, len(sequences))
     job.memory.learn()
     if config.objective.kl_in_reward:
-        kl = job.learner.reference_kl(sequences, job.steps_done + 1)
+        kl = job.learner.reference_kl(sequences, step)
         sequences, kl_metrics = with_kl(sequences, kl, config.objective)
         group_metrics |= kl_metrics
     boundary, job.boundary = job.boundary, None
+    ahead: list[Round] | None = None
     try:
-        result = learn(job, sequences, asked)
+        under_way = job.learner.begin_step(sequences, step, asked=asked)
+        if config.rollout.staleness and step < config.run.steps:
+            first_id = sum(collected.stats.requests for collected in sampled)  # of responses of the same weights
+            ahead = sample(job, step + 1, first_id=first_id, to_the_end=True)
+            sampled += ahead
+        result = learned(job, under_way)
     except Exception:
         if job.learner.rewind():
             job.boundary = boundary
         raise
-    check_agreement(config, job.steps_done + 1, result.metrics)
+    stale = stale_metrics(config, groups, step - 1)
+    check_agreement(config, step, result.metrics, sequences, stale=stale.get(STALENESS, 0.0) > 0)
     if job.drafter is not None:
         job.drafter.learned(result)
     tick(job)
     publish_s = time.monotonic()
     job.observer.progress("publish")
-    job.steps_done += 1
+    job.steps_done, job.ahead = step, ahead
     job.boundary = job.state_dict()
     handed = Published()
     try:
@@ -81,32 +96,37 @@ def rl_step(job: Job) -> None:
     finally:  # the step is complete without it: whoever resumes from here finds its record
         end_s = time.monotonic()
         members = [member for group in groups for member in group.members]
-        speculation = job.speculation.take(verified(members)) if job.speculation is not None else None
+        drawn = [member for collected in sampled for member in collected.members]
+        speculation = job.speculation.take(verified(drawn)) if job.speculation is not None else None
         responses = [member.sample(group.pick) for group in groups for member in group.members]
         learner_metrics, learner_seconds = job.learner.take()
+        meanwhile_s = sum(collected.rollout_s + collected.reward_wait_s for collected in ahead or ())
         job.observer.samples(job.steps_done, responses)
         job.observer.step(
             StepRecord(
                 step=job.steps_done,
                 metrics=rollout_metrics(rounds, uneven=uneven)
                 | group_metrics
+                | stale
                 | result.metrics
                 | handed.metrics
                 | learner_metrics
                 | (job.fleet.take() if job.fleet is not None else {})
                 | (job.notices.take() if job.notices is not None else {}),
                 seconds={
-                    "rollout": sum(collected.rollout_s for collected in rounds),
-                    "reward_wait": sum(collected.reward_wait_s for collected in rounds),
-                    "learn": publish_s - learn_s,
+                    "rollout": sum(collected.rollout_s for collected in sampled),
+                    "reward_wait": sum(collected.reward_wait_s for collected in sampled),
+                    "learn": publish_s - learn_s - meanwhile_s,
+                    **({"overlap": min(sum(result.seconds.values()), meanwhile_s)} if ahead else {}),
                     **handed.seconds,
                     **learner_seconds,
                     "step": end_s - start_s,
                 },
                 lengths=[member.rollout.tokens.size for member in members],
+                versions=[member.rollout.weights_version for member in members] if stale else [],
                 rollouts_per_prompt=rollouts_per_prompt(config, rounds),
                 speculation=speculation,
-                drafter=job.drafter.take(job.steps_done, speculation) if job.drafter is not None else None,
+                drafter=job.drafter.take(job.sampled_step, speculation) if job.drafter is not None else None,
             )
         )
 
@@ -119,29 +139,33 @@ def tick(job: Job) -> None:
         job.fleet.tick()
 
 
-def sample(job: Job) -> list[Round]:
-    """The rollouts of one RL step, graded: of its prompts, and with dynamic sampling of further ones in the prompt
+def sample(job: Job, step: int, *, first_id: int = 0, to_the_end: bool = False) -> list[Round]:
+    """The rollouts of RL step `step`, graded: of its prompts, and with dynamic sampling of further ones in the prompt
     order, until `rollout.prompts_per_step` groups have signal or `objective.dynamic_sampling.max_rounds` are done.
 
     What a round asks for follows from the rewards before it, so it is the same wherever the step runs, and a step that
     is given up leaves the prompt order of the checkpoint as it was. Raises NoRolloutsError for the first round only:
-    what one brings can be learned from without the next.
+    what one brings can be learned from without the next. `first_id`, `to_the_end`: see Batch, Collector.run.
     """
     wanted, objective = job.config.rollout.prompts_per_step, job.config.objective
-    rounds = [sample_round(job, wanted)]
-    require_some(rounds[0], job.steps_done + 1)
-    while len(rounds) < objective.dynamic_sampling.max_rounds:
-        groups = [group for collected in rounds for group in collected.groups]
-        found = sum(signal(group, objective) for group in groups)
-        if not (count := prompts_to_sample(wanted, found, len(groups))):
+    rounds: list[Round] = []
+    count = wanted
+    while count:
+        asked = first_id + sum(collected.stats.requests for collected in rounds)
+        rounds.append(sample_round(job, count, step, first_id=asked, refill=bool(rounds), to_the_end=to_the_end))
+        if len(rounds) == 1:
+            require_some(rounds[0], step)
+        if len(rounds) == objective.dynamic_sampling.max_rounds:
             break
-        rounds.append(sample_round(job, count, first_id=sum(collected.stats.requests for collected in rounds)))
+        groups = [group for collected in rounds for group in collected.groups]
+        count = prompts_to_sample(wanted, sum(signal(group, objective) for group in groups), len(groups))
     return rounds
 
 
-def sample_round(job: Job, prompts: int, *, first_id: int = 0) -> Round:
-    """The next `prompts` prompts of the order, sampled and graded. `first_id`: how many requests of this RL step went
-    before, 0 in its first round."""
+def sample_round(
+    job: Job, prompts: int, step: int, *, first_id: int = 0, refill: bool = False, to_the_end: bool = False
+) -> Round:
+    """The next `prompts` prompts of the order, sampled and graded for RL step `step`. `refill`: not the first ones."""
     picks, passed_over = next_picks(job.order, job.prompts, prompts, job.skip)
     expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
     plan = job.budget.plan(picks)
@@ -154,9 +178,11 @@ def sample_round(job: Job, prompts: int, *, first_id: int = 0) -> Round:
         stop=plan.stop,
         first_id=first_id,
     )
-    phase = "refill" if first_id else "rollout"
-    with spare_time(job) as (decoding, sampled):
-        collected = job.collector.run(batch, phase, same_step=first_id > 0, decoding=decoding, sampled=sampled)
+    phase = "refill" if refill else "rollout"
+    with spare_time(job, step) as (decoding, sampled):
+        collected = job.collector.run(
+            batch, phase, same_step=refill, to_the_end=to_the_end, decoding=decoding, sampled=sampled
+        )
     for group in collected.groups:
         if group.members:
             lengths = [member.rollout.tokens.size for member in group.members]
@@ -172,10 +198,10 @@ Call = Callable[[], None]
 
 
 @contextmanager
-def spare_time(job: Job) -> Iterator[tuple[Call, Call]]:
-    """Around a rollout. Yields what to call when all workers have work, and when nothing is left to sample: between the
-    two, and longer where that disturbs nobody, workers without work may train the drafter."""
-    drafter, step = job.drafter, job.steps_done + 1
+def spare_time(job: Job, step: int) -> Iterator[tuple[Call, Call]]:
+    """Around a rollout for RL step `step`. Yields what to call when all workers have work, and when nothing is left to
+    sample: between the two, and longer where that disturbs nobody, workers without work may train the drafter."""
+    drafter = job.drafter
     if drafter is None:
         yield lambda: None, lambda: None
         return
@@ -210,16 +236,24 @@ def require_some(collected: Round, step: int) -> None:
     )
 
 
-def learn(job: Job, sequences: list[TrainSequence], asked: int) -> StepResult:
+def learned(job: Job, under_way: StepUnderWay) -> StepResult:
     """The learner's part, drawn on the timeline. An empty batch (every group dropped) changes nothing."""
-    step = job.steps_done + 1
-    result = job.learner.train_step(sequences, step, asked=asked)
+    result = under_way.result()
     begin_s = result.started_s
     for phase, seconds in result.seconds.items():
         if seconds > 0:
-            job.observer.span(Span("learner", phase, begin_s, begin_s + seconds, step))
+            job.observer.span(Span("learner", phase, begin_s, begin_s + seconds, job.steps_done + 1))
         begin_s += seconds
     return result
+
+
+def stale_metrics(config: Config, groups: Sequence[Group], learner_version: int) -> dict[str, float]:
+    """How many updates older than the learner's weights those are that sampled what it learns from, over responses; {}
+    where none can be."""
+    found = [learner_version - member.rollout.weights_version for group in groups for member in group.members]
+    if not found or not (config.rollout.staleness or any(found)):
+        return {}
+    return {STALENESS: float(np.mean(found)), "staleness/min": float(min(found)), "staleness/max": float(max(found))}
 
 
 def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[str, float]:

@@ -20,6 +20,7 @@ from launch.observe import Observer
 from launch.precision import note_evaluation
 from launch.report import write_report
 from launch.report.summary import print_summary
+from launch.run.ahead import AHEAD_FILE, read_ahead, write_ahead
 from launch.run.best import keep_best
 from launch.run.evaluate import evaluate_job, evaluate_masters
 from launch.run.inputs import Inputs, load_inputs
@@ -143,7 +144,7 @@ def run(
         if checkpoint is not None:
             observer.progress("loading the checkpoint")
             job.learner.load(checkpoint / LEARNER_DIR)
-            job.load_state_dict(read_state(checkpoint))
+            job.load_state_dict(read_state(checkpoint) | {"ahead": read_ahead(checkpoint, job.prompts)})
             if (drafters := checkpoint / DRAFTERS_DIR).is_dir():
                 job.dispatcher.drafters.load(str(drafters.resolve()))
             if job.drafter is not None:
@@ -210,11 +211,14 @@ def save(job: Job, run_dir: Path) -> int:
     assert state is not None, "the learner is between two states"
     job.observer.progress("checkpoint")
     state = {**state, "evaluations": job.evaluations}
+    ahead = state.pop("ahead", None)
     if job.drafter is not None:  # as it is now, like its weights
         state["drafter"] = job.drafter.state_dict()
 
     def write(learner_dir: Path) -> None:
         job.learner.save(learner_dir)
+        if ahead is not None:
+            write_ahead(learner_dir.parent / AHEAD_FILE, ahead)
         save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
         save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
 

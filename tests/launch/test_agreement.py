@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from actors.training.types import TrainSequence
 from launch.config import Config, load_config
 from launch.run.agreement import DEFAULT_LIMITS, LOW_BIT_LIMITS, DisagreementError, check_agreement, gap_limit
 from models.formats import FORMATS
@@ -29,6 +31,31 @@ def test_only_the_worker_that_disagrees_is_named(write_config: Write, bad: float
 def test_agreement_and_an_empty_step_pass(write_config: Write) -> None:
     check_agreement(config(write_config), 1, {"logprob_gap/worker/rollout-0": 9e-4, "logprob_gap/max": 9.0})
     check_agreement(config(write_config), 1, {})
+
+
+def test_responses_of_older_weights_are_granted_the_policys_own_movement(write_config: Write) -> None:
+    """By workers that drew enough of them; a limit that is written is one."""
+
+    def drew(worker: str, tokens: int) -> TrainSequence:
+        return TrainSequence(
+            prompt_tokens=np.zeros(1, np.int32),
+            response_tokens=np.zeros(tokens, np.int32),
+            sampler_logprobs=np.zeros(tokens, np.float32),
+            sampler_logprobs_t1=None,
+            advantage=0.0,
+            sampler=worker,
+        )
+
+    drawn = [drew("rollout-0", 200), drew("rollout-0", 200), drew("rollout-1", 20)]
+    usual = config(write_config)
+    moved = {"logprob_gap/worker/rollout-0": 0.1, "logprob_gap/worker/rollout-1": 2.0}
+    check_agreement(usual, 2, moved, drawn, stale=True)
+    with pytest.raises(DisagreementError, match=r"rollout-0: 0\.1, rollout-1: 2"):
+        check_agreement(usual, 2, moved, drawn)
+    with pytest.raises(DisagreementError, match="rollout-0: 3"):
+        check_agreement(usual, 2, {**moved, "logprob_gap/worker/rollout-0": 3.0}, drawn, stale=True)
+    with pytest.raises(DisagreementError, match=r"rollout-0: 0\.1"):
+        check_agreement(config(write_config, "rollout.max_logprob_gap=0.05"), 2, moved, drawn, stale=True)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -55,6 +55,7 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     (["rollout.workers=two"], "rollout.workers", "expected an integer"),
     (["rollout.workers=null"], "rollout.workers", "expected an integer"),
     (["rollout.workers=[1]"], "rollout.workers", "expected an integer"),
+    (["rollout.staleness=2"], "rollout.staleness", "<= 1"),
     (["rollout.prompts_per_step=1000000000"], "rollout.prompts_per_step", "<= 1000000"),
     (["rollout.rollouts_per_prompt=0"], "rollout.rollouts_per_prompt", ">= 1"),
     (["rollout.rollouts_per_prompt=1"], "rollout.rollouts_per_prompt", "no others to be compared with"),

@@ -21,6 +21,7 @@ SHARE = [f"{B}.share=0.5"]
 NETWORKS = [f"{S}={{strategies: ['eagle:4', 'self:4'], eagle: {{path: random}}}}"]
 ABORT = ["rollout.abort.enabled=true"]
 PYTHON = ["reward.terms=[{kind: python, function: 'a.b:grade'}]"]
+STALE = ["rollout.staleness=1"]
 INVARIANT = ["model.batch_invariant=true"]
 
 # Row of the table (its first two cells); this; beside; the key that is refused.
@@ -57,6 +58,14 @@ CASES: list[tuple[str, list[str], list[str], str]] = [
     ("fp8|A100", [*ON_GPU, f"{Q}=fp8"], ["cluster.gpu=A100"], Q),
     ("quantization|transformers", [f"{Q}=w8a8"], ["model.implementation=transformers"], "model.implementation"),
     ("quantization|autocast", [f"{Q}=w8a8"], ["learner.autocast_bf16=true"], "learner.autocast_bf16"),
+    (
+        "staleness|weights: none",
+        STALE,
+        ["objective.sampler_correction.weights=none"],
+        "objective.sampler_correction.weights",
+    ),
+    ("staleness|colocated", STALE, ON_GPU, "rollout.staleness"),
+    ("staleness|colocated", STALE, ["cluster.offload=always"], "cluster.offload"),
     ("tbpo|mini-batch", ["objective.name=tbpo"], ["learner.mini_batches=1"], "learner.mini_batches"),
     ("budget|dynamic_sampling", SHARE, ["objective.name=dapo"], "objective.dynamic_sampling.max_rounds"),
     ("budget|`min_rollouts` beyond", SHARE, [f"{B}.min_rollouts=6"], f"{B}.share"),

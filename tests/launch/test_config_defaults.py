@@ -110,3 +110,24 @@ def test_an_objective_that_a_budget_biases_is_called_so(write_config: Write) -> 
     assert biases_of(load_config(write_config(), budget).config) == []
     assert biases_of(load_config(write_config(), [*budget, "objective.name=grpo"]).config)
     assert biases_of(load_config(write_config(), ["rollout.skip.after=2"]).config) == [BIAS]
+
+
+def test_an_older_policys_responses_are_weighed_and_it_is_shown(write_config: Write) -> None:
+    loaded = load_config(write_config(), ["rollout.staleness=1"])
+    correction = loaded.config.objective.sampler_correction
+    assert (correction.weights, correction.truncate) == ("token", 2.0)
+    shown = {line.strip(): source for line, source in resolved_lines(loaded)}
+    assert shown["weights: token"] == shown["truncate: 2.0"] == "rollout.staleness: 1"
+    written = load_config(write_config(), ["rollout.staleness=1", f"{CORRECTION}.weights=sequence"]).config
+    assert written.objective.sampler_correction.weights == "sequence"
+    masked = load_config(write_config(), ["rollout.staleness=1", f"{CORRECTION}.mask=token"]).config
+    assert (masked.objective.sampler_correction.weights, masked.objective.sampler_correction.truncate) == (
+        "token",
+        None,
+    )
+    (bias,) = biases_of(
+        load_config(
+            write_config(), ["rollout.staleness=1", "rollout.budget.share=0.5", "learner.mini_batches=1"]
+        ).config
+    )
+    assert bias.startswith("rollout.staleness")

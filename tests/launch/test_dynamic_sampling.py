@@ -85,14 +85,14 @@ def never(prompt: int) -> list[float]:
 @pytest.mark.parametrize(("rewards", "max_rounds"), [(mixed, 5), (never, 1), (every_other, 1)])
 def test_there_is_one_round_where_nothing_is_missing_or_nothing_is_asked_for(rewards: Rewards, max_rounds: int) -> None:
     world = World(rewards, max_rounds)
-    assert len(sample(world.job)) == 1
+    assert len(sample(world.job, 1)) == 1
     assert world.asked == [order(WANTED)]
     assert world.phases == [("rollout", False)]
 
 
 def test_rounds_take_the_next_prompts_of_the_order_until_enough_groups_have_signal() -> None:
     world = World(every_other, 10)
-    rounds = sample(world.job)
+    rounds = sample(world.job, 1)
     asked = [prompt for prompts in world.asked for prompt in prompts]
     assert asked == order(len(asked))
     assert world.ids == list(range(2 * len(asked)))  # as the buffer of hidden states knows its records
@@ -104,7 +104,7 @@ def test_rounds_take_the_next_prompts_of_the_order_until_enough_groups_have_sign
 
 def test_rounds_end_at_max_rounds() -> None:
     world = World(never, 3)
-    rounds = sample(world.job)
+    rounds = sample(world.job, 1)
     assert [len(prompts) for prompts in world.asked] == [WANTED] * 3
     assert refill_metrics(rounds) == {"groups/rounds": 3.0, "groups/refilled": 8.0, "tokens/refilled": 160.0}
 
@@ -112,16 +112,16 @@ def test_rounds_end_at_max_rounds() -> None:
 def test_a_resumed_step_asks_for_what_the_interrupted_one_asked_for() -> None:
     """Interrupted in the second round; the checkpoint's prompt order is that of before the step."""
     undisturbed = World(every_other, 10)
-    sample(undisturbed.job)
+    sample(undisturbed.job, 1)
     world = World(every_other, 10)
     before = world.job.order.state_dict()
     world.interrupt_at = 1
     with suppress(Interrupted):
-        sample(world.job)
+        sample(world.job, 1)
     assert len(world.asked) == 1
     resumed = World(every_other, 10)
     resumed.job.order.load_state_dict(before)
-    sample(resumed.job)
+    sample(resumed.job, 1)
     assert resumed.asked == undisturbed.asked
 
 
@@ -134,7 +134,7 @@ def test_each_round_gives_idle_workers_their_spare_time() -> None:
         reached=lambda moment, step: told.append(f"{moment} {step}"),
         make_room=lambda dispatcher: told.append("room"),
     )
-    rounds = sample(world.job)
+    rounds = sample(world.job, 1)
     assert len(rounds) > 1
     assert told == ["graded 1", "room"] * len(rounds)  # this collector neither decodes nor ends
 
@@ -145,7 +145,7 @@ def test_a_first_round_without_any_grade_raises_and_a_later_one_does_not() -> No
     empty = Round(groups=[group_of([])], stats=lost, rollout_s=1.0, reward_wait_s=0.0)
     world.run = lambda *_, **__: empty  # type: ignore[method-assign]
     with pytest.raises(NoRolloutsError, match="rollout 0: lost"):
-        sample(world.job)
+        sample(world.job, 1)
     first = set(order(WANTED))
     later = World(lambda prompt: [1.0, 1.0] if prompt in first else [], 3)
-    assert len(sample(later.job)) == 3
+    assert len(sample(later.job, 1)) == 3

@@ -26,7 +26,7 @@ def world_with(skip: PromptSkip | None, rewards: Rewards, max_rounds: int = 1) -
 
 def steps(world: World, count: int) -> list[dict[str, float]]:
     """The metrics of so many RL steps."""
-    return [rollout_metrics(sample(world.job)) for _ in range(count)]
+    return [rollout_metrics(sample(world.job, 1)) for _ in range(count)]
 
 
 def test_settled_prompts_are_passed_over_and_the_order_goes_on() -> None:
@@ -73,7 +73,7 @@ def test_rounds_of_dynamic_sampling_are_counted_together() -> None:
     several = []
     taken = 0
     for _ in range(20):
-        rounds = sample(world.job)
+        rounds = sample(world.job, 1)
         row = rollout_metrics(rounds)
         state = world.job.order.state_dict()
         turns = state["epoch"] * PROMPTS + state["position"] - taken

@@ -58,7 +58,9 @@ class Stage:
 
     @contextmanager
     def open_job(self, *_: object) -> Iterator[SimpleNamespace]:
-        self.job = job = SimpleNamespace(config=self.config, steps_done=0, evaluations={}, boundary=None, drafter=None)
+        self.job = job = SimpleNamespace(
+            config=self.config, steps_done=0, evaluations={}, boundary=None, drafter=None, prompts=[]
+        )
         job.notices = self.notices
         job.state_dict = lambda: {"steps_done": job.steps_done, "evaluations": dict(job.evaluations)}
         job.load_state_dict = lambda state: job.__dict__.update(state)

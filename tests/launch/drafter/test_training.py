@@ -69,8 +69,8 @@ def test_when_the_drafter_is_trained(
 def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
     make: Make, driver: Driver, layout: str, fails: bool
 ) -> None:
-    job: Any = SimpleNamespace(drafter=make(cluster={"layout": layout}), dispatcher=Dispatcher(), steps_done=3)
-    with contextlib.suppress(NoWorkersError), spare_time(job) as (decoding, sampled):
+    job: Any = SimpleNamespace(drafter=make(cluster={"layout": layout}), dispatcher=Dispatcher())
+    with contextlib.suppress(NoWorkersError), spare_time(job, 4) as (decoding, sampled):
         assert driver.said == []
         decoding()
         assert driver.said == [(4, True)]
@@ -79,7 +79,7 @@ def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
         if fails:
             raise NoWorkersError("none is left")
     assert driver.said == [(4, True), 4]
-    with spare_time(SimpleNamespace(drafter=None, steps_done=3)) as calls:
+    with spare_time(SimpleNamespace(drafter=None), 4) as calls:
         for call in calls:
             call()
 

@@ -1,0 +1,98 @@
+"""Responses that were sampled ahead come back from a checkpoint with every number as it was."""
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.data import Prompt
+from actors.engine.types import FinishReason, Rollout, Sampled
+from actors.rewards.types import Grade
+from launch.batch import Pick
+from launch.dispatch import DispatchStats
+from launch.dispatch.ledger import FailedRequest
+from launch.run.ahead import AHEAD_FILE, read_ahead, write_ahead
+from launch.run.collect import Round
+from launch.run.groups import Graded, Group
+
+PROMPTS = [
+    Prompt(prompt_id=i, tokens=np.array([i], np.int32), text=f"p{i}", record={}, where="", uid=f"u{i}") for i in (3, 9)
+]
+NUMBERS = st.floats(allow_nan=False, allow_subnormal=False)
+
+
+@st.composite
+def members(draw: st.DrawFn) -> Graded:
+    length = draw(st.integers(1, 5))
+
+    def logprobs() -> np.ndarray:
+        return np.array(draw(st.lists(st.floats(-50, 0, width=32), min_size=length, max_size=length)), np.float32)
+
+    error = draw(st.none() | st.text())
+    rollout = Rollout(
+        request_id=draw(st.integers(0, 2**40)),
+        sampled=Sampled(np.arange(length, dtype=np.int32), logprobs(), logprobs() if draw(st.booleans()) else None),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+        weights_version=draw(st.integers(0, 9)),
+        started_s=draw(NUMBERS),
+        finished_s=draw(NUMBERS),
+        verifications=draw(st.integers(0, 9)),
+        propensity=draw(st.floats(0.01, 1)),
+    )
+    grade = Grade(
+        value=draw(NUMBERS),
+        parts=draw(st.dictionaries(st.text(), NUMBERS, max_size=2)),
+        error=error,
+        bad_record=draw(st.booleans()),
+        notes=("a note",),
+        trace=error,
+    )
+    return Graded(rollout, grade, draw(st.text()), draw(st.sampled_from(["", "rollout-1"])), draw(st.booleans()))
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    groups = [
+        Group(Pick(draw(st.integers(0, 5)), draw(st.sampled_from(PROMPTS))), draw(st.lists(members(), max_size=3)))
+        for _ in range(draw(st.integers(0, 3)))
+    ]
+    stats = DispatchStats(
+        requests=7,
+        finished=6,
+        failed=(FailedRequest(4, "too long"),),
+        reissued=2,
+        lost_workers=1,
+        duplicates=1,
+        tokens=99,
+        preempted=3,
+        seconds=draw(NUMBERS),
+        sampled_by={0: "rollout-0", 12: ""},
+        reissued_ids=frozenset({0, 5}),
+    )
+    metrics = {"budget/x": draw(st.sampled_from([math.inf, 0.1]))}
+    return Round(groups=groups, stats=stats, rollout_s=draw(NUMBERS), reward_wait_s=0.1, metrics=metrics, counts=[2])
+
+
+def plain(value: object) -> object:
+    """With arrays as lists, so that it can be compared."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Prompt):
+        return value.prompt_id
+    if hasattr(value, "__dataclass_fields__"):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return value
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(rounds(), max_size=2))
+def test_nothing_is_lost(tmp_path_factory: object, made: list[Round]) -> None:
+    folder = Path(tmp_path_factory.mktemp("checkpoint"))  # type: ignore[attr-defined]
+    assert read_ahead(folder, PROMPTS) is None
+    write_ahead(folder / AHEAD_FILE, made)
+    assert plain(read_ahead(folder, PROMPTS)) == plain(made)
