@@ -203,9 +203,14 @@ def _bad(record: BadRecord, options: DataOptions, report: LoadReport) -> None:
 
 
 def _get(fields: dict[str, Any], name: str, key: str) -> Any:
-    if name not in fields:
-        raise BadPromptError(f"no field {name!r} ({key}); the record has {', '.join(sorted(fields)) or 'no fields'}")
-    return fields[name]
+    """A dot leads into a field that has fields, as in `reward_model.ground_truth`."""
+    found: Any = fields
+    for part in [name] if name in fields else name.split("."):
+        if not isinstance(found, dict) or part not in found:
+            there = ", ".join(sorted(fields)) or "no fields"
+            raise BadPromptError(f"no field {name!r} ({key}); the record has {there}")
+        found = found[part]
+    return found
 
 
 def _prompt(fields: dict[str, Any], options: DataOptions, template: Template) -> tuple[str, NDArray[np.int32]]:

@@ -14,6 +14,7 @@ class Issue:
     message: str
     where: str = ""  # "file.yaml:12", "override", or empty if neither wrote it
     remedy: str = ""
+    ours: str = ""  # overrides that say what another trainer's key does
 
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""

@@ -58,7 +58,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     known = {issue.key for issue in document.issues}
     issues = [issue for issue in issues if issue.key not in known]  # e.g. a rejected value is then missing as well
     if config is None or document.issues or issues:
-        raise ConfigError([*document.issues, *issues], remedy="all keys: paceline config --schema")
+        raise ConfigError([*document.issues, *issues], remedy=_remedy(issues))
     config, origins = settled(config)
     faults = [
         Issue(i.key, i.message, document.places.get(tuple(i.key.split(".")), ""), i.remedy)
@@ -68,6 +68,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         raise ConfigError(faults)
     resolved = resolve_paths(config, config_dir=path.resolve().parent)
     return Loaded(resolved, path, document.places, implications | origins)
+
+
+def _remedy(issues: Sequence[Issue]) -> str:
+    """Where another trainer's keys were given, the same in ours, to be pasted."""
+    ours = [issue.ours for issue in issues if issue.ours]
+    if len(ours) < 2:
+        return "all keys: paceline config --schema"
+    return (
+        f"in the names of Paceline: {' '.join(dict.fromkeys(ours))}\nwhat else is called otherwise: docs/coming_from.md"
+    )
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:
@@ -83,7 +93,7 @@ def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]
         inner = {details["loc"][:depth] for details in faults for depth in range(len(details["loc"]))}
         # A list whose elements were rejected is then "too short" as well: that is noise.
         faults = [d for d in faults if d["type"] != "too_short" or d["loc"] not in inner]
-        return None, [_issue(details, document, name) for details in faults]
+        return None, [issue for details in faults for issue in _issues(details, document, name)]
 
 
 def _floats(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, float]]:
@@ -99,15 +109,44 @@ def _endless(path: KeyPath, value: float, document: Document) -> Issue:
     return Issue(".".join(path), f"expected a finite number; got {value}", _place(document, path))
 
 
-def _issue(details: ErrorDetails, document: Document, name: str) -> Issue:
+def _issues(details: ErrorDetails, document: Document, name: str) -> Iterator[Issue]:
     path = tuple(str(part) for part in details["loc"])
+    if details["type"] == "extra_forbidden":
+        yield from _unknown(path, details["input"], document)
+    else:
+        yield _issue(details, path, document, name)
+
+
+def _unknown(path: KeyPath, value: Any, document: Document) -> Iterator[Issue]:
+    """One for each key below `path` that is another trainer's, or else one for `path`."""
+    written = {parts[-1]: leaf for parts, leaf in leaves((), document.values)}
+    found = False
+    for parts, leaf in leaves(path, value):
+        for count in range(len(parts), len(path) - 1, -1):
+            key = ".".join(parts[:count])
+            theirs, ours = elsewhere(key, leaf, written)
+            if theirs:
+                found = True
+                yield Issue(key, "unknown key", _place(document, parts[:count]), theirs, ours)
+                break
+    if not found:
+        key = ".".join(path)
+        near = nearest(key)
+        yield Issue(key, "unknown key", _place(document, path), f"did you mean {near}?" if near else "")
+
+
+def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """(path, value) of whatever is no mapping."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves((*path, key), inner)
+    else:
+        yield path, value
+
+
+def _issue(details: ErrorDetails, path: KeyPath, document: Document, name: str) -> Issue:
     key = ".".join(path)
     where = _place(document, path)
-    if details["type"] == "extra_forbidden":
-        written = [".".join(known) for known in document.places if known[: len(path)] == path]
-        theirs = next(filter(None, map(elsewhere, [*reversed(written), key])), "")
-        near = nearest(key)
-        return Issue(key, "unknown key", where, theirs or (f"did you mean {near}?" if near else ""))
     known = by_name().get(generic(key)) or by_name().get(generic(".".join(path[:-1])))
     about = f"{known.expected}" if known else details["msg"]
     if details["type"] == "missing":

@@ -65,7 +65,8 @@ def test_nothing_is_left_to_fill_in(page: Path) -> None:
     assert re.findall(r"(?<!\w)@@?[A-Z]+\b|TODO|FIXME", page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+# coming_from.md has other trainers' keys: tests/launch/test_foreign_names.py reads its column of ours.
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "coming_from.md"], ids=name)
 def test_configuration_keys_exist(page: Path) -> None:
     assert list(unknown_keys(page.read_text(encoding="utf-8"))) == []
 

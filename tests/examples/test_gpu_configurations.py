@@ -68,7 +68,7 @@ def check(config: Config, losses: list[float], norms: list[float], chunks: int) 
 
 
 def test_the_examples_are_found() -> None:
-    assert {path.parent.name for path in CONFIGS} == {"cluster", "gsm8k", "humaneval", "own_task"}
+    assert {path.parent.name for path in CONFIGS} == {"cluster", "coming_from", "gsm8k", "humaneval", "own_task"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

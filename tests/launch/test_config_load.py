@@ -50,7 +50,7 @@ def test_every_fault_is_reported_at_once_with_its_line(write_config: Write) -> N
     }
     assert found["run.stpes"].remedy == "did you mean run.steps?"
     assert found["rollout.enginee"].remedy == "did you mean rollout.engine?"
-    assert found["learner.lr"].remedy == "did you mean learner.optimizer.lr?"
+    assert found["learner.lr"].remedy == "did you mean learner.optimizer.lr=0.001?"
     assert found["data.train"].message == f"duplicate key, first given at {path}:8"
     assert found["rollout.workers"].message == "expected an integer, >= 1, <= 10000, or a section; got 'two'"
     assert found["rollout.sampling.temperature"].message == "expected a number, >= 0, <= 10; got 99"
