@@ -65,7 +65,7 @@ class BatchView:
     slots: Int64Array  # [R], rows of `history`
     history: NDArray[np.int32]  # [slots, max_tokens]; prompt and response of request r: history[slots[r], :lengths[r]]
     lengths: Int64Array  # [R], tokens known (prompt and response)
-    prompt_lengths: Int64Array  # [R]
+    prompt_lengths: Int64Array  # [R], of the prompts that `begin` was told
     # [R]; the token after `lengths[r]` is drawn with noise position lengths - prompt_lengths. With `verification:
     # rejection` they are other keys, for the drafter's own draws.
     noise_keys: Int64Array
@@ -108,10 +108,12 @@ class Drafter(Protocol):
     needs_hidden: bool
 
     def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
-        """A request takes `slot`; response_tokens is what it has sampled already (a re-issued one)."""
+        """A request takes `slot`; response_tokens is what stands behind its prompt already: what it has sampled (a
+        re-issued one), or an episode's earlier turns with what was observed."""
 
     def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
-        """The request leaves `slot` with tokens (prompt and response). Not `finished`: preempted or aborted."""
+        """The request leaves `slot` with tokens (prompt and response), those from `prompt_length` on of its own turn.
+        Not `finished`: preempted or aborted."""
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """At most strategy.tokens_to_verify tokens for every request of the batch, in paths of at most strategy.depth.

@@ -89,7 +89,7 @@ class DemoLearner:
     def _graded(self, prompt: Prompt, rollout: Rollout) -> Graded:
         text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
         item = GradeItem(prompt=prompt.text, response=text, record=prompt.record, finish_reason=rollout.finish_reason)
-        return Graded(rollout, self._grader.grade(item), text)
+        return Graded(rollout=rollout, grade=self._grader.grade(item), text=text)
 
     def weights(self, version: int) -> tuple[WeightsManifest, Buffer]:
         """As engines take them."""

@@ -149,7 +149,7 @@ class Outcomes:
             finished_s=0.0,
             propensity=end.propensity,
         )
-        return Graded(rollout, Grade(value=grade(cut)), "")
+        return Graded(rollout=rollout, grade=Grade(value=grade(cut)), text="")
 
 
 @dataclass(frozen=True, slots=True)

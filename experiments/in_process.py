@@ -7,10 +7,11 @@ are those of `paceline train` with the same configuration (`model.batch_invarian
 Nothing is lost here, resumed or drafted for: what a run survives is no part of what it learns.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -23,6 +24,9 @@ from actors.engine.commands import Submit, UpdateWeights
 from actors.engine.native.core import build as build_engine
 from actors.engine.types import Finished, Rejected, Request, Rollout
 from actors.engine.wire import Start
+from actors.environments.host import EnvironmentHost
+from actors.environments.options import EnvironmentOptions
+from actors.environments.types import Answer, Call
 from actors.learner_group import StepUnderWay
 from actors.rewards import Grade, GradeItem
 from actors.rewards.grader import build as build_grader
@@ -37,6 +41,7 @@ from launch.dispatch.ledger import FailedRequest
 from launch.interrupt import Interrupt
 from launch.observe import Sample, Span, StepRecord
 from launch.run.collect import Collector
+from launch.run.episodes import Player
 from launch.run.evaluate import evaluate_job
 from launch.run.inputs import load_inputs
 from launch.run.job import Job, prompt_skip
@@ -156,6 +161,7 @@ class Dispatcher:
 
     def __init__(self, config: Config, speculation: SpeculationOptions) -> None:
         """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
+        self._asked, self._open = set[int](), 0
         self._engine: BatchCore = build_engine(
             Start(
                 model=config.model,
@@ -175,6 +181,11 @@ class Dispatcher:
     def unheard(self) -> AbstractContextManager[None]:
         return nullcontext()  # nobody waits to be heard
 
+    def submit(self, request: Request) -> None:
+        self._engine.apply(Submit((request,)), None)
+        self._asked.add(request.request_id)
+        self._open += 1
+
     def run(
         self,
         requests: Sequence[Request],
@@ -182,20 +193,27 @@ class Dispatcher:
         *,
         tick: Callable[[], object] = lambda: None,
         should_stop: Callable[[], bool] = lambda: False,
+        more: Callable[[], bool] = lambda: False,
     ) -> DispatchStats:
-        begin_s, tokens, done, failed = time.monotonic(), 0, 0, list[FailedRequest]()
+        begin_s, tokens, failed = time.monotonic(), 0, list[FailedRequest]()
+        self._asked, self._open = set(), 0
         # Longest expected first, as the ledger hands them out.
-        self._engine.apply(Submit(tuple(sorted(requests, key=lambda r: (-r.expected_tokens, r.request_id)))), None)
-        while done + len(failed) < len(requests) or self._engine.has_work:
+        for request in sorted(requests, key=lambda r: (-r.expected_tokens, r.request_id)):
+            self.submit(request)
+        while self._open or self._engine.has_work or more():
             for event in self._engine.step():
                 match event:
                     case Finished(rollout=rollout):
-                        tokens, done = tokens + len(rollout.tokens), done + 1
+                        tokens, self._open = tokens + len(rollout.tokens), self._open - 1
                         on_finished(rollout)
                     case Rejected(request_id=request_id, reason=reason):
                         failed.append(FailedRequest(request_id, reason))
+                        self._open -= 1
+            if more():
+                tick()
+        done = len(self._asked) - len(failed)
         return DispatchStats(
-            requests=len(requests),
+            requests=len(self._asked),
             finished=done,
             failed=tuple(failed),
             reissued=0,
@@ -204,8 +222,32 @@ class Dispatcher:
             tokens=tokens,
             preempted=0,
             seconds=time.monotonic() - begin_s,
-            sampled_by={request.request_id: WORKER for request in requests},
+            sampled_by=dict.fromkeys(self._asked, WORKER),
         )
+
+
+class Environments:
+    """In place of EnvironmentPool: one process, awaited whenever somebody asks."""
+
+    def __init__(self, options: EnvironmentOptions) -> None:
+        self._loop, self._host, self._round = asyncio.new_event_loop(), EnvironmentHost(options), 0
+        self._asked: dict[asyncio.Task[Answer], int] = {}
+
+    def begin(self) -> None:
+        self._round += 1
+
+    def play(self, key: int, call: Call) -> None:
+        self._asked[self._loop.create_task(self._host.play(replace(call, round=self._round)))] = key
+
+    def poll(self) -> list[tuple[int, Answer]]:
+        if not self._asked:
+            return []
+        self._loop.run_until_complete(asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED))
+        return [(self._asked.pop(task), task.result()) for task in list(self._asked) if task.done()]
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._host.close())
+        self._loop.close()
 
 
 class Rewards:
@@ -271,6 +313,10 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
     )
     sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
     lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
+    environments = None if config.environment is None else Environments(config.environment)
+    player = None
+    if config.environment is not None and environments is not None:
+        player = Player(config.environment, environments, inputs.template)
     try:
         yield Job(
             config=config,
@@ -289,10 +335,12 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
             dispatcher=dispatcher,
             publisher=Publisher(learner, dispatcher, config, on_event=record.event, span=lambda kind: _nothing()),
             memory=SharedMemory(config, learner, dispatcher, record.event),
-            collector=Collector(dispatcher, cast(Any, rewards), inputs.tokenizer, observer, interrupt),
+            collector=Collector(dispatcher, cast(Any, rewards), inputs.tokenizer, observer, interrupt, player=player),
         )
     finally:
         rewards.close()
+        if environments is not None:
+            environments.close()
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def group_of(pick: Pick, count: int, rng: np.random.Generator) -> Group:
             started_s=0.0,
             finished_s=0.0,
         )
-        members.append(Graded(rollout, Grade(value=float(solved)), ""))
+        members.append(Graded(rollout=rollout, grade=Grade(value=float(solved)), text=""))
     return Group(pick, members)
 
 

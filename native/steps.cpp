@@ -99,7 +99,7 @@ Rows plan_rows(const SlotArrays& table, const Plan& plan, const StepDrafts* draf
       if (i < draws_from) continue;
       out.sample_rows[sampled] = row;
       out.noise_keys[sampled] = table.noise_key[slot];
-      out.noise_positions[sampled] = position + 1 - table.prompt_length[slot];
+      out.noise_positions[sampled] = position + 1 - table.noise_origin[slot];
       out.temperature[sampled] = table.temperature[slot];
       out.top_k[sampled] = table.top_k[slot];
       out.top_p[sampled] = table.top_p[slot];

@@ -14,7 +14,7 @@ struct SlotArrays {
   float *logprobs, *logprobs_t1;              // [slots, width]
   const int32_t* block_tables;                // [slots, table_width]
   int64_t *length, *computed, *spared_steps, *drafted, *accepted;
-  const int64_t *limit, *prompt_length, *reported, *block_counts, *noise_key, *top_k;
+  const int64_t *limit, *noise_origin, *reported, *block_counts, *noise_key, *top_k;
   const float *temperature, *top_p;
   int64_t slots, width, table_width, block_tokens;
 

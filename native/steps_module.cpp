@@ -33,7 +33,7 @@ class StepKernels {
     table_.drafted = vector<int64_t>(table, "drafted");
     table_.accepted = vector<int64_t>(table, "accepted");
     table_.limit = vector<int64_t>(table, "limit");
-    table_.prompt_length = vector<int64_t>(table, "prompt_length");
+    table_.noise_origin = vector<int64_t>(table, "noise_origin");
     table_.reported = vector<int64_t>(table, "reported");
     table_.block_counts = vector<int64_t>(table, "block_counts");
     table_.noise_key = vector<int64_t>(table, "noise_key");

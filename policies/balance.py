@@ -135,6 +135,16 @@ class Balance:
                 del self._groups[prompt_id]
         self._look(w)
 
+    def go_on(self, worker: str, prompt_id: int, tokens: float) -> bool:
+        """A request that nobody runs, and that the worker has an advantage for (K/V of its earlier turns), runs there
+        from now on; False: it is not offered, or has no free slot while another has one."""
+        w = self._worker(worker)
+        if not w.offered or (w.running >= w.slots and self._free):
+            return False
+        group = self._groups.setdefault(prompt_id, _Group())
+        self._hold(w, prompt_id, group, 1, tokens, group.rank)
+        return True
+
     # The decision.
 
     def grants(self) -> list[Grant]:
@@ -171,17 +181,21 @@ class Balance:
         taken = [heappop(group.waiting) for _ in range(count)]
         self.waiting -= count
         self._waiting_groups -= not group.waiting
-        w.running += count
         tokens = -sum(less_tokens for less_tokens, _ in taken)
-        w.load += tokens
         self.waiting_tokens -= tokens
+        self._hold(w, prompt_id, group, count, tokens, rank)
+        return Grant(w.name, prompt_id, tuple(request_id for _, request_id in taken))
+
+    def _hold(self, w: _Worker, prompt_id: int, group: _Group, count: int, tokens: float, rank: _Rank) -> None:
+        """The worker runs so many more requests of the group, with so many tokens to go."""
+        w.running += count
+        w.load += tokens
         w.prompts[prompt_id] = w.prompts.get(prompt_id, 0) + count
         if w.name not in group.holders:
             group.holders.add(w.name)
             group.held += 1
             heappush(w.own, rank)
         self._look(w)
-        return Grant(w.name, prompt_id, tuple(request_id for _, request_id in taken))
 
     def _next(self, w: _Worker) -> _Rank:
         """The longest group that the worker holds a part of, or that no other holds; else the longest of all (rule 3).

@@ -34,6 +34,7 @@ class Prompt:
     record: dict[str, Any]  # all fields, with data.answer_field also under "answer"
     where: str = ""  # "train.jsonl, line 3", with the full path
     source: str = ""  # data.source_field
+    raw: Any = None  # data.prompt_field, as the record has it
 
 
 @dataclass(slots=True)
@@ -90,21 +91,29 @@ class DemonstrationSet(Sequence[Demonstration]):
         return len(self.demonstrations)
 
 
-def load_prompts(options: DataOptions, split: Literal["train", "eval"], tokenizer: Tokenizer) -> PromptSet:
-    """The prompts of data.train or data.eval. DataError if a file is missing or damaged, or nothing is usable."""
+def load_prompts(
+    options: DataOptions, split: Literal["train", "eval"], tokenizer: Tokenizer, tools: Sequence[dict[str, Any]] = ()
+) -> PromptSet:
+    """The prompts of data.train or data.eval. DataError if a file is missing or damaged, or nothing is usable. `tools`:
+    see `make_template`."""
     path = options.train if split == "train" else options.eval
     if path is None:
         raise DataError("data.eval is not set: there are no held-out prompts")
-    return load_set(options, PromptsOptions(name=split, path=path), f"data.{split}", split, tokenizer)
+    return load_set(options, PromptsOptions(name=split, path=path), f"data.{split}", split, tokenizer, tools)
 
 
 def load_set(
-    options: DataOptions, one: PromptsOptions, key: str, split: Literal["train", "eval"], tokenizer: Tokenizer
+    options: DataOptions,
+    one: PromptsOptions,
+    key: str,
+    split: Literal["train", "eval"],
+    tokenizer: Tokenizer,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> PromptSet:
     """The prompts of one set, whose path is written under `key`. DataError as load_prompts."""
     own = {name: value for name in _OWN if (value := getattr(one, name)) is not None}
     options = options.model_copy(update=own | ({f"{split}_split": one.split} if one.split else {}))
-    template = make_template(options, tokenizer)
+    template = make_template(options, tokenizer, tools)
     report = LoadReport()
     prompts: list[Prompt] = []
     uids: set[str] = set()
@@ -132,6 +141,7 @@ def load_set(
                 record=fields,
                 where=record.where,
                 source=source,
+                raw=record.fields[options.prompt_field],
             )
         )
     report.used = len(prompts)
@@ -145,13 +155,19 @@ def load_set(
 
 
 def load_demonstrations(
-    warmup: WarmupOptions, options: DataOptions, tokenizer: Tokenizer, *, limit: int | None = None
+    warmup: WarmupOptions,
+    options: DataOptions,
+    tokenizer: Tokenizer,
+    *,
+    tools: Sequence[dict[str, Any]] = (),
+    limit: int | None = None,
 ) -> DemonstrationSet:
-    """The demonstrations of warmup.data: prompts through the same template, responses with the end-of-text token.
+    """The demonstrations of warmup.data: prompts through the same template, responses with the end-of-text token. A
+    list as the response is an episode: the model's turns, and between two of them what was observed, text or messages.
 
     limit: of the first records only; data.limit does not apply.
     """
-    template = make_template(options, tokenizer)
+    template = make_template(options, tokenizer, tools)
     report = LoadReport()
     demonstrations: list[Demonstration] = []
     own = options.model_copy(update={"limit": limit})
@@ -159,20 +175,38 @@ def load_demonstrations(
         try:
             _, tokens = _prompt(record.fields, options, template)
             response = _get(record.fields, warmup.response_field, "warmup.response_field")
-            if not isinstance(response, str) or not response:
-                raise BadPromptError(
-                    f"{warmup.response_field!r} must be text (warmup.response_field), not {response!r:.80}"
-                )
+            encoded, drawn = _demonstrated(response, warmup.response_field, template)
         except BadPromptError as error:
             _bad(BadRecord(str(error), record.where), options, report)
             continue
         if len(tokens) > options.max_prompt_tokens:
             report.too_long += 1
             continue
-        demonstrations.append(Demonstration(tokens, template.encode_response(response)))
+        demonstrations.append(Demonstration(tokens, encoded, drawn))
     report.used = len(demonstrations)
     _require_some(report, warmup.data, "warmup.data", options)
     return DemonstrationSet(demonstrations, report)
+
+
+def _demonstrated(response: Any, name: str, template: Template) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
+    """Tokens of a demonstrated response, and which of them the model is to say; None: all."""
+    parts = response if isinstance(response, list) else [response]
+    if len(parts) % 2 == 0 or not all(isinstance(turn, str) and turn for turn in parts[::2]):
+        raise BadPromptError(
+            f"{name!r} must be text, or turns and observations in alternation that begin and end with a turn "
+            f"(warmup.response_field), not {response!r:.80}"
+        )
+    if len(parts) == 1:
+        return template.encode_response(response if isinstance(response, str) else parts[0]), None
+    tokens, drawn = list[NDArray[np.int32]](), list[NDArray[np.bool_]]()
+    for index, part in enumerate(parts):
+        said = index % 2 == 0
+        observed = [{"role": "user", "content": part}] if isinstance(part, str) else part
+        tokens.append(
+            template.encode_response(part) if said else template.encode_between(observed, int(tokens[-1][-1]))
+        )
+        drawn.append(np.full(len(tokens[-1]), said))
+    return np.concatenate(tokens), np.concatenate(drawn)
 
 
 def _splits(options: DataOptions, split: str) -> list[str]:

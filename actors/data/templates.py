@@ -1,9 +1,11 @@
 """From a prompt field to text and tokens. Owns chat and plain templates; never reads a file.
 
 `chat` renders the tokenizer's chat template (or `data.chat_template`) with the generation prompt; `plain` takes the
-text as it is, with the special tokens that the tokenizer puts before a text.
+text as it is, with the special tokens that the tokenizer puts before a text. Of an episode the template says what
+stands between two turns of the model.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +29,16 @@ class Template:
     chat: bool
     chat_template: str | None
     system_prompt: str | None
+    tools: Sequence[dict[str, Any]] = ()  # schemas, as chat templates take them
 
-    def render(self, prompt: Any) -> str:
-        """Text of a prompt field: a string, or for chat a list of {"role", "content"} messages."""
+    def render(self, prompt: Any, observed: Sequence[Mapping[str, str]] = ()) -> str:
+        """Text of a prompt field: a string, or for chat a list of {"role", "content"} messages; behind it what was
+        `observed` before the first turn."""
         if not self.chat:
             if not isinstance(prompt, str):
                 raise BadPromptError(f"data.template=plain needs text, not {_name(prompt)}; use data.template=chat")
-            return prompt
-        messages = _messages(prompt)
+            return prompt + "".join(_plain(message) for message in observed)
+        messages = [*_messages(prompt), *map(dict, observed)]
         if self.system_prompt is not None:
             if messages[0]["role"] == "system":
                 raise BadPromptError("it begins with a system message, and data.system_prompt is set too")
@@ -53,6 +57,25 @@ class Template:
         """Tokens of a response with the end-of-text token, int32 [T]."""
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return np.asarray([*tokens, self.tokenizer.eos_token_id], dtype=np.int32)
+
+    def between(self, observed: Sequence[Mapping[str, str]]) -> str:
+        """What stands behind a turn of the model and before its next one, when this was observed: for chat from the end
+        of its message on. Raises BadPromptError: the template does not render it."""
+        if not self.chat:
+            return "".join(_plain(message) for message in observed)
+        said = "what the model said"
+        turns = [*_messages("a question"), {"role": "assistant", "content": said}, *map(dict, observed)]
+        _, found, behind = self._apply(turns).partition(said)
+        if not found:
+            raise BadPromptError(
+                f"the chat template ({self._source}) leaves out what the model said in an earlier turn"
+            )
+        return behind
+
+    def encode_between(self, observed: Sequence[Mapping[str, str]], last_token: int) -> NDArray[np.int32]:
+        """Tokens of `between`, int32 [C], behind a turn that ended with `last_token`, which is not said twice."""
+        tokens = self.tokenizer.encode(self.between(observed), add_special_tokens=False)
+        return np.asarray(tokens[1:] if self.chat and tokens and tokens[0] == last_token else tokens, dtype=np.int32)
 
     def turn_end(self) -> int | None:
         """The special token behind an assistant's message; None for plain, and where the template has none."""
@@ -73,7 +96,11 @@ class Template:
 
         try:
             rendered = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=to_answer, chat_template=self.chat_template
+                messages,
+                tokenize=False,
+                add_generation_prompt=to_answer,
+                chat_template=self.chat_template,
+                tools=list(self.tools) or None,
             )
         except jinja2.TemplateSyntaxError as error:
             raise DataError(f"{self._source}: the chat template is not valid Jinja: {error}") from error
@@ -86,8 +113,9 @@ class Template:
         return "data.chat_template" if self.chat_template is not None else "the tokenizer's"
 
 
-def make_template(options: DataOptions, tokenizer: Tokenizer) -> Template:
-    """The template of a `data:` section; DataError if the tokenizer has none where one is needed."""
+def make_template(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]] = ()) -> Template:
+    """The template of a `data:` section; DataError if the tokenizer has none where one is needed. `tools`: schemas that
+    a chat template is told."""
     if options.template == "plain":
         if options.system_prompt is not None:
             raise DataError("data.system_prompt needs data.template=chat: a plain prompt has no system message")
@@ -97,7 +125,9 @@ def make_template(options: DataOptions, tokenizer: Tokenizer) -> Template:
             f"the tokenizer in {tokenizer.name_or_path} has no chat template: use data.template=plain, or give one "
             "with data.chat_template=..."
         )
-    template = Template(tokenizer, chat=True, chat_template=options.chat_template, system_prompt=options.system_prompt)
+    template = Template(
+        tokenizer, chat=True, chat_template=options.chat_template, system_prompt=options.system_prompt, tools=tools
+    )
     try:
         template.render("a prompt, to see that the template works before the data is read")
     except BadPromptError as error:
@@ -114,6 +144,12 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise BadPromptError(f"a message needs text in 'role' and 'content', not {message!r:.80}")
     return list(prompt)
+
+
+def _plain(message: Mapping[str, str]) -> str:
+    """A message without a template: a tool's answer in Hermes' tags, anything else as it is."""
+    text = message["content"]
+    return f"\n<tool_response>\n{text}\n</tool_response>\n" if message["role"] == "tool" else text
 
 
 def _name(value: Any) -> str:

@@ -106,12 +106,16 @@ class Request:
     request_id: int
     prompt_id: int
     prompt_tokens: IntArray  # [L], L >= 1
-    noise_key: int  # 64 bit, from (run seed, epoch, prompt, sample); never from worker or retry
+    noise_key: int  # 64 bit, from (run seed, epoch, prompt, sample); never from worker, retry or turn
     sampling: SamplingParams
     prefix: Sampled | None = None  # what exists already of a re-issued request's response
     expected_tokens: float = 0.0  # expected response length; longest expected is started first
     evaluation: bool = False  # of a held-out evaluation: drafters neither learn from it nor are judged by it
     stop: StopRule | None = None
+    # Of a later turn of an episode: so many of the last prompt tokens are its earlier turns and what was observed.
+    # Noise counts on over them, and drafters are told of the first prompt.
+    earlier_tokens: int = 0
+    continues: bool = False  # another turn may follow, with these tokens before it: their K/V stay while there is room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,7 @@ class Rollout:
     finished_s: float
     verifications: int = 0  # engine steps that drew tokens of it; accept length is tokens drawn there per verification
     propensity: float = 1.0  # probability with which its StopRule let such a response run to its end
+    reused_tokens: int = 0  # of the prompt, those whose K/V were there when it was admitted last
 
     @property
     def tokens(self) -> IntArray:

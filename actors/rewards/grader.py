@@ -6,7 +6,7 @@ from actors.rewards.callables import FormatTerm, PythonTerm
 from actors.rewards.maths import MathTerm
 from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.programs import CodeTerm
-from actors.rewards.types import BadRecordError, Grade, GradeItem, GradingError, RewardConfigError, Term
+from actors.rewards.types import BadRecordError, Grade, GradeItem, GradingError, RewardConfigError, Score, Term
 
 
 class Grader:
@@ -44,6 +44,16 @@ class Grader:
             term.close()
 
 
+class EnvironmentTerm:
+    """What the environment gave the turns of an episode, in all."""
+
+    def score(self, item: GradeItem) -> Score:
+        return Score(math.fsum(part.reward for part in item.turns if part.reward is not None))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def build(options: RewardOptions) -> Grader:
     """The grader of a `reward:` section. RewardConfigError names the key of a term that cannot work."""
     terms: list[tuple[str, float, Term]] = []
@@ -70,3 +80,5 @@ def _build_term(options: RewardTerm, key: str) -> Term:
             return FormatTerm(options, key)
         case "python":
             return PythonTerm(options, key)
+        case "environment":
+            return EnvironmentTerm()

@@ -9,8 +9,11 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     """One summand of the reward."""
 
     kind: Annotated[
-        Literal["math", "code", "format", "python"],
-        Field(description="math: math-verify; code: unit tests; format: a pattern; python: your function"),
+        Literal["math", "code", "format", "python", "environment"],
+        Field(
+            description="math: math-verify; code: unit tests; format: a pattern; python: your function; environment: "
+            "the sum of what it gave the turns"
+        ),
     ]
     name: Annotated[
         str | None,

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.environments.types import Said
+
 
 class RewardConfigError(ValueError):
     """A `reward:` section that cannot be built; the message names the key."""
@@ -33,6 +35,7 @@ class GradeItem:
     finish_reason: str | None = None  # "stop", "length", ...
     where: str = ""  # the record's place, for people: "train.jsonl, line 3"
     tokens: int | None = None  # of the response, its end-of-text token included
+    turns: tuple[Said, ...] = ()  # of an episode: `response` is what the model said in all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from models.transfer import upload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """One micro-batch on the device, where it came in one copy; [T] all tokens, [R] response tokens."""
+    """One micro-batch on the device, where it came in one copy; [T] all tokens, [R] response tokens that were drawn."""
 
     tokens: Tensor  # int64 [T]
     context: PackedContext  # of S segments
@@ -45,7 +45,7 @@ class MiniBatch:
     """This rank's part of one optimizer step."""
 
     micro: tuple[TokenBatch, ...]
-    response_tokens: int  # of all ranks
+    response_tokens: int  # drawn, of all ranks
     computed_tokens: int  # of all ranks, padding included
 
 
@@ -78,13 +78,13 @@ def build_mini_batch(
     )
     micro = []
     for indices in plan[rank.index]:
-        flat = build_micro_batch(indices, prompts, responses, padded=not packing)
+        flat = build_micro_batch(indices, prompts, responses, [s.drawn for s in sequences], padded=not packing)
         chosen = [sequences[i] for i in indices]
         learned = [s for s in chosen if isinstance(s, TrainSequence)]
         nothing = np.zeros(flat.rows.size)
         floats = {
             "coefficients": np.repeat(coefficients[list(indices)], flat.response_lengths),
-            "advantages": _joined([np.broadcast_to(s.advantage, len(s.response_tokens)) for s in learned], nothing),
+            "advantages": _joined([np.broadcast_to(s.advantage, s.drawn_tokens) for s in learned], nothing),
             "sampler_logprobs": _joined([s.sampler_logprobs for s in learned], nothing),
         }
         at_1 = [s.sampler_logprobs_t1 for s in learned if s.sampler_logprobs_t1 is not None]
@@ -123,7 +123,7 @@ def build_mini_batch(
                 starts=tuple(flat.cu_seqlens[: len(chosen)].tolist()),
             )
         )
-    return MiniBatch(tuple(micro), sum(len(r) for r in responses), computed)
+    return MiniBatch(tuple(micro), sum(s.drawn_tokens for s in sequences), computed)
 
 
 def compared_with_sampler(batch: TokenBatch, logprobs: Tensor, logprobs_t1: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,16 +142,15 @@ def check_sequences(sequences: Sequence[TrainSequence | Demonstration], vocab_si
         top = max(int(s.prompt_tokens.max()), int(s.response_tokens.max()))
         if top >= vocab_size or min(int(s.prompt_tokens.min()), int(s.response_tokens.min())) < 0:
             raise ValueError(f"sequence {i}: token {top} is outside the model's vocabulary of {vocab_size}")
+        if s.drawn is not None and (len(s.drawn) != len(s.response_tokens) or not s.drawn.any()):
+            raise ValueError(f"sequence {i}: {s.drawn_tokens} of {len(s.response_tokens)} response tokens were drawn")
         if isinstance(s, TrainSequence):
             for given in (s.sampler_logprobs, s.sampler_logprobs_t1):
-                if given is not None and len(given) != len(s.response_tokens):
-                    raise ValueError(
-                        f"sequence {i}: {len(given)} log-probs for {len(s.response_tokens)} response tokens"
-                    )
-            if np.ndim(s.advantage) and np.shape(s.advantage) != (len(s.response_tokens),):
+                if given is not None and len(given) != s.drawn_tokens:
+                    raise ValueError(f"sequence {i}: {len(given)} log-probs for {s.drawn_tokens} response tokens")
+            if np.ndim(s.advantage) and np.shape(s.advantage) != (s.drawn_tokens,):
                 raise ValueError(
-                    f"sequence {i}: advantages of shape {np.shape(s.advantage)} for {len(s.response_tokens)} response "
-                    "tokens"
+                    f"sequence {i}: advantages of shape {np.shape(s.advantage)} for {s.drawn_tokens} response tokens"
                 )
             if not np.isfinite(s.advantage).all():
                 raise ValueError(f"sequence {i}: advantage is {s.advantage}")

@@ -31,9 +31,9 @@ class MicroBatch:
     indices: tuple[int, ...]  # which sequences of the mini-batch, in this order; empty on a rank without work
     tokens: NDArray[np.int64]  # [T]
     cu_seqlens: NDArray[np.int32]  # [S + 1], from 0 to T
-    rows: NDArray[np.int64]  # [R], positions in `tokens` whose hidden state predicts a response token
+    rows: NDArray[np.int64]  # [R], positions in `tokens` whose hidden state predicts a response token that was drawn
     targets: NDArray[np.int64]  # [R], those response tokens
-    response_lengths: NDArray[np.int64]  # [S]; `rows` is sequence after sequence
+    response_lengths: NDArray[np.int64]  # [S], tokens drawn; `rows` is sequence after sequence
 
 
 def input_tokens(prompt_tokens: int, response_tokens: int) -> int:
@@ -174,10 +174,12 @@ def build_micro_batch(
     indices: Sequence[int],
     prompts: Sequence[NDArray[np.int32]],
     responses: Sequence[NDArray[np.int32]],
+    drawn: Sequence[NDArray[np.bool_] | None] | None = None,
     *,
     padded: bool = False,
 ) -> MicroBatch:
-    """Lay the chosen sequences end to end. `prompts` and `responses` are those of the whole mini-batch.
+    """Lay the chosen sequences end to end. `prompts`, `responses` and which of their tokens were `drawn` (None: all)
+    are those of the whole mini-batch.
 
     Without indices the result is one token that predicts nothing: a rank without work still has to take part in the
     collectives of the sharded model.
@@ -200,12 +202,19 @@ def build_micro_batch(
     tokens = np.zeros(int(space.sum()), np.int64)
     flat = np.concatenate([part for i in indices for part in (prompts[i], responses[i][:-1])])
     tokens[_ranges(starts, used)] = flat
+    rows = _ranges(starts + p - 1, t)
+    targets = np.concatenate([responses[i] for i in indices]).astype(np.int64)
+    masks = [None if drawn is None else drawn[i] for i in indices]
+    if any(mask is not None for mask in masks):
+        kept = [np.ones(n, np.bool_) if m is None else m for m, n in zip(masks, t.tolist(), strict=True)]
+        t = np.array([np.count_nonzero(mask) for mask in kept])
+        rows, targets = rows[np.concatenate(kept)], targets[np.concatenate(kept)]
     return MicroBatch(
         indices=tuple(indices),
         tokens=tokens,
         cu_seqlens=np.append(starts, tokens.size).astype(np.int32),
-        rows=_ranges(starts + p - 1, t),
-        targets=np.concatenate([responses[i] for i in indices]).astype(np.int64),
+        rows=rows,
+        targets=targets,
         response_lengths=t.astype(np.int64),
     )
 

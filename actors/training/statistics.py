@@ -48,7 +48,7 @@ class StepStatistics:
         self._gap += torch.zeros_like(self._gap).index_add_(0, batch.samplers, gap)
         for sequence in batch.sequences:
             if isinstance(sequence, TrainSequence):
-                self._drawn[self.samplers[sequence.sampler]] += len(sequence.response_tokens)
+                self._drawn[self.samplers[sequence.sampler]] += sequence.drawn_tokens
         if gap.numel():
             self._gap_max = torch.maximum(self._gap_max, gap.max().double())
 

@@ -353,7 +353,7 @@ class Trainer:
     ) -> batches.MiniBatch:
         """`asked`: responses that it stands for. `samplers`: numbers of the rollout workers; none: nothing is told of
         them."""
-        lengths = [len(s.response_tokens) for s in sequences]
+        lengths = [s.drawn_tokens for s in sequences]
         weights = [s.weight if isinstance(s, TrainSequence) else 1.0 for s in sequences]
         learns = isinstance(sequences[0], TrainSequence)
         aggregation = self.objective.aggregation if learns else "token_mean"

@@ -58,6 +58,7 @@ class SuffixDrafter:
         self._min_probability = options.min_probability
         self._match_factor = match_factor
         self._version = 0
+        self._prompts = [0] * slots  # tokens of each request's prompt
         self._index = kernels.Suffixes(
             slots,
             options.window_bytes,
@@ -84,11 +85,13 @@ class SuffixDrafter:
 
     def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
         self._index.begin(slot, prompt_tokens)  # `propose` catches up with the response
+        self._prompts[slot] = len(prompt_tokens)
 
     def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
         self._index.finish(slot, False, self._version)
         if finished:
-            self._index.publish(tokens[:prompt_length], tokens[prompt_length:], self._version)
+            # Of an episode its own turn only: the others were published, and what was observed nobody said.
+            self._index.publish(tokens[: self._prompts[slot]], tokens[prompt_length:], self._version)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """See `native_index.propose`."""

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+from examples.words import EOS, PAD, UNK
+
 PRIMES = (5, 7, 11, 13)
 LARGEST_NUMBER = 199
 VOCAB_SIZE = 228
-PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 # Every word carries its own blanks, so that decoding is plain concatenation and gives back the exact text.
 WORDS = (
     *("find x: ", " * x = ", " (mod ", ")"),

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from examples.guess_and_check.make_data import DEMONSTRATIONS, write_files
 from examples.guess_and_check.make_data import MODEL as SHORT_MODEL
-from examples.guess_and_check.make_data import main, write_files
 from examples.guess_and_check.task import DemonstrationStyle, Problem, Split, demonstrate, problems
+from examples.words import main
 
 DEFAULT_FOLDER = Path(__file__).parent / "data"
 REACH = 12  # the largest value that demonstrations try: enough up to modulus 13, and one answer in eight of 97
@@ -69,4 +70,4 @@ def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]
 
 
 if __name__ == "__main__":
-    main(write_all, DEFAULT_FOLDER)
+    main(write_all, DEFAULT_FOLDER, demonstrations=DEMONSTRATIONS)

@@ -3,8 +3,8 @@ refuse it. Owns the order of the checks; each is made by the code that the run i
 """
 
 import re
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from actors.data import DataError, PromptSet, load_demonstrations, load_set
 from actors.data.options import DataOptions, PromptsOptions
@@ -13,13 +13,14 @@ from actors.rewards.check import check_reward
 from launch.batch import stop_rule
 from launch.calibrations import calibration_issues
 from launch.config import Config, Issue, check_environment
-from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of
+from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of, tools_of
 from models.config import limits_of, read_config
 
 _ENGINE = ("model.path", "rollout.", "cluster.gpu")  # what concerns engines
 RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
 _KEYED = re.compile(
-    r"(?P<key>(?:(?:data|eval)(?:\.sets\.\d+)?|model|warmup|rollout(?:\.sampling|\.abort)?)\.\w+): (?P<message>.*)",
+    r"(?P<key>(?:(?:data|eval)(?:\.sets\.\d+)?|model|warmup|environment|rollout(?:\.sampling|\.abort)?)\.\w+): "
+    r"(?P<message>.*)",
     re.DOTALL,
 )
 Command = Literal["train", "warmup", "eval", "calibrate"]
@@ -47,6 +48,11 @@ def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issu
     except DataError as error:
         yield _issue("model.tokenizer", error)
         return
+    tools: list[dict[str, Any]] = []
+    try:
+        tools = tools_of(config, tokenizer)
+    except DataError as error:
+        yield _issue("environment", error)
     if command != "warmup":
         try:
             stop_tokens_of(config, tokenizer)
@@ -59,22 +65,27 @@ def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issu
             yield _issue("rollout.sampling.stop_strings", error)
     if command == "train" and "data.train" not in broken:
         one = PromptsOptions(name="train", path=config.data.train)
-        yield from _prompts(config, "data.train", one, "train", tokenizer)
+        yield from _prompts(config, "data.train", one, "train", tokenizer, tools)
     for key, one in config.eval_sets.items() if command != "warmup" else ():
         if key not in broken:
-            yield from _prompts(config, key, one, "eval", tokenizer)
+            yield from _prompts(config, key, one, "eval", tokenizer, tools)
     if config.warmup is not None and command != "eval" and "warmup.data" not in broken:
         try:
-            load_demonstrations(config.warmup, config.data, tokenizer, limit=RECORDS)
+            load_demonstrations(config.warmup, config.data, tokenizer, tools=tools, limit=RECORDS)
         except DataError as error:
             yield _issue("warmup.data", error)
 
 
 def _prompts(
-    config: Config, key: str, one: PromptsOptions, split: Literal["train", "eval"], tokenizer: Tokenizer
+    config: Config,
+    key: str,
+    one: PromptsOptions,
+    split: Literal["train", "eval"],
+    tokenizer: Tokenizer,
+    tools: Sequence[dict[str, Any]],
 ) -> Iterator[Issue]:
     try:
-        prompts = _first(config.data, key, one, split, tokenizer)
+        prompts = _first(config.data, key, one, split, tokenizer, tools)
     except DataError as error:
         yield _issue(key, error)
         return
@@ -99,14 +110,19 @@ def _prompts(
 
 
 def _first(
-    data: DataOptions, key: str, one: PromptsOptions, split: Literal["train", "eval"], tokenizer: Tokenizer
+    data: DataOptions,
+    key: str,
+    one: PromptsOptions,
+    split: Literal["train", "eval"],
+    tokenizer: Tokenizer,
+    tools: Sequence[dict[str, Any]],
 ) -> PromptSet:
     """The prompts of the first records; where they are all too long or bad, of all records. Raises DataError."""
     few = one.model_copy(update={"limit": min(one.limit or data.limit or RECORDS, RECORDS)})
     try:
-        return load_set(data, few, key, split, tokenizer)
+        return load_set(data, few, key, split, tokenizer, tools)
     except DataError:
-        return load_set(data, one, key, split, tokenizer)
+        return load_set(data, one, key, split, tokenizer, tools)
 
 
 def _issue(key: str, error: DataError) -> Issue:

@@ -13,6 +13,7 @@ from launch.config.check_eval import eval_issues, response_limits
 from launch.config.check_staleness import staleness_issues
 from launch.config.check_systems import system_issues
 from launch.config.check_token_budget import budget_issues
+from launch.config.check_turns import turn_issues
 from launch.config.issues import Issue
 from launch.config.tree import Config
 from models.formats import FORMATS
@@ -29,6 +30,7 @@ def check_values(config: Config) -> list[Issue]:
         *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
         *(_reward, _data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues, eval_issues),
         staleness_issues,
+        turn_issues,
     )
     return [issue for rule in rules for issue in rule(config)]
 

@@ -21,7 +21,7 @@ BACKEND = "rollout.engine.backend"
 def implied(values: dict[str, Any]) -> dict[str, str]:
     """Writes into a document's values what others of them make a better default, where nothing is written; the dotted
     keys that got one: where it comes from. A document that is not valid is left as it is."""
-    return _objective_name(values) | _first_answers(values)
+    return _objective_name(values) | _first_answers(values) | _own_reward(values)
 
 
 def _objective_name(values: dict[str, Any]) -> dict[str, str]:
@@ -55,6 +55,17 @@ def _first_answers(values: dict[str, Any]) -> dict[str, str]:
     values["reward"] = {**reward, "terms": first}
     changed = [i for i, (new, written) in enumerate(zip(first, terms, strict=True)) if new != written]
     return {f"reward.terms.{i}.answer": "rollout.abort.enabled: true" for i in changed}
+
+
+def _own_reward(values: dict[str, Any]) -> dict[str, str]:
+    """An environment of the user's says itself what turns are worth."""
+    environment, reward = values.get("environment"), values.get("reward") or {}
+    if not (isinstance(environment, Mapping) and environment.get("factory")) or not isinstance(reward, Mapping):
+        return {}
+    if "terms" in reward:
+        return {}
+    values["reward"] = {**reward, "terms": [{"kind": "environment"}]}
+    return {"reward.terms": "environment.factory"}
 
 
 def _reads_first(term: Any) -> Any:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from actors.data.options import DataOptions, PromptsOptions
 from actors.engine.options import RolloutOptions
+from actors.environments.options import EnvironmentOptions
 from actors.notices.options import SpotOptions
 from actors.rewards.options import RewardOptions
 from actors.training.options import LearnerOptions, WarmupOptions
@@ -154,6 +155,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     coordinator: CoordinatorOptions = CoordinatorOptions()
     learner: LearnerOptions = LearnerOptions()
     objective: ObjectiveOptions = ObjectiveOptions()
+    environment: EnvironmentOptions | None = None
     reward: RewardOptions = RewardOptions()
     warmup: WarmupOptions | None = None
     eval: EvalOptions = EvalOptions()

@@ -21,8 +21,8 @@ class Arrivals(Generic[T]):
     """Of what owners of one kind await. Everything but `_put` is called on one thread."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Waitable, Any]] = SimpleQueue()
-        self._arrived: deque[tuple[Waitable, Any]] = deque()
+        self._queue: SimpleQueue[tuple[Waitable | None, Any]] = SimpleQueue()
+        self._arrived: deque[tuple[Waitable | None, Any]] = deque()
         # By waitable: the owner, and the reference of what is to come, which Ray would forget if nobody held it.
         self._awaited: dict[Waitable, tuple[T, ObjectRef[Any]]] = {}
 
@@ -42,6 +42,10 @@ class Arrivals(Generic[T]):
         """Whatever comes of it is of no interest any more."""
         self._awaited.pop(waitable, None)
 
+    def wake(self) -> None:
+        """From any thread: whoever waits in `take` goes on."""
+        self._queue.put((None, None))
+
     def take(self, timeout_s: float) -> Iterator[tuple[T, Waitable, Any]]:
         """All that is there, at most `timeout_s` later: whose it is, what was expected and its value, or the exception
         in place of it. Each is awaited until it is taken, so one that is forgotten meanwhile does not come."""
@@ -54,7 +58,7 @@ class Arrivals(Generic[T]):
             pass
         while self._arrived:  # by whoever calls meanwhile, too; an exception of the caller leaves the rest
             waitable, value = self._arrived.popleft()
-            if (awaited := self._awaited.pop(waitable, None)) is not None:
+            if waitable is not None and (awaited := self._awaited.pop(waitable, None)) is not None:
                 yield awaited[0], waitable, value
 
     def _put(self, waitable: Waitable, value: Any) -> None:

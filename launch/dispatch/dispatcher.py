@@ -162,10 +162,12 @@ class RolloutDispatcher:
         *,
         tick: Callable[[], object] = lambda: None,
         should_stop: Callable[[], bool] = lambda: False,
+        more: Callable[[], bool] = lambda: False,
     ) -> DispatchStats:
         """Sample all requests; `on_finished` is called once per rollout, in order of arrival, on this thread.
 
-        `tick` is called as `meanwhile` is. `should_stop` (a flag set by a signal
+        `tick` is called as `meanwhile` is, and after `wake`. `more`: requests are still to come (`submit`), so the run
+        does not end yet. `should_stop` (a flag set by a signal
         handler) aborts what runs and returns with `interrupted`. On any exception, KeyboardInterrupt included, what
         runs is aborted before it propagates, so that the next `run` starts clean. Raises NoWorkersError,
         StaleWeightsError, ValueError (two requests with one id), and what the callbacks raise.
@@ -174,7 +176,7 @@ class RolloutDispatcher:
         self._workers.begin_run()
         interrupted = False
         try:
-            while not self._requests.done and not (interrupted := should_stop()):
+            while (more() or not self._requests.done) and not (interrupted := should_stop()):
                 self._requests.assign(self._workers.seats)
                 self._wait()
                 tick()
@@ -188,6 +190,15 @@ class RolloutDispatcher:
             self._workers.end_run()
             self._requests.end()
         return self._requests.stats(interrupted=interrupted)
+
+    def submit(self, request: Request) -> None:
+        """Called within `run`, by a callback: sample this too. One whose id has finished is its next turn: it goes on
+        with the worker that has its K/V, if that is up. Raises ValueError: the id has not finished."""
+        self._requests.add(request)
+
+    def wake(self) -> None:
+        """From any thread: `run` is to call `tick` now, without waiting for a worker."""
+        self._workers.arrivals.wake()
 
     def settle(self) -> None:
         """Handle what has arrived, such as the last window of the run before, and answers to new drafter weights; does

@@ -69,21 +69,36 @@ class Ledger:
     def __init__(self, requests: Iterable[Request], *, max_retries: int) -> None:
         self._open: dict[int, _Entry] = {}
         self._held: dict[str, dict[int, _Entry]] = {}  # by worker
+        self._placed: list[_Entry] = []  # running from the next decision on: they go on where they were
         self._balance = Balance()
-        for request in requests:
-            if request.request_id in self._open:
-                raise ValueError(f"request id {request.request_id} occurs twice")
-            entry = _Entry(request=request, expected=exact(request.expected_tokens))
-            if request.prefix is not None:
-                entry.deltas, entry.tokens = [request.prefix], len(request.prefix.tokens)
-            self._open[request.request_id] = entry
-            self._balance.wait(request.prompt_id, request.request_id, entry.remaining_tokens())
         self._max_retries = max_retries
-        self.total = len(self._open)
-        self.finished = 0
+        self.total = self.finished = 0
+        for request in requests:
+            self.add(request)
         self.failed: list[FailedRequest] = []
         self.reissued = 0
         self.duplicates = 0  # events for a request that its sender does not hold (any more)
+
+    def add(self, request: Request, worker: str | None = None) -> None:
+        """One more request. `worker`: the one that finished this id before, of which this is the next turn; it counts
+        once, and goes on there if that is possible. Raises ValueError: the id is open."""
+        if request.request_id in self._open:
+            raise ValueError(f"request id {request.request_id} occurs twice")
+        entry = _Entry(request=request, expected=exact(request.expected_tokens))
+        if request.prefix is not None:
+            entry.deltas, entry.tokens = [request.prefix], len(request.prefix.tokens)
+        self._open[request.request_id] = entry
+        remaining = entry.remaining_tokens()
+        if worker is None:
+            self.total += 1
+        else:
+            self.finished -= 1
+        if worker is not None and self._balance.go_on(worker, request.prompt_id, remaining):
+            entry.holder = worker
+            self._held.setdefault(worker, {})[request.request_id] = entry
+            self._placed.append(entry)
+        else:
+            self._balance.wait(request.prompt_id, request.request_id, remaining)
 
     @property
     def done(self) -> bool:
@@ -114,6 +129,10 @@ class Ledger:
     def assign(self) -> dict[str, list[Request]]:
         """Hand waiting requests to workers with free slots; records who holds what."""
         issued: dict[str, list[Request]] = {}
+        placed, self._placed = self._placed, []
+        for entry in placed:
+            if entry.holder is not None and entry.request.request_id in self._open:  # else it was lost meanwhile
+                issued.setdefault(entry.holder, []).append(entry.issue())
         for grant in self._balance.grants():
             held = self._held.setdefault(grant.worker, {})
             for request_id in grant.request_ids:
@@ -166,6 +185,14 @@ class Ledger:
                 self._balance.forget(entry.request.prompt_id, request_id)
                 ended.append(self._finish(entry, end, now_s, weights_version))
         return ended, running
+
+    def hold_back(self) -> None:
+        """What `add` has placed and `assign` has not handed out waits again."""
+        for entry in self._placed:
+            if entry.holder is not None:
+                self._release(entry)
+                self._balance.wait(entry.request.prompt_id, entry.request.request_id, entry.remaining_tokens())
+        self._placed.clear()
 
     def reject(self, worker: str, request_id: int, reason: str) -> FailedRequest | None:
         entry = self._of(worker, request_id)

@@ -43,6 +43,7 @@ class Requests:
     def abort_all(self) -> None:
         """Nobody is told of what comes from now on."""
         self._on_finished, self._aborting = _nobody, True
+        self._ledger.hold_back()
 
     def aborted_all(self) -> None:
         """Nothing runs any more: what still waits is forgotten."""
@@ -97,6 +98,10 @@ class Requests:
             return False
         seat.give(Abort(tuple(running)))
         return True
+
+    def add(self, request: Request) -> None:
+        """One more, or the next turn of one that has finished."""
+        self._ledger.add(request, self._tally.sampled_by.get(request.request_id))
 
     def progress(self, seat: Seat, request_id: int, delta: Sampled) -> None:
         """The worker has sampled so much more of it."""

@@ -95,6 +95,8 @@ def pack(sequences: Sequence[TrainSequence]) -> Packed:
         "samplers": np.array(names, np.str_),
         "sampler": np.array([number[s.sampler] for s in sequences], np.int32),
         "weights": np.array([s.weight for s in sequences], np.float64),
+        "masked": np.array([s.drawn is not None for s in sequences], np.bool_),
+        "drawn": flat([s.drawn for s in sequences if s.drawn is not None], np.bool_),
     }
 
 
@@ -103,6 +105,10 @@ def unpack(packed: Packed) -> list[TrainSequence]:
     lengths, by_token = packed["response_lengths"].tolist(), packed["by_token"].tolist()
     prompts = parts(packed["prompt_tokens"], packed["prompt_lengths"].tolist())
     responses = parts(packed["response_tokens"], lengths)
+    masked = packed["masked"].tolist()
+    masks = iter(parts(packed["drawn"], [n for n, has in zip(lengths, masked, strict=True) if has]))
+    drawn = [next(masks) if has else None for has in masked]
+    lengths = [n if mask is None else int(np.count_nonzero(mask)) for n, mask in zip(lengths, drawn, strict=True)]
     logprobs = parts(packed["sampler_logprobs"], lengths)
     has_t1 = packed["has_logprobs_t1"].tolist()
     logprobs_t1 = iter(parts(packed["logprobs_t1"], [n for n, has in zip(lengths, has_t1, strict=True) if has]))
@@ -118,6 +124,7 @@ def unpack(packed: Packed) -> list[TrainSequence]:
             advantage=advantages[i] if by_token[i] else float(advantages[i][0]),
             sampler=names[sampler],
             weight=float(packed["weights"][i]),
+            drawn=drawn[i],
         )
         for i, sampler in enumerate(packed["sampler"].tolist())
     ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.environments.types import Said
 from launch.observe.drafter import TRAIN_SPAN, StepDrafter
 from launch.observe.speculation import StepSpeculation
 
@@ -63,6 +64,7 @@ class Sample:
     uid: str = ""  # of the prompt: data.id_field, else set and record number
     set: str = ""  # the held-out set; empty: of training
     version: int | None = None  # of the weights that sampled it: the RL steps that had been done
+    turns: Sequence[Said] = ()  # of an episode, behind the prompt; `response` is what the model said of it
 
 
 def length_metrics(lengths: Sequence[int]) -> dict[str, float]:

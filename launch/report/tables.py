@@ -143,13 +143,28 @@ def samples_table(samples: Sequence[Mapping[str, Any]]) -> str:
             ("num", sample.get("tokens", "")),
             ("keep", sample.get("finish_reason", "")),
             ("pre", sample.get("prompt", "")),
-            ("pre response", sample.get("response", "")),
+            _response(sample),
             ("pre", sample.get("error") or sample.get("answer") or ""),
             attributes=f' data-from="{sample["from"]}" style="--good:{_share(_reward(sample), rewards):.0f}"',
         )
         for sample in shown
     )
     return _table(("Step#", "From", "Reward#", "Tokens#", "End", "Prompt", "Response", "Answer"), rows)
+
+
+def _response(sample: Mapping[str, Any]) -> tuple[str, str]:
+    """A cell: what was said, and of an episode by whom."""
+    turns = sample.get("turns")
+    if not isinstance(turns, list) or not turns:
+        return "pre response", str(sample.get("response", ""))
+    parts = []
+    for turn in turns:
+        gained = f" {turn['reward']:+g}" if turn.get("reward") else ""
+        role = escape(str(turn.get("role", "")))
+        parts.append(
+            f'<div class="turn {role}"><b>{role}{gained}</b><pre>{escape(str(turn.get("text", "")))}</pre></div>'
+        )
+    return "html response", "".join(parts)
 
 
 def _reward(sample: Mapping[str, Any]) -> float:
@@ -170,7 +185,7 @@ def _row(*cells: tuple[str, object], attributes: str = "") -> str:
 def _cell(name: str, value: object) -> str:
     first, _, rest = name.partition(" ")
     if first == "html":
-        return f"<td>{value}</td>"
+        return f'<td class="{rest}">{value}</td>' if rest else f"<td>{value}</td>"
     if first == "pre":
         return f'<td class="{rest}"><pre>{escape(str(value))}</pre></td>'
     return f'<td class="{name}">{escape(str(value))}</td>'

@@ -153,4 +153,4 @@ def _graded(member: _Member, sampled: Sampled) -> Graded:
         verifications=member.verifications,
         propensity=member.propensity,
     )
-    return Graded(rollout, member.grade, member.text, member.worker, member.reissued)
+    return Graded(rollout=rollout, grade=member.grade, text=member.text, worker=member.worker, reissued=member.reissued)

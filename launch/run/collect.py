@@ -5,17 +5,23 @@ Serves RL steps and evaluations alike. Owns the overlap of grading with sampling
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Rollout
+from actors.environments.types import Answer
 from actors.reward_worker import RewardPool
 from actors.rewards import GradeItem
 from launch.batch import Batch
 from launch.dispatch import DispatchStats, RolloutDispatcher
+from launch.dispatch.ledger import FailedRequest
 from launch.fleet import Fleet
 from launch.interrupt import Interrupt
 from launch.observe import Observer
+from launch.run.episodes import EnvironmentFailuresError, Episode, Player
 from launch.run.groups import Graded, Group
 
 
@@ -41,6 +47,19 @@ class Round:
         return len(self.stats.failed) + len(ungraded)
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    rollout: Rollout
+    text: str
+    episode: Episode | None
+
+    def turns(self, batch: Batch) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """What the model said, each with the prompt of it all."""
+        if self.episode is None:
+            return [(batch.prompt(self.rollout.request_id).tokens, self.rollout.tokens)]
+        return [(self.episode.prompt_tokens, turn.tokens) for turn in self.episode.turns]
+
+
 class Collector:
     """Runs rounds on the dispatcher's workers and the reward pool."""
 
@@ -54,11 +73,14 @@ class Collector:
         *,
         share: bool = False,
         fleet: Fleet | None = None,
+        player: Player | None = None,
     ) -> None:
-        """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends."""
+        """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends. player:
+        responses are episodes; None: they are single."""
         self._dispatcher, self._rewards, self._tokenizer = dispatcher, rewards, tokenizer
         self._observer, self._interrupt = observer, interrupt
-        self._share, self._fleet = share, fleet
+        self._share, self._fleet, self._player = share, fleet, player
+        self._failures: list[str] = []  # of environments, in this RL step
 
     def run(
         self,
@@ -78,36 +100,52 @@ class Collector:
         sample, whatever happened.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
-        arrived: dict[int, tuple[Rollout, str]] = {}
+        arrived: dict[int, _Arrived] = {}
+        failed: list[FailedRequest] = []
 
-        def finished(rollout: Rollout) -> None:
+        def finished(rollout: Rollout, episode: Episode | None = None) -> None:
             if not arrived:
                 decoding()
             text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
-            arrived[rollout.request_id] = rollout, text
+            arrived[rollout.request_id] = _Arrived(rollout, text, episode)
             prompt = batch.prompt(rollout.request_id)
             length = int(rollout.tokens.size)
             item = GradeItem(
-                prompt=prompt.text,
+                prompt=prompt.text if episode is None else episode.prompt,
                 response=text,
                 record=prompt.record,
                 finish_reason=rollout.finish_reason,
                 where=prompt.where,
                 tokens=length,
+                turns=() if episode is None else episode.said,
             )
             self._rewards.submit(rollout.request_id, item)
             self._observer.progress(phase, len(arrived), len(batch))
 
+        def fails(request_id: int, answer: Answer) -> None:
+            failed.append(FailedRequest(request_id, answer.error or ""))
+            self._environment_failed(request_id, answer)
+
+        def tick() -> None:
+            if episodes is not None:
+                episodes.poll()
+            self._rewards.poll()
+
+        if not same_step:
+            self._failures.clear()
         self._rewards.begin(same_step=same_step)
         start_s = time.monotonic()
         if self._fleet is not None:
             self._fleet.begins(phase)
+        player = self._player
+        episodes = None if player is None else player.begin(batch, self._dispatcher.submit, finished, fails)
         try:
             stats = self._dispatcher.run(
-                batch.requests,
-                finished,
-                tick=self._rewards.poll,
+                batch.requests if episodes is None else (),
+                finished if episodes is None else episodes.turn,
+                tick=tick,
                 should_stop=lambda: not to_the_end and bool(self._interrupt),
+                more=lambda: episodes is not None and episodes.waiting,
             )
         finally:
             sampled()
@@ -116,16 +154,26 @@ class Collector:
             self._fleet.ends(stats.tokens)
         if stats.interrupted:
             self._interrupt.check()
+        if episodes is not None:
+            stats = replace(stats, requests=len(batch), failed=(*stats.failed, *failed))
         if self._share:  # while the grades come in: nobody waits for it
             made_by = stats.sampled_by
             self._dispatcher.drafters.share(
-                [(batch.prompt(i).tokens, arrived[i][0].tokens, made_by[i]) for i in sorted(arrived)]
+                [(prompt, turn, made_by[i]) for i in sorted(arrived) for prompt, turn in arrived[i].turns(batch)]
             )
         grades = self._rewards.drain()
 
         def graded(i: int) -> Graded:
-            rollout, text = arrived[i]
-            return Graded(rollout, grades[i], text, stats.sampled_by[i], i in stats.reissued_ids)
+            one = arrived[i]
+            again = i in stats.reissued_ids
+            return Graded(
+                rollout=one.rollout,
+                grade=grades[i],
+                text=one.text,
+                worker=stats.sampled_by[i],
+                reissued=again,
+                episode=one.episode,
+            )
 
         groups = [
             Group(pick, [graded(i) for i in batch.ids(index) if i in arrived]) for index, pick in enumerate(batch.picks)
@@ -137,4 +185,18 @@ class Collector:
             rollout_s=sampled_s - start_s,
             reward_wait_s=time.monotonic() - sampled_s,
             counts=counts,
+            metrics={} if episodes is None else episodes.metrics(),
         )
+
+    def _environment_failed(self, request_id: int, answer: Answer) -> None:
+        """Raises EnvironmentFailuresError."""
+        self._failures.append(f"rollout {request_id}: {answer.error}")
+        said = self._failures[-1] if answer.trace is None else f"{self._failures[-1]}\n{answer.trace}"
+        self._observer.event("environment_failed", said)
+        assert self._player is not None
+        if len(self._failures) > (most := self._player.options.max_failures_per_step):
+            raise EnvironmentFailuresError(
+                f"{len(self._failures)} episodes of this step failed by their environment, "
+                f"environment.max_failures_per_step is {most}: {'; '.join(self._failures[:3])}",
+                remedy="mend the environment, or raise environment.max_failures_per_step",
+            )

@@ -14,13 +14,14 @@ from actors.rewards.types import Grade
 from actors.training.types import TrainSequence
 from launch.batch import Pick
 from launch.observe.records import Sample
+from launch.run.episodes import Episode
 from policies.advantages import batch_advantages, has_zero_variance, kl_in_reward
 from policies.dynamic_sampling import has_signal
 from policies.options import ObjectiveOptions
 from policies.overlong import concise_rewards, overlong_penalties
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
     """One response with its grade. `text` is decoded without special tokens."""
 
@@ -29,13 +30,14 @@ class Graded:
     text: str
     worker: str = ""  # the rollout worker that finished it
     reissued: bool = False  # more than one worker sampled it
+    episode: Episode | None = None  # of which `rollout` has the tokens that the model drew, and `text` what it said
 
     def sample(self, pick: Pick, held_out: str = "") -> Sample:
         """`held_out`: the set, of an evaluation."""
         return Sample(
             uid=pick.prompt.uid,
             set=held_out,
-            prompt=pick.prompt.text,
+            prompt=pick.prompt.text if self.episode is None else self.episode.prompt,
             response=self.text,
             reward=self.grade.value,
             tokens=int(self.rollout.tokens.size),
@@ -44,6 +46,7 @@ class Graded:
             parts=self.grade.parts,
             error=self.grade.error,
             version=self.rollout.weights_version,
+            turns=() if self.episode is None else self.episode.said,
         )
 
 
@@ -147,9 +150,11 @@ def training_sequences(
 
 def sequence(pick: Pick, member: Graded, advantage: float, weight: float = 1.0) -> TrainSequence:
     """One response as the learner sees it."""
+    episode = member.episode
     return TrainSequence(
-        prompt_tokens=pick.prompt.tokens,
-        response_tokens=member.rollout.tokens,
+        prompt_tokens=pick.prompt.tokens if episode is None else episode.prompt_tokens,
+        response_tokens=member.rollout.tokens if episode is None else episode.response_tokens,
+        drawn=None if episode is None else episode.drawn,
         sampler_logprobs=member.rollout.logprobs,
         sampler_logprobs_t1=member.rollout.logprobs_t1,
         advantage=advantage,

@@ -4,6 +4,7 @@ costs seconds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from actors.data import (
     DataError,
@@ -16,8 +17,11 @@ from actors.data import (
     load_tokenizer,
 )
 from actors.data.markers import MIXED, answer_marker
+from actors.data.templates import Template, make_template
 from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Marker, SamplingParams, StopRule
+from actors.environments.formats import format_fault
+from actors.environments.host import EnvironmentStartError, tool_schemas
 from actors.rewards.boxed import thinks
 from launch.batch import sampling_params, stop_rule
 from launch.config import Config
@@ -37,6 +41,7 @@ class Inputs:
     answer: Marker | None  # of rollout.abort, where it is enabled; of responses to `prompts` only
     prompts: PromptSet
     held_out: "tuple[HeldOut, ...]"
+    template: Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +58,28 @@ def load_inputs(config: Config) -> Inputs:
     """Raises DataError, which names the key, or the file and line."""
     tokenizer = tokenizer_of(config)
     stop_tokens, stop = stop_tokens_of(config, tokenizer), stop_rule(config.rollout.sampling, tokenizer)
-    prompts = load_prompts(config.data, "train", tokenizer)
+    tools = tools_of(config, tokenizer)
+    prompts = load_prompts(config.data, "train", tokenizer, tools)
     return Inputs(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
         stop=stop,
         answer=answer_of(config, tokenizer, prompts),
         prompts=prompts,
-        held_out=load_held_out(config, tokenizer, stop_tokens),
+        held_out=load_held_out(config, tokenizer, stop_tokens, tools),
+        template=make_template(config.data, tokenizer, tools),
     )
 
 
-def load_held_out(config: Config, tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[HeldOut, ...]:
+def load_held_out(
+    config: Config, tokenizer: Tokenizer, stop_tokens: Sequence[int], tools: Sequence[dict[str, Any]] = ()
+) -> tuple[HeldOut, ...]:
     """Config.eval_sets with their prompts. Raises DataError."""
     usual = config.rollout.sampling
     return tuple(
         HeldOut(
             name=one.name,
-            prompts=load_set(config.data, one, key, "eval", tokenizer),
+            prompts=load_set(config.data, one, key, "eval", tokenizer, tools),
             samples=one.samples or config.eval.samples,
             sampling=sampling_params(
                 usual.model_copy(update={name: getattr(one, name) for name in DRAWN}), stop_tokens
@@ -78,6 +87,26 @@ def load_held_out(config: Config, tokenizer: Tokenizer, stop_tokens: Sequence[in
         )
         for key, one in config.eval_sets.items()
     )
+
+
+def tools_of(config: Config, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Schemas of environment.tools; none without. Starts the environment's process, which must start, and ends it.
+    Raises DataError."""
+    options = config.environment
+    if options is None:
+        return []
+    if options.tools and options.tool_format == "auto":
+        plain = config.data.template == "plain"
+        template = None if plain else config.data.chat_template or getattr(tokenizer, "chat_template", None) or ""
+        if fault := format_fault(template):
+            raise DataError(
+                f"environment.tool_format: auto: {fault}; use a model whose template does, give one with "
+                "data.chat_template, or say with environment.tool_format=hermes that it writes so all the same"
+            )
+    try:
+        return tool_schemas(options)
+    except EnvironmentStartError as error:
+        raise DataError(f"environment.{'tools' if options.tools else 'factory'}: {error}") from error
 
 
 def answer_of(config: Config, tokenizer: Tokenizer, prompts: PromptSet) -> Marker | None:

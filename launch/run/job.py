@@ -20,6 +20,7 @@ from actors.engine.core import RolloutEngine
 from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.types import EngineWindow, SamplingParams, StopRule
+from actors.environment_worker import EnvironmentPool
 from actors.learner_group import LearnerGroup
 from actors.placement import Placement, off, place
 from actors.reward_worker import RewardPool
@@ -41,6 +42,7 @@ from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
 from launch.precision import precision_text
 from launch.run.collect import Collector, Round
+from launch.run.episodes import Player
 from launch.run.inputs import HeldOut, Inputs, load_inputs
 from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
@@ -174,11 +176,16 @@ def open_job(
     with ExitStack() as stack:
         avoid = versions.refused if versions is not None else {}
         unvouched = versions.unvouched if versions is not None else set[str]
+
+        def off_unvouched() -> dict[str, Any]:
+            """Ray's options of workers that nothing but their code ties to a node."""
+            return {"label_selector": selector} if (selector := off(unvouched())) else {}
+
         placement: Placement = stack.enter_context(place(config, avoid))
         rewards = stack.enter_context(
             RewardPool(
                 config.reward,
-                actor_options=lambda: {"label_selector": selector} if (selector := off(unvouched())) else {},
+                actor_options=off_unvouched,
                 start_timeout_s=config.cluster.start_timeout_s,
                 on_event=observer.event,
                 on_span=partial(_record_span, observer),
@@ -246,6 +253,17 @@ def open_job(
         stack.callback(dispatcher.close)
         if drafter is not None:
             dispatcher.drafters.buffer_of = drafter.buffer_of
+        player = None
+        if config.environment is not None:
+            environments = EnvironmentPool(
+                config.environment,
+                wake=dispatcher.wake,
+                actor_options=off_unvouched,
+                on_event=observer.event,
+                log=log,
+            )
+            stack.enter_context(environments)
+            player = Player(config.environment, environments, inputs.template)
         more = int(bool(inputs.held_out) or config.objective.dynamic_sampling.max_rounds > 1)  # than one a step
         fleet = Fleet(
             config.rollout.workers,
@@ -316,6 +334,7 @@ def open_job(
                 interrupt,
                 share=meter is not None,
                 fleet=fleet,
+                player=player,
             ),
             fleet=fleet,
             notices=notices,

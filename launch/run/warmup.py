@@ -19,7 +19,7 @@ from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.errors import show
 from launch.interrupt import Interrupt, interrupt_flag
-from launch.run.inputs import tokenizer_of
+from launch.run.inputs import tokenizer_of, tools_of
 
 _REPORT_EVERY = 100  # optimizer steps
 Init = Literal["checkpoint", "random"]
@@ -72,7 +72,8 @@ def warm_start(
     if (target / "config.json").is_file():
         log(f"using the cached warm start {target}")
         return target
-    demonstrations = load_demonstrations(options, config.data, tokenizer_of(config))
+    tokenizer = tokenizer_of(config)
+    demonstrations = load_demonstrations(options, config.data, tokenizer, tools=tools_of(config, tokenizer))
     log(f"warm start on {options.data}: {demonstrations.report.summary()}; {options.steps} optimizer steps")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
 
@@ -111,6 +112,8 @@ def fingerprint(config: Config) -> str:
     digest.update(config.warmup.model_dump_json(exclude={"data"}).encode())
     digest.update(config.model.model_dump_json(exclude={"path", "tokenizer"}).encode())
     digest.update(config.data.model_dump_json(exclude={"train", "eval"}).encode())
+    if config.environment is not None and config.environment.tools:  # chat templates show them
+        digest.update(config.environment.model_dump_json(include={"tools"}).encode())
     learner = config.learner
     computes = learner.model_dump(include={"ranks", "device", "packing", "micro_batch_tokens", "autocast_bf16"})
     threads = learner.threads_of(learner.ranks) if config.cluster.layout == "embedded" else learner.threads

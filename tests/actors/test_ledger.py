@@ -227,6 +227,45 @@ def test_a_response_that_was_complete_is_finished_not_sampled_again() -> None:
     assert ledger.done
 
 
+def test_the_next_turn_goes_on_where_its_last_one_was_and_counts_once() -> None:
+    first, other = make_request(1, 0), make_request(2, 0)
+    ledger = Ledger([first, other], max_retries=1)
+    assert [r.request_id for r in give(ledger, a=1, b=1)["a"]] == [1]
+    with pytest.raises(ValueError, match="request id 1 occurs twice"):
+        ledger.add(first, "a")
+    assert ledger.finish("a", rollout_of(first))
+    ledger.add(replace(first, earlier_tokens=4), "a")
+    assert (ledger.total, ledger.finished, ledger.done) == (2, 0, False)
+    assert ledger.assign() == {"a": [replace(first, earlier_tokens=4)]}
+    assert ledger.assign() == {}
+    # Its worker is lost: it waits, with what was reported of this turn alone, for another one.
+    ledger.progress("a", 1, tokens_of(first, 0, 2))
+    assert ledger.lose("a", "gone", now_s=0.0, weights_version=1).reissued == (1,)
+    ledger.withdraw("a")
+    assert ledger.finish("b", rollout_of(other))
+    ((reissued,),) = ledger.assign().values()
+    assert (reissued.earlier_tokens, reissued.prefix is not None and len(reissued.prefix)) == (4, 2)
+    # And from a worker that is not there any more it goes to whoever is.
+    ledger.add(other, "a")
+    assert ledger.assign() == {}
+    assert ledger.finish("b", rollout_of(first))
+    assert ledger.assign() == {"b": [other]}
+    assert ledger.finish("b", rollout_of(other))
+    assert (ledger.total, ledger.finished, ledger.done) == (2, 2, True)
+
+
+def test_turns_that_were_not_handed_out_wait_again() -> None:
+    request = make_request(1, 0)
+    ledger = Ledger([request], max_retries=1)
+    give(ledger, a=1)
+    ledger.finish("a", rollout_of(request))
+    ledger.add(request, "a")
+    assert list(ledger.running("a")) == [1]
+    ledger.hold_back()
+    assert (list(ledger.running("a")), ledger.waiting) == ([], 1)
+    assert ledger.assign() == {"a": [request]}
+
+
 def test_equal_request_ids_are_an_error() -> None:
     with pytest.raises(ValueError, match="request id 3 occurs twice"):
         Ledger([make_request(3), make_request(3)], max_retries=0)

@@ -50,7 +50,7 @@ def group_of(
             finished_s=1.0,
             propensity=propensities[i] if propensities else 1.0,
         )
-        members.append(Graded(rollout, Grade(value=reward), "", worker=i % 2))
+        members.append(Graded(rollout=rollout, grade=Grade(value=reward), text="", worker=i % 2))
     return Group(pick, members)
 
 

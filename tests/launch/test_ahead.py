@@ -50,7 +50,13 @@ def members(draw: st.DrawFn) -> Graded:
         notes=("a note",),
         trace=error,
     )
-    return Graded(rollout, grade, draw(st.text()), draw(st.sampled_from(["", "rollout-1"])), draw(st.booleans()))
+    return Graded(
+        rollout=rollout,
+        grade=grade,
+        text=draw(st.text()),
+        worker=draw(st.sampled_from(["", "rollout-1"])),
+        reissued=draw(st.booleans()),
+    )
 
 
 @st.composite

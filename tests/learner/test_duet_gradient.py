@@ -105,7 +105,7 @@ def member(pick: Pick, tokens: np.ndarray, coin: bool, rule: StopRule | None, we
         finished_s=0.0,
         propensity=end.propensity if weighed else 1.0,
     )
-    return Graded(rollout, Grade(value=grade(cut)), "")
+    return Graded(rollout=rollout, grade=Grade(value=grade(cut)), text="")
 
 
 def alike(group: Sequence[tuple[float, Graded]]) -> list[tuple[float, Graded]]:

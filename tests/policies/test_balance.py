@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -147,8 +148,17 @@ def test_after_any_events_the_books_decide_as_a_look_at_every_open_request_would
                     else:
                         del requests[r.request_id]
                         books.end(r.holder, r.prompt_id, r.tokens)
-                        if rng.random() < 0.4:
+                        if (fate := rng.random()) < 0.4:
                             wait(r.request_id, r.prompt_id, r.tokens)
+                        elif fate < 0.7:  # its next turn
+                            held = Counter(other.holder for other in requests.values())
+                            free = [name for name in slots if held[name] < slots[name]]
+                            there = r.holder in free or (r.holder in slots and not free)
+                            assert books.go_on(r.holder, r.prompt_id, r.tokens) == there
+                            if there:
+                                requests[r.request_id] = r
+                            else:
+                                wait(r.request_id, r.prompt_id, r.tokens)
         wanted = balance_oracle.grants(requests.values(), slots)
         found = [(g.worker, g.prompt_id, g.request_ids) for g in books.grants()]
         assert found == wanted

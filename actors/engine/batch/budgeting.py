@@ -35,8 +35,8 @@ class Budgeting:
         if self._budget is None or table.evaluation[slot]:
             return
         prompt, length = int(table.prompt_length[slot]), int(table.length[slot])
-        limit = int(table.limit[slot]) - prompt
-        self._tell(lambda budget: budget.begin(slot, table.tokens[slot, :prompt], length - prompt, limit))
+        limit, known = int(table.limit[slot]) - prompt, table.tokens[slot, : int(table.noise_origin[slot])]
+        self._tell(lambda budget: budget.begin(slot, known, length - prompt, limit))
 
     def end(self, slot: int, finished: bool) -> None:
         table = self._table

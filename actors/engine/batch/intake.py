@@ -56,6 +56,7 @@ def finished(
         finished_s=now_s,
         verifications=max(0, drawn - ticket.spared_steps),
         propensity=propensity,
+        reused_tokens=ticket.reused_tokens,
     )
     return Finished(rollout)
 

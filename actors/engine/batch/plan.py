@@ -14,7 +14,8 @@ PromptKey = tuple[int, bytes]
 
 @dataclass(slots=True, kw_only=True)
 class PromptEntry:
-    """One prompt. `ready` once the writer has computed every token that others reuse."""
+    """One prompt. `ready` once the writer has computed every token that others reuse; or what a turn of an episode left
+    for the next one."""
 
     blocks: list[int]  # of tokens 0 .. reusable - 1
     reusable_tokens: int  # prompt length - 1
@@ -22,6 +23,7 @@ class PromptEntry:
     ready: bool = False
     waiting_slots: list[int] = field(default_factory=list)  # admitted requests that start when it is ready
     rows: object = None  # what the watcher keeps of its tokens
+    handed_on: bool = False  # left by a turn: the next one goes on in the blocks themselves
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,6 +39,7 @@ class Ticket:
     slot: int = -1  # -1: waiting
     admission: int = -1  # the larger, the younger
     weights_version: int = -1
+    reused_tokens: int = 0  # of the prompt, when it was admitted last
     started_s: float = 0.0
 
     @property

@@ -34,6 +34,7 @@ class SlotTable:
         self.computed = zeros()  # tokens whose K/V are in the cache
         self.limit = zeros()  # length at which the request ends
         self.prompt_length = zeros()
+        self.noise_origin = zeros()  # position whose draw is number 0: prompt_length, in an episode's first turn
         self.reported = zeros()  # length at the last Progress
         self.spared_steps = zeros()  # tokens that came in one engine step with another
         self.drafted = zeros()  # tokens that were verified for it, since they were last counted ...
@@ -62,6 +63,7 @@ class SlotTable:
                 self.logprobs_t1[slot, prompt:length] = prefix.logprobs_t1
         self.length[slot], self.computed[slot], self.limit[slot] = length, 0, limit
         self.prompt_length[slot], self.reported[slot] = prompt, prompt + reported_tokens
+        self.noise_origin[slot] = prompt - request.earlier_tokens
         self.spared_steps[slot] = self.drafted[slot] = self.accepted[slot] = 0
         self.request_id[slot], self.prompt_id[slot] = request.request_id, request.prompt_id
         self.noise_key[slot] = np.uint64(request.noise_key & (2**64 - 1)).astype(np.int64)

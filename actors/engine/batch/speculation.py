@@ -70,7 +70,7 @@ class _Requests:
             "request_ids": table.request_id[slots],
             "prompt_ids": table.prompt_id[slots],
             "slots": slots.copy(),
-            "prompt_lengths": table.prompt_length[slots],
+            "prompt_lengths": table.noise_origin[slots],
             "noise_keys": table.noise_key[slots] ^ other_noise,
             "temperatures": table.temperature[slots],
             "top_k": table.top_k[slots],
@@ -146,7 +146,7 @@ class Speculator:
         self._tell(lambda drafter: self._begin(drafter, slot))
 
     def _begin(self, drafter: Drafter, slot: int) -> None:
-        known, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
+        known, length = int(self._table.noise_origin[slot]), int(self._table.length[slot])
         history = self._history[slot]
         drafter.begin(slot, history[:known], history[known:length])
 
@@ -348,7 +348,7 @@ class Speculator:
         lengths = table.length[slots]
         fixed = self._requests.fixed
         room = table.limit[slots] - lengths - 1
-        room = self._budget.room(self._load, fixed["slots"], lengths - fixed["prompt_lengths"], room, strategy)
+        room = self._budget.room(self._load, fixed["slots"], lengths - table.prompt_length[slots], room, strategy)
         if reserve is not None:
             room = reserve(slots, np.minimum(room, strategy.depth))
         return BatchView(

@@ -75,7 +75,7 @@ class VllmBackend:
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
-            seed=seed_of(request.noise_key, drawn) if self._seeded else None,
+            seed=seed_of(request.noise_key, request.earlier_tokens + drawn) if self._seeded else None,
             max_tokens=limit - len(known),
             logprobs=0,
             ignore_eos=True,

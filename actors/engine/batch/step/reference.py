@@ -98,7 +98,7 @@ class NumpySteps:
             "context_lens": contexts,
             "block_tables": table.block_tables[slots, :blocks],
             "noise_keys": table.noise_key[sampling],
-            "noise_positions": positions[sample_rows] + 1 - table.prompt_length[sampling],
+            "noise_positions": positions[sample_rows] + 1 - table.noise_origin[sampling],
             "temperature": table.temperature[sampling],
         }
         if truncated:

@@ -17,6 +17,7 @@ from actors.engine.batch.plan import PromptEntry, PromptKey, SlotWatcher, StepPl
 from actors.engine.batch.slots import SlotTable
 from actors.engine.native.schedule.blocks import BlockPool
 from actors.engine.native.schedule.prompts import PromptCache
+from actors.engine.types import Request
 
 Int64Array = NDArray[np.int64]
 NO_SLOTS: Int64Array = np.zeros(0, np.int64)
@@ -43,6 +44,7 @@ class Scheduler:
         self._free_slots = list(range(len(table.length) - 1, -1, -1))
         self._held: set[int] = set()  # slots that wait for their prompt's writer
         self._writers: dict[int, PromptKey] = {}  # slots that prefill a prompt for others
+        self._turns: dict[int, PromptKey] = {}  # by noise key: what an episode's last turn here left for the next one
         self._copies: list[tuple[int, int]] = []
         self._order = itertools.count()
         self._admissions = itertools.count()
@@ -168,7 +170,7 @@ class Scheduler:
         total = self.blocks_for(ticket.known_tokens)
         # One spare block for each running request: admitting must not be what makes the next step preempt.
         spare = len(self._running)
-        entry = self._prompts.get(ticket.key)
+        entry = self._left_for(ticket) or self._prompts.get(ticket.key)
         if not self._free_up(total - self._shared(entry) + spare, keep=entry):
             if self._running:
                 return False
@@ -181,6 +183,7 @@ class Scheduler:
         self._pool.share(shared)
         self._table.append_blocks(slot, shared + self._pool.allocate(total - len(shared)))
         ticket.slot, ticket.admission = slot, next(self._admissions)
+        ticket.reused_tokens = 0 if entry is None else entry.reusable_tokens
         self._running[slot] = ticket
         self._active = None
         reusable = len(ticket.request.prompt_tokens) - 1
@@ -192,6 +195,8 @@ class Scheduler:
                 self._writers[slot] = ticket.key
         elif entry.ready:
             self._fork(slot, entry)
+            if entry.handed_on:
+                self._prompts.drop(self._turns.pop(ticket.request.noise_key))
         else:
             entry.waiting_slots.append(slot)
             self._held.add(slot)
@@ -200,7 +205,30 @@ class Scheduler:
         return True
 
     def _shared(self, entry: PromptEntry | None) -> int:
-        return 0 if entry is None else entry.reusable_tokens // self._block_tokens
+        """Blocks of the entry that a request uses as they are."""
+        if entry is None or entry.handed_on:
+            return 0 if entry is None else len(entry.blocks)
+        return entry.reusable_tokens // self._block_tokens
+
+    def _left_for(self, ticket: Ticket) -> PromptEntry | None:
+        """What the episode's turn before left, if it is there still."""
+        request = ticket.request
+        key = self._turns.get(request.noise_key) if request.earlier_tokens else None
+        if key is None or not request.prompt_tokens.tobytes().startswith(key[1]):
+            return None
+        return self._prompts.get(key)
+
+    def _hand_on(self, request: Request, slot: int) -> None:
+        """Keep the K/V of a turn that has ended for the next one."""
+        computed = int(self._table.computed[slot])
+        key = request.noise_key, self._table.tokens[slot, :computed].tobytes()  # of this episode alone
+        blocks = self._table.blocks(slot)[: self.blocks_for(computed)]
+        left = PromptEntry(
+            blocks=blocks, reusable_tokens=computed, writer=request.request_id, ready=True, handed_on=True
+        )
+        self._prompts.drop(key)
+        self._prompts.add(key, left)
+        self._turns[request.noise_key] = key
 
     def _fork(self, slot: int, entry: PromptEntry) -> None:
         """Start `slot` behind the prompt tokens that the entry holds; the partial last block is copied."""
@@ -249,6 +277,7 @@ class Scheduler:
         for slot in list(self._held):
             self._requeue(self._running[slot])
         self._writers.clear()
+        self._turns.clear()
         self._prompts.clear()
 
     def _requeue(self, ticket: Ticket) -> None:
@@ -267,6 +296,8 @@ class Scheduler:
         ticket.spared_steps += int(self._table.spared_steps[slot])
         for watcher in self._watchers:
             watcher.end(slot, finished)
+        if finished and ticket.request.continues:
+            self._hand_on(ticket.request, slot)
         del self._running[slot]
         self._active = None
         self._copies = [copy for copy in self._copies if copy[1] not in self._table.blocks(slot)]

@@ -1,0 +1,174 @@
+"""Main program of an environment's process: plays episodes with the user's code. Run by path, and light, so that it
+starts fast.
+
+Reads calls (8 bytes of length, then a pickled dict) from stdin; writes JSON lines to stdout: what it is ready with,
+then for each call that user code begins to run, and its answer. Coroutines of different episodes run side by side; a
+plain `reset` or `step` has the process to itself.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import math
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class Player:
+    """Plays the episodes of one round after the other."""
+
+    def __init__(self, make: Callable[[], Any], write: Callable[[dict[str, Any]], None]) -> None:
+        self._make, self._write = make, write
+        self._round = -1
+        self._live: dict[int, tuple[Any, int]] = {}  # by episode: its environment, and how many actions it has heard
+
+    async def play(self, call: dict[str, Any]) -> None:
+        """Answer one call. What user code raises is an answer too."""
+        if call["round"] != self._round:
+            self._round = call["round"]
+            for episode in list(self._live):
+                await self._end(episode)
+        try:
+            said = await self._advance(call)
+        except Exception as error:
+            await self._end(call["episode"])
+            self._write({"id": call["id"], "error": f"{type(error).__name__}: {error}"[:2000], "trace": _trace(error)})
+            return
+        self._write({"id": call["id"], **said})
+
+    async def _advance(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Play what is missing of the actions; what was said to the last one."""
+        actions, episode = call["actions"], call["episode"]
+        environment, heard = self._live.pop(episode, (None, 0))
+        said: dict[str, Any] = {"done": False}
+        if environment is None or heard >= len(actions):
+            environment, heard = self._make(), 0
+            more = {"seed": call["seed"]} if "seed" in inspect.signature(environment.reset).parameters else {}
+            self._write({"id": call["id"], "begin": True})
+            observation = await _value(environment.reset(call["record"], **more))
+            said = {"observation": messages(observation), "reward": 0.0, "done": False}
+        self._live[episode] = environment, heard
+        for count, action in enumerate(actions[heard:], start=heard + 1):
+            if said["done"]:
+                raise RuntimeError(f"played again, the episode ended after {count - 1} of {len(actions)} actions")
+            self._write({"id": call["id"], "begin": True})
+            answer = await _value(environment.step(action))
+            said = step_of(answer)
+            self._live[episode] = environment, count
+        if said["done"]:
+            await self._end(episode)
+        return said
+
+    async def _end(self, episode: int) -> None:
+        environment, _ = self._live.pop(episode, (None, 0))
+        if hasattr(environment, "close"):
+            try:
+                await _value(environment.close())
+            except Exception:
+                traceback.print_exc()
+
+
+async def _value(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def step_of(answer: Any) -> dict[str, Any]:
+    """`(observation, reward, done)` as JSON. Raises TypeError, ValueError: the user's `step` returned something
+    else."""
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        raise TypeError(f"step returned {answer!r:.80}, not (observation, reward, done)")
+    observation, reward, done = answer
+    if isinstance(reward, str | bytes) or not math.isfinite(float(reward)):
+        raise ValueError(f"step returned the reward {reward!r:.80}, not a finite number")
+    return {"observation": messages(observation), "reward": float(reward), "done": bool(done)}
+
+
+def messages(observation: Any) -> list[dict[str, str]]:
+    """None, a text or messages, as messages."""
+    if observation is None or observation == "":
+        return []
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    if not isinstance(observation, list) or not all(
+        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content"))
+        for one in observation
+    ):
+        raise TypeError(f"an observation is text, or a list of messages with role and content, not {observation!r:.80}")
+    return observation
+
+
+def _trace(error: BaseException) -> str | None:
+    """The frames of the user's code, outermost first, with the error; None if there are none."""
+    machinery = (__file__, "<frozen importlib._bootstrap", importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(machinery)]
+    if not frames:
+        return None
+    return "".join(traceback.format_list(frames) + traceback.format_exception_only(error)).rstrip()[-8000:]
+
+
+def named(place: str) -> Any:
+    """What 'package.module:name' names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def prepare(setup: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """What makes an episode's environment, and what to say of it: the tools' schemas."""
+    if not setup["tools"]:
+        factory = named(setup["factory"])
+        made = factory(**setup["options"])
+        for method in ("reset", "step"):
+            if not callable(getattr(made, method, None)):
+                raise TypeError(f"{setup['factory']} makes {type(made).__name__}, which has no method {method}")
+        return lambda: factory(**setup["options"]), {"ready": []}
+    from actors.environments.tools import Tools, schema
+
+    functions = {place.partition(":")[2]: named(place) for place in setup["tools"]}
+    return lambda: Tools(functions), {"ready": [schema(name, function) for name, function in functions.items()]}
+
+
+async def serve(make: Callable[[], Any], write: Callable[[dict[str, Any]], None]) -> None:
+    """Until stdin ends."""
+    loop, calls = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
+
+    def read() -> None:
+        while header := sys.stdin.buffer.read(8):
+            call = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "little")))
+            loop.call_soon_threadsafe(calls.put_nowait, call)
+        loop.call_soon_threadsafe(calls.put_nowait, None)
+
+    threading.Thread(target=read, daemon=True).start()
+    player, tasks = Player(make, write), set[asyncio.Task[None]]()
+    while (call := await calls.get()) is not None:
+        task = asyncio.create_task(player.play(call))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def main() -> None:
+    setup = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what user code prints goes to the log, not into the answers
+    sys.stdout = sys.stderr  # line by line: this process ends by SIGKILL, which takes what is buffered with it
+    sys.path[:] = setup["path"]
+
+    def write(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line).encode() + b"\n")
+
+    try:
+        make, ready = prepare(setup)
+    except BaseException as error:
+        write({"error": f"{type(error).__name__}: {error}"[:2000], "trace": _trace(error)})
+        return
+    write(ready)
+    asyncio.run(serve(make, write))
+
+
+if __name__ == "__main__":
+    main()

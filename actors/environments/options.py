@@ -1,0 +1,35 @@
+"""The `environment:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
+    """What answers the model, turn by turn: an environment of the user's, or tools (docs/turns.md)."""
+
+    factory: Annotated[
+        str | None,
+        Field(description="'package.module:Class', or a function, that makes an episode's environment"),
+    ] = None
+    options: Annotated[dict[str, Any], Field(description="keyword arguments of the factory")] = {}
+    tools: Annotated[
+        tuple[str, ...],
+        Field(description="'package.module:function' each: tools that the model may call, in place of a factory"),
+    ] = ()
+    tool_format: Annotated[
+        Literal["auto", "hermes"],
+        Field(description="how calls are written; auto: as the chat template says, hermes for data.template=plain"),
+    ] = "auto"
+    max_turns: Annotated[int, Field(ge=1, le=10_000, description="the model's turns in an episode at most")] = 8
+    max_turn_tokens: Annotated[
+        int | None, Field(ge=1, description="of one turn; default: what rollout.sampling.max_new_tokens leaves")
+    ] = None
+    max_observation_tokens: Annotated[
+        int, Field(ge=1, description="of the text of one observation; what is beyond is cut off")
+    ] = 512
+    workers: Annotated[int, Field(ge=1, le=10_000, description="processes that play episodes")] = 1
+    timeout_s: Annotated[float, Field(gt=0, description="a reset or a step that takes longer has failed")] = 10.0
+    max_failures_per_step: Annotated[
+        int, Field(ge=0, description="episodes whose environment may fail before the run stops")
+    ] = 8

@@ -1,0 +1,273 @@
+"""The episodes of one round: turns that come from engines, answers that come from environments, and what follows.
+
+Owns where each episode is. Whoever is asked next is told at once, in the order of arrival; what is asked depends on
+nothing but the episode: its prompt, its tokens and what the environment said to them.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.data.templates import BadPromptError, Template
+from actors.engine.types import FinishReason, Request, Rollout, Sampled
+from actors.environments.options import EnvironmentOptions
+from actors.environments.types import Answer, Call, Messages, Said
+from launch.batch import Batch
+from launch.errors import PacelineError
+
+_SEED_BITS = 63
+
+
+class EnvironmentFailuresError(PacelineError):
+    """More episodes of one RL step failed by their environment than environment.max_failures_per_step allows."""
+
+
+class Environments(Protocol):
+    """actors.environment_worker.EnvironmentPool."""
+
+    def begin(self) -> None: ...
+    def play(self, key: int, call: Call) -> None: ...
+    def poll(self) -> list[tuple[int, Answer]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A complete one. Its rollout has the T drawn tokens of all turns, one behind the other."""
+
+    prompt: str
+    prompt_tokens: NDArray[np.int32]  # [L], with what was observed before the first turn
+    response_tokens: NDArray[np.int32]  # [R], turns and observations
+    drawn: NDArray[np.bool_]  # [R], T of them true
+    said: tuple[Said, ...]  # behind the prompt
+    turns: tuple[Sampled, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Of the turns."""
+        return tuple(part.reward for part in self.said if part.reward is not None)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Running:
+    request: Request  # as the batch asked for it
+    room: int  # tokens behind the prompt
+    prompt: str = ""
+    prompt_tokens: NDArray[np.int32]
+    parts: list[NDArray[np.int32]] = field(default_factory=list)  # behind the prompt: turns and observations ...
+    of_model: list[bool] = field(default_factory=list)  # ... and which they are
+    rollouts: list[Rollout] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    asked_s: float = 0.0
+    waited_s: float = 0.0  # for the environment
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Of its turns: tokens before each."""
+        before = accumulate(map(len, self.parts), initial=len(self.prompt_tokens))
+        return [length for length, of_model in zip(before, self.of_model, strict=False) if of_model]
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """What all episodes of a run are played with."""
+
+    options: EnvironmentOptions
+    environments: Environments
+    template: Template
+
+    def begin(
+        self,
+        batch: Batch,
+        submit: Callable[[Request], None],
+        ended: Callable[[Rollout, Episode], None],
+        failed: Callable[[int, Answer], None],
+    ) -> "Episodes":
+        """`submit` has a turn sampled, which comes to `Episodes.turn`; `ended` hears of complete episodes, `failed` of
+        request ids whose environment failed, and why."""
+        return Episodes(self, batch, submit, ended, failed)
+
+
+class Episodes:
+    """Of one batch; see Player.begin."""
+
+    def __init__(
+        self,
+        player: Player,
+        batch: Batch,
+        submit: Callable[[Request], None],
+        ended: Callable[[Rollout, Episode], None],
+        failed: Callable[[int, Answer], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._batch, self._options, self._environments = batch, player.options, player.environments
+        self._template = player.template
+        self._submit, self._ended, self._failed, self._clock = submit, ended, failed, clock
+        self._running: dict[int, _Running] = {}
+        self._asked: set[int] = set()  # those that wait for their environment
+        self._done: list[_Running] = []
+        self._environments.begin()
+        for request in batch.requests:
+            self._running[request.request_id] = _Running(
+                request=request, room=request.sampling.max_new_tokens, prompt_tokens=request.prompt_tokens
+            )
+            self._ask(request.request_id)
+
+    @property
+    def waiting(self) -> bool:
+        """Turns are still to come that no worker knows of."""
+        return bool(self._asked)
+
+    def turn(self, rollout: Rollout) -> None:
+        """A worker has sampled one."""
+        running = self._running[rollout.request_id]
+        running.parts.append(rollout.tokens)
+        running.of_model.append(True)
+        running.rollouts.append(rollout)
+        running.actions.append(self._text(rollout.tokens))
+        self._ask(rollout.request_id)
+
+    def poll(self) -> None:
+        """Go on with those whose environment has answered."""
+        for key, answer in self._environments.poll():
+            self._asked.discard(key)
+            running = self._running[key]
+            running.waited_s += self._clock() - running.asked_s
+            if answer.error is not None:
+                del self._running[key]
+                self._failed(key, answer)
+            elif not running.rollouts:
+                self._begin(running, list(answer.observation))
+            else:
+                self._go_on(running, answer)
+
+    def metrics(self) -> dict[str, float]:
+        """turns/* of the episodes that are complete."""
+        if not self._done:
+            return {}
+        turns = [rollout for running in self._done for rollout in running.rollouts]
+        given = sum(len(part) for running in self._done for part in running.parts) - sum(len(r.tokens) for r in turns)
+        prompts = [length for running in self._done for length in running.prompt_lengths]
+        reused = sum(rollout.reused_tokens for rollout in turns)
+        return {
+            "turns/mean": len(turns) / len(self._done),
+            "turns/max": float(max(len(running.rollouts) for running in self._done)),
+            "turns/observation_tokens": given / len(self._done),
+            "turns/prompt_tokens": sum(prompts) / len(turns),
+            "turns/prefilled_tokens": (sum(prompts) - reused) / len(turns),
+            "turns/waited_s": sum(running.waited_s for running in self._done) / len(self._done),
+        }
+
+    def _ask(self, key: int) -> None:
+        running = self._running[key]
+        running.asked_s = self._clock()
+        self._asked.add(key)
+        call = Call(
+            round=0,
+            episode=key,
+            record=self._batch.prompt(key).record,
+            seed=running.request.noise_key & ((1 << _SEED_BITS) - 1),
+            actions=tuple(running.actions),
+        )
+        self._environments.play(key, call)
+
+    def _begin(self, running: _Running, observed: Messages) -> None:
+        """The first turn, behind the record's prompt and what the environment began with."""
+        prompt = self._batch.prompt(running.request.request_id)
+        running.prompt = prompt.text
+        if observed:
+            try:
+                running.prompt = self._template.render(prompt.raw, observed)
+            except BadPromptError as error:
+                self._give_up(running, f"what it began with cannot be rendered: {error}")
+                return
+            running.prompt_tokens = self._template.encode(running.prompt)
+            running.room -= len(running.prompt_tokens) - len(prompt.tokens)
+            if running.room < 1:
+                self._give_up(running, "what it began with leaves no room (rollout.sampling.max_new_tokens)")
+                return
+        self._sample(running)
+
+    def _go_on(self, running: _Running, answer: Answer) -> None:
+        running.said.append(Said("assistant", running.actions[-1], answer.reward))
+        if answer.done:
+            self._end(running, FinishReason.STOP)
+            return
+        if len(running.rollouts) >= self._options.max_turns or running.length >= running.room:
+            self._end(running, FinishReason.LENGTH)
+            return
+        observed = [self._cut(message) for message in answer.observation]
+        if observed:
+            try:
+                tokens = self._template.encode_between(observed, int(running.parts[-1][-1]))
+            except BadPromptError as error:
+                self._give_up(running, f"an observation cannot be rendered: {error}")
+                return
+            if running.length + len(tokens) >= running.room:
+                self._end(running, FinishReason.LENGTH)
+                return
+            running.parts.append(tokens)
+            running.of_model.append(False)
+            running.said += [Said(message["role"], message["content"]) for message in observed]
+        self._sample(running)
+
+    def _sample(self, running: _Running) -> None:
+        """Have the next turn sampled."""
+        asked, begun = running.request, running.length
+        left = running.room - begun
+        drawn = sum(len(rollout.tokens) for rollout in running.rollouts)
+        turn = replace(
+            asked,
+            prompt_tokens=np.concatenate([running.prompt_tokens, *running.parts]).astype(np.int32),
+            sampling=replace(asked.sampling, max_new_tokens=min(left, self._options.max_turn_tokens or left)),
+            expected_tokens=max(1.0, asked.expected_tokens - drawn),
+            earlier_tokens=begun,
+            continues=len(running.rollouts) + 1 < self._options.max_turns,
+        )
+        self._submit(turn)
+
+    def _end(self, running: _Running, reason: FinishReason) -> None:
+        first, last = running.rollouts[0], running.rollouts[-1]
+        del self._running[last.request_id]
+        drawn = [np.full(len(part), own) for part, own in zip(running.parts, running.of_model, strict=True)]
+        turns = tuple(rollout.sampled for rollout in running.rollouts)
+        rollout = replace(
+            last,
+            sampled=Sampled.join(turns),
+            finish_reason=reason,
+            started_s=first.started_s,
+            verifications=sum(rollout.verifications for rollout in running.rollouts),
+        )
+        episode = Episode(
+            prompt=running.prompt,
+            prompt_tokens=running.prompt_tokens,
+            response_tokens=np.concatenate(running.parts),
+            drawn=np.concatenate(drawn),
+            said=tuple(running.said),
+            turns=turns,
+        )
+        self._done.append(running)
+        self._ended(rollout, episode)
+
+    def _give_up(self, running: _Running, reason: str) -> None:
+        key = running.request.request_id
+        del self._running[key]
+        self._failed(key, Answer(error=reason))
+
+    def _text(self, tokens: NDArray[np.int32]) -> str:
+        return str(self._template.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _cut(self, message: dict[str, str]) -> dict[str, str]:
+        """With a text of at most max_observation_tokens."""
+        most, tokenizer = self._options.max_observation_tokens, self._template.tokenizer
+        tokens: Sequence[int] = tokenizer.encode(message["content"], add_special_tokens=False)
+        return message if len(tokens) <= most else {**message, "content": str(tokenizer.decode(tokens[:most]))}

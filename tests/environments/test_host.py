@@ -1,0 +1,101 @@
+"""An environment's process: many episodes, and what becomes of them when user code hangs, ends or raises."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from actors.environments.host import EnvironmentHost, EnvironmentStartError, tool_schemas
+from actors.environments.options import EnvironmentOptions
+from actors.environments.types import Answer, Call
+
+COUNTING = "tests.environments.played:Counting"
+
+
+def call(episode: int, *actions: str, round_: int = 0) -> Call:
+    return Call(round=round_, episode=episode, record={"x": 1}, seed=7, actions=actions)
+
+
+def played(
+    use: Callable[[EnvironmentHost], Coroutine[Any, Any, list[Answer]]], timeout_s: float = 30.0, **options: Any
+) -> list[Answer]:
+    async def main() -> list[Answer]:
+        host = EnvironmentHost(EnvironmentOptions(factory=COUNTING, timeout_s=timeout_s, **options))
+        try:
+            return await use(host)
+        finally:
+            await host.close()
+
+    return asyncio.run(main())
+
+
+def said(answer: Answer) -> str:
+    return "".join(message["content"] for message in answer.observation)
+
+
+def test_episodes_go_side_by_side_and_are_functions_of_their_actions() -> None:
+    async def use(host: EnvironmentHost) -> list[Answer]:
+        begun = await asyncio.gather(*(host.play(call(i)) for i in range(20)))
+        heard = await asyncio.gather(*(host.play(call(i, "wait")) for i in range(20)))
+        known = await host.play(call(3, "wait", "b"))
+        unknown = await host.play(call(99, "wait", "b"))  # nobody has it: it is played from the beginning
+        asked_again = await host.play(call(3, "wait", "b"))
+        over = await host.play(call(3, "wait", "b", "c", "d"))
+        return [*begun, *heard, known, unknown, asked_again, over]
+
+    answers = played(use, options={"base": 1})
+    assert {said(answer) for answer in answers[:20]} == {"1:7"}
+    assert {said(answer) for answer in answers[20:40]} == {"wait:2"}
+    assert [said(answer) for answer in answers[40:43]] == ["b:3"] * 3
+    assert (said(answers[43]), answers[43].done, answers[43].reward) == ("d:5", True, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("action", "timeout_s", "says"),
+    [
+        ("hang", 0.5, "took more than 0.5 s"),
+        ("die", 30.0, "process ended 3 times"),
+        ("raise", 30.0, "ValueError: this is mine"),
+        ("wrong", 30.0, "not (observation, reward, done)"),
+    ],
+)
+def test_only_the_one_that_misbehaves_fails(action: str, timeout_s: float, says: str) -> None:
+    async def use(host: EnvironmentHost) -> list[Answer]:
+        await asyncio.gather(*(host.play(call(i)) for i in range(3)))
+        bad = host.play(call(1, "a", action))
+        answers = await asyncio.gather(host.play(call(0, "a", "b")), bad, host.play(call(2, "a", "wait")))
+        return [*answers, await host.play(call(0, "a", "b", "c"))]
+
+    answers = played(use, timeout_s)
+    assert says in (answers[1].error or "")
+    assert [said(answers[i]) for i in (0, 2, 3)] == ["b:2", "wait:2", "c:3"]
+    if action == "raise":
+        assert "raise ValueError" in (answers[1].trace or "")
+
+
+def test_a_round_forgets_the_one_before() -> None:
+    async def use(host: EnvironmentHost) -> list[Answer]:
+        await host.play(call(0, "a", "b"))
+        return [await host.play(call(0, "a", round_=1))]
+
+    assert said(played(use)[0]) == "a:1"
+
+
+def test_what_cannot_start_says_why() -> None:
+    with pytest.raises(EnvironmentStartError, match=r"played:Missing cannot be used: AttributeError"):
+        tool_schemas(EnvironmentOptions(factory="tests.environments.played:Missing"))
+    with pytest.raises(EnvironmentStartError, match="which has no method reset"):
+        tool_schemas(EnvironmentOptions(factory="tests.environments.played:add", options={"a": 1}))
+
+
+def test_tools_are_described_from_their_signatures() -> None:
+    places = ("tests.environments.played:add", "tests.environments.played:shout")
+    add, shout = (made["function"] for made in tool_schemas(EnvironmentOptions(tools=places)))
+    assert (add["name"], add["description"]) == ("add", "Adds two numbers.")
+    assert add["parameters"] == {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a"],
+    }
+    assert shout["parameters"]["properties"] == {"text": {"type": "string"}, "loud": {"type": "boolean"}}

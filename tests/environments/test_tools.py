@@ -1,0 +1,58 @@
+"""Tool calls as models write them, well and badly."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from actors.environments.formats import format_fault
+from actors.environments.tools import Tools, calls_in
+from tests.environments.played import add, shout
+
+TOOLS = Tools({"add": add, "shout": shout})
+
+
+def written(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def step(text: str) -> tuple[list[str], bool]:
+    messages, reward, done = asyncio.run(TOOLS.step(text))
+    assert reward == 0.0
+    assert {message["role"] for message in messages} <= {"tool"}
+    return [message["content"] for message in messages], done
+
+
+def test_calls_are_answered_in_their_order_and_a_turn_without_one_ends() -> None:
+    assert step(f"I add. {written('add', a=1)} and {written('shout', text='hm')}") == (["3", '{"said": "HM"}'], False)
+    assert step("it is 3") == ([], True)
+
+
+def test_one_that_is_not_closed_counts() -> None:
+    assert calls_in("<tool_call>{1}</tool_call> x <tool_call>{2}") == ["{1}", "{2}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<tool_call>add 1 and 2</tool_call>", "error: a call must be JSON"),
+        ("<tool_call>[1]</tool_call>", "error: a call must be JSON"),
+        ('<tool_call>{"name": "add", "arguments": "1"}</tool_call>', "error: a call must be JSON"),
+        (written("sub", a=1), "error: there is no tool 'sub', only add, shout"),
+        (written("add", c=1), "error: TypeError"),
+        (written("shout", text="x", loud=False), "error: RuntimeError: never"),
+    ],
+)
+def test_what_is_wrong_is_told_to_the_model(text: str, says: str) -> None:
+    (answer,), done = step(text)
+    assert answer.startswith(says)
+    assert not done
+
+
+def test_formats_that_are_not_read_are_named() -> None:
+    assert format_fault(None) == ""
+    assert format_fault("{% if tools %}<tool_call>{{ tool_call | tojson }}</tool_call>") == ""
+    assert "no tools" in format_fault("{{ messages }}")
+    assert "another format" in format_fault("{% if tools %}[TOOL_CALLS]")
+    assert "XML" in format_fault("{% if tools %}<tool_call><function=x>")

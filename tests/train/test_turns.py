@@ -1,0 +1,71 @@
+"""Whole runs of episodes: the same tokens and losses with any workers, whoever is lost, with and without drafts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.train.conftest import SHARP, Runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FACTORY = "tests.environments.played:Replying"
+SHORT = (SHARP, "run.steps=3", "objective.kl=k3", "objective.kl_coef=0.05")
+LEARNING = ("loss/mean", "grad_norm/mean", "reward/mean", "entropy", "kl", "length/mean", "turns/mean", "groups/used")
+
+
+def environment(**options: object) -> list[str]:
+    said = {"factory": FACTORY, "max_turns": 4, "max_turn_tokens": 10, "workers": 2, "options": options}
+    return [f"environment={json.dumps(said)}", "reward.terms=[{kind: environment}]"]
+
+
+def worker_named(name: str) -> str:
+    """As Ray calls it now: runs before this one had such a worker too."""
+    known = [actor for actor in ray.util.list_named_actors() if actor == name or actor.startswith(f"{name}.")]
+    return max(known, key=lambda actor: int(actor.removeprefix(name).lstrip(".") or 1))
+
+
+@pytest.fixture(scope="module")
+def alone(runs: Runs) -> tuple[list[dict[str, float]], list[str]]:
+    """In this process: one engine, plain decoding."""
+    done = runs.alone(*SHORT, *environment())
+    assert all(1.5 < row["turns/mean"] <= 4 for row in done.rows)
+    assert all(row["logprob_gap/max"] < 1e-4 and row["grad_norm/mean"] > 0 for row in done.rows)
+    # A turn computes what is new to it: the engine has the rest.
+    assert all(row["turns/prefilled_tokens"] < 12 < row["length/mean"] for row in done.rows)
+    return [{name: row[name] for name in LEARNING} for row in done.rows], done.texts
+
+
+@pytest.mark.ray
+def test_workers_drafts_and_lost_processes_change_nothing(
+    runs: Runs,
+    alone: tuple[list[dict[str, float]], list[str]],
+    ray_head: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three workers draft by suffixes; a process of the environment ends in the middle of an episode, and a rollout
+    worker in the middle of a step."""
+    from launch.run import episodes
+
+    heard = {"turns": 0}
+    submit = episodes.Episodes._sample
+
+    def sample(self: episodes.Episodes, running: episodes._Running) -> None:
+        submit(self, running)
+        heard["turns"] += 1
+        if heard["turns"] == 60:
+            ray.kill(ray.get_actor(worker_named("rollout-1")))
+
+    monkeypatch.setattr(episodes.Episodes, "_sample", sample)
+    fixed = "rollout.speculation={mode: fixed, strategies: ['suffix:4']}"
+    rows = runs.run("turns", *SHORT, fixed, "rollout.workers=3", *environment(dies=str(tmp_path / "died")))
+    assert (tmp_path / "died").exists()
+    assert sum(row["workers/lost"] for row in rows) == 1
+    assert all(row["speculation/share"] > 0 for row in rows)
+    learned, texts = alone
+    assert [{name: row[name] for name in LEARNING} for row in rows] == learned
+    assert runs.texts("turns") == texts
+    evaluated = (runs.root / "turns/eval_samples.jsonl").read_text().splitlines()
+    assert {turn["role"] for line in evaluated for turn in json.loads(line)["turns"]} == {"assistant", "user"}
