@@ -323,13 +323,16 @@ def warmup_drafter(
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: RUN/report.html")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="RUN", help="another run, to be shown beside it")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write one self-contained HTML file about a run, and its Perfetto trace; works while the run goes on."""
     with failures(debug):
         from launch.report import write_report
 
-        typer.echo(write_report(run, output))
+        typer.echo(write_report(run, output, against))
 
 
 add_simulate(app)

@@ -24,6 +24,10 @@ STATE_STYLES = {
     "training": "magenta",
 }
 MAX_WORKERS = 8
+LEARNING = (  # metric, what a log's line calls it, form
+    *(("entropy", "entropy", ".2f"), ("kl", "KL", ".4f")),
+    *(("clip_fraction", "clipped", ".1%"), ("grad_norm/mean", "grad", ".3g")),
+)
 
 
 def no_echo_of_ctrl_c() -> Callable[[], None]:
@@ -74,6 +78,7 @@ def step_line(state: RunState) -> str:
         parts.append(f"groups {m['groups/used']:.0f}/{m['groups/total']:.0f}")
     if "rollouts/truncated_share" in m:
         parts.append(f"cut {100 * m['rollouts/truncated_share']:.0f} %")
+    parts += [f"{label} {m[name]:{form}}" for name, label, form in LEARNING if name in m]
     if "budget/tokens" in m and "budget/spent_tokens" in m:
         parts.append(f"budget {100 * _spent_share(m):.0f} %")
     if m.get("abort/given_up_share"):

@@ -22,13 +22,9 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
     """Everything the charts draw, ready for JSON: column-wise series, evaluations, phases, lengths, timeline."""
     rows = read(run_dir / "metrics.jsonl")
     steps = step_rows(rows)
-    evals = eval_points(rows)
     spans, speculation = read_spans(run_dir / "timeline.jsonl"), read(run_dir / "speculation.jsonl")
-    names = sorted({name for row in steps for name in row if "/" in name or name in _PLAIN} - {"step", "at_s"})
     return {
-        "steps": [int(row["step"]) for row in steps],
-        "series": {name: [_number(row.get(name)) for row in steps] for name in names},
-        "evals": {"x": [step for step, _ in evals], "y": [value for _, value in evals]},
+        **run_series(rows),
         "evaluation": [row for row in rows if row.get("kind") == "eval"],
         "phases": _phases(steps),
         "lengths": _lengths(read(run_dir / "lengths.jsonl")),
@@ -36,6 +32,17 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
         "speculation": speculation_data(speculation),
         "token_budget": token_budget_data(steps, read(run_dir / "budget.jsonl")),
         "drafter": drafter_data(read(run_dir / "drafter.jsonl"), speculation, spans),
+    }
+
+
+def run_series(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Steps, every metric by step, and the held-out rewards, of the rows of metrics.jsonl."""
+    steps, evals = step_rows(rows), eval_points(rows)
+    names = sorted({name for row in steps for name in row if "/" in name or name in _PLAIN} - {"step", "at_s"})
+    return {
+        "steps": [int(row["step"]) for row in steps],
+        "series": {name: [_number(row.get(name)) for row in steps] for name in names},
+        "evals": {"x": [step for step, _ in evals], "y": [value for _, value in evals]},
     }
 
 

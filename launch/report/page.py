@@ -15,6 +15,8 @@ from launch.observe.environment import read_starts
 from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.timeline import write_trace
+from launch.report.against import NOTE as AGAINST_NOTE
+from launch.report.against import against_data, against_tables
 from launch.report.collect import chart_data
 from launch.report.summary import DrafterSummary, RunSummary, SpeculationSummary, seconds_text, summarise
 from launch.report.tables import (
@@ -73,6 +75,7 @@ BUDGET_CHARTS = (  # name, title, drawn where one of these was recorded
 )
 CORRECTION = "Importance weights, sampler to learner: shares of tokens"
 NAV = (
+    ("against", "Against"),
     ("reward", "Reward"),
     ("evaluation", "Evaluation"),
     ("samples", "Responses"),
@@ -91,6 +94,7 @@ NAV = (
 
 
 OPTIONAL = (
+    "against",
     "evaluation",
     "token_budget",
     "speculation",
@@ -98,22 +102,25 @@ OPTIONAL = (
 )  # left out where nothing was recorded
 
 
-def write_report(run_dir: Path, output: Path | None = None) -> Path:
+def write_report(run_dir: Path, output: Path | None = None, against: Path | None = None) -> Path:
     """Write the report (default run_dir/report.html) and run_dir/trace.json. The run may be incomplete or going on.
+    against: another run's folder, which is shown beside it.
 
-    Raises UsageError if run_dir holds no run.
+    Raises UsageError if a folder holds no run.
     """
-    if not any((run_dir / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "config.yaml")):
-        raise UsageError(f"no run in {run_dir}", remedy="give the folder that contains metrics.jsonl")
+    for folder in filter(None, (run_dir, against)):
+        if not any((folder / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "config.yaml")):
+            raise UsageError(f"no run in {folder}", remedy="give the folder that contains metrics.jsonl")
     path = run_dir / "report.html" if output is None else output
-    replace(path, render(run_dir))
+    replace(path, render(run_dir, against))
     write_trace(run_dir)
     return path
 
 
-def render(run_dir: Path) -> str:
+def render(run_dir: Path, against: Path | None = None) -> str:
     """The page as text."""
     summary, data = summarise(run_dir), chart_data(run_dir)
+    data["against"] = None if against is None else against_data(run_dir, against)
     events = read(run_dir / "events.jsonl")
     config = run_dir / "config.yaml"
     scripts = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -125,6 +132,9 @@ def render(run_dir: Path) -> str:
         _header(summary, events, [item for item in NAV if item[0] not in OPTIONAL or data[item[0]]]),
         _warnings(summary.warnings),
         _cards(summary),
+        ""
+        if against is None
+        else _section("against", "Against another run", against_tables(run_dir, against), AGAINST_NOTE),
         *_charts(
             data,
             summary,
@@ -272,6 +282,12 @@ def _charts(data: Mapping[str, Any], summary: RunSummary, responses: str) -> Ite
     )
     first, *rest = (_section(*section) for section in sections)
     yield from (first, responses, *rest)
+
+
+def _against(run_dir: Path, other: Path | None) -> str:
+    if other is None:
+        return ""
+    return _section("against", "Against another run", against_tables(run_dir, other), AGAINST_NOTE)
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:

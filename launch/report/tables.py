@@ -197,6 +197,20 @@ def _table(heads: Sequence[str], rows: Iterable[str]) -> str:
     return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
+def text_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Of texts; heads that end in # are above numbers."""
+    forms = ["num" if head.endswith("#") else "keep" if i == 0 else "" for i, head in enumerate(heads)]
+    escaped = [escape(head) for head in heads]
+    return _table(escaped, (_row(*zip(forms, row, strict=True)) for row in rows))
+
+
+def number_cell(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:.4g}"
+    return f"+{text}" if signed and value > 0 else text
+
+
 def environment_table(starts: Sequence[Mapping[str, Any]]) -> str:
     if not starts:
         return '<div class="empty">Not recorded</div>'

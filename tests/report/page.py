@@ -64,9 +64,9 @@ class Page(HTMLParser):
         return parsed
 
 
-def drawn_by_a_browser(run: Path, folder: Path) -> str:
+def drawn_by_a_browser(run: Path, folder: Path, against: Path | None = None) -> str:
     """The page after its scripts ran, every chart was pointed at and every button pressed."""
-    text = write_report(run).read_text(encoding="utf-8")
+    text = write_report(run, against=against).read_text(encoding="utf-8")
     catcher = "<script>window.onerror = (m) => document.documentElement.setAttribute('data-error', m);</script></head>"
     use = (
         "<script>for (const f of document.querySelectorAll('.chart')) { const b = f.getBoundingClientRect();"

@@ -8,7 +8,7 @@ const PHASE_COLORS = {
 const css = (name) => `var(${name})`;
 const host = (id) => document.getElementById(id);
 const column = (name) => DATA.series[name] || DATA.steps.map(() => null);
-const one = (label, name, color, more = {}) => ({ name: label, color: css(color), x: DATA.steps, y: column(name), ...more });
+const one = (label, name, color, more = {}) => ({ name: label, color: css(color), x: DATA.steps, y: column(name), metric: name, ...more });
 
 function smooth(values, weight) {
   let state = null;
@@ -19,15 +19,28 @@ function smooth(values, weight) {
   });
 }
 
+// With another run's curve, dashed, beside the first that is not faint: more than one makes a chart unreadable.
+function beside(series, weight = 1) {
+  const first = series.find((s) => s.metric && !s.faint);
+  const other = first && DATA.against && DATA.against.series[first.metric];
+  if (!other) return series;
+  const twin = { ...first, name: `${first.name}, ${DATA.against.name}`, x: DATA.against.steps, y: smooth(other, weight), dash: "6 4" };
+  return [...series, { ...twin, color: css("--ink") }];
+}
+const drawLines = (id, series, options, weight) => lineChart(host(id), beside(series, weight), options);
+
 const reward = one("train, every step", "reward/mean", "--blue", { faint: true });
-lineChart(
-  host("chart-reward"),
+const rival = DATA.against;
+drawLines(
+  "chart-reward",
   [
     reward,
     { ...reward, name: "train, smoothed", faint: false, y: smooth(reward.y, 0.25) },
     { name: "held-out", color: css("--orange"), x: DATA.evals.x, y: DATA.evals.y, dots: true },
+    ...(rival ? [{ name: `held-out, ${rival.name}`, color: css("--gold"), x: rival.evals.x, y: rival.evals.y, dots: true, dash: "6 4" }] : []),
   ],
   { height: 290 },
+  0.25,
 );
 const shaped = [
   ["length_penalty/reward", "with the length penalty", "--gold"], ["overlong/reward", "less what overlong ones lose", "--blue"],
@@ -47,8 +60,8 @@ if (parts.length > 1) {
   const line = (name, i) => one(name.slice(7), name, PALETTE[i % PALETTE.length], { y: smooth(column(name), 0.25) });
   lineChart(host("chart-reward-parts"), parts.map(line), { height: 170 });
 }
-lineChart(
-  host("chart-lengths"),
+drawLines(
+  "chart-lengths",
   [
     one("median", "length/p50", "--teal"), one("mean", "length/mean", "--slate", { dash: "4 4" }),
     one("90 %", "length/p90", "--blue"), one("99 %", "length/p99", "--violet"), one("longest", "length/max", "--red", { faint: true }),
@@ -67,13 +80,13 @@ stackedBars(
   DATA.phases.map((p) => ({ name: p.name.replace("_", " "), color: css(PHASE_COLORS[p.name] || "--faint"), y: p.values })),
   { unit: " s" },
 );
-lineChart(host("chart-speed"), [one("tokens/s", "tokens_per_s", "--teal")], { zero: true });
+drawLines("chart-speed", [one("tokens/s", "tokens_per_s", "--teal")], { zero: true });
 gantt(host("chart-gantt"), DATA.timeline);
-lineChart(host("chart-gap"), [one("mean", "logprob_gap/mean", "--blue"), one("largest", "logprob_gap/max", "--red")], { log: true, height: 190 });
-lineChart(host("chart-loss"), [one("loss", "loss/mean", "--orange")], { height: 190 });
-lineChart(host("chart-grad"), [one("gradient norm", "grad_norm/mean", "--violet")], { zero: true, height: 190 });
-lineChart(
-  host("chart-clip"),
+drawLines("chart-gap", [one("mean", "logprob_gap/mean", "--blue"), one("largest", "logprob_gap/max", "--red")], { log: true, height: 190 });
+drawLines("chart-loss", [one("loss", "loss/mean", "--orange")], { height: 190 });
+drawLines("chart-grad", [one("gradient norm", "grad_norm/mean", "--violet")], { zero: true, height: 190 });
+drawLines(
+  "chart-clip",
   [
     one("all", "clip_fraction", "--pink"),
     one("below", "clip_fraction/low", "--blue", { faint: true }), one("above", "clip_fraction/high", "--gold", { faint: true }),
@@ -83,8 +96,8 @@ lineChart(
   { zero: true, height: 190 },
 );
 if (host("chart-correction")) {
-  lineChart(
-    host("chart-correction"),
+  drawLines(
+    "chart-correction",
     [
       one("effective", "sampler_correction/effective_share", "--green"),
       one("weight cut", "sampler_correction/truncated", "--gold"), one("left out", "sampler_correction/masked", "--red"),
@@ -92,9 +105,9 @@ if (host("chart-correction")) {
     { zero: true, height: 190 },
   );
 }
-lineChart(host("chart-entropy"), [one("entropy", "entropy", "--teal")], { zero: true, height: 190 });
-lineChart(
-  host("chart-kl"),
+drawLines("chart-entropy", [one("entropy", "entropy", "--teal")], { zero: true, height: 190 });
+drawLines(
+  "chart-kl",
   [one("to the reference", "kl", "--green"), one("to the weights that sampled", "kl_old", "--slate")],
   { zero: true, height: 190 },
 );
@@ -111,8 +124,8 @@ stackedBars(
   ],
   { height: 190 },
 );
-lineChart(
-  host("chart-failures"),
+drawLines(
+  "chart-failures",
   [
     one("failed", "rollouts/failed", "--red"),
     one("reissued after a lost worker", "rollouts/reissued", "--gold"),
