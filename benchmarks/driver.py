@@ -32,7 +32,7 @@ from actors.data import Prompt
 from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
 from actors.engine.types import EngineWindow, SamplingParams
 from actors.handoff.types import Offer, Sent
-from actors.reward_worker import RewardPool
+from actors.reward_pool import RewardPool
 from actors.rewards import Grade, GradeItem
 from benchmarks.driver_fakes import MIXES, OWN, SLOTS, TOKENS, Fleet, Mix, Replay, Worker
 from benchmarks.harness import RESULTS, command, load, write
@@ -68,7 +68,7 @@ class Pool:
     def __init__(self) -> None:
         self._grades: dict[int, Grade] = {}
 
-    def begin(self, *, same_step: bool) -> None:
+    def begin(self, groups: Sequence[range], *, same_step: bool) -> None:
         self._grades = {}
 
     def submit(self, key: int, item: GradeItem) -> None:

@@ -88,7 +88,13 @@ class DemoLearner:
 
     def _graded(self, prompt: Prompt, rollout: Rollout) -> Graded:
         text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
-        item = GradeItem(prompt=prompt.text, response=text, record=prompt.record, finish_reason=rollout.finish_reason)
+        item = GradeItem(
+            prompt=prompt.text,
+            response=text,
+            record=prompt.record,
+            finish_reason=rollout.finish_reason,
+            tokens=rollout.tokens,
+        )
         return Graded(rollout=rollout, grade=self._grader.grade(item), text=text)
 
     def weights(self, version: int) -> tuple[WeightsManifest, Buffer]:

@@ -28,8 +28,7 @@ from actors.environments.host import EnvironmentHost
 from actors.environments.options import EnvironmentOptions
 from actors.environments.types import Answer, Call
 from actors.learner_group import StepUnderWay
-from actors.rewards import Grade, GradeItem
-from actors.rewards.grader import build as build_grader
+from actors.rewards import build
 from actors.training.options import OptimizerOptions
 from actors.training.trainer import Trainer
 from actors.training.types import Demonstration, StepResult, TrainSequence
@@ -250,28 +249,6 @@ class Environments:
         self._loop.close()
 
 
-class Rewards:
-    """In place of RewardPool: a grader, called when a response has come."""
-
-    def __init__(self, config: Config) -> None:
-        self._grader, self._grades = build_grader(config.reward), dict[int, Grade]()
-
-    def begin(self, *, same_step: bool = False) -> None:
-        self._grades = {}
-
-    def submit(self, key: int, item: GradeItem) -> None:
-        self._grades[key] = self._grader.grade(item)
-
-    def poll(self) -> None:
-        pass
-
-    def drain(self) -> dict[int, Grade]:
-        return self._grades
-
-    def close(self) -> None:
-        self._grader.close()
-
-
 OFF = SpeculationOptions(mode="off")
 
 
@@ -309,7 +286,7 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
     learner, dispatcher, rewards = (
         cast(Any, Learner(config)),
         cast(Any, Dispatcher(config, speculation)),
-        Rewards(config),
+        build(config.reward),
     )
     sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
     lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)

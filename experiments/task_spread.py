@@ -81,7 +81,13 @@ def responses(config: Config, model: Path, samples: int, *, held_out: bool = Fal
     for number, rollout in engine.generate(batch.requests).items():
         text = inputs.tokenizer.decode(rollout.tokens, skip_special_tokens=True)
         prompt = batch.prompt(number)
-        item = GradeItem(prompt=prompt.text, response=text, record=prompt.record, finish_reason=rollout.finish_reason)
+        item = GradeItem(
+            prompt=prompt.text,
+            response=text,
+            record=prompt.record,
+            finish_reason=rollout.finish_reason,
+            tokens=rollout.tokens,
+        )
         found.append(Response(prompt, batch.place(number), rollout, text, grader.grade(item).value))
     grader.close()
     return found

@@ -1,13 +1,16 @@
-"""The `format` and `python` terms: a pattern and a user's function. Owns their errors and deadlines; both run in a
-child process, because a regular expression or a function may never return."""
+"""The `format` and `python` terms of a reward worker: a pattern and a user's function. Owns their errors and deadlines;
+both run in a child process, because a regular expression or a function may never return.
+"""
 
+import json
 import re
+from collections.abc import Sequence
 
+from actors.rewards.calling import Member
 from actors.rewards.child import ChildTimeoutError, DeadlineChild
+from actors.rewards.lanes import described, unusable
 from actors.rewards.options import RewardTerm
-from actors.rewards.types import GradeItem, GradingError, RewardConfigError, Score
-
-_WHERE = "; it must be importable where the reward workers run: below the working directory, or installed"
+from actors.rewards.types import GradeItem, GradingError, RewardConfigError, Score, Scored
 
 
 class FormatTerm:
@@ -35,35 +38,67 @@ class FormatTerm:
 
 
 class PythonTerm:
-    """Value of `function(prompt: str, response: str, record: dict) -> float`, a finite number.
-
-    A function that declares `finish_reason` or `tokens` as further parameters is given them by name.
-    """
+    """A user's function, which returns a finite number for a response, or a list of them for a batch."""
 
     def __init__(self, options: RewardTerm, key: str) -> None:
-        path = options.function
-        if path is None or not re.fullmatch(r"[\w.]+:\w+", path):
-            raise RewardConfigError(f"{key}.function must look like 'package.module:function', not {path!r}")
-        self._name = path
-        self._timeout_s = options.timeout_s
-        self._child = DeadlineChild("function", path)
+        """Raises RewardConfigError if the function cannot be imported or called."""
+        self._name, self._timeout_s = str(options.function), options.timeout_s
+        self._batched = options.batch_size is not None
+        self._child = DeadlineChild("function", json.dumps(described(options)))
         try:
             self._child.start()
         except GradingError as error:
             self._child.close()
-            raise RewardConfigError(
-                f"{key}.function={path!r} cannot be used: {error}"
-                + ("" if str(error).startswith("TypeError") else _WHERE)
-                + (f"\n{error.trace}" if error.trace else "")
-            ) from error
+            raise unusable(options, key, error) from error
 
     def score(self, item: GradeItem) -> Score:
+        (scored,) = self.scores([item])
+        if not isinstance(scored, Score):
+            raise scored
+        return scored
+
+    def scores(self, items: Sequence[GradeItem]) -> list[Scored]:
+        """Of responses that belong together: a batch, or the whole group. Where the function is called for each of
+        them and one call hangs or dies, each is called by itself: the others keep their values."""
+        members, each = [member(item) for item in items], 1 if self._batched else len(items)
         try:
-            more = {"finish_reason": item.finish_reason, "tokens": item.tokens}
-            value = self._child.call((item.prompt, item.response, dict(item.record), more), timeout_s=self._timeout_s)
+            return self._asked(members, None, self._timeout_s * each)
+        except GradingError as error:
+            if each == 1:
+                return [error] * len(items)
+        made: list[Scored] = []
+        for which in range(len(items)):
+            try:
+                made += self._asked(members, which, self._timeout_s)
+            except GradingError as error:
+                made.append(error)
+        return made
+
+    def _asked(self, members: list[Member], which: int | None, timeout_s: float) -> list[Scored]:
+        """Of all members, or of one of them; GradingError if the call hangs or dies."""
+        try:
+            answers = self._child.call((members, which), timeout_s=timeout_s)
         except ChildTimeoutError as error:
-            raise GradingError(f"{self._name} took more than {self._timeout_s:g} s and was killed") from error
-        return Score(float(value))
+            raise GradingError(f"{self._name} took more than {timeout_s:g} s and was killed") from error
+        return [scored_of(*answer) for answer in answers]
 
     def close(self) -> None:
         self._child.close()
+
+
+def member(item: GradeItem) -> Member:
+    """A response as a user's function sees it."""
+    return {
+        "prompt": item.prompt,
+        "response": item.response,
+        "record": dict(item.record),
+        "tokens": None if item.tokens is None else item.tokens.tolist(),
+        "finish_reason": item.finish_reason,
+        "sample": item.sample,
+        "step": item.step,
+    }
+
+
+def scored_of(value: float | None, error: str | None, trace: str | None) -> Scored:
+    """An outcome of `actors.rewards.calling`."""
+    return GradingError(error, trace) if error is not None else Score(float(value or 0.0))

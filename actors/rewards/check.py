@@ -1,21 +1,48 @@
-"""What is wrong with a `reward:` section, found before a run. Owns no rule: it makes what reward workers make.
-
-Starts a child process per `python` term and ends it; no Ray, no torch.
+"""What is wrong with a `reward:` section, found before a run. Owns the rules that need the user's functions, which it
+imports in a child process; no Ray, no torch.
 """
 
-from actors.rewards.callables import PythonTerm
-from actors.rewards.options import RewardOptions
+from collections.abc import Iterator
+
+from actors.rewards.calling import Traits
+from actors.rewards.child import DeadlineChild
+from actors.rewards.lanes import traits_of
+from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.types import RewardConfigError
 
+_BY_LENGTH = ("tokens", "finish_reason", "group")  # what is another for a response that was stopped behind its answer
 
-def check_reward(options: RewardOptions) -> list[tuple[str, str]]:
-    """(key below `reward`, what is wrong and what to do) of every term that a reward worker could not make."""
-    faults: list[tuple[str, str]] = []
-    for index, term in enumerate(options.terms):
-        if term.kind != "python":
-            continue  # nothing to import; the rest is checked with the configuration
-        try:
-            PythonTerm(term, f"reward.terms[{index}]").close()
-        except RewardConfigError as error:
-            faults.append((f"terms.{index}.function", str(error)))
+
+def check_reward(options: RewardOptions, *, early_ends: bool = False) -> list[tuple[str, str]]:
+    """(key below `reward`, what is wrong and what to do) of every term that no reward worker could make. early_ends:
+    rollout.abort is enabled."""
+    child, faults = DeadlineChild("signature"), list[tuple[str, str]]()
+    try:
+        for index, term in enumerate(options.terms):
+            if term.kind != "python":
+                continue  # nothing to import; the rest is checked with the configuration
+            try:
+                traits = traits_of(child, term, f"reward.terms[{index}]")
+            except RewardConfigError as error:
+                faults.append((f"terms.{index}.function", str(error)))
+                continue
+            faults += [(f"terms.{index}.{key}", said) for key, said in _faults(term, traits, early_ends)]
+    finally:
+        child.close()
     return faults
+
+
+def _faults(term: RewardTerm, traits: Traits, early_ends: bool) -> Iterator[tuple[str, str]]:
+    if early_ends and (read := [name for name in _BY_LENGTH if name in traits.asks]):
+        yield (
+            "function",
+            f"{term.function} asks for {', '.join(read)}, which rollout.abort changes by ending responses behind their "
+            "answer; leave it out, or set rollout.abort={}",
+        )
+    if "group" in traits.asks and term.batch_size is not None and term.batch_size > 1:
+        yield (
+            "batch_size",
+            f"{term.batch_size}, but {term.function} asks for its group, so its lists are one prompt's; set it to 1",
+        )
+    if term.concurrency != type(term).model_fields["concurrency"].default and not traits.awaited:
+        yield "concurrency", f"{term.function} is not async, so it has one call at a time; leave it out"

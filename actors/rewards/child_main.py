@@ -2,12 +2,12 @@
 imported by Paceline, and imports none of it, so that it starts fast.
 
 Kinds: `symbolic` (gold, answer, decimals) -> bool by math-verify, None if the gold answer is no expression and no
-words; `pattern` text -> bool; `function` (prompt, response, record, what else is offered) -> float by the user's
-function.
+words; `pattern` text -> bool; `function` responses -> an outcome for each, by the user's function (calling.py);
+`signature` of such a function -> what it asks for.
 """
 
-import importlib
-import inspect
+import functools
+import importlib.util
 import json
 import math
 import os
@@ -16,9 +16,9 @@ import re
 import resource
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -52,62 +52,27 @@ def pattern(expression: str) -> Callable[[Any], bool]:
     return lambda text: compiled.search(text) is not None
 
 
-def function(path: str) -> Callable[[Any], float]:
-    module_name, _, name = path.partition(":")
-    reward = getattr(importlib.import_module(module_name), name)
-    more = _check_signature(reward, name)
-
-    def call(arguments: tuple[str, str, dict[str, Any], dict[str, Any]]) -> float:
-        *positional, offered = arguments
-        value = reward(*positional, **{key: offered[key] for key in more})
-        try:
-            number = math.nan if isinstance(value, str | bytes) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"{path} returned {value!r:.80}, not a finite number")
-        return number
-
-    return call
+def function(described: str) -> Callable[[Any], list[Any]]:
+    outcomes = _calling().UserFunction(**json.loads(described)).outcomes
+    return lambda asked: list(outcomes(*asked))
 
 
-OFFERED = ("finish_reason", "tokens")
+def signature(_: str) -> Callable[[Any], Any]:
+    def describe(described: dict[str, Any]) -> dict[str, Any]:
+        return dict(_calling().UserFunction(**described).traits._asdict())
+
+    return describe
 
 
-def _check_signature(reward: Any, name: str) -> list[str]:
-    """Which of the offered arguments the function declares. TypeError if it cannot be called."""
-    if not callable(reward):
-        raise TypeError(f"{name} is not callable")
-    if inspect.iscoroutinefunction(reward):
-        raise TypeError(f"{name} is async; a reward function is called, not awaited")
-    try:
-        signature = inspect.signature(reward)
-    except ValueError:
-        return []  # a function in C that does not say
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    more = [key for key in OFFERED if key in signature.parameters and signature.parameters[key].kind in kinds]
-    try:
-        signature.bind("", "", {}, **dict.fromkeys(more))
-    except TypeError as error:
-        called = ", ".join(["prompt, response, record", *(f"{key}={key}" for key in more)])
-        raise TypeError(f"{name}{signature} is called as {name}({called}): {error}") from None
-    return more
-
-
-def _trace(error: BaseException) -> str:
-    """The frames of the user's code, outermost first, with the error; "" if there are none."""
-    machinery = (__file__, "<frozen importlib._bootstrap", importlib.__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(machinery)]
-    if not frames:
-        return ""
-    return "".join(traceback.format_list(frames) + traceback.format_exception_only(error)).rstrip()[-8000:]
-
-
-def _place(error: BaseException) -> str:
-    """` (file:line)` of the innermost frame of the user's own code, which is where its last own line is."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [f for f in frames if "/lib/python" not in f.filename and not f.filename.startswith("<")] or frames
-    return f" ({os.path.relpath(own[-1].filename)}:{own[-1].lineno})" if own else ""
+@functools.cache
+def _calling() -> Any:
+    """The module beside this one, without the package around it, which imports much that a function does not need."""
+    spec = importlib.util.spec_from_file_location("paceline_calling", Path(__file__).with_name("calling.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def stay_behind(answers: Any) -> None:
@@ -146,13 +111,13 @@ def main() -> None:
         try:
             value = make()
             payload = {"value": None if callable(value) else value}
-        except (KeyboardInterrupt, SystemExit) as error:
-            value, payload = None, {"error": f"{type(error).__name__} was raised{_place(error)}"}
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"[:2000]
-            value, payload = None, {"error": text}
-            if kind == "function":
-                payload = {"error": text + _place(error), "trace": _trace(error) or None}
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            value = None
+            if kind in ("function", "signature"):
+                _, text, trace = _calling().told(error)
+                payload = {"error": text, "trace": trace}
+            else:
+                payload = {"error": f"{type(error).__name__}: {error}"[:2000]}
         answers.write(json.dumps(payload).encode() + b"\n")
         return value
 
@@ -160,6 +125,7 @@ def main() -> None:
         "symbolic": symbolic,
         "pattern": pattern,
         "function": function,
+        "signature": signature,
     }
     compute = answer(lambda: kinds[kind](setup["argument"]))
     if compute is None:

@@ -1,47 +1,208 @@
-"""The grader: a weighted sum of terms. Owns the sum and what a failing term does to it; never raises."""
+"""Graders: what calls the terms of a reward. Owns what a failing term does to a grade; never raises for a response.
 
+`LaneGrader` computes lanes in a reward worker, `HostGrader` is one lane in an actor of its own, and `Grader` is the
+whole reward in this process, for whoever has few responses or no Ray.
+"""
+
+import asyncio
 import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Self
 
+from actors.rewards.assembly import Assembly, Call, weighed
 from actors.rewards.callables import FormatTerm, PythonTerm
+from actors.rewards.hosted import HostedTerm
+from actors.rewards.lanes import Lane, lanes_of
 from actors.rewards.maths import MathTerm
 from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.programs import CodeTerm
-from actors.rewards.types import BadRecordError, Grade, GradeItem, GradingError, RewardConfigError, Score, Term
+from actors.rewards.types import (
+    AsyncTerm,
+    BadRecordError,
+    Grade,
+    GradeItem,
+    GradingError,
+    RewardConfigError,
+    Score,
+    Scored,
+    Term,
+)
+
+
+class LaneGrader:
+    """The lanes that need no actor of their own. Thread-safe; close it to end its child processes."""
+
+    def __init__(self, options: RewardOptions, lanes: Sequence[Lane]) -> None:
+        """RewardConfigError names the key of a term that cannot work."""
+        self._lanes, self._options = lanes, options.terms
+        self._terms: dict[int, Term] = {}
+        try:
+            for lane in lanes:
+                for index in () if lane.hosted else lane.terms:
+                    self._terms[index] = _build_term(options.terms[index], f"reward.terms[{index}]")
+        except BaseException:
+            self.close()
+            raise
+
+    def grade(self, lane: int, items: Sequence[GradeItem]) -> list[Grade]:
+        """What the terms of a lane say of one call."""
+        terms = self._lanes[lane].terms
+        if self._lanes[lane].size == 1:
+            return [self._one(terms, item) for item in items]
+        term = self._terms[terms[0]]
+        assert isinstance(term, PythonTerm)
+        return [grade_of(self._options[terms[0]], scored) for scored in term.scores(items)]
+
+    def _one(self, terms: Sequence[int], item: GradeItem) -> Grade:
+        """A term that fails gives value 0.0 and `error`, with the parts graded so far."""
+        parts: dict[str, float] = {}
+        notes: tuple[str, ...] = ()
+        for index in terms:
+            try:
+                scored: Scored = self._terms[index].score(item)
+            except (BadRecordError, GradingError) as error:
+                scored = error
+            except Exception as error:  # whatever grading does wrong costs one rollout, not the run
+                scored = GradingError(f"{type(error).__name__}: {error}")
+            said = grade_of(self._options[index], scored)
+            parts, notes = parts | said.parts, notes + said.notes
+            if said.error is not None:
+                return replace(said, parts=parts, notes=notes)
+        return weighed([self._options[index] for index in terms], parts, notes)
+
+    def close(self) -> None:
+        for term in self._terms.values():
+            term.close()
+
+
+class HostGrader:
+    """The lane of a term that has an actor of its own."""
+
+    def __init__(self, options: RewardTerm, key: str, secret: str | None = None) -> None:
+        """secret: of the judge's endpoint. Raises RewardConfigError."""
+        self._options = options
+        self._term: AsyncTerm
+        if options.kind == "judge":
+            from actors.rewards.judge import JudgeTerm  # aiohttp takes longer to import than the configuration
+
+            self._term = JudgeTerm(options, secret)
+        else:
+            self._term = HostedTerm(options, key)
+
+    async def grade(self, items: Sequence[GradeItem]) -> list[Grade]:
+        return [grade_of(self._options, scored) for scored in await self._term.scores(items)]
+
+    async def close(self) -> None:
+        await self._term.close()
 
 
 class Grader:
-    """Grades responses. Thread-safe; close it to end its child processes."""
+    """The whole reward here. As RewardPool to whoever collects, but `submit` and `drain` wait for what they call.
+    Threads may share one for `grade` and `grade_group`; where a term has a lane of its own they take turns."""
 
-    def __init__(self, terms: list[tuple[str, float, Term]], deadline_s: float) -> None:
-        self._terms = terms  # (name, weight, term)
-        self.deadline_s = deadline_s  # one call to `grade` answers within this, child restarts aside
+    def __init__(self, options: RewardOptions) -> None:
+        self._lanes = lanes_of(options)
+        self._assembly = Assembly(options.terms, self._lanes)
+        self._grades: dict[int, Grade] = {}
+        self._lock = threading.Lock()
+        self._loop = asyncio.Runner()
+        self._waiting: list[Call] = []  # of hosted lanes, which are asked together
+        self._local = LaneGrader(options, self._lanes)
+        self._hosts: dict[int, HostGrader] = {}
+        try:
+            for index, lane in enumerate(self._lanes):
+                if lane.hosted:
+                    self._hosts[index] = self._host(options.terms[lane.terms[0]], f"reward.terms[{lane.terms[0]}]")
+        except BaseException:
+            self.close()
+            raise
 
     def grade(self, item: GradeItem) -> Grade:
-        """The grade of one response. A term that fails gives value 0.0 and `error`, with the parts graded so far."""
-        parts: dict[str, float] = {}
-        notes: list[str] = []
-        for name, _, term in self._terms:
-            try:
-                score = term.score(item)
-            except BadRecordError as error:
-                return Grade(value=0.0, parts=parts, error=f"{name}: {error}", bad_record=True, notes=tuple(notes))
-            except GradingError as error:
-                return Grade(value=0.0, parts=parts, error=f"{name}: {error}", notes=tuple(notes), trace=error.trace)
-            except Exception as error:  # whatever grading does wrong costs one rollout, not the run
-                return Grade(
-                    value=0.0, parts=parts, error=f"{name}: {type(error).__name__}: {error}", notes=tuple(notes)
-                )
-            parts[name] = score.value
-            if score.note:
-                notes.append(f"{name}: {score.note}")
-        value = math.fsum(weight * parts[name] for name, weight, _ in self._terms)
-        if not math.isfinite(value):
-            return Grade(value=0.0, parts=parts, error=f"the weighted sum is {value}", notes=tuple(notes))
-        return Grade(value=value, parts=parts, notes=tuple(notes))
+        """Of a response by itself: its group is itself."""
+        if len(self._lanes) == 1 and not self._lanes[0].hosted:
+            return self._local.grade(0, [item])[0]
+        return self.grade_group([item])[0]
+
+    def grade_group(self, items: Sequence[GradeItem]) -> list[Grade]:
+        """Of all responses to one prompt."""
+        with self._lock:
+            self.begin([range(len(items))])
+            for key, item in enumerate(items):
+                self.submit(key, item)
+            grades = self.drain()
+            return [grades[key] for key in range(len(items))]
+
+    def begin(self, groups: Sequence[Sequence[int]] = (), *, same_step: bool = False) -> None:
+        self._assembly.begin(groups)
+        self._grades = {}
+
+    def submit(self, key: int, item: GradeItem) -> None:
+        self._call(self._assembly.submit(key, item))
+
+    def poll(self) -> None:
+        """Nothing happens meanwhile."""
+
+    def drain(self) -> dict[int, Grade]:
+        self._call(self._assembly.flush())
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._loop.run(self._answer(waiting))
+        return self._grades
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        for _, _, term in self._terms:
-            term.close()
+        self._local.close()
+        for host in self._hosts.values():
+            self._loop.run(host.close())
+        self._loop.close()
+
+    def _host(self, term: RewardTerm, key: str) -> HostGrader:
+        async def make() -> HostGrader:  # a class may want the loop that it will be called in
+            return HostGrader(term, key, secret_of(term))
+
+        return self._loop.run(make())
+
+    def _call(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            if self._lanes[call.lane].hosted:
+                self._waiting.append(call)
+            else:
+                self._grades.update(self._assembly.answered(call, self._local.grade(call.lane, call.items)))
+
+    async def _answer(self, calls: Sequence[Call]) -> None:
+        room = {lane: asyncio.Semaphore(self._lanes[lane].in_flight) for lane in self._hosts}
+
+        async def one(call: Call) -> None:
+            async with room[call.lane]:
+                grades = await self._hosts[call.lane].grade(call.items)
+            self._grades.update(self._assembly.answered(call, grades))
+
+        await asyncio.gather(*map(one, calls))
+
+
+def grade_of(term: RewardTerm, scored: Scored) -> Grade:
+    """The grade of a response by one term."""
+    name = term.label
+    match scored:
+        case Score(value=value, note=note):
+            return weighed([term], {name: value}, (f"{name}: {note}",) if note else ())
+        case BadRecordError():
+            return Grade(value=0.0, error=f"{name}: {scored}", bad_record=True)
+        case GradingError():
+            return Grade(value=0.0, error=f"{name}: {scored}", trace=scored.trace)
+
+
+def secret_of(term: RewardTerm) -> str | None:
+    """The key of a judge's endpoint, from this process's environment."""
+    return os.environ.get(term.key_env) if term.key_env else None
 
 
 class EnvironmentTerm:
@@ -56,29 +217,19 @@ class EnvironmentTerm:
 
 def build(options: RewardOptions) -> Grader:
     """The grader of a `reward:` section. RewardConfigError names the key of a term that cannot work."""
-    terms: list[tuple[str, float, Term]] = []
-    try:
-        for i, term in enumerate(options.terms):
-            key = f"reward.terms[{i}]"
-            if term.label in [label for label, _, _ in terms]:
-                raise RewardConfigError(f"{key}.name: two terms are called {term.label!r}; set {key}.name")
-            terms.append((term.label, term.weight, _build_term(term, key)))
-    except BaseException:
-        for _, _, built in terms:
-            built.close()
-        raise
-    return Grader(terms, deadline_s=sum(term.timeout_s for term in options.terms) + 10.0 * len(terms))
+    for index, term in enumerate(options.terms):
+        if term.label in [other.label for other in options.terms[:index]]:
+            key = f"reward.terms[{index}].name"
+            raise RewardConfigError(f"{key}: two terms are called {term.label!r}; set {key}")
+    return Grader(options)
 
 
 def _build_term(options: RewardTerm, key: str) -> Term:
-    match options.kind:
-        case "math":
-            return MathTerm(options)
-        case "code":
-            return CodeTerm(options)
-        case "format":
-            return FormatTerm(options, key)
-        case "python":
-            return PythonTerm(options, key)
-        case "environment":
-            return EnvironmentTerm()
+    builders: dict[str, Callable[[], Term]] = {
+        "math": lambda: MathTerm(options),
+        "code": lambda: CodeTerm(options),
+        "format": lambda: FormatTerm(options, key),
+        "python": lambda: PythonTerm(options, key),
+        "environment": EnvironmentTerm,
+    }
+    return builders[options.kind]()

@@ -1,6 +1,6 @@
 """The `reward:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -9,10 +9,11 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     """One summand of the reward."""
 
     kind: Annotated[
-        Literal["math", "code", "format", "python", "environment"],
+        Literal["math", "code", "format", "python", "judge", "environment"],
         Field(
-            description="math: math-verify; code: unit tests; format: a pattern; python: your function; environment: "
-            "the sum of what it gave the turns"
+            description="math: math-verify; code: unit tests; format: a pattern; python: your function or class; "
+            "judge: a language model behind an OpenAI-compatible endpoint; environment: the sum of what it gave the "
+            "turns"
         ),
     ]
     name: Annotated[
@@ -31,15 +32,58 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
         Literal["none", "gsm8k", "answer_line", "last_number"],
         Field(description="math: without \\boxed: no answer, the last '####' line, 'Answer:' line, or number"),
     ] = "none"
-    pattern: Annotated[str | None, Field(description="format: regular expression the response must contain")] = None
-    function: Annotated[str | None, Field(description="python: 'package.module:function'")] = None
+    pattern: Annotated[
+        str | None,
+        Field(
+            description="format: regular expression the response must contain; judge: one whose last match in the "
+            "reply has the score as its first group, default 'Score: NUMBER'"
+        ),
+    ] = None
+    function: Annotated[
+        str | None, Field(description="python: 'package.module:function', or a class with `score` or `__call__`")
+    ] = None
+    arguments: Annotated[
+        dict[str, Any],
+        Field(
+            description="python: further keyword arguments, of a class those it is made with; judge: further fields of "
+            "the request, as max_tokens"
+        ),
+    ] = {}
+    batch_size: Annotated[
+        int | None,
+        Field(ge=1, description="python: responses of a call, which gets lists and returns a list; null: one, no list"),
+    ] = None
+    concurrency: Annotated[
+        int, Field(ge=1, le=10_000, description="judge, python that is async: calls under way at once")
+    ] = 32
+    cpus: Annotated[float, Field(ge=0, le=4096, description="python: CPUs of the term's own actor")] = 0.0
+    gpus: Annotated[
+        float,
+        Field(ge=0, le=1024, description="python: GPUs of the term's own actor, beside those of workers and learner"),
+    ] = 0.0
+    url: Annotated[
+        str | None, Field(pattern=r"^https?://", description="judge: the endpoint, up to and with /v1 or the like")
+    ] = None
+    model: Annotated[str | None, Field(description="judge: the model's name at the endpoint")] = None
+    template: Annotated[
+        str | None,
+        Field(description="judge: what it is asked, with {prompt}, {response} and fields such as {record[answer]}"),
+    ] = None
+    retries: Annotated[
+        int, Field(ge=0, le=100, description="judge: after a timeout, a lost connection, a status of 408, 429 or 5xx")
+    ] = 5
+    key_env: Annotated[
+        str | None, Field(description="judge: environment variable, where the run is started, with the endpoint's key")
+    ] = None
     prefix_sufficient: Annotated[
         bool,
         Field(
             description="python: its value is fixed as soon as the answer that rollout.abort.marker names is complete"
         ),
     ] = False
-    timeout_s: Annotated[float, Field(gt=0, description="a call that takes longer has failed")] = 10.0
+    timeout_s: Annotated[
+        float, Field(gt=0, description="a call that takes longer has failed; of a judge one request, by default 60")
+    ] = 10.0
     memory_mb: Annotated[int, Field(ge=16, description="code: address space of the tested program")] = 1024
 
     @property

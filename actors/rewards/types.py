@@ -1,8 +1,11 @@
 """What goes into a grader and what comes out. Plain data; no Ray, no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.environments.types import Said
 
@@ -34,7 +37,9 @@ class GradeItem:
     record: Mapping[str, Any]  # the data record; the gold answer is record["answer"]
     finish_reason: str | None = None  # "stop", "length", ...
     where: str = ""  # the record's place, for people: "train.jsonl, line 3"
-    tokens: int | None = None  # of the response, its end-of-text token included
+    tokens: NDArray[np.int32] | None = field(default=None, compare=False)  # [T], the end-of-text token included
+    sample: int = 0  # which of the responses to its prompt
+    step: int = 0  # the RL step that sampled it; in an evaluation, those before it
     turns: tuple[Said, ...] = ()  # of an episode: `response` is what the model said in all of them
 
 
@@ -60,6 +65,9 @@ class Score:
     note: str | None = None
 
 
+Scored = Score | GradingError | BadRecordError
+
+
 class Term(Protocol):
     """One summand. `score` answers within its own deadline; it raises GradingError where grading itself fails, and
     BadRecordError where the record says nothing."""
@@ -67,3 +75,13 @@ class Term(Protocol):
     def score(self, item: GradeItem) -> Score: ...
 
     def close(self) -> None: ...
+
+
+class AsyncTerm(Protocol):
+    """One summand that waits for others more than it computes, or has an actor of its own."""
+
+    async def scores(self, items: Sequence[GradeItem]) -> Sequence[Scored]:
+        """One for each item, in order; several at a time where the term is graded by batch or by group."""
+        ...
+
+    async def close(self) -> None: ...

@@ -34,7 +34,8 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
     issues = check_environment(config, engine=samples)
     broken = {issue.key for issue in issues}
     if samples:
-        issues += [Issue(f"reward.{key}", message) for key, message in check_reward(config.reward)]
+        early = config.rollout.abort.enabled
+        issues += [Issue(f"reward.{key}", message) for key, message in check_reward(config.reward, early_ends=early)]
         issues += calibration_issues(config)
     if not broken & {"model.path", "model.tokenizer"}:
         issues += _inputs(config, command, broken)

@@ -10,6 +10,7 @@ from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
 from launch.config.check_abort import abort_issues
 from launch.config.check_eval import eval_issues, response_limits
+from launch.config.check_reward import reward_issues
 from launch.config.check_staleness import staleness_issues
 from launch.config.check_systems import system_issues
 from launch.config.check_token_budget import budget_issues
@@ -28,9 +29,8 @@ def check_values(config: Config) -> list[Issue]:
     """Contradictions between keys; pure."""
     rules = (
         *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
-        *(_reward, _data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues, eval_issues),
-        staleness_issues,
-        turn_issues,
+        *(_data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues, eval_issues),
+        *(reward_issues, staleness_issues, turn_issues),
     )
     return [issue for rule in rules for issue in rule(config)]
 
@@ -349,33 +349,6 @@ def _drafter(c: Config) -> Iterator[Issue]:
         yield Issue("drafter.layers", f"must be three different layers from 0, ascending, got {list(d.layers)}")
     if not all(0 <= beta < 1 for beta in d.betas):
         yield Issue("drafter.betas", f"each must be in [0, 1), got {list(d.betas)}")
-
-
-def _reward(c: Config) -> Iterator[Issue]:
-    for index, term in enumerate(c.reward.terms):
-        key = f"reward.terms.{index}"
-        if term.label in [other.label for other in c.reward.terms[:index]]:
-            yield Issue(
-                f"{key}.name",
-                f"two terms are called {term.label!r}, and metrics would not tell them apart",
-                remedy=f"set {key}.name",
-            )
-        for kind, name, value in (("format", "pattern", term.pattern), ("python", "function", term.function)):
-            if term.kind == kind and value is None:
-                yield Issue(f"{key}.{name}", f"required for kind {kind}")
-            if term.kind != kind and value is not None:
-                yield Issue(f"{key}.{name}", f"only kind {kind} uses it, this term is {term.kind}")
-        used_by = {"fallback": "math", "memory_mb": "code", "answer": "math or code", "prefix_sufficient": "python"}
-        for name, kinds in used_by.items():
-            if term.kind not in kinds.split(" or ") and getattr(term, name) != type(term).model_fields[name].default:
-                yield Issue(f"{key}.{name}", f"only kind {kinds} uses it, this term is {term.kind}")
-        if term.pattern is not None:
-            try:
-                re.compile(term.pattern)
-            except re.error as error:
-                yield Issue(f"{key}.pattern", f"not a regular expression: {error}")
-        if term.function is not None and not re.fullmatch(r"[\w.]+:\w+", term.function):
-            yield Issue(f"{key}.function", f"{term.function!r} is not of the form package.module:function")
 
 
 def _data(c: Config) -> Iterator[Issue]:

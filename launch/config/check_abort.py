@@ -72,8 +72,8 @@ def abort_issues(c: Config) -> Iterator[Issue]:
 
 def _term(key: str, term: RewardTerm) -> Iterator[Issue]:
     """A term that needs more of a response than its answer."""
-    if term.kind == "format":
-        said = f"format reads the whole response, and {KEY} ends it behind the answer"
+    if term.kind in ("format", "judge"):
+        said = f"{term.kind} reads the whole response, and {KEY} ends it behind the answer"
         yield Issue(f"{key}.kind", said, remedy=f"leave the term out, or set {_OFF}")
     elif term.kind == "python" and not term.prefix_sufficient:
         yield Issue(

@@ -16,12 +16,13 @@ from launch.config.tree import Config
 from policies.presets import TRUNCATE
 
 BACKEND = "rollout.engine.backend"
+JUDGE_S = 60.0  # reward.terms.*.timeout_s of a judge
 
 
 def implied(values: dict[str, Any]) -> dict[str, str]:
     """Writes into a document's values what others of them make a better default, where nothing is written; the dotted
     keys that got one: where it comes from. A document that is not valid is left as it is."""
-    return _objective_name(values) | _first_answers(values) | _own_reward(values)
+    return _objective_name(values) | _first_answers(values) | _own_reward(values) | _patience(values)
 
 
 def _objective_name(values: dict[str, Any]) -> dict[str, str]:
@@ -71,6 +72,18 @@ def _own_reward(values: dict[str, Any]) -> dict[str, str]:
 def _reads_first(term: Any) -> Any:
     reads = isinstance(term, Mapping) and term.get("kind") in ("math", "code")
     return {"answer": "first", **term} if reads else term
+
+
+def _patience(values: dict[str, Any]) -> dict[str, str]:
+    """A language model takes longer than a function."""
+    reward = values.get("reward")
+    terms = reward.get("terms") if isinstance(reward, Mapping) else None
+    origins = dict[str, str]()
+    for index, term in enumerate(terms if isinstance(terms, list) else ()):
+        if isinstance(term, dict) and term.get("kind") == "judge" and "timeout_s" not in term:
+            term["timeout_s"] = JUDGE_S
+            origins[f"reward.terms.{index}.timeout_s"] = f"reward.terms.{index}.kind: judge"
+    return origins
 
 
 def settled(config: Config) -> tuple[Config, dict[str, str]]:

@@ -39,6 +39,7 @@ def check_environment(config: Config, *, engine: bool = True, weights: bool = Tr
         *validate_paths(config, weights=weights),
         *(_model(config) if engine else ()),
         *_drafter_files(config),
+        *(_reward(config) if engine else ()),
         *_memory(config),
     ]
 
@@ -158,6 +159,19 @@ def _gpus(c: Config) -> Iterator[Issue]:
             f"{c.cluster.layout} needs GPUs and this machine shows none",
             remedy="set cluster.layout=embedded for a CPU, or cluster.address to a cluster that has them",
         )
+
+
+def _reward(c: Config) -> Iterator[Issue]:
+    for index, term in enumerate(c.reward.terms):
+        if term.key_env and not os.environ.get(term.key_env):
+            yield Issue(
+                f"reward.terms.{index}.key_env",
+                f"the environment has no {term.key_env}",
+                remedy=f"export {term.key_env}=..., or leave key_env out for an endpoint that wants no key",
+            )
+        if term.gpus > 0 and not _remote(c) and not _gpu_here():
+            said = f"{term.gpus:g}, and this machine shows none"
+            yield Issue(f"reward.terms.{index}.gpus", said, remedy="set it to 0")
 
 
 def _remote(c: Config) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actors.data.tokenizers import Tokenizer
 from actors.engine.types import Rollout
 from actors.environments.types import Answer
-from actors.reward_worker import RewardPool
+from actors.reward_pool import RewardPool
 from actors.rewards import GradeItem
 from launch.batch import Batch
 from launch.dispatch import DispatchStats, RolloutDispatcher
@@ -87,6 +87,7 @@ class Collector:
         batch: Batch,
         phase: str,
         *,
+        step: int = 0,
         same_step: bool = False,
         to_the_end: bool = False,
         decoding: Callable[[], None] = lambda: None,
@@ -94,10 +95,10 @@ class Collector:
     ) -> Round:
         """Sample and grade; one group per pick, in their order.
 
-        `same_step`: a further round of the RL step before, whose failures count on. `to_the_end`: it is not given up
-        when the run is asked to stop. `decoding` is called once, when the
-        first response has come: by then every worker that gets work has it; `sampled` once, when nothing is left to
-        sample, whatever happened.
+        `step`: what reward functions are told. `same_step`: a further round of the RL step before, whose failures count
+        on. `to_the_end`: it is not given up when the run is asked to stop. `decoding` is called once, when the first
+        response has come: by then every worker that gets work has it; `sampled` once, when nothing is left to sample,
+        whatever happened.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
         arrived: dict[int, _Arrived] = {}
@@ -109,14 +110,15 @@ class Collector:
             text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
             arrived[rollout.request_id] = _Arrived(rollout, text, episode)
             prompt = batch.prompt(rollout.request_id)
-            length = int(rollout.tokens.size)
             item = GradeItem(
                 prompt=prompt.text if episode is None else episode.prompt,
                 response=text,
                 record=prompt.record,
                 finish_reason=rollout.finish_reason,
                 where=prompt.where,
-                tokens=length,
+                tokens=rollout.tokens,
+                sample=batch.place(rollout.request_id)[1],
+                step=step,
                 turns=() if episode is None else episode.said,
             )
             self._rewards.submit(rollout.request_id, item)
@@ -133,7 +135,7 @@ class Collector:
 
         if not same_step:
             self._failures.clear()
-        self._rewards.begin(same_step=same_step)
+        self._rewards.begin([batch.ids(index) for index in range(len(batch.picks))], same_step=same_step)
         start_s = time.monotonic()
         if self._fleet is not None:
             self._fleet.begins(phase)

@@ -76,7 +76,7 @@ def _sampled(job: Job) -> tuple[dict[str, float], dict[str, list[Sample]]]:
         stop=job.stop,
     )
     job.memory.decode()
-    collected = job.collector.run(batch, "eval")
+    collected = job.collector.run(batch, "eval", step=job.steps_done)
     measured, responses = dict[str, Metrics](), dict[str, list[Sample]]()
     first = 0
     for held in job.held_out:

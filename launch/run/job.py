@@ -23,7 +23,7 @@ from actors.engine.types import EngineWindow, SamplingParams, StopRule
 from actors.environment_worker import EnvironmentPool
 from actors.learner_group import LearnerGroup
 from actors.placement import Placement, off, place
-from actors.reward_worker import RewardPool
+from actors.reward_pool import RewardPool
 from launch.batch import sampling_params
 from launch.calibrations import CalibrationStore
 from launch.cluster.session import attaches
@@ -355,11 +355,13 @@ def prompt_skip(config: Config) -> PromptSkip | None:
 
 
 def not_repeatable(config: Config) -> str | None:
-    """Why two runs of this configuration, or one that is resumed, need not sample the same tokens; None: they do, where
-    model.batch_invariant holds."""
+    """Why two runs of this configuration, or one that is resumed, need not sample or learn the same; None: they do,
+    where model.batch_invariant holds."""
     backend = config.rollout.engine.backend
     if BACKENDS[backend].batch_invariant:
-        return None
+        judges = [term.label for term in config.reward.terms if term.kind == "judge"]
+        said = "is an endpoint's, whose replies need not be the same twice: two runs need not learn the same"
+        return f"the reward term {judges[0]} {said}" if judges else None
     return (
         f"with the {backend} engine tokens depend on what is decoded together and on who decodes it: a request that "
         "goes to another worker keeps the tokens that were reported and goes on with other noise, and a resumed run "

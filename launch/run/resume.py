@@ -34,6 +34,7 @@ HARMLESS = (
         "reward.workers",
         "reward.max_failures_per_step",
     ),
+    *(f"reward.terms.*.{name}" for name in ("concurrency", "cpus", "gpus", "retries", "url", "key_env")),
 )
 HARMFUL = (  # below a harmless section
     "rollout.engine.backend",
@@ -58,7 +59,7 @@ class Difference:
 
     @property
     def harmless(self) -> bool:
-        return covers(HARMLESS, self.key) and not covers(HARMFUL, self.key)
+        return covers(HARMLESS, generic(self.key)) and not covers(HARMFUL, self.key)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.now}"

@@ -181,7 +181,7 @@ def sample_round(
     phase = "refill" if refill else "rollout"
     with spare_time(job, step) as (decoding, sampled):
         collected = job.collector.run(
-            batch, phase, same_step=refill, to_the_end=to_the_end, decoding=decoding, sampled=sampled
+            batch, phase, step=step, same_step=refill, to_the_end=to_the_end, decoding=decoding, sampled=sampled
         )
     for group in collected.groups:
         if group.members:

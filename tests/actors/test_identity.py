@@ -10,7 +10,7 @@ import ray
 
 from actors.engine.options import RolloutOptions
 from actors.identity import unique_name
-from actors.reward_worker import RewardPool
+from actors.reward_pool import RewardPool
 from actors.rewards import GradeItem
 from actors.rewards.options import RewardOptions
 from launch.dispatch import RolloutDispatcher, spawner

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.reward_worker import RewardFailuresError, RewardPool, RewardWorkerStartError
+from actors.reward_pool import RewardFailuresError, RewardPool, RewardWorkerStartError
 from actors.rewards import Grade, GradeItem
 from actors.rewards.options import RewardOptions, RewardTerm
 
@@ -20,7 +21,10 @@ pytestmark = pytest.mark.ray
 class Moody:
     """Grades "n" as n; other responses are orders. A `signal` hits who grades first: before there is a `mark`."""
 
-    def grade(self, item: GradeItem) -> Grade:
+    def grade(self, lane: int, items: Sequence[GradeItem]) -> list[Grade]:
+        return [self._one(item) for item in items]
+
+    def _one(self, item: GradeItem) -> Grade:
         if (mark := Path(item.record.get("mark", os.devnull))) and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), item.record["signal"])
@@ -42,7 +46,7 @@ class Broken:
     def __init__(self) -> None:
         raise ValueError("no such function: tasks:reward")
 
-    def grade(self, item: GradeItem) -> Grade:
+    def grade(self, lane: int, items: Sequence[GradeItem]) -> list[Grade]:
         raise AssertionError
 
     def close(self) -> None: ...
@@ -74,7 +78,7 @@ def test_real_grader_grades_all_and_in_any_order() -> None:
 
 
 def test_raising_hanging_and_dying_fail_only_their_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.reward_worker._GRACE_S", 1.0)
+    monkeypatch.setattr("actors.reward_pool._GRACE_S", 1.0)
     events: list[str] = []
     with RewardPool(quick(workers=2), factory=Moody, on_event=lambda kind, message: events.append(kind)) as pool:
         orders = ["1", "hang", "2", "3", "die", "raise", "4", "5", "6", "error", "7", "8"]
@@ -96,7 +100,7 @@ def test_raising_hanging_and_dying_fail_only_their_rollout(monkeypatch: pytest.M
 def test_a_reward_worker_that_is_killed_or_stopped_costs_no_grade(
     number: signal.Signals, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.reward_worker._GRACE_S", 1.0)
+    monkeypatch.setattr("actors.reward_pool._GRACE_S", 1.0)
     events: list[tuple[str, str]] = []
     starts: list[int] = []
 
@@ -135,7 +139,7 @@ def test_where_a_function_raised_is_told_once_per_place() -> None:
 def test_a_reward_worker_that_is_killed_while_it_starts_is_replaced() -> None:
     events: list[str] = []
     with RewardPool(quick(), factory=Moody, on_event=lambda kind, message: events.append(message)) as pool:
-        ray.kill(pool._workers[0].handle)
+        ray.kill(pool._crews[0].workers[0].handle)
         pool.submit(0, item("5"))
         assert pool.drain() == {0: Grade(value=5.0)}
     assert len(events) == 1
@@ -217,7 +221,7 @@ def test_gradings_far_apart_are_two_spans() -> None:
         pool.begin()
         for key in range(2):
             pool.submit(key, item("1"))
-            while pool._workers[0].sent is not None or pool._pending:
+            while pool._crews[0].workers[0].sent or pool._crews[0].pending:
                 pool.poll()
             time.sleep(0.5)
         pool.drain()

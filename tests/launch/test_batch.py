@@ -129,7 +129,7 @@ class Rewards:
     def __init__(self) -> None:
         self.items: dict[int, GradeItem] = {}
 
-    def begin(self, *, same_step: bool) -> None:
+    def begin(self, groups: Any, *, same_step: bool) -> None:
         self.items.clear()
 
     def poll(self) -> None: ...

@@ -54,7 +54,13 @@ def test_the_same_configuration_goes_on(tmp_path: Path, run_dir: Path) -> None:
             "rollout.speculation.mode=off",
             "drafter.micro_step_tokens=99",
         ),
-        *("learner.micro_batch_tokens=99", "reward.workers=2", "eval.every=1", "rollout.stall_timeout_s=9.0"),
+        *(
+            "learner.micro_batch_tokens=99",
+            "reward.workers=2",
+            "reward.terms.0.gpus=1.0",
+            "eval.every=1",
+            "rollout.stall_timeout_s=9.0",
+        ),
     ],
 )
 def test_what_only_changes_speed_place_or_length_passes(tmp_path: Path, run_dir: Path, override: str) -> None:

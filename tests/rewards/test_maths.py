@@ -310,7 +310,7 @@ def test_an_answer_that_never_ends_is_wrong_and_what_has_imported_everything_sta
     made = build(RewardOptions(terms=(RewardTerm(kind="math", timeout_s=2.0),)))
     try:
         assert grade(made, "x+1", r"\boxed{1+x}").value == 1.0
-        (term,) = [term for _, _, term in made._terms if isinstance(term, MathTerm)]
+        (term,) = [term for term in made._local._terms.values() if isinstance(term, MathTerm)]
         started = term._child._process
         for answer in NEVER_ENDING:
             hanging = grade(made, "x^2", rf"\boxed{{{answer}}}")  # some never return to the interpreter

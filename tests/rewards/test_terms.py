@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from actors.rewards import Grade, GradeItem, RewardConfigError, build
@@ -51,7 +52,7 @@ def test_the_sum_is_weighted_and_its_parts_are_not() -> None:
 @pytest.mark.parametrize(
     ("name", "response", "words"),
     [
-        ("raises", "", "python: RuntimeError: the judge is out of office (tests/rewards/sample_functions.py:21)"),
+        ("raises", "", "python: RuntimeError: the judge is out of office (tests/rewards/sample_functions.py:22)"),
         ("length", "", "python: KeyError: 'target' (tests/rewards/sample_functions.py:"),
         ("exits", "exit", "child process died (exit status"),
         ("returns", "nan", "returned nan, not a finite number"),
@@ -79,15 +80,15 @@ def test_the_frames_of_a_function_that_raises_are_kept() -> None:
 
 
 def test_a_function_gets_the_tokens_and_the_finish_reason_if_it_asks_for_them() -> None:
-    for name, value in (("takes_tokens", 12.0), ("takes_anything", 0.0)):
-        grader = build(RewardOptions(terms=(python(name),)))
-        try:
-            assert (
-                grader.grade(GradeItem(prompt="", response="", record={}, finish_reason="length", tokens=12)).value
-                == value
-            )
-        finally:
-            grader.close()
+    tokens = np.array([7, 8, 9], np.int32)
+    for name, reason, value in (
+        ("takes_tokens", "length", 3),
+        ("takes_tokens", "stop", -24),
+        ("takes_anything", "", 0),
+    ):
+        with build(RewardOptions(terms=(python(name),))) as grader:
+            item = GradeItem(prompt="", response="", record={}, finish_reason=reason, tokens=tokens)
+            assert grader.grade(item) == Grade(value=value, parts={"python": value})
 
 
 def test_a_child_that_was_killed_is_asked_once_more(tmp_path: Path) -> None:
@@ -149,8 +150,16 @@ def test_parts_graded_before_the_failure_are_kept() -> None:
         (RewardTerm(kind="python", function=f"{FUNCTIONS}:not_callable"), "is not callable"),
         (RewardTerm(kind="python", function="os:system"), "is called as system(prompt, response, record)"),
         (python("wants_completions"), "wants_completions(completions: list[str], **more: Any) -> float is called as"),
-        (python("wants_label"), "missing a required argument: 'label'"),
-        (python("asynchronous"), "asynchronous is async"),
+        (python("wants_label"), "'label' is not on offer; a field of the data file is record[\"label\"]"),
+        (python("trl"), "'prompts', 'completions', 'answer' is not on offer; did you mean prompt?"),
+        (python("verl"), "'data_source', 'solution_str', 'ground_truth' is not on offer; did you mean record?"),
+        (python("by_name", arguments={"steps": 3}), "got an unexpected keyword argument 'steps'"),
+        (python("Silent"), "Silent is a class without score(...) or __call__(...)"),
+        (
+            python("Model", arguments={"size": 3}),
+            "Model(bias: float = 0.0) is made as Model(size=3)",
+        ),
+        (python("Model", arguments={"bias": -1.0}), 'in __init__\n    raise ValueError("no such model")'),
     ],
 )
 def test_terms_that_cannot_work_name_their_key(term: RewardTerm, words: str) -> None:

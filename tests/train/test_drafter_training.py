@@ -15,7 +15,7 @@ import ray
 import torch
 
 from actors.engine.types import EngineWindow
-from actors.reward_worker import RewardPool
+from actors.reward_pool import RewardPool
 from actors.spot.checkpoints import history
 from launch.config import load_config
 from launch.drafter.training import DrafterTraining

@@ -1,0 +1,387 @@
+"""The driver's side of grading: which worker gets which call, deadlines, and the replacement of workers that hang or
+die.
+
+Grading is a function of what is graded, so what a lost worker had is graded again by another; only a response that
+loses three workers has failed. A reward worker has one call at a time: with more, Ray may lose the answers of those
+before the one that killed it, and the wrong rollout would be blamed. The actor of a term of its own has as many as the
+term says, and a call that was lost twice by itself. Never decides what a response is worth (`actors.rewards`), and
+never stops a step for one bad item.
+
+    with RewardPool(config.reward, on_event=observer.event) as pool:
+        pool.begin([batch.ids(index) for index in range(len(batch.picks))])
+        dispatcher.run(requests, lambda r: pool.submit(r.request_id, GradeItem(...)), tick=pool.poll)
+        grades = pool.drain()  # {request_id: Grade}; grade.error says why a rollout could not be graded
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self, cast
+
+import ray
+from ray.actor import ActorHandle, ActorProxy
+from ray.exceptions import RayError, RayTaskError
+
+from actors.identity import unique_name
+from actors.reward_worker import RewardHost, RewardWorker, SupportsGrade, TimedGrades
+from actors.rewards import Grade, GradeItem
+from actors.rewards.assembly import Assembly, Call
+from actors.rewards.grader import HostGrader, LaneGrader, secret_of
+from actors.rewards.lanes import Lane, lanes_of
+from actors.rewards.options import RewardOptions
+from actors.rewards.types import RewardConfigError
+from actors.spans import Joiner
+
+_GRACE_S = 10.0  # per term and for the call: a grader that keeps its own deadlines is never killed for them
+_CLOSE_TIMEOUT_S = 5.0
+_MAX_LOSSES = 3  # workers that one call may lose, and deaths in a row of one worker before it is ready
+_SPAN_GAP_S = 0.3  # gradings of one worker closer than this (a tick of the driver) are one span of the timeline
+
+SpanSink = Callable[[str, str, float, float], None]  # (actor, kind, start_s, end_s), seconds since the epoch
+Handle = ActorProxy[Any]  # of a RewardWorker or a RewardHost
+
+
+class RewardFailuresError(RuntimeError):
+    """More rollouts of one RL step could not be graded than reward.max_failures_per_step allows."""
+
+    remedy = "mend the reward function or the records, or raise reward.max_failures_per_step"
+
+
+class RewardWorkerStartError(RuntimeError):
+    """A reward worker does not start: a wrong `reward:` section, or a missing module."""
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    call: Call
+    step: int  # which begin it belongs to; answers of another step are dropped
+    losses: int = 0  # workers lost while it was theirs
+
+    @property
+    def name(self) -> str:
+        first, *others = self.call.keys
+        return f"rollouts {first} to {others[-1]}" if others else f"rollout {first}"
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    task: _Task
+    since_s: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Worker:
+    handle: Handle
+    ready: "ray.ObjectRef[str] | None"  # None: it is
+    since_s: float  # when it was started
+    sent: "dict[ray.ObjectRef[TimedGrades], _Sent]" = field(default_factory=dict)
+    busy_s: float = 0.0  # since when it has had a call, by the wall clock
+    deaths: int = 0  # of its predecessors, each before it was ready
+    node_id: str = ""  # "": it is not ready
+
+    def awaited(self) -> "list[ray.ObjectRef[Any]]":
+        return [self.ready] if self.ready is not None else list(self.sent)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Crew:
+    """Workers of one kind, and what waits for them."""
+
+    title: str  # "reward worker"
+    names: list[str]
+    make: Callable[[str], tuple[Handle, "ray.ObjectRef[str]"]]  # starts one: its handle, and its answer when it is up
+    in_flight: int
+    needs: str = ""  # resources that it may wait for
+    workers: list[_Worker] = field(default_factory=list)
+    pending: deque[_Task] = field(default_factory=deque)
+
+    def label(self, index: int) -> str:
+        return f"{self.title} {index}" if len(self.names) > 1 or self.title == "reward worker" else self.title
+
+
+class RewardPool:
+    """`reward.workers` actors, and one for each term that has its own. Keys are request ids. Not thread-safe."""
+
+    def __init__(
+        self,
+        options: RewardOptions,
+        *,
+        factory: Callable[[], SupportsGrade] | None = None,
+        actor_options: Callable[[], Mapping[str, Any]] = dict,
+        start_timeout_s: float = 120.0,
+        on_event: Callable[[str, str], None] = lambda kind, message: None,
+        on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        log: Callable[[str], str | None] = lambda name: None,
+    ) -> None:
+        """Starts the workers without waiting for them. `actor_options`: Ray's, for each worker whenever it starts.
+        `factory`: what grades in reward workers, in the place of LaneGrader. `on_event(kind, message)`: reward_failed,
+        reward_error (once per place in a function), bad_record, reward_worker_replaced. `on_span("reward-0", "grade",
+        ...)`: one call per stretch of gradings, lost ones included; what is open is written by `drain`. `log(name)`:
+        the log file of an actor. Raises RewardWorkerStartError for a function that cannot be used."""
+        try:
+            self._lanes = lanes_of(options)
+        except RewardConfigError as error:
+            raise RewardWorkerStartError(str(error)) from error
+        self._options = options
+        self._actor_options = actor_options
+        self._start_timeout_s = start_timeout_s
+        self._on_event = on_event
+        self._on_span = on_span
+        self._clock = clock
+        self._wall = wall
+        self._spans: Joiner[str, str] = Joiner(_SPAN_GAP_S)
+        self._step = 0
+        self._assembly = Assembly(options.terms, self._lanes)
+        self._grades: dict[int, Grade] = {}
+        self._failures: list[str] = []
+        self._bad_records: set[str] = set()  # reported ones, for the whole run
+        self._traces: set[str] = set()  # of reward functions, told in this run
+        self._log_of = log
+        self.meanwhile: Callable[[], object] = lambda: None  # called often while `drain` keeps the driver waiting
+        self._crew_of: list[_Crew] = []  # by lane
+        self._crews: list[_Crew] = []
+        shared = self._shared(factory or partial(LaneGrader, options, self._lanes))
+        for lane in self._lanes:
+            crew = self._hosted(lane) if lane.hosted else shared
+            self._crew_of.append(crew)
+            if crew not in self._crews:
+                self._crews.append(crew)
+        for crew in self._crews:
+            crew.workers += [self._start(crew, index) for index in range(len(crew.names))]
+
+    def begin(self, groups: Sequence[Sequence[int]] = (), *, same_step: bool = False) -> None:
+        """Forget grades and failures, and what is not graded yet: it belongs to a step that was given up. `groups`: the
+        keys that will come, by prompt; a key of none is its own group and batch. `same_step`: another round of the RL
+        step before, towards whose reward.max_failures_per_step its failures still count."""
+        self._step += 1
+        self._end_spans()
+        self._assembly.begin(groups)
+        for crew in self._crews:
+            crew.pending.clear()
+        self._grades.clear()
+        if not same_step:
+            self._failures.clear()
+
+    def submit(self, key: int, item: GradeItem) -> None:
+        """Queue one item; returns at once."""
+        self._queue(self._assembly.submit(key, item))
+        self._send()
+
+    def poll(self) -> None:
+        """Collect what is graded, look at the deadlines, send more. Never waits. Raises RewardFailuresError,
+        RewardWorkerStartError."""
+        self._collect(0.0)
+
+    def drain(self) -> dict[int, Grade]:
+        """Wait until everything submitted is graded or has failed; all grades of the step. Bounded: every call has its
+        deadline, and is given to three workers at most. Raises as `poll`."""
+        self._queue(self._assembly.flush())
+        while any(crew.pending or any(worker.sent for worker in crew.workers) for crew in self._crews):
+            self._collect(0.25)
+            self.meanwhile()
+        self._end_spans()
+        grades, self._grades = self._grades, {}
+        return grades
+
+    @property
+    def nodes(self) -> set[str]:
+        """Ids of the nodes that the workers run on; "" among them: one has not said it yet."""
+        return {worker.node_id for crew in self._crews for worker in crew.workers}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers and their graders' child processes. Twice is fine."""
+        self._end_spans()
+        workers = [worker for crew in self._crews for worker in crew.workers]
+        if closing := [worker.handle.close.remote() for worker in workers]:
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
+        for worker in workers:
+            _kill(worker)
+        for crew in self._crews:
+            crew.workers.clear()
+
+    def _queue(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self._crew_of[call.lane].pending.append(_Task(call, self._step))
+
+    def _collect(self, timeout_s: float) -> None:
+        waiting = [ref for crew in self._crews for worker in crew.workers for ref in worker.awaited()]
+        if waiting:
+            if timeout_s:
+                ray.wait(waiting, num_returns=1, timeout=timeout_s)
+            ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0])
+            for crew in self._crews:
+                for index in range(len(crew.workers)):
+                    self._collect_from(crew, index, ready)
+        self._send()
+
+    def _collect_from(self, crew: _Crew, index: int, ready: "Set[ray.ObjectRef[Any]]") -> None:
+        worker = crew.workers[index]
+        for ref in worker.awaited():
+            if ref not in ready:
+                since_s, limit_s = worker.since_s, self._start_timeout_s
+                if worker.ready is None:
+                    since_s, limit_s = worker.sent[ref].since_s, self._limit_s(worker.sent[ref].task.call)
+                if self._clock() - since_s > limit_s:
+                    waits = f", and may wait for {crew.needs}" if worker.ready is not None and crew.needs else ""
+                    self._give_up(crew, index, f"it took longer than {limit_s:g} s{waits}")
+                    return
+                continue
+            try:
+                answer = ray.get(ref, timeout=_GRACE_S)
+            except RayError as error:
+                raised = isinstance(error, RayTaskError)
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                lines = str(cause).strip().splitlines() or ["no message"]
+                said = lines if isinstance(cause, RewardConfigError) else lines[:1]
+                self._give_up(crew, index, f"{type(cause).__name__}: " + "\n".join(said), died=not raised)
+                return
+            if worker.ready is not None:
+                worker.ready, worker.node_id = None, cast(str, answer)
+            else:
+                self._answered(crew, index, worker.sent.pop(ref), cast(TimedGrades, answer))
+
+    def _answered(self, crew: _Crew, index: int, sent: _Sent, timed: TimedGrades) -> None:
+        worker = crew.workers[index]
+        if crew.in_flight == 1:
+            self._span(crew.names[index], timed.start_s, timed.end_s)
+        elif not worker.sent:
+            self._span(crew.names[index], worker.busy_s, self._wall())
+        self._record(sent.task, timed.grades)
+
+    def _give_up(self, crew: _Crew, index: int, reason: str, *, died: bool = False) -> None:
+        """Replace the worker; what it was grading goes to the next free one, or has failed for good."""
+        worker, who = crew.workers[index], crew.label(index)
+        sent = list(worker.sent.values())
+        deaths = 0 if sent else worker.deaths + 1
+        if not sent and not (died and deaths < _MAX_LOSSES):
+            raise RewardWorkerStartError(f"{who} does not start: {reason}")
+        _kill(worker)
+        crew.workers[index] = self._start(crew, index, deaths)
+        if not sent:
+            self._on_event("reward_worker_replaced", f"{who} died while it started: {reason}")
+            return
+        self._span(crew.names[index], worker.busy_s, self._wall())
+        for one in sent:
+            one.task.losses += 1
+        again = [s.task for s in sent if s.task.step == self._step and s.task.losses < _MAX_LOSSES]
+        names = again[0].name if len(again) == 1 else f"what it had of {len(again)} calls"
+        fate = f"; {names} {'is' if len(again) != 1 or len(again[0].call.keys) == 1 else 'are'} graded again"
+        self._on_event("reward_worker_replaced", f"{who}: {reason}{fate if again else ''}")
+        crew.pending.extendleft(reversed(again))
+        for one in sent:
+            if one.task not in again:
+                lost = f"{one.task.losses} reward workers were lost while grading it, the last: {reason}"
+                self._record(one.task, [Grade(value=0.0, error=lost)] * len(one.task.call.keys))
+
+    def _limit_s(self, call: Call) -> float:
+        lane = self._lanes[call.lane]
+        return lane.limit_s(len(call.keys)) + _GRACE_S * (len(lane.terms) + 1)
+
+    def _span(self, name: str, start_s: float, end_s: float) -> None:
+        """A worker graded; joined with what it did just before, so that a step has few spans and not one per item."""
+        over = self._spans.add(name, "grade", start_s, end_s)
+        if over is not None:
+            self._on_span(name, over.label, over.start_s, over.end_s)
+
+    def _end_spans(self) -> None:
+        for worker, over in self._spans.flush():
+            self._on_span(worker, over.label, over.start_s, over.end_s)
+
+    def _record(self, task: _Task, grades: Sequence[Grade]) -> None:
+        if task.step != self._step:
+            return
+        for key, grade in self._assembly.answered(task.call, grades):
+            self._grades[key] = grade
+            if grade.error is not None:
+                self._failed(key, grade)
+
+    def _failed(self, key: int, grade: Grade) -> None:
+        assert grade.error is not None
+        if grade.bad_record:  # every rollout of the record says the same, in every epoch
+            if grade.error not in self._bad_records:
+                self._bad_records.add(grade.error)
+                self._on_event("bad_record", f"{grade.error}; its rollouts are left out")
+            return
+        self._failures.append(f"rollout {key}: {grade.error}")
+        if grade.trace is not None:
+            place = "\n".join(line for line in grade.trace.splitlines() if line.startswith("  "))
+            if place not in self._traces:  # once per place: what differs between responses is in reward_failed
+                self._traces.add(place)
+                self._on_event("reward_error", f"the reward function raised\n{grade.trace}")
+        self._on_event("reward_failed", self._failures[-1])
+        if len(self._failures) > self._options.max_failures_per_step:
+            shown = "; ".join(self._failures[:3])
+            raise RewardFailuresError(
+                f"{len(self._failures)} rollouts of this step could not be graded, reward.max_failures_per_step is "
+                f"{self._options.max_failures_per_step}: {shown}"
+            )
+
+    def _send(self) -> None:
+        """Give what waits to workers that have room."""
+        for crew in self._crews:
+            for worker in crew.workers:
+                while crew.pending and self._has_room(crew, worker, crew.pending[0]):
+                    task = crew.pending.popleft()
+                    if not worker.sent:
+                        worker.busy_s = self._wall()
+                    ref = worker.handle.grade.remote(task.call.lane, task.call.items)
+                    worker.sent[ref] = _Sent(task, self._clock())
+
+    def _has_room(self, crew: _Crew, worker: _Worker, task: _Task) -> bool:
+        """A call that has lost all workers but the last that it may is alone with it, so that no other is blamed."""
+        if worker.ready is not None or len(worker.sent) >= crew.in_flight:
+            return False
+        suspect = task.losses == _MAX_LOSSES - 1
+        return not worker.sent or not (suspect or any(s.task.losses == _MAX_LOSSES - 1 for s in worker.sent.values()))
+
+    def _start(self, crew: _Crew, index: int, deaths: int = 0) -> _Worker:
+        handle, ready = crew.make(crew.names[index])
+        return _Worker(handle=handle, ready=ready, since_s=self._clock(), deaths=deaths)
+
+    def _shared(self, factory: Callable[[], SupportsGrade]) -> _Crew:
+        def make(name: str) -> tuple[Handle, "ray.ObjectRef[str]"]:
+            options = {"num_cpus": 0, **self._actor_options(), "name": unique_name(name)}
+            actor = ray.remote(RewardWorker).options(**options)
+            handle = actor.remote(factory, name, self._log_of(name))
+            return handle, handle.ready.remote()
+
+        names = [f"reward-{index}" for index in range(self._options.workers)]
+        return _Crew(title="reward worker", names=names, make=make, in_flight=1)
+
+    def _hosted(self, lane: Lane) -> _Crew:
+        """Of a term that has an actor of its own."""
+        (index,) = lane.terms
+        term = self._options.terms[index]
+        resources = {"num_cpus": term.cpus, "num_gpus": term.gpus}
+
+        def make(name: str) -> tuple[Handle, "ray.ObjectRef[str]"]:
+            options = {**self._actor_options(), **resources, "name": unique_name(name)}
+            at_once = lane.in_flight + 2  # and `ready`, `close`
+            actor = ray.remote(RewardHost).options(**options, max_concurrency=at_once)
+            handle = actor.remote(partial(HostGrader, term, f"reward.terms[{index}]"), name, self._log_of(name))
+            return handle, handle.ready.remote(secret_of(term))
+
+        needs = " and ".join(
+            f"{amount:g} {kind}" for kind, amount in (("GPUs", term.gpus), ("CPUs", term.cpus)) if amount
+        )
+        return _Crew(
+            title=f"the actor of the reward term {term.label}",
+            names=[f"reward-{term.label}"],
+            make=make,
+            in_flight=lane.in_flight,
+            needs=needs,
+        )
+
+
+def _kill(worker: _Worker) -> None:
+    ray.kill(cast("ActorHandle[Any]", worker.handle), no_restart=True)

@@ -1,0 +1,111 @@
+"""From responses to calls, and from what calls answer to grades. Pure: calls nothing, waits for nothing.
+
+Which responses are called together follows from their keys alone, never from who came first: a batch is the next
+`size` keys in the order of the round, a group is a prompt's keys. A call is made when the last of its responses is
+there, or at the end of the round, when no more will come.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from actors.rewards.lanes import Lane
+from actors.rewards.options import RewardTerm
+from actors.rewards.types import Grade, GradeItem
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Responses that a lane grades together. `keys` in the order of the round."""
+
+    lane: int
+    keys: tuple[int, ...]
+    items: tuple[GradeItem, ...]
+
+
+@dataclass(slots=True)
+class _Unit:
+    """Keys that are called together, and those of them that are there."""
+
+    keys: Sequence[int]
+    items: dict[int, GradeItem] = field(default_factory=dict)
+
+
+class Assembly:
+    """Of one round after another."""
+
+    def __init__(self, terms: Sequence[RewardTerm], lanes: Sequence[Lane]) -> None:
+        self._terms, self._lanes = terms, lanes
+        self.begin(())
+
+    def begin(self, groups: Sequence[Sequence[int]]) -> None:
+        """A new round, whose responses have these keys, by prompt. A key of none of them is its own group and batch."""
+        keys = [key for group in groups for key in group]
+        self._units: list[dict[int, _Unit]] = []  # of each lane, by key
+        for lane in self._lanes:
+            size = lane.size
+            units = groups if size is None else [keys[i : i + size] for i in range(0, len(keys), size)]
+            self._units.append({} if size == 1 else {key: unit for u in units for unit in [_Unit(u)] for key in u})
+        self._graded: dict[int, dict[int, Grade]] = {}  # by key and lane
+
+    def submit(self, key: int, item: GradeItem) -> list[Call]:
+        """The calls that are complete with this response."""
+        calls = []
+        for index, lane in enumerate(self._lanes):
+            read = item if lane.tokens or item.tokens is None else replace(item, tokens=None)
+            unit = self._units[index].get(key)
+            if unit is None:
+                calls.append(Call(index, (key,), (read,)))
+                continue
+            unit.items[key] = read
+            if len(unit.items) == len(unit.keys):
+                calls.append(_call(index, unit))
+        return calls
+
+    def flush(self) -> list[Call]:
+        """The calls of what is there, when no response will come any more."""
+        calls = []
+        for index, units in enumerate(self._units):
+            for key, unit in units.items():
+                if unit.items and key == unit.keys[0]:
+                    calls.append(_call(index, unit))
+        return calls
+
+    def answered(self, call: Call, grades: Sequence[Grade]) -> list[tuple[int, Grade]]:
+        """(key, grade) of the responses that all lanes have answered for now."""
+        done = []
+        for key, grade in zip(call.keys, grades, strict=True):
+            by_lane = self._graded.setdefault(key, {})
+            by_lane[call.lane] = grade
+            if len(by_lane) == len(self._lanes):
+                done.append((key, self._merged([by_lane[lane] for lane in range(len(self._lanes))])))
+                del self._graded[key]
+        return done
+
+    def _merged(self, grades: Sequence[Grade]) -> Grade:
+        if len(grades) == 1:
+            return grades[0]
+        found = {name: value for grade in grades for name, value in grade.parts.items()}
+        parts = {term.label: found[term.label] for term in self._terms if term.label in found}
+        notes = tuple(note for grade in grades for note in grade.notes)
+        wrong = [grade for grade in grades if grade.error is not None]
+        if wrong:
+            first = next((grade for grade in wrong if grade.bad_record), wrong[0])
+            return replace(first, parts=parts, notes=notes)
+        return weighed(self._terms, parts, notes)
+
+
+def weighed(terms: Sequence[RewardTerm], parts: dict[str, float], notes: tuple[str, ...]) -> Grade:
+    """The grade of a response of which every one of these terms has said something."""
+    value = math.fsum(term.weight * parts[term.label] for term in terms)
+    if not math.isfinite(value):
+        return Grade(value=0.0, parts=parts, error=f"the weighted sum is {value}", notes=notes)
+    return Grade(value=value, parts=parts, notes=notes)
+
+
+def _call(lane: int, unit: _Unit) -> Call:
+    """Of what the unit has; it has nothing then."""
+    keys = tuple(key for key in unit.keys if key in unit.items)
+    call = Call(lane, keys, tuple(unit.items[key] for key in keys))
+    unit.items = {}
+    return call

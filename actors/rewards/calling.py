@@ -1,0 +1,226 @@
+"""A user's reward function: what it asks for, how it is called, and where in it an error was raised.
+
+Used by the child process of a `python` term, which loads this file by its path, and by the actor of one that has its
+own. Standard library only, so that a child starts fast. Never decides who calls it when.
+"""
+
+import difflib
+import importlib
+import inspect
+import math
+import os
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+OFFERED = ("prompt", "response", "record", "tokens", "finish_reason", "sample", "step", "group")
+MEMBER = ("response", "tokens", "finish_reason", "sample")  # what each entry of a group says
+_BY_POSITION = OFFERED[:3]
+_FOREIGN = {  # what TRL and verl call things; never taken for our first three
+    **dict.fromkeys(("completions", "completion", "solution_str"), "response"),
+    **dict.fromkeys(("prompts", "prompt_ids"), "prompt"),
+    **dict.fromkeys(("ground_truth", "data_source", "extra_info"), "record"),
+    "completion_ids": "tokens",
+}
+_HERE = __file__.rpartition(os.sep)[0] + os.sep  # as frames spell it
+_LIBRARY = os.__file__.rpartition(os.sep)[0] + os.sep
+_MACHINERY = (_HERE, "<frozen importlib._bootstrap", importlib.__file__)
+_THREADS = (f"{_LIBRARY}asyncio", f"{_LIBRARY}concurrent")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+Member = dict[str, Any]  # one response: every offered name but `group`
+Outcome = tuple[float | None, str | None, str | None]  # a number, or an error and the frames of the user's code
+
+
+class Traits(NamedTuple):
+    """What is read off a function: the names it asks for, whether it is awaited, whether it is a class."""
+
+    asks: tuple[str, ...]
+    awaited: bool
+    made: bool
+
+
+class UserFunction:
+    """`package.module:name`, imported: a function, or a class whose instances have `score` or are called.
+
+    arguments: further keyword arguments, of a function at each call, of a class when it is made. batched: it gets a
+    list for each name it asks for, and returns a list. Raises what the import raises, and TypeError for what cannot be
+    called so.
+    """
+
+    def __init__(self, path: str, arguments: Mapping[str, Any], *, batched: bool) -> None:
+        module_name, _, name = path.partition(":")
+        found = getattr(importlib.import_module(module_name), name)
+        if not callable(found):
+            raise TypeError(f"{name} is not callable")
+        self._path, self._found, self._batched = path, found, batched
+        self._made = inspect.isclass(found)
+        self._arguments = {} if self._made else dict(arguments)
+        self._making = dict(arguments) if self._made else {}
+        called, self._method = found, ""
+        if self._made:
+            _check_made(name, found, self._making)
+            called, self._method, name = _method(found, name)
+        self._by_position, asks = _binding(name, called, self._arguments, skip=int(self._made))
+        awaited = any(map(inspect.iscoroutinefunction, (called, type(called).__call__)))
+        self.traits = Traits(asks, awaited, self._made)
+        self._call: Any = None if self._made else found
+
+    def make(self) -> None:
+        """The instance of a class; once. Raises what its constructor raises."""
+        if self._made and self._call is None:
+            self._call = getattr(self._found(**self._making), self._method)
+
+    def outcomes(self, members: Sequence[Member], which: int | None = None) -> list[Outcome]:
+        """One per response, in order; of one of them only, where the function is called for each. `members` are the
+        whole group where the function asks for it."""
+        made: list[Outcome] = []
+        for count, positional, named in self._calls(members, which):
+            try:
+                made += self._numbers(self._call(*positional, **named), count)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                made += [told(error)] * count
+        return made
+
+    async def awaited(self, members: Sequence[Member], timeout_s: float) -> list[Outcome]:
+        """The same of a function that is awaited, or of one that is not in a thread, which has no deadline here."""
+        import asyncio  # not where nothing is awaited: it takes a child as long to start as all the rest
+
+        made: list[Outcome] = []
+        for count, positional, named in self._calls(members):
+            limit = asyncio.timeout(timeout_s if self.traits.awaited else None)
+            try:
+                async with limit:
+                    if self.traits.awaited:
+                        value = await self._call(*positional, **named)
+                    else:
+                        value = await asyncio.to_thread(self._call, *positional, **named)
+                made += self._numbers(value, count)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                late = (None, f"{self._path} took more than {timeout_s:g} s", None)
+                made += [late if limit.expired() else told(error)] * count
+        return made
+
+    def _calls(
+        self, members: Sequence[Member], which: int | None = None
+    ) -> Iterator[tuple[int, list[Any], dict[str, Any]]]:
+        """(responses, positional and keyword arguments) of each call."""
+        if self._batched:
+            lists = {key: [member[key] for member in members] for key in OFFERED if key != "group"}
+            yield len(members), *self._given(lists, members)
+            return
+        for member in members if which is None else members[which : which + 1]:
+            yield 1, *self._given(member, members)
+
+    def _given(self, values: Mapping[str, Any], members: Sequence[Member]) -> tuple[list[Any], dict[str, Any]]:
+        named = {key: values[key] for key in self.traits.asks if key != "group"} | self._arguments
+        if "group" in self.traits.asks:
+            named["group"] = [{key: member[key] for key in MEMBER} for member in members]
+        return [values[key] for key in _BY_POSITION] if self._by_position else [], named
+
+    def _numbers(self, value: Any, count: int) -> list[Outcome]:
+        values = [value]
+        if self._batched:
+            if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+                raise ValueError(f"{self._path} returned {value!r:.80}, not a list of {count} numbers")
+            values = list(value)
+            if len(values) != count:
+                raise ValueError(f"{self._path} returned {len(values)} numbers for {count} responses")
+        return [(self._number(one), None, None) for one in values]
+
+    def _number(self, value: Any) -> float:
+        try:
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{self._path} returned {value!r:.80}, not a finite number")
+        return number
+
+
+def told(error: BaseException) -> Outcome:
+    """An error as text, with the place in the user's code, and its frames."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return None, f"{type(error).__name__} was raised{_place(error)}", None
+    return None, f"{type(error).__name__}: {error}"[:2000] + _place(error), frames(error) or None
+
+
+def frames(error: BaseException) -> str:
+    """The frames of the user's code, outermost first, with the error; "" if there are none."""
+    own = _own_frames(error)
+    if not own:
+        return ""
+    return "".join(traceback.format_list(own) + traceback.format_exception_only(error)).rstrip()[-8000:]
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    found = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_MACHINERY)]
+    while found and found[0].filename.startswith(_THREADS):  # what took the call to its thread
+        del found[0]
+    return found
+
+
+def _place(error: BaseException) -> str:
+    """` (file:line)` of the innermost frame of the user's own code, which is where its last own line is."""
+    found = _own_frames(error)
+    own = [f for f in found if "/lib/python" not in f.filename and not f.filename.startswith("<")] or found
+    return f" ({os.path.relpath(own[-1].filename)}:{own[-1].lineno})" if own else ""
+
+
+def _method(found: type, name: str) -> tuple[Any, str, str]:
+    """(the function of a class that scores, its name, how people call it)."""
+    for method in ("score", "__call__"):
+        if any(method in vars(base) for base in found.__mro__[:-1]):
+            return getattr(found, method), method, f"{name}.{method}"
+    raise TypeError(f"{name} is a class without score(...) or __call__(...)")
+
+
+def _check_made(name: str, found: Any, arguments: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(found).replace(return_annotation=inspect.Signature.empty)
+    except ValueError:
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        said = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise TypeError(f"{name}{signature} is made as {name}({said}), by the term's `arguments`: {error}") from None
+
+
+def _binding(name: str, called: Any, arguments: Mapping[str, Any], *, skip: int) -> tuple[bool, tuple[str, ...]]:
+    """(whether prompt, response and record are given by position, what is given by name). By position where one of the
+    first three parameters has a name of its own. TypeError if it cannot be called."""
+    try:
+        signature = inspect.signature(called)
+    except ValueError:
+        return True, ()  # a function in C that does not say
+    parameters = list(signature.parameters.values())[skip:]
+    signature = signature.replace(parameters=parameters)
+    plain = [p for p in parameters if p.kind not in _VARIADIC]
+    first = [p for p in plain if p.kind in _POSITIONAL][:3]
+    known = {*OFFERED, *arguments}
+    enough = len(first) == 3 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    fits = all(p.name == OFFERED[i] or p.name not in {*known, *_FOREIGN} for i, p in enumerate(first))
+    strange = [p for p in first if p.kind is inspect.Parameter.POSITIONAL_ONLY or p.name not in known]
+    by_position = enough and fits and (bool(strange) or not first)
+    rest = [p for p in plain if not (by_position and p in first)]
+    asks = tuple(key for key in OFFERED if key in [p.name for p in rest] and key not in arguments)
+    unknown = [p.name for p in rest if p.name not in known and p.default is inspect.Parameter.empty]
+    fault = f"{', '.join(map(repr, unknown))} is not on offer{_instead(unknown[0])}" if unknown else ""
+    try:
+        signature.bind(*[""] * (3 * by_position), **dict.fromkeys(asks), **arguments)
+    except TypeError as error:
+        fault = fault or str(error)
+    if fault:
+        raise TypeError(
+            f"{name}{signature} is called as {name}({', '.join(_BY_POSITION)}), or with what it names of "
+            f"{', '.join(OFFERED)}: {fault}"
+        )
+    return by_position, asks
+
+
+def _instead(name: str) -> str:
+    near = difflib.get_close_matches(name, OFFERED, 1, 0.7)
+    meant = _FOREIGN.get(name) or (near[0] if near else None)
+    return f"; did you mean {meant}?" if meant else f'; a field of the data file is record["{name}"]'

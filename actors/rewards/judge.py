@@ -1,0 +1,113 @@
+"""The `judge` term: a language model behind an OpenAI-compatible endpoint says what a response is worth.
+
+Owns the request, what is asked again, and where the score stands in the reply. The endpoint's key is given, sent, and
+written nowhere.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from actors.rewards.judge_template import FIELDS
+from actors.rewards.lanes import MOST_BACKOFF_S, backoff_s
+from actors.rewards.options import RewardTerm
+from actors.rewards.types import GradeItem, GradingError, Score, Scored
+
+DEFAULT_PATTERN = r"[Ss]core:?\W*?([-+]?\d+(?:\.\d+)?)"
+_AGAIN = {408, 409, 425, 429}  # and all from 500
+
+
+class JudgeTerm:
+    """See module. The value is the number that the reply ends with by the term's pattern; weight scales it."""
+
+    def __init__(self, options: RewardTerm, key: str | None) -> None:
+        """key: the endpoint's, or None."""
+        base = str(options.url).rstrip("/")
+        self._url = base if base.endswith("/chat/completions") else f"{base}/chat/completions"
+        self._options, self._key = options, key
+        self._pattern = re.compile(options.pattern or DEFAULT_PATTERN)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def scores(self, items: Sequence[GradeItem]) -> list[Scored]:
+        return list(await asyncio.gather(*(self._scored(item) for item in items)))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _scored(self, item: GradeItem) -> Scored:
+        try:
+            reply = await self._reply(self._question(item))
+            found = list(self._pattern.finditer(reply))
+            if not found:
+                raise GradingError(f"the reply has no score as {self._pattern.pattern!r} reads it: {reply[-200:]!r}")
+            score = float(found[-1][1])
+        except GradingError as error:
+            return error
+        except ValueError:
+            return GradingError(f"the score is no number: {found[-1][0]!r}")
+        return Score(score, reply[-300:])
+
+    def _question(self, item: GradeItem) -> str:
+        values = {name: getattr(item, name) for name in FIELDS}
+        try:
+            return str(self._options.template).format(**values)
+        except (LookupError, AttributeError, ValueError) as error:
+            raise GradingError(f"the template does not fit {item.where or 'the record'}: {error!r}") from error
+
+    async def _reply(self, question: str) -> str:
+        body = {
+            "model": self._options.model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0,
+            **self._options.arguments,
+        }
+        for attempt in range(self._options.retries + 1):
+            text, wait_s = "", 0.0
+            try:
+                status, text, wait_s = await self._post(body)
+                if status < 400:
+                    return _content(text)
+                reason = f"status {status}: {text[:300]!r}"
+                if status < 500 and status not in _AGAIN:
+                    break
+            except TimeoutError:
+                reason = f"no answer within {self._options.timeout_s:g} s"
+            except aiohttp.ClientError as error:
+                reason = f"{type(error).__name__}: {error}"
+            if attempt < self._options.retries:
+                await asyncio.sleep(min(max(wait_s, backoff_s(attempt)), MOST_BACKOFF_S))
+        raise GradingError(self._without_key(f"{self._url}: {reason}, asked {attempt + 1} times"))
+
+    async def _post(self, body: Mapping[str, Any]) -> tuple[int, str, float]:
+        """(status, body, seconds to wait before it is asked again, by its own word)."""
+        if self._session is None:
+            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            self._session = aiohttp.ClientSession(
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=self._options.timeout_s),
+                connector=aiohttp.TCPConnector(limit=0),  # whoever calls bounds how many are under way
+                trust_env=True,
+            )
+        async with self._session.post(self._url, json=body) as answer:
+            after = answer.headers.get("Retry-After", "")
+            return answer.status, await answer.text(), float(after) if after.isdecimal() else 0.0
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _content(text: str) -> str:
+    """The message of a reply. Raises GradingError."""
+    try:
+        content = json.loads(text)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise GradingError(f"the reply is not one of chat completions: {text[:200]!r}") from error
+    if not isinstance(content, str):
+        raise GradingError(f"the reply has no text: {text[:200]!r}")
+    return content
