@@ -138,8 +138,9 @@ class Requests:
         """A worker that leaves has given back all that it held."""
         return seat.handed_back.issuperset(self._ledger.running(seat.name))
 
-    def take_back(self, seat: Seat, reason: str) -> Sequence[Rollout]:
-        """What the worker holds waits for others, and is told; those of its rollouts that turn out to be complete."""
+    def take_back(self, seat: Seat, reason: str, *, told: bool = False) -> Sequence[Rollout]:
+        """What the worker holds waits for others, and its loss is told, unless it was; those of its rollouts that turn
+        out to be complete."""
         wall_s = self._wall()
         loss = self._ledger.lose(
             seat.name,
@@ -153,7 +154,7 @@ class Requests:
         if seat.retiring:
             why = f"{seat.reason}; " if seat.reason else ""
             self._on_event("worker_left", f"{seat.name}: {why}{again}")
-        else:
+        elif not told:
             self._tally.lost_workers += 1
             seat.reason = reason
             seat.down_since_wall_s = seat.down_since_wall_s or wall_s

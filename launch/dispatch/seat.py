@@ -84,7 +84,8 @@ class Seat:
     since_wall_s: float = 0.0  # when the state was entered
     progress_s: float = 0.0  # last sign of progress while requests run
     losses: int = 0
-    restarts: int = 0  # after losses that may be its own fault
+    restarts: int = 0  # after losses that may be its own fault ...
+    blamed: bool = False  # ... as the last one was
     down_since_wall_s: float | None = None  # lost, or joined, at; None: it is up, or was never
     reason: str = ""  # why it was lost last, or is about to be
     node_id: str = ""  # where its engine is; "": it is not up

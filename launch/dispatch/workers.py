@@ -237,7 +237,13 @@ class Workers:
                 f"{seat.name} did not start: {reason}",
                 remedy=f"its log has more; an engine that loads for longer needs a higher {_START_KEY}",
             )
-        finished = self.requests.take_back(seat, reason)
+        # A replacement that goes with the node of the one before it, on which it was to start: that loss was told.
+        # What Ray first said of it may have sounded like its own fault.
+        told = faultless and seat.state is SeatState.STARTING and seat.losses > 0
+        if told:
+            seat.restarts -= seat.blamed
+            seat.blamed = False
+        finished = self.requests.take_back(seat, reason, told=told)
         if seat.retiring:
             self._enter(seat, SeatState.CLOSING, _CLOSE_TIMEOUT_S)
             seat.close()
@@ -246,8 +252,10 @@ class Workers:
             self._enter(seat, SeatState.DEAD)
             self._on_event("worker_dead", f"{seat.name}: {seat.restarts} restarts are used up, the last loss: {reason}")
         else:
-            seat.losses += 1
-            seat.restarts += not faultless
+            if not told:
+                seat.losses += 1
+                seat.blamed = not faultless
+                seat.restarts += seat.blamed
             if not alive:
                 seat.kill()
                 seat.handle = self._spawn(seat.name)

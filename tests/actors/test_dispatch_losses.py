@@ -114,6 +114,23 @@ def test_a_node_that_is_lost_while_the_run_starts_is_replaced(monkeypatch: pytes
     assert events == ["worker_lost", "worker_restarted"]
 
 
+def test_a_lost_node_that_takes_a_replacement_with_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts it where the first one was, until it has found that the node is gone; and says of the first one only
+    that it does not answer, which uses up a restart, until then."""
+    script, events = Script({2: NodeLostError()}), list[str]()
+    with dispatching(
+        script, monkeypatch, on_event=lambda kind, message: events.append(f"{kind} {message}")
+    ) as dispatcher:
+        dispatcher.start()
+        script.workers[0].end(dead=True)
+        passes(dispatcher, script, until_s=5)
+        assert states(dispatcher) == READY
+        assert dispatcher._workers.seats["rollout-0"].restarts == 0
+    assert len(script.workers) == 4
+    assert [event.split(":")[0] for event in events] == ["worker_lost rollout-0", "worker_restarted rollout-0"]
+    assert events[-1].endswith("(restart 1)")
+
+
 def test_a_worker_that_is_told_to_end_while_others_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script({0: None})
     with dispatching(script, monkeypatch) as dispatcher:
