@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, cast
 
 import torch
 
-from actors.data import PromptOrder
+from actors.data.mixture import make_order
 from actors.engine.batch.core import BatchCore
 from actors.engine.commands import Submit, UpdateWeights
 from actors.engine.native.core import build as build_engine
@@ -83,6 +83,9 @@ class Record:
     def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
         if self.keep_responses and not held_out:
             self.responses[step] = list(samples)
+
+    def judged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        pass
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         self.events.append((kind, message))
@@ -304,10 +307,10 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
             held_out=inputs.held_out,
             sampling=sampling,
             stop=inputs.stop,
-            order=PromptOrder(len(inputs.prompts), config.run.seed, config.data.shuffle),
+            order=make_order(inputs.prompts, config.run.seed, config.data.shuffle),
             lengths=lengths,
             budget=TokenBudget(config, inputs.stop, inputs.answer),
-            skip=prompt_skip(config),
+            skip=prompt_skip(config, inputs.prompts),
             learner=learner,
             dispatcher=dispatcher,
             publisher=Publisher(learner, dispatcher, config, on_event=record.event, span=lambda kind: _nothing()),

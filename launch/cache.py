@@ -20,11 +20,12 @@ def keep(made: Path, folder: Path, what: str) -> None:
             raise PacelineError(f"cannot keep {what} in {folder}: {error}") from error
 
 
-def add_files(digest: "hashlib.blake2b", folders: Iterable[Path], data: Path) -> None:
+def add_files(digest: "hashlib.blake2b", folders: Iterable[Path], *data: Path) -> None:
     """Names and contents: of the files in the folders of model and tokenizer, each folder once and nothing below it,
-    and of the data, a file or a tree."""
+    and of the data, files or trees."""
     files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.iterdir())]
-    for file in [*files, *(sorted(data.rglob("*")) if data.is_dir() else [data])]:
+    read = [file for path in data for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    for file in [*files, *read]:
         if file.is_file():
             digest.update(file.name.encode())
             with file.open("rb") as stream:

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launch.errors import PacelineError
+from launch.errors import PacelineError, UsageError
+
+BEST_DIR = "best"  # in the run's folder: its best model (launch.run.best)
+BEST_RECORD = "best.json"  # in it: {"step", "eval/..."}, of a low-bit run also {"evaluated_as", "weights"}
 
 
 class RunInUseError(PacelineError):
@@ -64,3 +67,12 @@ def set_aside(run_dir: Path) -> Path | None:
         number += 1
     run_dir.rename(target)
     return target
+
+
+def best_model(run: Path) -> Path:
+    """Raises UsageError if the run kept none."""
+    if not (run / BEST_DIR / BEST_RECORD).is_file():
+        raise UsageError(
+            f"no best model in {run}", remedy="a run keeps one with eval.every above 0 (checkpoint.best_metric)"
+        )
+    return run / BEST_DIR

@@ -18,10 +18,41 @@ class PromptsOptions(BaseModel, frozen=True, extra="forbid"):
     limit: Annotated[int | None, Field(ge=1, description="its first N records only; default: data.limit")] = None
 
 
+class TrainSetOptions(PromptsOptions, frozen=True, extra="forbid"):
+    """A set to train on, and how much of it."""
+
+    weight: Annotated[float, Field(gt=0, le=1e9, description="share of the prompts, beside the others' weights")] = 1.0
+
+
+class SuccessOptions(BaseModel, frozen=True, extra="forbid"):
+    """What is known of how often each training prompt was solved, by an earlier model or by this one."""
+
+    field: Annotated[str | None, Field(description="record field with the success rate, from 0 to 1")] = None
+    file: Annotated[
+        str | None,
+        Field(description="eval_prompts.jsonl of an evaluation of these prompts (paceline eval), by id"),
+    ] = None
+    min: Annotated[float, Field(ge=0, le=1, description="prompts that were solved less often are left out")] = 0.0
+    max: Annotated[float, Field(ge=0, le=1, description="prompts that were solved more often are left out")] = 1.0
+
+    @property
+    def known(self) -> bool:
+        return self.field is not None or self.file is not None
+
+
+PROMPTS_ONLY = ("source_field", "sets", "success")  # of DataOptions: what says nothing about texts and tokens
+
+
 class DataOptions(BaseModel, frozen=True, extra="forbid"):
     """Where prompts come from and how they become tokens."""
 
-    train: Annotated[str, Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet, or a dataset directory")]
+    train: Annotated[
+        str | None, Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet, or a dataset directory")
+    ] = None
+    sets: Annotated[
+        tuple[TrainSetOptions, ...], Field(description="sets to train on by name, instead of data.train, which is one")
+    ] = ()
+    success: SuccessOptions = SuccessOptions()
     eval: Annotated[str | None, Field(description="held-out prompts in any of the same forms")] = None
     train_split: Annotated[str | None, Field(description="split of a dataset directory; default: train")] = None
     eval_split: Annotated[

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from actors.data.errors import DataError
 
 
-def epoch_order(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation of range(n), int64 [n]."""
-    digest = hashlib.blake2b(f"prompt order/{seed}/{epoch}".encode(), digest_size=16).digest()
+def epoch_order(n: int, seed: int, epoch: int, stream: str = "") -> NDArray[np.int64]:
+    """A permutation of range(n), int64 [n]; another one for every `stream`."""
+    text = "/".join(["prompt order", str(seed), str(epoch), *([stream] if stream else [])])
+    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     words = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(n)
     return np.argsort(words, kind="stable")
 
@@ -24,10 +25,8 @@ def epoch_order(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
 class PromptOrder:
     """Visits every index of range(n) once per epoch, for ever."""
 
-    def __init__(self, n: int, seed: int, shuffle: bool) -> None:
-        if n < 1:
-            raise DataError("there are no prompts to order")
-        self._n, self._seed, self._shuffle = n, seed, shuffle
+    def __init__(self, n: int, seed: int, shuffle: bool, stream: str = "") -> None:
+        self._n, self._seed, self._shuffle, self._stream = n, seed, shuffle, stream
         self._epoch = 0
         self._position = 0  # indices of this epoch already taken
         self._order = self._make_order()
@@ -36,6 +35,8 @@ class PromptOrder:
         """The next k (epoch, index) pairs. An index comes once per epoch; a batch may span epochs."""
         if k < 0:
             raise ValueError(f"cannot take {k} prompts")
+        if k and not self._n:
+            raise DataError("there are no prompts to order")
         taken: list[tuple[int, int]] = []
         while len(taken) < k:
             if self._position == self._n:
@@ -58,6 +59,11 @@ class PromptOrder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the state was taken. DataError if it belongs to other data or another seed."""
+        if "n" not in state:
+            raise DataError(
+                "the checkpoint's data order is of data.sets, and this run has one set, data.train: resume with the "
+                "same sets, or start a new run"
+            )
         for name, mine, key in (
             ("n", self._n, "data.train (number of usable prompts)"),
             ("seed", self._seed, "run.seed"),
@@ -74,4 +80,6 @@ class PromptOrder:
         self._order = self._make_order()
 
     def _make_order(self) -> NDArray[np.int64]:
-        return epoch_order(self._n, self._seed, self._epoch) if self._shuffle else np.arange(self._n)
+        if not self._shuffle:
+            return np.arange(self._n)
+        return epoch_order(self._n, self._seed, self._epoch, self._stream)

@@ -3,7 +3,7 @@ records, and the counts of what was left out; file formats, templates and order 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -13,6 +13,7 @@ from actors.data.errors import DataError
 from actors.data.files import resolve
 from actors.data.options import DataOptions, PromptsOptions
 from actors.data.readers import BadRecord, Record, read_file
+from actors.data.success import Rates, rates
 from actors.data.templates import BadPromptError, Template, make_template
 from actors.data.tokenizers import Tokenizer
 from actors.training.options import WarmupOptions
@@ -20,6 +21,7 @@ from actors.training.types import Demonstration
 
 _EXAMPLES = 5  # bad records that a report quotes
 MAX_SOURCES = 64  # of one set
+_COUNTS = ("records", "used", "too_long", "bad", "by_success")  # of a LoadReport
 _OWN = ("prompt_field", "answer_field", "id_field", "source_field", "limit")  # of a set, if it says them
 
 
@@ -35,9 +37,11 @@ class Prompt:
     where: str = ""  # "train.jsonl, line 3", with the full path
     source: str = ""  # data.source_field
     raw: Any = None  # data.prompt_field, as the record has it
+    set: str = ""  # its name, if there are several to train on
+    success: float | None = None  # how often it was solved before this run, 0 to 1 (data.success)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LoadReport:
     """What became of the records of one split."""
 
@@ -45,6 +49,7 @@ class LoadReport:
     used: int = 0
     too_long: int = 0  # prompts above data.max_prompt_tokens, dropped
     bad: int = 0  # skipped under data.on_bad_line=skip
+    by_success: int = 0  # dropped for their success rate (data.success)
     bad_examples: list[str] = field(default_factory=list)  # the first few, with file and line
 
     def summary(self) -> str:
@@ -52,15 +57,26 @@ class LoadReport:
         return (
             f"{self.used} of {self.records} records used; {self.too_long} prompts too long, "
             f"{self.bad} bad records skipped"
+            + (f", {self.by_success} left out for their success rate" if self.by_success else "")
         )
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One of several sets that a PromptSet is made of."""
+
+    name: str
+    weight: float
+    report: LoadReport
+
+
+@dataclass(frozen=True, slots=True)
 class PromptSet(Sequence[Prompt]):
-    """The usable prompts of one split, in file order."""
+    """The usable prompts of one split, in file order; of data.sets one behind the other."""
 
     prompts: list[Prompt]
     report: LoadReport
+    sets: tuple[Part, ...] = ()  # of which it is made; none: it is data.train, data.eval or a held-out set
 
     @overload
     def __getitem__(self, index: int) -> Prompt: ...
@@ -94,11 +110,13 @@ class DemonstrationSet(Sequence[Demonstration]):
 def load_prompts(
     options: DataOptions, split: Literal["train", "eval"], tokenizer: Tokenizer, tools: Sequence[dict[str, Any]] = ()
 ) -> PromptSet:
-    """The prompts of data.train or data.eval. DataError if a file is missing or damaged, or nothing is usable. `tools`:
-    see `make_template`."""
+    """The prompts of data.train or data.sets, or of data.eval. DataError if a file is missing or damaged, or nothing is
+    usable. `tools`: see `make_template`."""
+    if split == "train" and options.sets:
+        return _mixture(options, tokenizer, tools)
     path = options.train if split == "train" else options.eval
     if path is None:
-        raise DataError("data.eval is not set: there are no held-out prompts")
+        raise DataError(f"data.{split} is not set: there are no such prompts")
     return load_set(options, PromptsOptions(name=split, path=path), f"data.{split}", split, tokenizer, tools)
 
 
@@ -111,6 +129,7 @@ def load_set(
     tools: Sequence[dict[str, Any]] = (),
 ) -> PromptSet:
     """The prompts of one set, whose path is written under `key`. DataError as load_prompts."""
+    known = rates(options.success) if split == "train" else Rates()
     own = {name: value for name in _OWN if (value := getattr(one, name)) is not None}
     options = options.model_copy(update=own | ({f"{split}_split": one.split} if one.split else {}))
     template = make_template(options, tokenizer, tools)
@@ -125,12 +144,16 @@ def load_set(
                 raise BadPromptError(f"data.id_field: the id {uid!r} occurs a second time")
             fields = _with_answer(record.fields, options)
             source = _source(record.fields, options)
+            success = known.of(record.fields, uid)
         except BadPromptError as error:
             _bad(BadRecord(str(error), record.where), options, report)
             continue
         uids.add(uid)
         if len(tokens) > options.max_prompt_tokens:
             report.too_long += 1
+            continue
+        if not known.wanted(success):
+            report.by_success += 1
             continue
         prompts.append(
             Prompt(
@@ -142,6 +165,7 @@ def load_set(
                 where=record.where,
                 source=source,
                 raw=record.fields[options.prompt_field],
+                success=success,
             )
         )
     report.used = len(prompts)
@@ -152,6 +176,23 @@ def load_set(
             f"metric of its own; choose a field with {MAX_SOURCES} at most"
         )
     return PromptSet(prompts, report)
+
+
+def _mixture(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> PromptSet:
+    """data.sets; `prompt_id` counts through all of them."""
+    prompts: list[Prompt] = []
+    parts: list[Part] = []
+    for index, one in enumerate(options.sets):
+        found = load_set(options, one, f"data.sets.{index}.path", "train", tokenizer, tools)
+        prompts += [replace(prompt, prompt_id=len(prompts) + i, set=one.name) for i, prompt in enumerate(found)]
+        parts.append(Part(one.name, one.weight, found.report))
+    return PromptSet(prompts, merged([part.report for part in parts]), tuple(parts))
+
+
+def merged(reports: Sequence[LoadReport]) -> LoadReport:
+    """Of several sets together."""
+    counts = {name: sum(getattr(report, name) for report in reports) for name in _COUNTS}
+    return LoadReport(**counts, bad_examples=[text for report in reports for text in report.bad_examples][:_EXAMPLES])
 
 
 def load_demonstrations(

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 Ray was lost, 130 int
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -55,7 +56,7 @@ def train(
     with failures(debug):
         if allow and not (resume or resume_or_start):
             raise UsageError("--allow is for --resume: it names what may differ from the run's own configuration")
-        loaded = _load(config, overrides)
+        loaded = _load(config, overrides, fetch=True)
         if resume_or_start:
             from launch.run.resume import can_resume
 
@@ -72,7 +73,7 @@ def train(
 def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Supervised warm start from demonstrations; prints the folder of the resulting model."""
     with failures(debug):
-        loaded = _load(config, overrides)
+        loaded = _load(config, overrides, fetch=True)
         if loaded.config.warmup is None:
             raise UsageError(f"{config} has no section warmup", remedy="add warmup.data=FILE (demonstrations)")
         _require(loaded.config, "warmup")
@@ -83,25 +84,45 @@ def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False
 
 @app.command("eval")
 def evaluate(
-    config: ConfigPath,
+    what: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WHAT",
+            help="configuration, or a run's, checkpoint's or model's folder",
+            show_default=False,
+        ),
+    ],
     overrides: Overrides = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="default: model.path")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="CONFIG", help="how to evaluate; default: as the run did")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", help="of a run: this checkpoint; default: its model")] = None,
+    best: Annotated[bool, typer.Option("--best", help="of a run: its best model")] = False,
     debug: Debug = False,
 ) -> None:
-    """Mean reward on the held-out prompts (data.eval)."""
+    """Evaluate a model on the held-out prompts (data.eval, or eval.sets): reward, pass@k, maj@k, and all responses."""
     with failures(debug):
-        loaded = _load(config, overrides)
-        if loaded.config.data.eval is None:
-            raise UsageError(f"{config} has no held-out prompts", remedy="set data.eval=FILE")
-        if model is not None and not (Path(model) / "config.json").is_file():
-            raise UsageError(f"no model directory (config.json): {model}")
-        from launch.run.evaluate import evaluate as run
-        from launch.run.evaluate import with_model
+        from launch.commands.eval_target import find
+        from launch.config import ConfigError
+        from launch.config.hub import fetched
+        from launch.config.overrides import contradictions
 
-        what = with_model(loaded.config, model)
-        _require(what, "eval")
-        for name, value in run(what).items():
+        if issues := contradictions(overrides or []):
+            raise ConfigError(issues)
+        target = find(what, overrides or [], config=config, step=step, best=best)
+        if not target.config.eval_sets:
+            raise UsageError(f"{what} has no held-out prompts", remedy="set data.eval=FILE, or eval.sets")
+        with target.weights() as chosen:
+            chosen = fetched(chosen, typer.echo)
+            _require(chosen, "eval")
+            from launch.report import write_report
+            from launch.run.evaluate import evaluate as run
+
+            metrics, folder = run(chosen)
+        for name, value in metrics.items():
             typer.echo(f"{name}: {value:.6g}")
+        typer.echo(f"responses  {folder / 'eval_samples.jsonl'}")
+        typer.echo(f"report     {write_report(folder)}")
 
 
 @app.command("config")
@@ -187,7 +208,7 @@ def calibrate(
 ) -> None:
     """Measure what engine steps and drafts cost on this device with this model, so that runs know it from the start."""
     with failures(debug):
-        loaded = _load(config, overrides)
+        loaded = _load(config, overrides, fetch=True)
         _require(loaded.config, "calibrate")
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -231,21 +252,31 @@ def check_cluster(
             raise ConfigError(issues)
 
 
-@app.command("export-model")
-def export_model(
+@app.command()
+def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the model goes")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="where the model goes; default: below RUN/exported")
+    ] = None,
     step: Annotated[int | None, typer.Option("--step", help="of this checkpoint; default: the newest")] = None,
+    best: Annotated[bool, typer.Option("--best", help="the best model by checkpoint.best_metric")] = False,
     quantization: Annotated[
         str, typer.Option("--quantization", help="w8a8 or fp8: layers in few bits (compressed-tensors, for vLLM)")
     ] = "none",
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint of a run as a Hugging Face model. (The best by held-out reward is in RUN/best already.)"""
+    """Write a checkpoint of a run, or its best model, as a Hugging Face model; without Ray, without a GPU."""
     with failures(debug):
-        from launch.commands.export_model import export
+        from launch.commands.export_model import export as write
+        from launch.commands.export_model import export_best
 
-        typer.echo(export(run, out, step, quantization))
+        if best and (step is not None or quantization != "none"):
+            raise UsageError("--best is the model as it was kept: it goes with neither --step nor --quantization")
+        if best:
+            typer.echo(export_best(run, out or run / "exported/best"))
+        else:
+            named = "newest" if step is None else f"step_{step:06d}"
+            typer.echo(write(run, out or run / "exported" / named, step, quantization))
 
 
 @app.command("export-drafter")
@@ -349,13 +380,19 @@ def main() -> None:
     app()
 
 
-def _load(config: Path, overrides: list[str] | None) -> "Loaded":
+def _load(config: Path, overrides: list[str] | None, *, fetch: bool = False) -> "Loaded":
+    """`fetch`: what Hub ids name, where it is not here."""
     from launch.config import ConfigError, load_config
     from launch.config.overrides import contradictions
 
     if issues := contradictions(overrides or []):
         raise ConfigError(issues)
-    return load_config(config, overrides or [])
+    loaded = load_config(config, overrides or [])
+    if not fetch:
+        return loaded
+    from launch.config.hub import fetched
+
+    return replace(loaded, config=fetched(loaded.config, typer.echo))
 
 
 def _require(config: "Config", command: "Command") -> None:

@@ -1,7 +1,9 @@
-"""`paceline export-model`: a Hugging Face model from a checkpoint of a run, whole or not; without Ray, without a GPU.
+"""`paceline export`: a Hugging Face model from a checkpoint of a run, whole or not; without Ray, without a GPU.
 Owns which checkpoint it is; the learner's own code reads and writes it.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state
@@ -10,9 +12,21 @@ from actors.training.trainer import Trainer
 from launch.config import load_config
 from launch.errors import UsageError
 from launch.precision import note_evaluation
+from launch.run_folder import BEST_RECORD, best_model
 from models.compressed_tensors import EXPORTED
 from models.formats import FORMATS
 from policies.options import ObjectiveOptions
+
+
+def export_best(run: Path, out: Path) -> str:
+    """Copy the run's best model to `out`, and say so. Raises UsageError."""
+    folder = best_model(run)
+    if (out / "config.json").exists():
+        raise UsageError(f"--out: {out} holds a model already", remedy="choose another directory")
+    record = json.loads((folder / BEST_RECORD).read_text(encoding="utf-8"))
+    shutil.copytree(folder, out, dirs_exist_ok=True)
+    (metric, value), *_ = ((name, value) for name, value in record.items() if name.startswith("eval/"))
+    return f"{out}: the model after {record['step']} RL steps, the best by {metric}, {value:.4g}"
 
 
 def export(run: Path, out: Path, step: int | None = None, quantization: str = "none") -> str:

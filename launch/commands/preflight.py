@@ -64,9 +64,10 @@ def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issu
             stop_rule(config.rollout.sampling, tokenizer)
         except DataError as error:
             yield _issue("rollout.sampling.stop_strings", error)
-    if command == "train" and "data.train" not in broken:
-        one = PromptsOptions(name="train", path=config.data.train)
-        yield from _prompts(config, "data.train", one, "train", tokenizer, tools)
+    if command == "train":
+        for key, of_set in config.train_sets.items():
+            if key not in broken:
+                yield from _prompts(config, key, of_set, "train", tokenizer, tools)
     for key, one in config.eval_sets.items() if command != "warmup" else ():
         if key not in broken:
             yield from _prompts(config, key, one, "eval", tokenizer, tools)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from actors.engine.capabilities import BACKENDS, Capabilities
 from actors.training.options import OptimizerOptions
 from launch.config.check_abort import abort_issues
+from launch.config.check_data import set_issues
 from launch.config.check_eval import eval_issues, response_limits
 from launch.config.check_reward import reward_issues
 from launch.config.check_staleness import staleness_issues
@@ -22,17 +23,19 @@ from policies.roofline.devices import DEVICES, device_named
 from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
+MISSING_TRAIN = Issue("data.train", "required and missing", remedy="set it, or data.sets, to the prompts to train on")
 RESERVED_NAMES = ("warm_starts", "calibrations")
 
 
-def check_values(config: Config) -> list[Issue]:
-    """Contradictions between keys; pure."""
+def check_values(config: Config, *, training: bool = True) -> list[Issue]:
+    """Contradictions between keys; pure. `training`: whether something will be trained."""
     rules = (
         *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
         *(_data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues, eval_issues),
         *(reward_issues, staleness_issues, turn_issues),
     )
-    return [issue for rule in rules for issue in rule(config)]
+    missing = [MISSING_TRAIN] if training and not config.train_sets else []
+    return [*missing, *(issue for rule in rules for issue in rule(config))]
 
 
 def _engine(c: Config) -> Capabilities:
@@ -352,6 +355,7 @@ def _drafter(c: Config) -> Iterator[Issue]:
 
 
 def _data(c: Config) -> Iterator[Issue]:
+    yield from set_issues(c)
     if c.data.template == "plain" and c.data.chat_template is not None:
         yield Issue("data.chat_template", "is not used when data.template is plain")
     if c.data.template == "plain" and c.data.system_prompt is not None:

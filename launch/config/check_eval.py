@@ -44,3 +44,27 @@ def eval_issues(c: Config) -> Iterator[Issue]:
             f"pass@{max(c.eval.at)} needs as many responses per prompt, and no held-out set has more than {most}",
             remedy="raise eval.samples, or lower it",
         )
+    yield from _best_metric(c)
+
+
+def _best_metric(c: Config) -> Iterator[Issue]:
+    """Whether any evaluation has it; sources are known when the data is read."""
+    metric, sets = c.checkpoint.best_metric, c.eval_sets
+    if not (sets and c.checkpoint.best and c.eval.every) or "/source/" in metric:
+        return
+    maths = any(term.kind == "math" for term in c.reward.terms)
+    by_set = {}
+    for one in sets.values():
+        ks = [k for k in c.eval.at or (1, one.samples or 1) if k <= (one.samples or 1)]
+        by_set[one.name] = {
+            "reward",
+            *(f"pass@{k}" for k in ks),
+            *(f"maj@{k}" for k in ks if maths and k > 1),
+        }
+    known = {f"eval/{name}" for name in set.intersection(*by_set.values())}
+    if c.eval.sets:
+        known |= {f"eval/{which}/{name}" for which, names in by_set.items() for name in names}
+    if metric not in known:
+        yield Issue(
+            "checkpoint.best_metric", f"no evaluation has {metric}", remedy=f"one of {', '.join(sorted(known))}"
+        )

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import netrc
 import os
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 from actors.engine.capabilities import BACKENDS
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
+from launch.config.hub import download_line
 from launch.config.issues import Issue
 from launch.config.memory import device_of, fitting, misfit
 from launch.config.tree import Config
@@ -25,9 +25,6 @@ from models.formats import FORMATS, LowBitFormat
 from policies.speculation.catalogue import FRESH_WEIGHTS
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
-_LOCAL_FOLDERS = ("hub", "data", "models", "runs", "checkpoints", "examples")  # no owners of Hub repositories
-_SUFFIXES = (".jsonl", ".gz", ".parquet", ".json", ".csv")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_environment(config: Config, *, engine: bool = True, weights: bool = True) -> list[Issue]:
@@ -219,7 +216,9 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
     for key, value in (("certificate", admin.certificate), ("key", admin.key)):
         if value is not None and config.drafter.train and not Path(value).is_file():
             issues.append(_missing(f"coordinator.admin.{key}", value, "no such file"))
-    inputs = [("data.train", config.data.train), *((key, one.path) for key, one in config.eval_sets.items())]
+    inputs = [(key, one.path) for sets in (config.train_sets, config.eval_sets) for key, one in sets.items()]
+    if config.data.success.file is not None:
+        inputs.append(("data.success.file", config.data.success.file))
     if config.warmup is not None:
         inputs.append(("warmup.data", config.warmup.data))
     for key, value in inputs:
@@ -278,16 +277,10 @@ def _json(path: Path) -> dict[str, Any]:
 def _missing(key: str, value: str, what: str) -> Issue:
     tried = "" if Path(value).is_absolute() else f" (looked in {Path.cwd()} and in the configuration's folder)"
     remedy = ""
-    owner, _, name = value.partition("/")
-    data = key.startswith(("data.", "eval.", "warmup."))
-    kind, folder = ("--repo-type dataset ", "data") if data else ("", "hub")
-    if _HUB_ID.fullmatch(value) and not (owner in _LOCAL_FOLDERS or value.endswith(_SUFFIXES) or value[0] == "."):
-        remedy = (
-            f"if it is a Hugging Face Hub id: hf download {value} {kind}--local-dir {folder}/{name}, then "
-            f"{key}={folder}/{name} (a run never downloads)"
-        )
-    elif owner == folder and not data:
-        remedy = f"download it first: hf download ORGANISATION/{name} --local-dir {value}"
+    if line := download_line(key, value):
+        remedy = f"if it is a Hugging Face Hub id, runs fetch it where the network allows; where it does not: {line}"
+    elif key == "model.path" and value.startswith("hub/"):
+        remedy = f"download it first: hf download ORGANISATION/{value.partition('/')[2]} --local-dir {value}"
     return Issue(key, f"{what}: {value}{tried}", remedy=remedy)
 
 

@@ -42,8 +42,9 @@ class Loaded:
         return place or (section == "objective" and self.config.objective.origin(key)) or "default"
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read, validate and resolve a configuration. Raises ConfigError with every fault that could be found."""
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, training: bool = True) -> Loaded:
+    """Read, validate and resolve a configuration. Raises ConfigError with every fault that could be found. `training`:
+    False, if nothing will be trained: then nothing to train on is missed."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -51,7 +52,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         raise ConfigError([Issue("", f"no such configuration file: {path}")], remedy=_similar(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Issue("", f"cannot read {path}: {error}")]) from error
-    document = parse_document(text, str(path))
+    return _loaded(parse_document(text, str(path)), path, overrides, training)
+
+
+def load_values(values: dict[str, Any], name: str, overrides: Sequence[str] = (), *, training: bool = True) -> Loaded:
+    """The same of values that are in no file; `name` stands for it in messages."""
+    return _loaded(Document(values), Path(name), overrides, training, folder=Path.cwd())
+
+
+def _loaded(
+    document: Document, path: Path, overrides: Sequence[str], training: bool, folder: Path | None = None
+) -> Loaded:
     apply_overrides(document, overrides)
     implications = implied(document.values)
     config, issues = validate(document, str(path))
@@ -62,11 +73,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     config, origins = settled(config)
     faults = [
         Issue(i.key, i.message, document.places.get(tuple(i.key.split(".")), ""), i.remedy)
-        for i in check_values(config)
+        for i in check_values(config, training=training)
     ]
     if faults:
         raise ConfigError(faults)
-    resolved = resolve_paths(config, config_dir=path.resolve().parent)
+    resolved = resolve_paths(config, config_dir=folder or path.resolve().parent)
     return Loaded(resolved, path, document.places, implications | origins)
 
 

@@ -13,6 +13,8 @@ INPUT_PATHS = (
     "model.path",
     "model.tokenizer",
     "data.train",
+    "data.sets.*.path",
+    "data.success.file",
     "data.eval",
     "eval.sets.*.path",
     "warmup.data",

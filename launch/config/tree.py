@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from actors.data.options import DataOptions, PromptsOptions
+from actors.data.options import DataOptions, PromptsOptions, TrainSetOptions
 from actors.engine.options import RolloutOptions
 from actors.environments.options import EnvironmentOptions
 from actors.notices.options import SpotOptions
@@ -17,7 +17,7 @@ from policies.options import ObjectiveOptions
 from policies.speculation.catalogue import FRESH_WEIGHTS, fresh_path
 from policies.speculation.options import SpeculationOptions
 
-EVAL_SET = "eval"  # what the set of data.eval is called
+TRAIN_SET, EVAL_SET = "train", "eval"  # what the sets of data.train and data.eval are called
 
 
 class RunOptions(BaseModel, frozen=True, extra="forbid"):
@@ -69,8 +69,11 @@ class CheckpointOptions(BaseModel, frozen=True, extra="forbid"):
     every: Annotated[int, Field(ge=0, description="RL steps between checkpoints; 0: only at the end")] = 10
     keep: Annotated[int, Field(ge=1, description="how many are kept")] = 2
     best: Annotated[
-        bool, Field(description="with eval.every: keep the model of the highest held-out reward in the run's best/")
+        bool, Field(description="with eval.every: keep the model that evaluates best in the run's best/, never pruned")
     ] = True
+    best_metric: Annotated[
+        str, Field(pattern=r"^eval/.+$", description="what is best by, the higher the better, as eval/aime/pass@8")
+    ] = "eval/reward"
 
 
 class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
@@ -162,6 +165,14 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     checkpoint: CheckpointOptions = CheckpointOptions()
     cluster: ClusterOptions = ClusterOptions()
     observe: ObserveOptions = ObserveOptions()
+
+    @property
+    def train_sets(self) -> dict[str, TrainSetOptions]:
+        """Whatever is trained on, by the key of its path: data.sets, or data.train as the set `train`."""
+        sets = {f"data.sets.{index}.path": one for index, one in enumerate(self.data.sets)}
+        if not sets and self.data.train is not None:
+            sets = {"data.train": TrainSetOptions(name=TRAIN_SET, path=self.data.train)}
+        return sets
 
     @property
     def eval_sets(self) -> dict[str, EvalSetOptions]:

@@ -189,7 +189,7 @@ def _pairs(
     say: Callable[[str], None],
 ) -> Pairs:
     if given.response_field is not None:
-        options = WarmupOptions(data=source.data.train, response_field=given.response_field)
+        options = WarmupOptions(data=source.data.train or "", response_field=given.response_field)
         found = load_demonstrations(options, source.data, tokenizer)
         say(f"{source.data.train}: {found.report.summary()}")
         return [d.prompt_tokens for d in found], [d.response_tokens for d in found]

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from actors.data.options import PROMPTS_ONLY
 from actors.placement import place
 from launch.cache import add_files, keep
 from launch.config import Config
@@ -115,8 +116,11 @@ def _fingerprint(config: Config, target: Path) -> str:
     """Hash over everything the fit depends on: options, prompts, sampling, and the files of target and tokenizer."""
     digest = hashlib.blake2b(digest_size=12)
     fitted = config.drafter.model_dump_json(exclude=_ONLINE)
-    prompts = config.data.model_dump_json(exclude={"train", "eval", "eval_split", "shuffle"})
-    for part in (fitted, prompts, config.rollout.sampling.model_dump_json()):
+    prompts = config.data.model_dump_json(exclude={"train", "eval", "eval_split", "shuffle", *PROMPTS_ONLY})
+    chosen = [one.model_dump_json(exclude={"path"}) for one in config.data.sets]
+    if config.data.success.known:
+        chosen.append(config.data.success.model_dump_json())
+    for part in (fitted, prompts, config.rollout.sampling.model_dump_json(), *chosen):
         digest.update(part.encode())
-    add_files(digest, [target, Path(tokenizer_dir(config))], Path(config.data.train))
+    add_files(digest, [target, Path(tokenizer_dir(config))], *(Path(one.path) for one in config.train_sets.values()))
     return digest.hexdigest()

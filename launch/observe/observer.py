@@ -29,7 +29,10 @@ from launch.observe.state import RunState, WorkerState
 from launch.observe.symptoms import Watch
 from launch.observe.timeline import SpanJoiner, to_json, write_trace
 
-FILES = ("metrics", "events", "timeline", "samples", "eval_samples", "lengths", "speculation", "drafter", "budget")
+FILES = (
+    *("metrics", "events", "timeline", "samples", "eval_samples", "eval_prompts", "lengths", "speculation", "drafter"),
+    "budget",
+)
 END_EVENTS = frozenset({"finished", "interrupted", "failed"})
 GAUGE_PERIOD_S = 2.0  # of what changes within an RL step; Ray hands gauges on every few seconds
 QUIET_EVENTS = frozenset({"checkpoint", "phase"})  # written, not printed
@@ -174,6 +177,12 @@ class Observer:
             shown = picks[:: max(len(picks) // max(observe.samples_per_step, 1), 1)][: observe.samples_per_step]
             for sink in self._sinks if shown else ():
                 sink.texts(step, "/".join(filter(None, (name, shown[0].set))), [_markdown(sample) for sample in shown])
+
+    def judged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """How often each held-out prompt was solved in the evaluation after `step` RL steps."""
+        with self._lock:
+            for row in rows:
+                self._journals["eval_prompts"].write({"step": step, **row})
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """What the run is doing now, e.g. progress("rollout", 87, 128). For the live view, gauges

@@ -15,13 +15,13 @@ from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.cluster.session import ray_session
 from launch.cluster.versions import compared
 from launch.config import Config
-from launch.config.paths import tokenizer_dir
 from launch.errors import PacelineError, show
 from launch.interrupt import interrupt_flag
-from launch.observe import Observer, Sample
+from launch.observe import Observer
 from launch.precision import MASTER_REWARD
+from launch.run.inputs import load_inputs
 from launch.run.job import Job, open_job
-from launch.run.measures import Metrics, named, set_metrics
+from launch.run.measures import Metrics, by_prompt, named, set_metrics
 
 
 def evaluate_job(job: Job) -> dict[str, float]:
@@ -31,10 +31,7 @@ def evaluate_job(job: Job) -> dict[str, float]:
     if not job.held_out or key in job.evaluations:
         return job.evaluations.get(key, {})
     start_s = time.monotonic()
-    metrics, responses = _sampled(job)
-    job.evaluations[key] = metrics
-    for of_set in responses.values():
-        job.observer.samples(job.steps_done, of_set, held_out=True)
+    job.evaluations[key] = metrics = _sampled(job)
     job.observer.evaluation(job.steps_done, metrics, time.monotonic() - start_s)
     return metrics
 
@@ -51,20 +48,21 @@ def evaluate_masters(job: Job) -> dict[str, float]:
         job.observer.event(
             "evaluated_in_one_precision",
             f"the {options.engine.backend} engine keeps its precision, {options.quantization}; to evaluate in "
-            f"{job.config.model.dtype}: paceline eval --model MODEL with rollout.quantization=none",
+            f"{job.config.model.dtype}: paceline eval RUN rollout.quantization=none",
         )
         return metrics
     start_s = time.monotonic()
     job.publisher.publish(job.steps_done, masters=True)
-    full, _ = _sampled(job)
+    full = _sampled(job, told=False)
     added = {name.replace("eval/", "eval/master_"): value for name, value in full.items()}
     job.evaluations[key] = metrics | added
     job.observer.evaluation(job.steps_done, job.evaluations[key], time.monotonic() - start_s)
     return job.evaluations[key]
 
 
-def _sampled(job: Job) -> tuple[dict[str, float], dict[str, list[Sample]]]:
-    """Metrics, and responses by set, of what the workers hold. All sets are sampled at once: one tail for all."""
+def _sampled(job: Job, *, told: bool = True) -> dict[str, float]:
+    """Metrics of what the workers hold. All sets are sampled at once: one tail for all. `told`: the observer gets the
+    responses, and how often each prompt was solved."""
     counts = [held.samples for held in job.held_out for _ in held.prompts]
     sampling = [held.sampling for held in job.held_out for _ in held.prompts]
     batch = Batch(
@@ -77,33 +75,29 @@ def _sampled(job: Job) -> tuple[dict[str, float], dict[str, list[Sample]]]:
     )
     job.memory.decode()
     collected = job.collector.run(batch, "eval", step=job.steps_done)
-    measured, responses = dict[str, Metrics](), dict[str, list[Sample]]()
+    measured = dict[str, Metrics]()
     first = 0
     for held in job.held_out:
         groups = collected.groups[first : first + len(held.prompts)]
         first += len(held.prompts)
         ks = job.config.eval.at or sorted({1, held.samples})
         measured[held.name] = set_metrics(groups, ks, job.config.reward)
-        responses[held.name] = [member.sample(group.pick, held.name) for group in groups for member in group.members]
+        if told:
+            responses = [member.sample(group.pick, held.name) for group in groups for member in group.members]
+            job.observer.samples(job.steps_done, responses, held_out=True)
+            job.observer.judged(job.steps_done, by_prompt(groups, held.name, job.config.reward))
         if not measured[held.name]:
             raise PacelineError(
                 f"no response to the held-out set {held.name} could be graded",
                 remedy="see the reward's errors in events.jsonl",
             )
     metrics = named(measured, alone=not job.config.eval.sets)
-    return metrics | {"eval/failed": float(collected.failed)}, responses
+    return metrics | {"eval/failed": float(collected.failed)}
 
 
-def with_model(config: Config, model: str | None) -> Config:
-    """`config` with the weights of the directory `model`, and the tokenizer it had; None: with its own weights."""
-    if model is None:
-        return config
-    path = {"path": model, "tokenizer": tokenizer_dir(config)}
-    return config.model_copy(update={"model": config.model.model_copy(update=path)})
-
-
-def evaluate(config: Config) -> dict[str, float]:
-    """`paceline eval`: start the actors, evaluate model.path, and end them."""
+def evaluate(config: Config) -> tuple[dict[str, float], Path]:
+    """`paceline eval`: start the actors, evaluate model.path, and end them. The metrics, and the folder with the
+    responses."""
     if not config.eval_sets:
         raise PacelineError("there is nothing to evaluate on", remedy="set data.eval=FILE, or eval.sets")
     config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"train": False})})
@@ -118,9 +112,10 @@ def evaluate(config: Config) -> dict[str, float]:
             interrupt,
             Path(config.model.path),
             run_dir,
+            load_inputs(config, training=False),
             versions=compared(session, observer.event),
         ) as job,
     ):
         job.publish()
         evaluate_job(job)
-        return evaluate_masters(job)
+        return evaluate_masters(job), run_dir

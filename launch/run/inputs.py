@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.data import (
     DataError,
+    LoadReport,
     PromptSet,
     check_stop_tokens,
     check_vocabulary,
@@ -54,12 +55,12 @@ class HeldOut:
     sampling: SamplingParams
 
 
-def load_inputs(config: Config) -> Inputs:
-    """Raises DataError, which names the key, or the file and line."""
+def load_inputs(config: Config, *, training: bool = True) -> Inputs:
+    """Raises DataError, which names the key, or the file and line. `training`: False leaves its prompts out."""
     tokenizer = tokenizer_of(config)
     stop_tokens, stop = stop_tokens_of(config, tokenizer), stop_rule(config.rollout.sampling, tokenizer)
     tools = tools_of(config, tokenizer)
-    prompts = load_prompts(config.data, "train", tokenizer, tools)
+    prompts = load_prompts(config.data, "train", tokenizer, tools) if training else PromptSet([], LoadReport())
     return Inputs(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
@@ -112,7 +113,7 @@ def tools_of(config: Config, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 def answer_of(config: Config, tokenizer: Tokenizer, prompts: PromptSet) -> Marker | None:
     """What ends responses to `prompts` by rollout.abort; None where it is not enabled. Raises DataError."""
     abort = config.rollout.abort
-    if not abort.enabled or abort.marker is None:
+    if not len(prompts) or not abort.enabled or abort.marker is None:
         return None
     thinking = {thinks(prompt.text) for prompt in prompts}
     if len(thinking) > 1:

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from actors.data import PromptOrder, PromptSet
+from actors.data.mixture import MixedOrder, make_order
 from actors.data.tokenizers import Tokenizer
 from actors.engine.capabilities import BACKENDS
 from actors.engine.core import RolloutEngine
@@ -50,7 +51,8 @@ from launch.run.token_budget import TokenBudget
 from launch.run_folder import log_file
 from models.options import ModelOptions
 from policies.lengths import LengthModel
-from policies.token_budget.skip import PromptSkip
+from policies.token_budget.curriculum import PromptCurriculum
+from policies.token_budget.skip import PromptSkip, Skipping
 
 KEPT_DIR = "kept_steps"  # in the run's folder: what the learner was given since its last checkpoint, while it runs
 
@@ -67,7 +69,7 @@ class Job:
     held_out: tuple[HeldOut, ...]
     sampling: SamplingParams
     stop: StopRule | None  # of every response
-    order: PromptOrder
+    order: PromptOrder | MixedOrder
     lengths: LengthModel
     budget: TokenBudget
     learner: FailoverLearner
@@ -77,7 +79,7 @@ class Job:
     collector: Collector
     fleet: Fleet | None = None  # None: nobody comes or goes
     notices: Notices | None = None  # None: nobody listens
-    skip: PromptSkip | None = None  # None: no prompt is passed over
+    skip: Skipping | None = None  # None: no prompt is passed over
     speculation: SpeculationMeter | None = None  # None: it is off
     drafter: DrafterTraining | None = None  # None: no drafter is trained
     steps_done: int = 0
@@ -160,7 +162,10 @@ def open_job(
     engine = engine_options(config)
     inputs = inputs or load_inputs(config)
     tokenizer, prompts = inputs.tokenizer, inputs.prompts
-    observer.event("data", f"data.train: {prompts.report.summary()}")
+    for part in prompts.sets:
+        observer.event("data", f"data.sets, {part.name}: {part.report.summary()}")
+    if len(prompts) and not prompts.sets:
+        observer.event("data", f"data.train: {prompts.report.summary()}")
     for held in inputs.held_out:
         observer.event("data", f"held out, {held.name}: {held.prompts.report.summary()}")
     if (reason := not_repeatable(config)) is not None:
@@ -316,10 +321,10 @@ def open_job(
             held_out=inputs.held_out,
             sampling=sampling,
             stop=inputs.stop,
-            order=PromptOrder(len(prompts), config.run.seed, config.data.shuffle),
+            order=make_order(prompts, config.run.seed, config.data.shuffle),
             lengths=lengths,
             budget=TokenBudget(config, inputs.stop, inputs.answer),
-            skip=prompt_skip(config),
+            skip=prompt_skip(config, prompts),
             learner=learner,
             dispatcher=dispatcher,
             publisher=Publisher(
@@ -349,9 +354,13 @@ def listens(config: Config) -> bool:
     return attaches(config.cluster.address) or config.cluster.spot.provider not in ("auto", "none")
 
 
-def prompt_skip(config: Config) -> PromptSkip | None:
+def prompt_skip(config: Config, prompts: PromptSet) -> Skipping | None:
     """See Job.skip."""
-    return PromptSkip(config.rollout.skip, config.run.seed) if config.rollout.skip.after is not None else None
+    options, seed = config.rollout.skip, config.run.seed
+    if options.target is not None:
+        known = {prompt.prompt_id: prompt.success for prompt in prompts if prompt.success is not None}
+        return PromptCurriculum(options, seed, right_from=config.reward.right_from, known=known)
+    return PromptSkip(options, seed) if options.after is not None else None
 
 
 def not_repeatable(config: Config) -> str | None:

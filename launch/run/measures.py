@@ -4,6 +4,7 @@ Owns what counts as right, which answers are the same, and the metrics' names; s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,21 @@ def named(sets: Mapping[str, Metrics], *, alone: bool) -> Metrics:
 def right(member: Graded, reward: RewardOptions) -> bool:
     """By the whole reward."""
     return member.grade.value >= reward.right_from - 1e-9
+
+
+def by_prompt(groups: Sequence[Group], which: str, reward: RewardOptions) -> list[dict[str, Any]]:
+    """The lines of eval_prompts.jsonl: for each prompt with graded responses its success rate and mean reward."""
+    return [
+        {
+            "set": which,
+            "uid": group.pick.prompt.uid,
+            "responses": len(group.graded),
+            "success": sum(right(member, reward) for member in group.graded) / len(group.graded),
+            "reward": _reward(group),
+        }
+        for group in groups
+        if group.graded
+    ]
 
 
 def votes_of(group: Group, reward: RewardOptions) -> Votes | None:

@@ -279,7 +279,7 @@ def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[st
     }
     for collected in rounds:
         metrics |= collected.metrics
-    metrics |= skip_metrics(rounds)
+    metrics |= skip_metrics(rounds) | of_sets(groups)
     parts = sorted({name for member in graded for name in member.grade.parts})
     if rewards.size and uneven:
         mean = natural_mean(groups, lambda member: member.grade.value)
@@ -292,6 +292,17 @@ def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[st
         for part in parts:
             values = [member.grade.parts[part] for member in graded if part in member.grade.parts]
             metrics[f"reward/{part}"] = float(np.mean(values))
+    return metrics
+
+
+def of_sets(groups: Sequence[Group]) -> dict[str, float]:
+    """Prompts and reward of each of data.sets: the mean over prompts of their mean reward."""
+    metrics = {}
+    for name in dict.fromkeys(group.pick.prompt.set for group in groups if group.pick.prompt.set):
+        own = [group for group in groups if group.pick.prompt.set == name]
+        metrics[f"data/{name}/prompts"] = float(len(own))
+        if not math.isnan(reward := natural_mean(own, lambda member: member.grade.value)):
+            metrics[f"data/{name}/reward"] = reward
     return metrics
 
 

@@ -4,15 +4,18 @@ the order and in policies.token_budget.skip."""
 from collections.abc import Sequence
 
 from actors.data import PromptOrder, PromptSet
+from actors.data.mixture import MixedOrder
 from launch.batch import Pick
 from launch.run.collect import Round
 from launch.run.groups import Group, given_up
-from policies.token_budget.skip import PromptSkip
+from policies.token_budget.skip import Skipping
 
 PASSED_OVER = "skip/passed_over"
 
 
-def next_picks(order: PromptOrder, prompts: PromptSet, count: int, skip: PromptSkip | None) -> tuple[list[Pick], int]:
+def next_picks(
+    order: PromptOrder | MixedOrder, prompts: PromptSet, count: int, skip: Skipping | None
+) -> tuple[list[Pick], int]:
     """The next `count` picks, and how many prompts were passed over on the way to them.
 
     Before each at most one whole epoch: a run in which every prompt is settled samples all the same.
@@ -30,7 +33,7 @@ def next_picks(order: PromptOrder, prompts: PromptSet, count: int, skip: PromptS
     return picks, passed_over
 
 
-def observe(skip: PromptSkip, groups: Sequence[Group]) -> None:
+def observe(skip: Skipping, groups: Sequence[Group]) -> None:
     """What became of the picks. A group of which a response was given up settles nothing: nobody knows what it would
     have come to."""
     for group in groups:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from actors.data import PromptOrder, load_demonstrations
+from actors.data.options import PROMPTS_ONLY
 from actors.learner_group import LearnerGroup
 from actors.placement import place
 from actors.training.errors import LearnerLostError
@@ -111,7 +112,7 @@ def fingerprint(config: Config) -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(config.warmup.model_dump_json(exclude={"data"}).encode())
     digest.update(config.model.model_dump_json(exclude={"path", "tokenizer"}).encode())
-    digest.update(config.data.model_dump_json(exclude={"train", "eval"}).encode())
+    digest.update(config.data.model_dump_json(exclude={"train", "eval", *PROMPTS_ONLY}).encode())
     if config.environment is not None and config.environment.tools:  # chat templates show them
         digest.update(config.environment.model_dump_json(include={"tools"}).encode())
     learner = config.learner

@@ -64,12 +64,27 @@ class AbortOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 class SkipOptions(BaseModel, frozen=True, extra="forbid"):
-    """Prompts that were always or never solved lately are mostly passed over (GRESO, arXiv 2506.02177). Biased."""
+    """Prompts that teach little lately are mostly passed over: by `after`, those always or never solved (GRESO, arXiv
+    2506.02177), or by `target`, those far from a rate of success. Biased."""
 
     after: Annotated[
         int | None,
         Field(ge=1, description="groups in a row with one and the same reward; null: nothing is passed over"),
     ] = None
+    target: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="instead of after: success rate at which a prompt is sampled at every turn; the further its "
+            "own is from it, the less",
+        ),
+    ] = None
     keep: Annotated[
-        float, Field(gt=0, le=1, description="probability with which such a prompt is sampled at its turn all the same")
+        float,
+        Field(gt=0, le=1, description="probability with which such a prompt is sampled at its turn at least"),
     ] = 0.25
+
+    @property
+    def on(self) -> bool:
+        return self.after is not None or self.target is not None

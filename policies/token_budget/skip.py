@@ -13,7 +13,7 @@ round is sampled again until the batch is full. Here it is constant, and the ord
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from policies.advantages import TIE, has_zero_variance
 from policies.token_budget.options import SkipOptions
@@ -22,6 +22,18 @@ BIAS = (
     "rollout.skip: prompts that were always or never solved lately are sampled with probability keep and not weighted "
     "for it, so that they count less than the others"
 )
+
+
+class Skipping(Protocol):
+    """Which prompts are passed over at their turn (PromptSkip, or policies.token_budget.curriculum)."""
+
+    def passes_over(self, epoch: int, prompt_id: int) -> bool: ...
+
+    def observe(self, prompt_id: int, rewards: Sequence[float]) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class PromptSkip:
@@ -48,11 +60,14 @@ class PromptSkip:
         same = abs(rewards[0] - reward) <= TIE * max(1.0, abs(reward))
         self._settled[prompt_id] = (groups + 1, reward) if same else (1, rewards[0])
 
-    def state_dict(self) -> dict[str, list[float]]:
+    def state_dict(self) -> dict[str, Any]:
         return {str(prompt_id): [groups, reward] for prompt_id, (groups, reward) in sorted(self._settled.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._settled = {int(prompt_id): (int(groups), float(reward)) for prompt_id, (groups, reward) in state.items()}
+        settled = {} if "successes" in state else state  # of a curriculum, which knows no groups
+        self._settled = {
+            int(prompt_id): (int(groups), float(reward)) for prompt_id, (groups, reward) in settled.items()
+        }
 
 
 def coin(seed: int, epoch: int, prompt_id: int) -> float:

@@ -69,7 +69,7 @@ def test_a_state_of_another_run_is_refused(n: int, seed: int, shuffle: bool, key
 
 def test_bad_input() -> None:
     with pytest.raises(DataError, match="no prompts"):
-        PromptOrder(0, 1, True)
+        PromptOrder(0, 1, True).take(1)
     with pytest.raises(ValueError, match="-1"):
         PromptOrder(1, 1, True).take(-1)
     with pytest.raises(DataError, match="damaged"):

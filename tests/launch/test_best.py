@@ -56,9 +56,19 @@ def test_kept_where_it_is_better_than_everything_before(
     if better:
         step = max(rewards)
         assert json.loads((tmp_path / "best/best.json").read_text()) == {"step": step, "eval/reward": rewards[step]}
-        assert f"held-out reward {rewards[step]:.3f} after step {step}" in job.events[0]
+        assert f"eval/reward {rewards[step]:.3f} after step {step}" in job.events[0]
         keep_best(job, tmp_path)  # resumed here: it is there
         assert len(job.exported) == 1
+
+
+def test_best_is_by_the_metric_that_is_named(tmp_path: Path) -> None:
+    checkpoint = make_config().checkpoint.model_copy(update={"best_metric": "eval/aime/pass@8"})
+    job = FakeJob({0: 0.5, 2: 0.9, 4: 0.6}, checkpoint=checkpoint)
+    for step, value in (("0", 0.1), ("2", 0.2), ("4", 0.3)):
+        job.evaluations[step]["eval/aime/pass@8"] = value
+    keep_best(job, tmp_path)
+    assert json.loads((tmp_path / "best/best.json").read_text()) == {"step": 4, "eval/aime/pass@8": 0.3}
+    assert "eval/aime/pass@8 0.300 after step 4" in job.events[0]
 
 
 def test_of_a_low_bit_run_it_says_in_which_precision_it_was_evaluated(tmp_path: Path) -> None:

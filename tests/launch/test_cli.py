@@ -92,7 +92,7 @@ def test_missing_inputs_stop_before_any_work(write_config: Write, command: str) 
 def test_sections_a_command_needs(write_config: Write) -> None:
     assert run("warmup", str(write_config()))[0] == 2
     assert run("eval", str(write_config()))[0] == 2
-    assert run("eval", str(write_config()), "data.eval=e", "--model", "nowhere")[0] == 2
+    assert run("eval", str(write_config()), "data.eval=e", "--best")[0] == 2
 
 
 @pytest.fixture

@@ -58,6 +58,18 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["eval.every=5"], "eval.every"),
         (["eval.sets=[{name: a, path: e}]", "data.eval=e"], "eval.sets"),
         (["eval.sets=[{name: a, path: e}, {name: a, path: f}]"], "eval.sets.1.name"),
+        (["data.train=null"], "data.train"),
+        (["data.sets=[{name: a, path: e}]"], "data.sets"),  # beside data.train
+        (["data.train=null", "data.sets=[{name: a, path: e}, {name: a, path: f}]"], "data.sets.1.name"),
+        (["data.success={field: rate, file: f}"], "data.success.file"),
+        (["data.success={field: rate, min: 0.5, max: 0.4}"], "data.success.min"),
+        (["data.success.max=0.9"], "data.success"),
+        (["rollout.skip={after: 2, target: 0.5}"], "rollout.skip.after"),
+        (["eval.every=5", "data.eval=e", "checkpoint.best_metric=eval/pass@9"], "checkpoint.best_metric"),
+        (
+            ["eval={every: 5, sets: [{name: a, path: e}]}", "checkpoint.best_metric=eval/b/reward"],
+            "checkpoint.best_metric",
+        ),
         (["eval.sets=[{name: source, path: e}]"], "eval.sets.0.name"),
         (["eval.sets=[{name: a, path: e, samples: 8}]", "eval.at=[1, 9]"], "eval.at"),
         (["eval.max_new_tokens=40000", "rollout.engine.kv_tokens=32768"], "rollout.engine.kv_tokens"),
@@ -181,6 +193,8 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         ["learner.mini_batches=128"],
         ["learner.autocast_bf16=true", "model.dtype=bfloat16"],
         ["eval.every=5", "data.eval=e.jsonl"],
+        ["eval.every=5", "data.eval=e", "checkpoint.best_metric=eval/maj@4"],
+        ["data={train: null, sets: [{name: a, path: e, weight: 3}, {name: b, path: f}]}", "rollout.skip.target=0.5"],
         ["eval={every: 5, at: [8], sets: [{name: a, path: e}, {name: b, path: f, samples: 8}]}"],
         [VLLM, "eval.sets=[{name: a, path: e, top_k: 20, top_p: 0.9}]"],  # of an evaluation nothing is learned
         ["cluster.layout=disaggregated", "cluster.rollout_resource=spot", "learner.device=cuda"],

@@ -1,6 +1,7 @@
-"""`paceline export-model`: the very weights of a checkpoint, as a Hugging Face model."""
+"""`paceline export`: the very weights of a checkpoint, as a Hugging Face model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.training.checkpoint import write_checkpoint
 from actors.training.options import OptimizerOptions
-from launch.commands.export_model import export
+from launch.commands.export_model import export, export_best
 from launch.errors import UsageError
 from models.checkpoint import load_model
 from models.compressed_tensors import quantization_config
@@ -90,3 +91,15 @@ def test_what_is_not_there_is_said_with_what_is(run: Path, tmp_path: Path) -> No
         export(tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(UsageError, match="holds a model already"):
         export(run, tmp_path / "exported-1")
+
+
+def test_the_best_is_copied_as_it_was_kept(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no best model"):
+        export_best(run, tmp_path / "out")
+    shutil.copytree(tmp_path / "exported-1", run / "best")
+    (run / "best/best.json").write_text(json.dumps({"step": 1, "eval/aime/pass@8": 0.75}))
+    assert "after 1 RL steps, the best by eval/aime/pass@8, 0.75" in export_best(run, tmp_path / "out")
+    found, wanted = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "exported-1"))
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    with pytest.raises(UsageError, match="holds a model already"):
+        export_best(run, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Several held-out sets in one evaluation, in a run without Ray."""
+"""Several held-out sets in one evaluation, and several to train on, in a run without Ray."""
 
 from tests.train.conftest import Runs
 
@@ -28,3 +28,18 @@ def test_a_set_has_the_tokens_that_it_has_alone_and_its_own_sampling(runs: Runs)
         names = ("held", "short", "narrow")
         assert abs(found["eval/reward"] - sum(found[f"eval/{name}/reward"] for name in names) / 3) < 1e-12
         assert "eval/pass@3" not in found, "the set short has one response to a prompt"
+
+
+def test_a_step_has_its_shares_of_the_sets_it_trains_on(runs: Runs) -> None:
+    data = runs.root / "data"
+    sets = (
+        f"data.sets=[{{name: much, path: {data}/train.jsonl, limit: 8, weight: 3}}, "
+        f"{{name: little, path: {data}/eval.jsonl, limit: 5}}]"
+    )
+    given = ("data.train=null", "data.eval=null", sets, "run.steps=3")
+    for row in runs.alone(*given).rows:
+        assert (row["data/much/prompts"], row["data/little/prompts"]) == (3.0, 1.0)
+        mean = (3 * row["data/much/reward"] + row["data/little/reward"]) / 4
+        assert abs(mean - row["reward/mean"]) < 1e-9
+    passed_over = runs.alone(*given, "rollout.skip={target: 0.5, keep: 0.01}").rows
+    assert all("skip/share" in row for row in passed_over)

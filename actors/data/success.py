@@ -1,0 +1,62 @@
+"""How often prompts were solved before: by a field of the record, or by an evaluation's eval_prompts.jsonl. Owns the
+`data.success` section's meaning."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.data.errors import DataError
+from actors.data.options import SuccessOptions
+from actors.data.templates import BadPromptError
+
+KEY = "data.success"
+NOTHING = SuccessOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Success rates by prompt. Without options nothing is known, and every prompt is wanted."""
+
+    options: SuccessOptions = NOTHING
+    by_uid: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, fields: Mapping[str, Any], uid: str) -> float | None:
+        """None: not known. BadPromptError if the record's field is no rate."""
+        if self.options.file is not None:
+            return self.by_uid.get(uid)
+        if self.options.field is None:
+            return None
+        value = fields.get(self.options.field)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise BadPromptError(f"{self.options.field!r} must be a rate from 0 to 1 ({KEY}.field), not {value!r:.40}")
+        return float(value)
+
+    def wanted(self, rate: float | None) -> bool:
+        """A prompt of which nothing is known is."""
+        return rate is None or self.options.min <= rate <= self.options.max
+
+
+def rates(options: SuccessOptions) -> Rates:
+    """DataError if the file is missing, or no eval_prompts.jsonl. Of a prompt that occurs more than once the last line
+    counts: the latest evaluation."""
+    if options.file is None:
+        return Rates(options)
+    path, found = Path(options.file).expanduser(), dict[str, float]()
+    line = ""
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found[str(row["uid"])] = float(row["success"])
+    except OSError as error:
+        raise DataError(f"{KEY}.file: {path.absolute()} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{KEY}.file: {path.absolute()}, {line[:60]!r}: no line of an eval_prompts.jsonl (uid, success): {error}"
+        ) from error
+    if not found:
+        raise DataError(f"{KEY}.file: {path.absolute()} is empty; make one with paceline eval on the training prompts")
+    return Rates(options, found)

@@ -1,0 +1,110 @@
+"""What `paceline eval` is asked to evaluate: a configuration's model, a run's, a checkpoint, any Hugging Face folder.
+Owns which configuration and which weights that is; evaluates nothing.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state
+from launch.config import Config, load_config
+from launch.config.load import load_values
+from launch.config.paths import tokenizer_dir
+from launch.errors import UsageError
+from launch.run_folder import best_model
+
+KEEPS_ALL = "observe.eval_samples=null"  # an evaluation by itself is made to be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """`config`: with the weights at model.path, unless they are those of `checkpoint`, (run, step)."""
+
+    config: Config
+    what: str  # for people
+    checkpoint: tuple[Path, int] | None = None
+
+    @contextmanager
+    def weights(self) -> Iterator[Config]:
+        """The configuration with weights that exist as long as the block."""
+        if self.checkpoint is None:
+            yield self.config
+            return
+        from launch.commands.export_model import export
+
+        Path(self.config.run.dir).mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self.config.run.dir, prefix=".eval-") as folder:
+            run, step = self.checkpoint
+            export(run, Path(folder) / "model", step)
+            yield with_model(self.config, Path(folder) / "model")
+
+
+def find(
+    what: Path, overrides: Sequence[str], *, config: Path | None = None, step: int | None = None, best: bool = False
+) -> Target:
+    """`what`: a configuration file, the folder of a run or of one of its checkpoints, or of a Hugging Face model.
+
+    `config`: how to evaluate; default: as the run did, or as `overrides` say. `step`: the checkpoint of a run; `best`:
+    its best model; default: its exported model, or else its newest checkpoint. Raises UsageError, ConfigError.
+    """
+    if not any(override.partition("=")[0] == "observe.eval_samples" for override in overrides):
+        overrides = [KEEPS_ALL, *overrides]
+    run, step = _run_of(what, step)
+    if run is None and (step is not None or best):
+        raise UsageError(f"--step and --best are for runs, and {what} is none", remedy="give the folder of a run")
+    if what.is_file():
+        if config is not None:
+            raise UsageError(f"{what} is a configuration already", remedy="leave --config out")
+        return Target(config=load_config(what, overrides, training=False).config, what="model.path")
+    if run is not None:
+        loaded = load_config(config or run / "config.yaml", overrides, training=False).config
+        return _of_run(run, loaded, step, best)
+    if (what / "config.json").is_file():
+        if config is not None:
+            return Target(
+                config=with_model(load_config(config, overrides, training=False).config, what), what=str(what)
+            )
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", what.resolve().name).lstrip(".-") or "model"
+        values = {"run": {"name": name}, "model": {"path": str(what.resolve())}, "data": {}}
+        return Target(config=load_values(values, str(what), overrides, training=False).config, what=str(what))
+    raise UsageError(
+        f"{what} is neither a configuration file nor the folder of a run, a checkpoint or a Hugging Face model",
+        remedy="a run's folder has config.yaml, a checkpoint's state.json, a model's config.json",
+    )
+
+
+def _run_of(what: Path, step: int | None) -> tuple[Path | None, int | None]:
+    """(the run, the step) that a folder stands for."""
+    if (what / "state.json").is_file() and (what / LEARNER_DIR).is_dir():
+        run = what.resolve().parent.parent
+        own = int(read_state(what)["step"])
+        if step not in (None, own):
+            raise UsageError(f"{what} is the checkpoint of step {own}", remedy="leave --step out, or give the run")
+        return run, own
+    return (what if (what / "config.yaml").is_file() else None), step
+
+
+def _of_run(run: Path, config: Config, step: int | None, best: bool) -> Target:
+    if best:
+        if step is not None:
+            raise UsageError("--step and --best are two models", remedy="give one of them")
+        return Target(config=with_model(config, best_model(run)), what=f"the best model of {run}")
+    if step is None and (run / "model/config.json").is_file():
+        return Target(config=with_model(config, run / "model"), what=f"the model of {run}")
+    there = [int(read_state(path)["step"]) for path in checkpoints(run / "checkpoints")]
+    if not there:
+        raise UsageError(f"no model and no checkpoint in {run}", remedy="see checkpoint.every")
+    if step is not None and step not in there:
+        raise UsageError(f"no checkpoint of step {step} in {run}", remedy=f"there are {', '.join(map(str, there))}")
+    step = there[-1] if step is None else step
+    return Target(config=config, what=f"step {step} of {run}", checkpoint=(run, step))
+
+
+def with_model(config: Config, model: Path) -> Config:
+    """`config` with the weights of the folder `model`, and the tokenizer it had, if that is still there."""
+    tokenizer = tokenizer_dir(config)
+    path = {"path": str(model.resolve()), "tokenizer": tokenizer if Path(tokenizer).is_dir() else None}
+    return config.model_copy(update={"model": config.model.model_copy(update=path)})
