@@ -5,6 +5,7 @@ both run in a child process, because a regular expression or a function may neve
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from actors.rewards.calling import Member
 from actors.rewards.child import ChildTimeoutError, DeadlineChild
@@ -96,6 +97,7 @@ def member(item: GradeItem) -> Member:
         "finish_reason": item.finish_reason,
         "sample": item.sample,
         "step": item.step,
+        "turns": [asdict(part) for part in item.turns],
     }
 
 

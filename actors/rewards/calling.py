@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-OFFERED = ("prompt", "response", "record", "tokens", "finish_reason", "sample", "step", "group")
-MEMBER = ("response", "tokens", "finish_reason", "sample")  # what each entry of a group says
+OFFERED = ("prompt", "response", "record", "tokens", "finish_reason", "sample", "step", "turns", "group")
+MEMBER = ("response", "tokens", "finish_reason", "sample", "turns")  # what each entry of a group says
 _BY_POSITION = OFFERED[:3]
 _FOREIGN = {  # what TRL and verl call things; never taken for our first three
     **dict.fromkeys(("completions", "completion", "solution_str"), "response"),

@@ -8,6 +8,10 @@ import pytest
 
 from actors.environments.formats import format_fault
 from actors.environments.tools import Tools, calls_in
+from actors.environments.types import Said
+from actors.rewards.callables import member
+from actors.rewards.grader import EnvironmentTerm
+from actors.rewards.types import GradeItem
 from tests.environments.played import add, shout
 
 TOOLS = Tools({"add": add, "shout": shout})
@@ -56,3 +60,13 @@ def test_formats_that_are_not_read_are_named() -> None:
     assert "no tools" in format_fault("{{ messages }}")
     assert "another format" in format_fault("{% if tools %}[TOOL_CALLS]")
     assert "XML" in format_fault("{% if tools %}<tool_call><function=x>")
+
+
+def test_a_reward_function_is_given_the_turns() -> None:
+    said = (Said("assistant", "2 + 2?", 0.5), Said("tool", "4"))
+    item = GradeItem(prompt="p", response="r", record={}, turns=said)
+    assert member(item)["turns"] == [
+        {"role": "assistant", "text": "2 + 2?", "reward": 0.5},
+        {"role": "tool", "text": "4", "reward": None},
+    ]
+    assert EnvironmentTerm().score(item).value == 0.5

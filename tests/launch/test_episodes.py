@@ -183,4 +183,7 @@ def test_a_chat_template_says_what_stands_between_turns() -> None:
     )
     begun = template.render("6 * 7")
     assert whole == begun + "I ask." + text
+    assert replace(template, chat_template="{{ tools[0].name }}" + CHAT, tools=[{"name": "add"}]).render("x") == (
+        "add" + template.render("x")
+    )
     assert replace(template, chat=False).between(observed) == "\n<tool_response>\n42\n</tool_response>\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.engine.types import StrategyUse
+from actors.environments.types import Said
 from actors.notices.options import METADATA_URL
 from launch.errors import UsageError
 from launch.observe import Observer, Sample, Span, SpeculationMeter, StepRecord
@@ -208,6 +209,20 @@ def test_responses_come_early_with_their_reward_as_colour_and_those_held_out(tmp
     assert text.index('id="reward"') < text.index('id="samples"') < text.index('id="lengths"')
     rows = re.findall(r'<tr data-from="([\w-]+)" style="--good:(\d+)">.*?<td class="response"><pre>(\w+)', text)
     assert rows == [("train", "100", "best"), ("train", "0", "worst"), ("held-out", "60", "before")]
+
+
+def test_an_episode_is_shown_turn_by_turn_with_roles_and_rewards(tmp_path: Path) -> None:
+    turns = (Said("assistant", "go <b>", 0.25), Said("tool", "you went"), Said("assistant", "done", 0.0))
+    with Observer(tmp_path, config(tmp_path, steps=2)) as observer:
+        episode = Sample(prompt="p", response="go done", reward=0.25, tokens=3, finish_reason="stop", turns=turns)
+        observer.samples(1, [episode])
+        observer.step(StepRecord(step=1, metrics={"reward/mean": 0.0}, seconds={"step": 1.0}))
+    shown = re.findall(r'<div class="turn (\w+)"><b>([^<]*)</b><pre>([^<]*)</pre></div>', render(tmp_path))
+    assert shown == [
+        ("assistant", "assistant +0.25", "go &lt;b&gt;"),
+        ("tool", "tool", "you went"),
+        ("assistant", "assistant", "done"),
+    ]
 
 
 def test_evaluations_are_a_table_of_their_metrics_and_name_the_sets_of_their_responses(tmp_path: Path) -> None:

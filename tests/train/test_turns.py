@@ -45,8 +45,8 @@ def test_workers_drafts_and_lost_processes_change_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three workers draft by suffixes; a process of the environment ends in the middle of an episode, and a rollout
-    worker in the middle of a step."""
+    """Three workers draft by suffixes. In the middle of episodes an environment's process ends, and a worker that plays
+    them is killed; in the middle of a step a rollout worker is."""
     from launch.run import episodes
 
     heard = {"turns": 0}
@@ -55,13 +55,17 @@ def test_workers_drafts_and_lost_processes_change_nothing(
     def sample(self: episodes.Episodes, running: episodes._Running) -> None:
         submit(self, running)
         heard["turns"] += 1
-        if heard["turns"] == 60:
-            ray.kill(ray.get_actor(worker_named("rollout-1")))
+        if (name := {30: "environment-0", 60: "rollout-1"}.get(heard["turns"])) is not None:
+            ray.kill(ray.get_actor(worker_named(name)))
 
     monkeypatch.setattr(episodes.Episodes, "_sample", sample)
     fixed = "rollout.speculation={mode: fixed, strategies: ['suffix:4']}"
     rows = runs.run("turns", *SHORT, fixed, "rollout.workers=3", *environment(dies=str(tmp_path / "died")))
     assert (tmp_path / "died").exists()
+    events = [json.loads(line) for line in (runs.root / "turns/events.jsonl").read_text().splitlines()]
+    replaced = [event["message"] for event in events if event["kind"] == "environment_worker_replaced"]
+    assert len(replaced) == 1, replaced
+    assert "environment worker 0" in replaced[0]
     assert sum(row["workers/lost"] for row in rows) == 1
     assert all(row["speculation/share"] > 0 for row in rows)
     learned, texts = alone
