@@ -45,6 +45,7 @@ class LearnerSpec:
     init: Literal["checkpoint", "random"]
     seed: int
     quantization: Quantization  # rollout.quantization
+    adapters_only: bool  # see Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class LearnerRank:
             init=spec.init,
             seed=spec.seed,
             quantization=spec.quantization,
+            adapters_only=spec.adapters_only,
         )
         if kind == "cuda":
             return torch.cuda.get_device_name(0)

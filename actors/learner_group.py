@@ -77,6 +77,7 @@ class LearnerGroup:
         init: Literal["checkpoint", "random"] = "checkpoint",
         seed: int = 0,
         quantization: Quantization = "none",
+        adapters_only: bool = False,
         actor_options: Callable[[int], Mapping[str, Any]] | None = None,
         start_timeout_s: float = 600.0,
         waiting: Callable[[float], None] = lambda waited_s: None,
@@ -96,6 +97,7 @@ class LearnerGroup:
             init=init,
             seed=seed,
             quantization=quantization,
+            adapters_only=adapters_only,
         )
         self._timeout_s, self._waiting = learner.timeout_s, waiting
         self.meanwhile: Callable[[], object] = lambda: None  # called often while a call keeps the driver waiting
@@ -204,9 +206,9 @@ class LearnerGroup:
         return result
 
     def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
-        """The current weights as (manifest, reference to a uint8 numpy buffer), as rollouts have them; `masters`: in
-        model.dtype. The buffer is owned by rank 0's actor, which keeps the newest one; older ones live as long as
-        somebody holds their reference."""
+        """The current weights as (manifest, reference to a uint8 numpy buffer), as rollouts have them, or the adapters
+        that engines make them of (`adapters_only`); `masters`: all weights, in model.dtype. The buffer is owned by rank
+        0's actor, which keeps the newest one; older ones live as long as somebody holds their reference."""
         published = self._call("publish", self._timeout_s, lambda rank: rank.publish.remote(version, masters))[0]
         assert published is not None
         manifest: WeightsManifest = published[0]

@@ -114,6 +114,7 @@ class Learner:
             init=init,
             seed=config.run.seed,
             quantization=config.rollout.quantization,
+            adapters_only=True,
         )
 
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
@@ -173,6 +174,7 @@ class Dispatcher:
                 niceness=0,
                 speculation=speculation,
                 quantization=config.rollout.quantization,
+                lora=config.learner.lora,
             )
         )
 
@@ -276,7 +278,8 @@ def initial_weights(config: Config, log: Callable[[str], None] = lambda message:
 
 @contextmanager
 def _warm_learner(config: Config, init: Literal["checkpoint", "random"]) -> Iterator[Any]:
-    yield Learner(config, init)
+    learner = config.learner.model_copy(update={"lora": None})
+    yield Learner(config.model_copy(update={"learner": learner}), init)
 
 
 @contextmanager

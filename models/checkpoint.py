@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from models import ops
 from models.auto import AutoTransformer
 from models.config import ModelConfig, UnsupportedModelError, read_config
 from models.directory import SafetensorsDirectory, WeightsMismatchError, write_checkpoint
@@ -18,7 +19,7 @@ from models.layout import Slice, hf_layout
 from models.low_bit import is_quantised, named_parts, quantise
 from models.manifest import WeightsManifest
 from models.pieces import Scatter, from_host
-from models.transformer import Transformer
+from models.transformer import Adapter, Transformer
 from models.weights import Buffer, unpack
 
 __all__ = [
@@ -125,7 +126,8 @@ def init_model(
 
 
 def hf_state_dict(model: CausalModel) -> dict[str, Tensor]:
-    """Hugging Face names and unfused tensors, in a fixed order. Views of the live parameters, detached.
+    """Hugging Face names and unfused tensors, in a fixed order. Views of the live parameters, detached; of a model with
+    adapters what it computes with, merged.
 
     Of a sharded (FSDP2) model: full tensors, all at once, gathered; every rank must call it.
     """
@@ -178,9 +180,29 @@ def _gathered(
         tensor: Any = parameters[name].detach()
         if dtype is not None:
             tensor = tensor.to(dtype)  # Before it is gathered: the same numbers, and half as many bytes.
-        full[name] = tensor.full_tensor() if is_sharded(tensor) else tensor
+        full[name] = gathered(tensor)
     tensors = {piece.hf_name: full[piece.parameter][piece.start : piece.stop] for piece in pieces}
+    for piece in pieces:
+        tensors[piece.hf_name] = _merged(model, parameters, piece, tensors[piece.hf_name])
     return model.as_stored(tensors) if isinstance(model, AutoTransformer) else tensors
+
+
+def _merged(model: CausalModel, parameters: Mapping[str, Tensor], piece: Slice, tensor: Tensor) -> Tensor:
+    """With the adapters that the model has for it, if any."""
+    module = piece.hf_name.rpartition(".")[0].rpartition(".")[2]
+    place = f"{piece.parameter.removesuffix('.weight')}.adapters.{module}"
+    if f"{place}.a" not in parameters:
+        return tensor
+    adapter = model.get_submodule(place)
+    assert isinstance(adapter, Adapter)
+    return ops.merge(tensor, gathered(parameters[f"{place}.a"]), gathered(parameters[f"{place}.b"]), adapter.scale)
+
+
+def gathered(tensor: Any) -> Tensor:
+    """The whole of a sharded parameter, detached; every rank calls it. Others as they are."""
+    tensor = tensor.detach()
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return full
 
 
 def hf_targets(model: Transformer) -> dict[str, Tensor]:

@@ -1,10 +1,14 @@
-"""The `model:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+"""The `model:` and `learner.lora:` sections of the configuration. Owns names and ranges only; imports neither torch nor
+ray."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 DType = Literal["float32", "bfloat16"]
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class ModelOptions(BaseModel, frozen=True, extra="forbid"):
@@ -25,6 +29,29 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
         Literal["auto", "native", "transformers"],
         Field(description="learner network: our own for Llama, Qwen2, Qwen3; transformers' AutoModel for the rest"),
     ] = "auto"
+
+
+class LoraOptions(BaseModel, frozen=True, extra="forbid"):
+    """Adapters of low rank, trained in the place of the weights (Hu et al. 2021, arXiv 2106.09685)."""
+
+    rank: Annotated[int, Field(ge=1, description="of each update B A")] = 16
+    alpha: Annotated[
+        float, Field(gt=0, description="the update counts alpha / rank (with rslora alpha / sqrt(rank))")
+    ] = 32.0
+    targets: Annotated[
+        tuple[LoraTarget, ...],
+        Field(min_length=1, description="projections that get adapters; default: all of a layer"),
+    ] = LORA_TARGETS
+    rslora: Annotated[bool, Field(description="scale by alpha / sqrt(rank), as peft's use_rslora")] = False
+    dropout: Annotated[float, Field(ge=0, lt=1, description="0 only: two passes over one sequence must agree")] = 0.0
+    path: Annotated[
+        str | None, Field(description="directory of a peft adapter to go on from; default: fresh ones, B = 0")
+    ] = None
+
+    @property
+    def scale(self) -> float:
+        """Of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 def batch_invariance(model: ModelOptions, device: str, key: str, *, engine: bool = False) -> bool:

@@ -11,7 +11,8 @@ For the learner: `fully_shard` each of `model.blocks`, then the model itself, th
 `torch.distributed.fsdp.register_fsdp_forward_method(model, "logits")`, because `logits` uses parameters of the root.
 """
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -63,12 +64,35 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device)) if bias else None
         self.invariant = invariant
+        self.adapters: nn.ModuleDict | None = None  # of parts of the weight, by their own names: see models.lora
+
+    @property
+    def updates(self) -> list[ops.LowRank]:
+        """What the adapters add to the weight."""
+        return [adapter.update for adapter in (self.adapters or {}).values() if isinstance(adapter, Adapter)]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]"""
+        if updates := self.updates:
+            low_bit = None if self.mirror is None else self.mirror.of(self.weight, updates)
+            return ops.adapted_linear(x, self.weight, self.bias, updates, invariant=self.invariant, low_bit=low_bit)
         if self.mirror is not None:
             return ops.mirrored_linear(x, self.weight, self.mirror.of(self.weight), self.bias)
         return ops.linear(x, self.weight, self.bias, invariant=self.invariant)
+
+
+class Adapter(nn.Module):
+    """The low-rank update scale * b @ a of rows [start, stop) of a projection's weight."""
+
+    def __init__(self, a: Tensor, b: Tensor, scale: float, start: int, stop: int) -> None:
+        """a: float32 [r, K], b: float32 [stop - start, r]."""
+        super().__init__()
+        self.a, self.b = nn.Parameter(a), nn.Parameter(b)
+        self.scale, self.start, self.stop = scale, start, stop
+
+    @property
+    def update(self) -> ops.LowRank:
+        return ops.LowRank(self.a, self.b, self.scale, self.start, self.stop)
 
 
 class Mirror:
@@ -76,19 +100,25 @@ class Mirror:
 
     def __init__(self, form: LowBitFormat, dtype: torch.dtype, cached: bool) -> None:
         self._form, self._dtype, self._cached = form, dtype, cached
-        self._last: tuple[Tensor, int, LowBitWeight] | None = None
+        self._last: tuple[list[Tensor], list[int], LowBitWeight] | None = None
 
     def __deepcopy__(self, memo: object) -> "Mirror":
         return Mirror(self._form, self._dtype, self._cached)  # versions of copied parameters count anew
 
-    def of(self, weight: Tensor) -> LowBitWeight:
-        """`weight` [N, K], or a copy with its MASTER, in few bits; again only where it has changed in place."""
+    def of(self, weight: Tensor, updates: Sequence[ops.LowRank] = ()) -> LowBitWeight:
+        """`weight` [N, K], or a copy with its MASTER, with the updates merged, in few bits; again only where one of
+        them has changed in place."""
         master: Tensor = getattr(weight, MASTER, weight)
-        if self._last is not None and self._last[0] is master and self._last[1] == master._version:
+        parts = [master, *(factor for update in updates for factor in (update.a, update.b))]
+        counted = self._cached and not any(part.is_inference() for part in parts)  # whose changes are not counted
+        versions = [part._version for part in parts] if counted else []
+        same = self._last is not None and counted and self._last[1] == versions
+        if self._last is not None and same and all(map(operator.is_, self._last[0], parts)):
             return self._last[2]
-        low_bit = quantise(master.detach().to(self._dtype), self._form)
-        if self._cached and not master.is_inference():  # whose changes are not counted
-            self._last = master, master._version, low_bit
+        exact = ops.merge_rows(master, updates) if updates else master.detach()
+        low_bit = quantise(exact.to(self._dtype), self._form)
+        if counted:
+            self._last = parts, versions, low_bit
         return low_bit
 
 

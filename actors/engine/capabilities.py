@@ -31,6 +31,7 @@ class Capabilities:
     formats: Collection[str] = ()  # of low-bit weights that it computes with (rollout.quantization)
     # New weights decide what it computes with: a low-bit engine that is handed full precision computes in that
     follows_weights: bool = False
+    adapters: bool = False  # it merges adapters by itself (learner.lora); others get what they make of the weights
     pieces: bool = False  # it takes new weights piece by piece from the learner's devices
     max_temperature: float = math.inf
 
@@ -44,6 +45,7 @@ NATIVE = Capabilities(
     learner_network=True,
     formats=frozenset(FORMATS),
     follows_weights=True,
+    adapters=True,
     pieces=True,
 )
 VLLM = Capabilities(

@@ -13,7 +13,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import EngineDiedError, Event
 from actors.processes.parent import ChildProcess
 from models.formats import Quantization
-from models.options import ModelOptions
+from models.options import LoraOptions, ModelOptions
 from policies.calibration.document import Calibration
 from policies.speculation.options import SpeculationOptions
 
@@ -38,6 +38,7 @@ def spawn_engine(
     recording_bytes: int = 0,
     recorded_layers: tuple[int, ...] | None = None,
     quantization: Quantization = "none",
+    lora: LoraOptions | None = None,
     gpus: Sequence[int] | None = None,
     calibrations: tuple[Calibration, ...] = (),
     calibration_path: str = "",
@@ -48,9 +49,9 @@ def spawn_engine(
     child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding; not on
     a GPU, which would wait for it.
     `recording_bytes`, `recorded_layers`: see NativeEngine. `quantization`: the weights that it begins with are rounded
-    to it as they are read; new ones come as they shall be. `gpus`: all that the child sees, by CUDA's numbers on this
-    machine; None: those that this process sees. `calibrations`: it takes its own device's, if that is among them; with
-    `calibration_path` it demands that the only one is, which lay there.
+    to it as they are read; new ones come as they shall be, with `lora` as adapters of these. `gpus`: all that the child
+    sees, by CUDA's numbers on this machine; None: those that this process sees. `calibrations`: it takes its own
+    device's, if that is among them; with `calibration_path` it demands that the only one is, which lay there.
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     start = wire.Start(
@@ -63,6 +64,7 @@ def spawn_engine(
         recording_bytes=recording_bytes,
         recorded_layers=recorded_layers,
         quantization=quantization,
+        lora=lora,
         calibrations=calibrations,
         calibration_path=calibration_path,
     )

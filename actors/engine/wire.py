@@ -9,7 +9,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import Recorded
 from actors.processes.link import Bytes
 from models.formats import Quantization
-from models.options import ModelOptions
+from models.options import LoraOptions, ModelOptions
 from policies.calibration.document import Calibration
 from policies.speculation.options import SpeculationOptions
 
@@ -27,6 +27,7 @@ class Start:
     recording_bytes: int = 0
     recorded_layers: tuple[int, ...] | None = None
     quantization: Quantization = "none"
+    lora: LoraOptions | None = None  # weights come as its adapters
     calibrations: tuple[Calibration, ...] = ()  # of this model and precision, of any device
     calibration_path: str = ""  # the file of the only one, where no other will do
 

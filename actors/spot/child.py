@@ -160,7 +160,10 @@ class SpotLoop:
             case wire.SetTarget(manifest):
                 assert memory is not None
                 config = self.trainer.head.config
-                self._residence.set_head(TargetHead.unpacked(config, manifest, memory, pin=self._residence.pins))
+                if manifest.tensors:
+                    self._residence.set_head(TargetHead.unpacked(config, manifest, memory, pin=self._residence.pins))
+                else:  # adapters came, which leave alone what a drafter shares
+                    self._residence.same_head(manifest.version)
             case wire.Publish():
                 manifest, payload = self.trainer.export()
                 self._link.send([Published(manifest)], payload)

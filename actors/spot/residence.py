@@ -38,6 +38,10 @@ class Residence:
         if self._away is not None:
             self._away.set_head(on_device(head, self._device))
 
+    def same_head(self, version: int) -> None:
+        """A new version of the target, of which what a drafter shares is as it was."""
+        self.set_head(dataclasses.replace(self._home.head, version=version))
+
     def move_in(self) -> None:
         """Take device memory. Nothing happens if it is there."""
         if self._moves and self._away is None:

@@ -18,7 +18,9 @@ from actors.training.head import chunk_bytes_on, chunk_rows_of, head_logprobs
 from models.auto import AutoTransformer, attention_of
 from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
-from models.options import ModelOptions
+from models.formats import LowBitFormat
+from models.lora import attach
+from models.options import LoraOptions, ModelOptions
 from models.packed import PackedContext
 from models.transformer import MASTER, Transformer, final_states
 
@@ -52,6 +54,36 @@ def build_network(
         elif isinstance(getattr(module, "attention_dropout", None), float):
             setattr(module, "attention_dropout", 0.0)  # noqa: B010 (not a declared attribute)
     return network
+
+
+def fit_out(
+    network: CausalModel,
+    *,
+    low_bit: LowBitFormat | None,
+    mirror_from: torch.dtype | None,
+    cached: bool,
+    lora: LoraOptions | None,
+    seed: int,
+) -> None:
+    """For low-bit rollouts, where `mirror_from` (the engines' dtype) is given: compute what engines compute. With
+    `lora`: freeze the network and give it adapters. Raises UnsupportedModelError for a network of transformers, and
+    what Transformer.mirror and models.lora.attach raise."""
+    asked = {}
+    if low_bit is not None:
+        asked[f"rollout.quantization={low_bit.name}"] = "set rollout.quantization=none"
+    if lora is not None:
+        asked["learner.lora"] = "leave learner.lora out"
+    if isinstance(network, Transformer):
+        if low_bit is not None and mirror_from is not None:
+            network.mirror(low_bit, mirror_from, cached=cached)
+        if lora is not None:
+            attach(network, lora, seed)
+    elif asked:
+        raise UnsupportedModelError(
+            f"{' and '.join(asked)} of a network of transformers",
+            "the learner, which knows the projections of our own architectures only",
+            " and ".join(asked.values()),
+        )
 
 
 def _fresh(

@@ -77,11 +77,9 @@ class Optimizers:
         decayed = [p for _, p in parameters if id(p) not in hidden and p.dim() >= 2]
         undecayed = [p for _, p in parameters if id(p) not in hidden and p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
-        self._all: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(
-                [g for g in groups if g["params"]], lr=options.lr, betas=options.betas, eps=options.eps, fused=True
-            )
-        ]
+        self._all: list[torch.optim.Optimizer] = []
+        if taken := [g for g in groups if g["params"]]:  # Muon may take all
+            self._all.append(torch.optim.AdamW(taken, lr=options.lr, betas=options.betas, eps=options.eps, fused=True))
         if muon:
             decay = options.weight_decay
             self._all.append(FullMatrixMuon(muon, lr=options.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from models.options import LoraOptions
+
 
 class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
     """Optimizer and learning-rate schedule."""
@@ -53,6 +55,10 @@ class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
             "full precision, which leaves rollouts and learner apart"
         ),
     ] = "rollout"
+    lora: Annotated[
+        LoraOptions | None,
+        Field(description="train adapters of low rank only, and hand over and checkpoint no more; null: all weights"),
+    ] = None
     optimizer: OptimizerOptions = OptimizerOptions()
     timeout_s: Annotated[float, Field(gt=0, description="a rank that takes longer for one call is lost")] = 1800.0
     max_restarts: Annotated[

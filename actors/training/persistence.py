@@ -6,12 +6,15 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from actors.training.errors import CheckpointMismatchError
+from actors.training.parallel import Rank
 
 
 def save_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed: bool) -> None:
@@ -39,6 +42,16 @@ def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed
         raise CheckpointMismatchError(
             f"{directory} does not fit this model, learner.optimizer.name and objective.kl: {cause}"
         ) from error
+
+
+def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:
+    """Of what is not trained, and so in no checkpoint: the sum of each parameter's bits, int64 [frozen parameters];
+    equal for any number of ranks, which all call it."""
+    frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
+    words = {2: torch.int16, 4: torch.int32}
+    sums = [p.contiguous().view(words[p.element_size()]).sum(dtype=torch.int64) for p in local]
+    return rank.sum(torch.stack(sums)).cpu()
 
 
 @contextlib.contextmanager

@@ -6,44 +6,47 @@ tolerance, because every normaliser is computed over the whole mini-batch. On th
 the same calls in the same order give bitwise the same losses.
 """
 
-import copy
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from actors.training import batches
-from actors.training.errors import NonFiniteError
-from actors.training.network import LogProbModel, build_network, computing_in, hidden_size_of
+from actors.training.errors import CheckpointMismatchError, NonFiniteError
+from actors.training.network import LogProbModel, build_network, computing_in, fit_out, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, shard
-from actors.training.persistence import load_tensors, save_tensors
+from actors.training.persistence import frozen_sums, load_tensors, save_tensors
 from actors.training.recording import StepRecording
+from actors.training.reference import AdaptersBefore, Frozen, Reference
 from actors.training.statistics import StepStatistics
 from actors.training.types import Demonstration, StepResult, TrainSequence
-from models.checkpoint import hf_shapes, hf_tensors, write_checkpoint
+from models.checkpoint import gathered, hf_shapes, hf_tensors, write_checkpoint
 from models.compressed_tensors import write_quantised
-from models.config import UnsupportedModelError
 from models.dtypes import DTYPES
 from models.formats import FORMATS, LowBitFormat, Quantization, part_specs
+from models.lora import adapter_parameters
 from models.low_bit import is_quantised, quantised
 from models.manifest import TensorSpec, WeightsManifest, lay_out
 from models.options import ModelOptions, batch_invariance
+from models.peft import ADAPTER_DIR, write_adapter
 from models.transformer import Transformer
 from models.weights import Buffer, pack_each
 from policies.kl import kl_values
 from policies.objectives import LossInputs, sequence_coefficients, token_losses
 from policies.options import ObjectiveOptions
+
+BASE = "base"  # in a checkpoint of adapters: which weights they belong to
 
 
 class Trainer:
@@ -59,14 +62,16 @@ class Trainer:
         init: Literal["checkpoint", "random"] = "checkpoint",
         seed: int = 0,
         quantization: Quantization = "none",
+        adapters_only: bool = False,
         force_sharding: bool = False,
     ) -> None:
         """Build the network on this rank's device. `quantization`: rollout.quantization, in which weights are published
         and which the forward pass mirrors if learner.quantization says so; what is trained, kept in checkpoints and
-        exported stays in full precision. `force_sharding`: FSDP2 also with one rank (needs a group).
+        exported stays in full precision. `adapters_only`: with learner.lora, adapters are published and not what they
+        make of the model. `force_sharding`: FSDP2 also with one rank (needs a group).
 
-        Raises UnsupportedModelError for a low-bit format of an architecture that is not ours, ModelConfigError for one
-        whose groups do not divide the model.
+        Raises UnsupportedModelError for a low-bit format, or learner.lora, of an architecture that is not ours,
+        ModelConfigError for a format whose groups do not divide the model, AdapterError for learner.lora.path.
         """
         self.options, self.objective, self.model_options = learner, objective, model
         self._form = FORMATS.get(quantization)
@@ -75,12 +80,15 @@ class Trainer:
         self.publish_dtype = DTYPES[model.dtype]
         # bfloat16 compute keeps float32 master weights; parameters are cast for each micro-batch, so that the learner
         # computes with the very numbers that the engine gets.
-        self._compute_dtype = torch.bfloat16 if learner.autocast_bf16 else None
+        # Of LoRA the adapters alone are masters, always float32: what is frozen is held as the engine computes with it.
+        wide = learner.autocast_bf16 and learner.lora is None
+        self._compute_dtype = torch.bfloat16 if wide else None
+        self._adapters_only, self._seed = adapters_only and learner.lora is not None, seed
         invariant = batch_invariance(model, self.rank.device.type, "learner.device")
         self._build_args = {
             "init": init,
             "seed": seed,
-            "dtype": torch.float32 if learner.autocast_bf16 else self.publish_dtype,
+            "dtype": torch.float32 if wide else self.publish_dtype,
             "device": self.rank.device,
             "batch_invariant": invariant,
         }
@@ -89,7 +97,11 @@ class Trainer:
         self.network = self.module.network
         self.network.set_activation_checkpointing(learner.activation_checkpointing)
         self.module.entropy_gradient = objective.entropy_coef > 0
-        self._reference = self._frozen_copy() if objective.kl != "none" else None
+        self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        self._reference: Reference | None = None
+        if objective.kl != "none":
+            again = self._build if self._sharded else None
+            self._reference = Frozen(self.module, again) if learner.lora is None else AdaptersBefore(self.module)
         self._optimizers: Optimizers | None = None
 
     # Phases -----------------------------------------------------------------------------------------------------
@@ -97,11 +109,10 @@ class Trainer:
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
         """Start a phase (warm start, RL): a fresh optimizer and schedule of `total_steps` optimizer steps; the current
         weights become the reference of the KL term."""
-        named = list(self.module.named_parameters())
         matrices = [p for block in self.network.blocks for p in block.parameters() if p.dim() == 2]
-        self._optimizers = Optimizers(named, matrices, optimizer, total_steps)
+        self._optimizers = Optimizers(self._trained, matrices, optimizer, total_steps)
         if self._reference is not None:
-            self._copy_into(self._reference)
+            self._reference.take()
 
     @property
     def optimizers(self) -> Optimizers:
@@ -257,11 +268,12 @@ class Trainer:
     # Weights out ------------------------------------------------------------------------------------------------
 
     def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Buffer] | None:
-        """The weights in one buffer, as engines compute with them; on rank 0, None elsewhere. `masters`: in the
-        dtype of the model, whatever rollout.quantization says. All ranks call it. Beside what there is, the device
-        holds one full parameter at a time (quantised, and what that takes), and rank 0's two pieces of the buffer."""
+        """The weights in one buffer, as engines compute with them, or the adapters that they make them of; on rank 0,
+        None elsewhere. `masters`: all weights, in the dtype of the model, whatever rollout.quantization says. All ranks
+        call it. Beside what there is, the device holds one full parameter at a time (quantised, and what that takes),
+        and rank 0's two pieces of the buffer."""
         if self.rank.index != 0:
-            self._gather_for_others()
+            deque(self.published_tensors(masters=masters or not self._adapters_only), maxlen=0)  # unrounded: for rank 0
             return None
         tensors = self.published_tensors(masters=masters)
         return pack_each(*self.published_layout(masters=masters), tensors, version, device=self.rank.device)
@@ -269,6 +281,8 @@ class Trainer:
     def published_layout(self, *, masters: bool = False) -> tuple[tuple[TensorSpec, ...], int]:
         """How the published weights lie in their buffer, and its size in bytes. Nothing is gathered for it."""
         described: list[tuple[str, str, tuple[int, ...]]] = []
+        if self._adapters_only and not masters:
+            return lay_out((name, "float32", tuple(p.shape)) for name, p in self._adapters())
         for name, shape in hf_shapes(self.network).items():
             if masters or self._form is None or not is_quantised(name, len(shape)):
                 described.append((name, self.model_options.dtype, tuple(shape)))
@@ -278,23 +292,33 @@ class Trainer:
 
     def export(self, out_dir: str | Path, form: LowBitFormat | None = None) -> None:
         """Write a Hugging Face model directory with the tokenizer, atomically: the masters, or quantised to `form`, as
-        stock vLLM loads it. All ranks call it, rank 0 writes. Raises ValueError for a form that has no such checkpoint.
-        """
-        if self.rank.index == 0:
-            config, tensors = self.network.hf_config(), self.published_tensors(masters=True)
-            source = self.model_options.path
-            tokenizer = self.model_options.tokenizer or source
-            write = write_checkpoint if form is None else partial(write_quantised, form=form, dtype=self.publish_dtype)
-            try:
-                write(config, tensors, out_dir=out_dir, tokenizer_dir=tokenizer, source_dir=source)
-            finally:
-                deque(tensors, maxlen=0)  # Others wait in every gather, also if the disk is full.
-        else:
-            self._gather_for_others()
+        stock vLLM loads it; of LoRA with the adapters merged, and by themselves in its folder ADAPTER_DIR. All ranks
+        call it, rank 0 writes. Raises ValueError for a form that has no such checkpoint."""
+        source = self.model_options.path
+        dirs: dict[str, Any] = {"tokenizer_dir": self.model_options.tokenizer or source, "source_dir": source}
+        write = write_checkpoint if form is None else partial(write_quantised, form=form, dtype=self.publish_dtype)
+        self._write(
+            self.published_tensors(masters=True),
+            lambda tensors: write(self.network.hf_config(), tensors, out_dir=out_dir, **dirs),
+        )
+        if (lora := self.options.lora) is not None:
+            base, beside = str(Path(source).resolve()), Path(out_dir) / ADAPTER_DIR
+            self._write(self._adapter_tensors(), lambda tensors: write_adapter(tensors, lora, base, beside))
         self.rank.barrier()
+
+    def _write(
+        self, tensors: Iterator[tuple[str, Tensor]], write: Callable[[Iterator[tuple[str, Tensor]]], None]
+    ) -> None:
+        try:
+            if self.rank.index == 0:
+                write(tensors)
+        finally:
+            deque(tensors, maxlen=0)  # Others wait in every gather, also if the disk is full.
 
     def published_tensors(self, *, masters: bool = False) -> Iterator[tuple[str, Tensor]]:
         """What is published, one at a time; all ranks, to the end."""
+        if self._adapters_only and not masters:
+            return self._adapter_tensors()
         tensors = hf_tensors(self.network, self.publish_dtype)
         self.quantise_s = 0.0
         if masters or self._form is None:
@@ -311,36 +335,53 @@ class Trainer:
             yield from parts
             del parts  # while the next one is gathered
 
-    def _gather_for_others(self) -> None:
-        deque(self.published_tensors(masters=True), maxlen=0)
+    def _adapters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every A and B by its name in peft's files."""
+        lora = self.options.lora
+        assert lora is not None
+        assert isinstance(self.network, Transformer)
+        return adapter_parameters(self.network, lora)
+
+    def _adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, gathered(p)) for name, p in self._adapters())
 
     # Checkpoint -------------------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> None:
-        """Weights, optimizer, schedule, reference and RNG into `directory` (shared by all ranks). Not atomic by
-        itself: see actors.training.checkpoint."""
+        """Weights (of LoRA the adapters), optimizer, schedule, reference and RNG into `directory` (shared by all
+        ranks). Not atomic by itself: see actors.training.checkpoint."""
         save_tensors(self._state(), directory, distributed=self.rank.size > 1)
 
     def load(self, directory: str | Path) -> None:
         """Continue exactly where `save` was called, in the same phase; the number of ranks may differ."""
         state = self._state()
-        load_tensors(state, directory, distributed=self.rank.size > 1)
+        self._load(state, directory)
         torch.set_rng_state(state["rng"])
         self.optimizers.steps_done = int(state["steps_done"].item())
 
     def load_weights(self, directory: str | Path) -> None:
         """Only the weights of a checkpoint, without a phase: for `export`."""
-        load_tensors(self._weights(), directory, distributed=self.rank.size > 1)
+        self._load(self._weights(), directory)
+
+    def _load(self, state: dict[str, Tensor], directory: str | Path) -> None:
+        load_tensors(state, directory, distributed=self.rank.size > 1)
+        if BASE in state and not torch.equal(state[BASE], frozen_sums(self.module, self.rank)):
+            raise CheckpointMismatchError(
+                f"{directory} holds adapters of other weights than those at {self.model_options.path}: put the model "
+                "back that they were trained on"
+            )
 
     def _weights(self) -> dict[str, Tensor]:
-        state = {f"model.{name}": p.detach() for name, p in self.module.named_parameters()}
+        state = {f"model.{name}": p.detach() for name, p in self._trained}
+        if self.options.lora is not None:
+            state[BASE] = frozen_sums(self.module, self.rank)
         return state | {f"model.{name}": b for name, b in self.module.named_buffers()}
 
     def _state(self) -> dict[str, Tensor]:
         state = self._weights()
         state |= {f"optimizer.{name}": t for name, t in self.optimizers.state().items()}
         if self._reference is not None:
-            state |= {f"reference.{name}": p.detach() for name, p in self._reference.named_parameters()}
+            state |= {f"reference.{name}": t for name, t in self._reference.state().items()}
         return state | {"rng": torch.get_rng_state(), "steps_done": torch.tensor(self.optimizers.steps_done)}
 
     # Parts of a step --------------------------------------------------------------------------------------------
@@ -392,7 +433,7 @@ class Trainer:
 
     def _update(self, loss: Tensor) -> tuple[float, float, float]:
         """Clip and apply; (loss over all ranks, gradient norm, learning rate)."""
-        parameters = list(self.module.parameters())
+        parameters = [p for _, p in self._trained]
         # One wait for both.
         value, norm = torch.stack((self.rank.sum(loss[None])[0], gradient_norm(parameters).double())).tolist()
         if not (math.isfinite(value) and math.isfinite(norm)):
@@ -422,37 +463,27 @@ class Trainer:
     def _reference_logprobs(self, mini: batches.MiniBatch, temperature: float) -> list[Tensor]:
         if self._reference is None:
             return []
-        with self._computing(self._reference):
-            return [self._forward(self._reference, batch, temperature)[0] for batch in mini.micro]
+        with self._reference.computing() as module, self._computing(module):
+            return [self._forward(module, batch, temperature)[0] for batch in mini.micro]
 
     # Building ---------------------------------------------------------------------------------------------------
 
     def _build(self) -> LogProbModel:
         network = build_network(self.model_options, **self._build_args)  # type: ignore[arg-type]
-        if self._form is not None:
-            if not isinstance(network, Transformer):
-                raise UnsupportedModelError(
-                    f"rollout.quantization={self._form.name} of a network of transformers",
-                    "the learner, which rounds the projections of our own architectures only",
-                    "set rollout.quantization=none",
-                )
-            if self.options.quantization == "rollout":
-                # The frozen reference too: its KL is 0 before the first update. Gathered parameters count no changes.
-                network.mirror(self._form, self.publish_dtype, cached=not self._sharded)
+        # The frozen reference mirrors too: its KL is 0 before the first update. Gathered parameters count no changes.
+        mirrors = self.options.quantization == "rollout"
+        fit_out(
+            network,
+            low_bit=self._form,
+            mirror_from=self.publish_dtype if mirrors else None,
+            cached=not self._sharded,
+            lora=self.options.lora,
+            seed=self._seed,
+        )
         module = LogProbModel(network, self.rank.device)
         if self._sharded:
             shard(module, network.blocks, self.rank, compute_dtype=self._compute_dtype)
         return module
-
-    def _frozen_copy(self) -> LogProbModel:
-        module = copy.deepcopy(self.module) if not self._sharded else self._build()
-        module.requires_grad_(False)
-        return module
-
-    @torch.no_grad()
-    def _copy_into(self, other: LogProbModel) -> None:
-        for theirs, ours in zip(other.parameters(), self.module.parameters(), strict=True):
-            theirs.copy_(ours)
 
 
 def _means(losses: Sequence[float], norms: Sequence[float], lr: float) -> dict[str, float]:

@@ -9,12 +9,16 @@ from pathlib import Path
 from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state
 from actors.training.options import LearnerOptions
 from actors.training.trainer import Trainer
-from launch.config import load_config
+from launch.config import Config, load_config
+from launch.config.paths import tokenizer_dir
 from launch.errors import UsageError
 from launch.precision import note_evaluation
+from launch.run.warmup import initial_weights
 from launch.run_folder import BEST_RECORD, best_model
 from models.compressed_tensors import EXPORTED
 from models.formats import FORMATS
+from models.options import ModelOptions
+from models.peft import ADAPTER_DIR
 from policies.options import ObjectiveOptions
 
 
@@ -50,9 +54,14 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
         raise UsageError(f"--out: {out} holds a model already", remedy="choose another directory")
     step = max(found) if step is None else step
     config = load_config(run / "config.yaml", []).config
-    learner = LearnerOptions(device="cpu", autocast_bf16=config.learner.autocast_bf16)
-    # Fresh weights, so that those the run began with need not be there any more: every one is replaced.
-    trainer = Trainer(config.model, learner, ObjectiveOptions(), init="random")
+    lora = config.learner.lora
+    learner = LearnerOptions(device="cpu", autocast_bf16=config.learner.autocast_bf16, lora=lora)
+    if lora is None:
+        # Fresh weights, so that those the run began with need not be there any more: every one is replaced.
+        trainer = Trainer(config.model, learner, ObjectiveOptions(), init="random")
+    else:
+        learner = learner.model_copy(update={"lora": lora.model_copy(update={"path": None})})  # likewise
+        trainer = Trainer(_begun_with(config), learner, ObjectiveOptions())
     trainer.load_weights(found[step] / LEARNER_DIR)
     form = FORMATS.get(quantization)
     trainer.export(out, form)
@@ -61,4 +70,18 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
     said = "" if form is None else f", in {form.name}"
     if config.rollout.quantization != "none":
         said += f"; rollouts and evaluations of the run are in {config.rollout.quantization}"
+    if lora is not None:
+        said += f"; its adapters alone: {out / ADAPTER_DIR}"
     return f"{out}: the model after {step} RL steps{said}"
+
+
+def _begun_with(config: Config) -> ModelOptions:
+    """The model that a run's adapters belong to."""
+    base = initial_weights(config)
+    if not any(base.glob("*.safetensors")):
+        raise UsageError(
+            f"the run's checkpoints hold adapters, and the weights that they belong to are not in {base}",
+            remedy="bring them back; the adapters of its end are in the run's folder, model/adapter",
+        )
+    tokenizer = tokenizer_dir(config)
+    return config.model.model_copy(update={"path": str(base), "tokenizer": tokenizer})

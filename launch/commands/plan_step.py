@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from actors.engine.capabilities import BACKENDS
 from launch.config import Config, Issue
 from launch.config.memory import (
     device_of,
@@ -127,7 +128,13 @@ def step_report(config: Config, device_name: str | None) -> StepReport:
             micro_batch_tokens=learner.micro_batch_tokens,
             tokens_s=learner_tokens_s(net, learner, device, length),
             mfu=MFU,
-            hand_over_s=hand_over_s(net, learner, device, same_gpu=config.cluster.layout == "colocated"),
+            hand_over_s=hand_over_s(
+                net,
+                learner,
+                device,
+                same_gpu=config.cluster.layout == "colocated",
+                merged_there=learner.adapters is not None and BACKENDS[config.rollout.engine.backend].adapters,
+            ),
             quantising_s=quantising_s(net, learner, device),
         )
     return StepReport(

@@ -11,6 +11,7 @@ from actors.training.options import OptimizerOptions
 from launch.config.check_abort import abort_issues
 from launch.config.check_data import set_issues
 from launch.config.check_eval import eval_issues, response_limits
+from launch.config.check_lora import lora_issues
 from launch.config.check_reward import reward_issues
 from launch.config.check_staleness import staleness_issues
 from launch.config.check_systems import system_issues
@@ -32,7 +33,7 @@ def check_values(config: Config, *, training: bool = True) -> list[Issue]:
     rules = (
         *(_run, _objective, _rollout, _quantization, _speculation, _drafter),
         *(_data, _coordinator, _learner, _layout, abort_issues, system_issues, budget_issues, eval_issues),
-        *(reward_issues, staleness_issues, turn_issues),
+        *(reward_issues, staleness_issues, turn_issues, lora_issues),
     )
     missing = [MISSING_TRAIN] if training and not config.train_sets else []
     return [*missing, *(issue for rule in rules for issue in rule(config))]

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from actors.engine.capabilities import BACKENDS
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
+from launch.config.check_lora import lora_fit
 from launch.config.hub import download_line
 from launch.config.issues import Issue
 from launch.config.memory import device_of, fitting, misfit
@@ -37,6 +38,7 @@ def check_environment(config: Config, *, engine: bool = True, weights: bool = Tr
         *(_model(config) if engine else ()),
         *_drafter_files(config),
         *(_reward(config) if engine else ()),
+        *lora_fit(config),
         *_memory(config),
     ]
 

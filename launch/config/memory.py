@@ -14,6 +14,7 @@ from launch.config.issues import ConfigError, Issue
 from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, read_config
 from models.formats import FORMATS, LowBitFormat
+from models.peft import adapter_shapes
 from policies.roofline.devices import Device, device_named
 from policies.roofline.memory import (
     GIB,
@@ -190,16 +191,29 @@ def learner_shape(config: Config) -> LearnerShape | None:
     if cluster.layout == "embedded" or learner.device == "cpu" or not cluster.gpus_per_learner:
         return None
     wide = config.model.dtype == "float32"
+    masters = wide or (learner.autocast_bf16 and learner.lora is None)
     return LearnerShape(
         ranks=learner.ranks,
         micro_batch_tokens=learner.micro_batch_tokens,
         checkpointing=learner.activation_checkpointing,
-        master_bytes=4 if wide or learner.autocast_bf16 else 2,
+        master_bytes=4 if masters else 2,
         compute_bytes=4 if wide and not learner.autocast_bf16 else 2,
         reference=config.objective.kl != "none",
         entropy_gradient=config.objective.entropy_coef > 0,
+        adapters=adapter_parameters(config),
         mirrored=config.learner.quantization == "rollout" and config.rollout.quantization != "none",
     )
+
+
+def adapter_parameters(config: Config) -> int | None:
+    """That learner.lora trains; None: it is not asked for, or nothing is known of the model."""
+    if config.learner.lora is None:
+        return None
+    try:
+        model = ModelConfig.from_hf(read_config(config.model.path))
+    except (ModelConfigError, OSError):
+        return None
+    return sum(rows * columns for rows, columns in adapter_shapes(model, config.learner.lora).values())
 
 
 def phase_fits(config: Config, device_bytes: int, *, engines_sleep: bool, optimizer_away: bool) -> bool:
@@ -261,6 +275,8 @@ _LEARNER_STATE = (
     "update's temporaries",
     "reference weights",
     "weights cast",
+    "adapters",
+    "a matrix merged",
 )
 _QUANTISED = ("quantised matrices", "a matrix quantised")
 _LEARNER_STEP = ("activations", "activations kept", "layer computed again", "backward of a layer", "head")

@@ -18,6 +18,7 @@ INPUT_PATHS = (
     "data.eval",
     "eval.sets.*.path",
     "warmup.data",
+    "learner.lora.path",
     "rollout.speculation.eagle.path",
     "rollout.speculation.calibration",
     "coordinator.curve.directory",

@@ -31,7 +31,7 @@ from launch.cluster.session import attaches
 from launch.cluster.versions import NodeVersions
 from launch.config import Config
 from launch.config.bias import biases_of
-from launch.config.memory import fitted
+from launch.config.memory import adapter_parameters, fitted
 from launch.config.paths import tokenizer_dir
 from launch.dispatch import NoWorkersError, RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
@@ -177,6 +177,10 @@ def open_job(
     if config.rollout.quantization != "none":
         precision = precision_text(config.rollout.quantization, config.learner.quantization, config.model.dtype)
         observer.event("precision", precision)
+    if (trained := adapter_parameters(config)) is not None:
+        engine_merges = BACKENDS[config.rollout.engine.backend].adapters
+        handed = "are handed over" if engine_merges else "are merged before they are handed over"
+        observer.event("lora", f"{trained:,} parameters of adapters are trained and {handed}")
     log = partial(log_file, run_dir)
     with ExitStack() as stack:
         avoid = versions.refused if versions is not None else {}
@@ -207,6 +211,7 @@ def open_job(
                 temperature=config.rollout.sampling.temperature,
                 seed=config.run.seed,
                 quantization=config.rollout.quantization,
+                adapters_only=BACKENDS[config.rollout.engine.backend].adapters,
                 actor_options=placement.learner_options,
                 start_timeout_s=config.cluster.start_timeout_s,
                 waiting=waiting,
@@ -401,6 +406,7 @@ def engine_start(
         speculation=config.speculation,
         recording_bytes=recording.max_bytes_per_step if recorded else 0,
         quantization=config.rollout.quantization,
+        lora=config.learner.lora,
         calibrations=() if calibrations is None else calibrations.given,
         calibration_path="" if calibrations is None else calibrations.path,
     )

@@ -43,7 +43,7 @@ def learner_group(config: Config, init: Init, avoid: Mapping[str, str] | None = 
         place(config, avoid) as placement,
         LearnerGroup(
             config.model,
-            config.learner,
+            config.learner.model_copy(update={"lora": None}),  # what RL adapts is made whole
             config.objective,
             temperature=1.0,
             init=init,
@@ -69,7 +69,7 @@ def warm_start(
     options = config.warmup
     if options is None:
         return Path(config.model.path)
-    target = Path(config.run.dir) / "warm_starts" / fingerprint(config)
+    target = initial_weights(config)
     if (target / "config.json").is_file():
         log(f"using the cached warm start {target}")
         return target
@@ -102,6 +102,13 @@ def warm_start(
             log(f"{error}; it begins again (restart {restarts + 1} of {config.learner.max_restarts})")
     keep(partial, target, "the warm start")
     return target
+
+
+def initial_weights(config: Config) -> Path:
+    """Where the weights lie that RL begins with: model.path, or what the warm start made or will make of it."""
+    if config.warmup is None:
+        return Path(config.model.path)
+    return Path(config.run.dir) / "warm_starts" / fingerprint(config)
 
 
 def fingerprint(config: Config) -> str:

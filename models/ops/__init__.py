@@ -4,6 +4,7 @@ A row's result never depends on the other rows where an operation says batch-inv
 operation; whether a kernel or torch computes it is decided here, per call, from device, dtype and gradients.
 """
 
+from models.ops.adapted import LowRank, adapted_linear, merge, merge_rows
 from models.ops.attention import packed_attention, paged_attention
 from models.ops.chain import DraftChain
 from models.ops.eagle import EaglePasses
@@ -18,14 +19,18 @@ __all__ = [
     "DecoderStack",
     "DraftChain",
     "EaglePasses",
+    "LowRank",
     "Segments",
     "StackLayer",
+    "adapted_linear",
     "add_rms_norm",
     "apply_rope",
     "cutoff",
     "head",
     "linear",
     "low_bit_linear",
+    "merge",
+    "merge_rows",
     "mirrored_linear",
     "packed_attention",
     "paged_attention",

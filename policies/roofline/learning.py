@@ -33,9 +33,15 @@ def gather_s(net: Network, ranks: int, master_bytes: int, device: Device, *, nod
     return net.parameters * master_bytes * (ranks - 1) / ranks / link_bytes_s
 
 
-def hand_over_s(net: Network, learner: LearnerShape, device: Device, *, same_gpu: bool) -> dict[str, float]:
+def hand_over_s(
+    net: Network, learner: LearnerShape, device: Device, *, same_gpu: bool, merged_there: bool = False
+) -> dict[str, float]:
     """Seconds by way: gathered over the ranks' links (`gather_s`), then `direct` (CUDA IPC on the same GPU,
-    else NCCL over the network) or through the object store."""
+    else NCCL over the network) or through the object store. `merged_there`: adapters, whose own bytes are nothing
+    beside the base that an engine reads from host memory to merge them."""
+    if merged_there:
+        merged_s = net.parameters * net.item_bytes / device.host_bytes_s
+        return {"direct": merged_s, "object store": merged_s}
     wire_bytes = net.weight_bytes  # low-bit where the engines are
     gathered_s = gather_s(net, learner.ranks, learner.master_bytes, device)
     direct_s = 2 * wire_bytes / device.bandwidth_bytes_s if same_gpu else wire_bytes / NETWORK_BYTES_S

@@ -54,6 +54,7 @@ class LearnerShape:
     reference: bool = False  # a frozen copy for the KL term
     entropy_gradient: bool = False
     mirrored: bool = False  # forward with the engine's low-bit matrices
+    adapters: int | None = None  # parameters of low-rank adapters, float32, which alone are trained; None: all are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,27 +207,36 @@ def _shard(net: Network, learner: LearnerShape) -> int:
     return -(-net.parameters // learner.ranks)
 
 
+def _trained_bytes(net: Network, learner: LearnerShape) -> int:
+    """Of what one rank trains: as large are its gradients, and each moment."""
+    if learner.adapters is not None:
+        return -(-learner.adapters // learner.ranks) * 4
+    return _shard(net, learner) * learner.master_bytes
+
+
 def _learner_resting(net: Network, learner: LearnerShape, *, away: bool) -> dict[str, int]:
-    shard = _shard(net, learner)
+    trained = _trained_bytes(net, learner)
     kept = {
-        "learner weights": shard * learner.master_bytes,
+        "learner weights": _shard(net, learner) * learner.master_bytes,
         "learner context": CONTEXT_BYTES + (NCCL_BYTES if learner.ranks > 1 else 0),
     }
+    if learner.adapters is not None:
+        kept["adapters"] = trained
     if learner.reference:
-        kept["reference weights"] = shard * learner.master_bytes
+        kept["reference weights"] = trained
     if not away:
-        kept["optimizer"] = shard * learner.moments * learner.master_bytes
+        kept["optimizer"] = trained * learner.moments
     return kept
 
 
 def _learner_working(net: Network, learner: LearnerShape, device_bytes: int) -> dict[str, int]:
     """Its worst moment: the backward pass, or the update, whose temporaries are as large as the shard."""
-    shard = _shard(net, learner)
+    trained = _trained_bytes(net, learner)
     backward = _backward(net, learner, device_bytes)
-    update = {"update's temporaries": shard * learner.master_bytes}
+    update = {"update's temporaries": trained}
     largest = max(backward, update, key=lambda items: sum(items.values()))
     slack = {"learner slack": int(SLACK * sum(largest.values()))}
-    gradients = {"gradients": shard * learner.master_bytes}
+    gradients = {"gradients": trained}
     return _learner_resting(net, learner, away=False) | gradients | largest | slack
 
 
@@ -243,7 +253,8 @@ def _backward(net: Network, learner: LearnerShape, device_bytes: int) -> dict[st
     chunk = device_bytes // LOGITS_SHARE
     copies = _LOGITS_COPIES + learner.entropy_gradient
     head = int(copies * min(chunk, tokens * 4 * net.vocab_size)) + net.embedding_parameters * learner.compute_bytes
-    return activations | {"head": head} | _gathered(net, learner) | _mirror(net, learner)
+    working = activations | {"head": head} | _gathered(net, learner) | _mirror(net, learner)
+    return working if learner.adapters is None else working | _merged(net)
 
 
 def _gathered(net: Network, learner: LearnerShape) -> dict[str, int]:
@@ -254,7 +265,13 @@ def _gathered(net: Network, learner: LearnerShape) -> dict[str, int]:
     tables = net.embedding_parameters * (1 if net.tied else 2)
     # FSDP2: the root stays gathered, one block computes, the next is on its way; gradients are reduced in float32.
     gathered = (tables + 2 * net.layer_parameters) * learner.compute_bytes
-    return {"weights gathered": gathered, "gradients reduced": 4 * max(tables, 2 * net.layer_parameters)}
+    reduced = max(tables, 2 * net.layer_parameters) if learner.adapters is None else learner.adapters
+    return {"weights gathered": gathered, "gradients reduced": 4 * reduced}
+
+
+def _merged(net: Network) -> dict[str, int]:
+    """The matrix that is computed with, merged in float32, beside the base's."""
+    return {"a matrix merged": 2 * 4 * max(outputs * inputs for outputs, inputs in net.matrices)}
 
 
 def _mirror(net: Network, learner: LearnerShape) -> dict[str, int]:

@@ -77,6 +77,25 @@ def test_in_few_bits_it_is_what_engines_are_handed_and_what_was_evaluated_is_not
     assert json.loads((tmp_path / "full/evaluation.json").read_text()) == note | {"weights": "float32"}
 
 
+def test_adapters_are_merged_into_the_weights_that_the_run_began_with(run: Path, tmp_path: Path) -> None:
+    base = tmp_path / "exported-1"
+    trainer = make_trainer(base, init="checkpoint", lora={"rank": 2})
+    trainer.rl_step(make_sequences(6), temperature=1.0)
+    write_checkpoint(run / "checkpoints", 3, trainer.save, {}, keep=3)
+    trainer.export(tmp_path / "own")
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"learner": {"lora": {"rank": 2}}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"model": {"path": str(base)}}))
+    said = export(run, tmp_path / "out", 3)
+    assert str(tmp_path / "out/adapter") in said
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        found, wanted = load_file(tmp_path / "out" / name), load_file(tmp_path / "own" / name)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    (base / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="hold adapters"):
+        export(run, tmp_path / "again", 3)
+
+
 def test_a_format_without_a_checkpoint_is_refused_with_those_that_have_one(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint is written in w4a8") as caught:
         export(run, tmp_path / "out", quantization="w4a8")

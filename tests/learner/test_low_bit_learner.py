@@ -17,6 +17,7 @@ from actors.engine.wire import Start
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank
 from actors.training.recording import RecordingPlan, StepRecording
+from actors.training.reference import Frozen
 from actors.training.trainer import Trainer
 from actors.training.types import TrainSequence
 from launch.run.agreement import LOW_BIT_LIMITS
@@ -225,9 +226,9 @@ def test_the_reference_is_mirrored_too_so_kl_begins_at_zero(wide: Path) -> None:
     trainer.rl_step(sequences, temperature=1.0)
     assert any(values.any() for values in trainer.reference_kl(sequences, temperature=1.0).values())
     # A reference in full precision would be as far away as the format is coarse.
-    assert trainer._reference is not None
-    network: Any = trainer._reference.network
-    trainer._copy_into(trainer._reference)
+    assert isinstance(trainer._reference, Frozen)
+    network: Any = trainer._reference.copy.network
+    trainer._reference.take()
     network.mirror(None, torch.float32)
     apart = trainer.reference_kl(sequences, temperature=1.0)
     assert np.mean(np.concatenate(list(apart.values()))) > 1e-5

@@ -8,6 +8,7 @@ import torch
 
 from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank
+from actors.training.reference import Frozen
 from actors.training.trainer import Trainer
 from models.options import ModelOptions
 from models.weights import unpack
@@ -50,6 +51,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },  # in one chunk: sums of chunks are rounded
     "untied qwen2": {"model": "qwen2"},
     "transformers": {"implementation": "transformers"},
+    "adapters": {"lora": {"rank": 3}, "objective": {"kl": "k3", "kl_coef": 0.1}, "micro_batch_tokens": 40},
+    "adapters, checkpointing": {
+        "lora": {"rank": 3, "targets": ["k_proj", "o_proj"]},
+        "optimizer": {"name": "muon", "lr": 3e-3},
+        "activation_checkpointing": True,
+    },
+    "adapters, bfloat16": {"lora": {"rank": 3}, "dtype": "bfloat16"},
 }
 
 
@@ -59,13 +67,16 @@ def scenario(rank: Rank, models: Path, name: str, checkpoints: Path | None = Non
     count, chunk_rows = spec.pop("count", 9), spec.pop("chunk_rows", None)
     written_out = spec.pop("written_out", False)
     model = ModelOptions(
-        path=str(models / spec.pop("model", "qwen3")), implementation=spec.pop("implementation", "native")
+        path=str(models / spec.pop("model", "qwen3")),
+        implementation=spec.pop("implementation", "native"),
+        dtype=spec.pop("dtype", "float32"),
     )
     objective = ObjectiveOptions(**spec.pop("objective", {}))
     optimizer = OptimizerOptions(**({"lr": 1e-2, "eps": 1e-3} | spec.pop("optimizer", {})))
     options = LearnerOptions(ranks=rank.size, mini_batches=2, **spec)
     trainer = Trainer(model, options, objective, rank=rank, init="random", seed=5)
-    for module in filter(None, (trainer.module, trainer._reference)):
+    reference = trainer._reference.copy if isinstance(trainer._reference, Frozen) else None
+    for module in filter(None, (trainer.module, reference)):
         module.written_out = written_out
         module.chunk_rows = chunk_rows or module.chunk_rows
     trainer.begin(optimizer, 20)

@@ -25,6 +25,11 @@ def test_tokens_follow_ranks_and_peak_and_checkpointing_costs_a_quarter_of_them(
     assert learner_tokens_s(SEVEN, replace(EIGHT, ranks=4), H100, 0) == pytest.approx(speed / 2)
 
 
+def test_adapters_cost_an_engine_the_reading_of_what_they_are_merged_into() -> None:
+    ways = hand_over_s(SEVEN, replace(EIGHT, adapters=40_000_000), H100, same_gpu=True, merged_there=True)
+    assert ways == dict.fromkeys(("direct", "object store"), SEVEN.parameters * SEVEN.item_bytes / H100.host_bytes_s)
+
+
 def test_the_direct_way_is_much_shorter_than_the_object_stores() -> None:
     for same_gpu in (True, False):
         ways = hand_over_s(SEVEN, EIGHT, H100, same_gpu=same_gpu)

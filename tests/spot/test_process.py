@@ -1,5 +1,6 @@
 """The spot trainer in its own process: the same numbers, a bounded life, and a reason whenever it ends."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -136,6 +137,13 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
         3,
         58,
     )
+
+    # Of a target whose adapters alone were handed over, what the drafter shares is as it was.
+    trainer.set_target(*weights.pack({"base_model.model.x.lora_A.weight": torch.ones(2)}, version=4))
+    here.set_head(dataclasses.replace(here.head, version=4))
+    trainer.feed([record(52, version=4, rows=39)])
+    step = until_a(trainer, MicroStep)
+    assert (step.loss, step.target_version) == (here.micro_step([record(52, version=4, rows=39)]).loss, 4)
 
     trainer.load(manifest, payload)  # Rolled back to four micro-steps.
     here.load(manifest, payload)

@@ -138,21 +138,26 @@ def run(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return go
 
 
+@pytest.mark.parametrize(("adapters", "seeds"), [((), 3), (("learner.lora.rank=2",), 1)])
 def test_a_run_that_loses_its_learner_at_any_calls_is_the_undisturbed_one(
-    run: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Record],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    adapters: tuple[str, ...],
+    seeds: int,
 ) -> None:
-    undisturbed = Outcome(run("whole"), tmp_path / "whole")
+    undisturbed = Outcome(run("whole", *adapters), tmp_path / "whole")
     kinds = {name.split()[0] for name in Group.calls}
     assert kinds == {"reference_kl", "train_step", "publish", "save", "export"}
     lost: set[str] = set()
-    for seed in range(3):
+    for seed in range(seeds):
         source = random.Random(seed)
         # One of each kind, at its 1st to 3rd call, and any calls on top: those of restarts too.
         left = {kind: source.randint(1, 3) for kind in kinds - {"export"}} | {"export": 1}
         more = {source.randint(1, 60) for _ in range(3)}
         with monkeypatch.context() as patch:
             patch.setattr(Group, "fails", staticmethod(partial(_fails, left, more, lost)))
-            record = run(f"lost-{seed}", "learner.max_restarts=20")
+            record = run(f"lost-{seed}", "learner.max_restarts=20", *adapters)
         events = [kind for kind, _ in record.events]
         assert events.count("learner_lost") >= len(kinds)
         assert "learner_differs" not in events

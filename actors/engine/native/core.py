@@ -9,7 +9,9 @@ from actors.engine.wire import Start
 from drafter.build import build_drafters
 from models.checkpoint import load_model
 from models.device import choose_device
+from models.dtypes import DTYPES
 from models.formats import low_bit_format
+from models.lora import AdapterBase
 from models.ops.triton.low_bit_operators import require_products
 from models.ops.triton.operators import installed
 from models.options import batch_invariance
@@ -32,9 +34,10 @@ def build(start: Start) -> BatchCore:
     low_bit = low_bit_format(start.quantization, device)
     if low_bit is not None:
         require_products(low_bit, device)
+    dtype = DTYPES[start.model.dtype]
     model = load_model(
         start.model.path,
-        dtype=getattr(torch, start.model.dtype),
+        dtype=dtype,
         device=device,
         batch_invariant=invariant,
         low_bit=low_bit,
@@ -58,5 +61,6 @@ def build(start: Start) -> BatchCore:
         recording_bytes=start.recording_bytes,
         recorded_layers=start.recorded_layers,
         news=None if policy is None else news,
+        adapter_base=None if start.lora is None else AdapterBase(start.model.path, start.lora, dtype),
     )
     return BatchCore(engine)

@@ -50,8 +50,11 @@ from drafter.build import history_tokens
 from drafter.protocol import Drafter, GraphCapture, KVPlaces, TrainedDrafter
 from models.checkpoint import hf_targets, load_packed
 from models.formats import SCALE_SUFFIX, LowBitFormat, Quantization
+from models.lora import AdapterBase, room_for
 from models.manifest import TensorSpec, WeightsManifest
+from models.peft import AdapterError, are_adapters
 from models.transformer import Transformer
+from models.weights import unpack
 from policies.speculation.budget import DraftBudget
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.policy import StrategyPolicy
@@ -69,7 +72,7 @@ class NativeEngine:
     `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
     `timer` measures steps; `on_step` hears of every one. `graph_capture` captures graphs, those of the plan at once; by
     default CUDA's where `options.cuda_graphs`. `make_memory` makes what holds the KV cache. `news`: what the driver
-    hears of the passes.
+    hears of the passes. `adapter_base`: what adapters are merged into that come in the place of weights.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class NativeEngine:
         graph_capture: GraphCapture | None = None,
         make_memory: MakeMemory = kv_memory,
         news: PassNews | None = None,
+        adapter_base: AdapterBase | None = None,
     ) -> None:
         config = model.config
         model_tokens = options.max_model_tokens or config.max_position_embeddings
@@ -167,7 +171,7 @@ class NativeEngine:
         )
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
-        self._model, self._low_bit = model, model.low_bit
+        self._model, self._low_bit, self._adapter_base = model, model.low_bit, adapter_base
         self._version = weights_version
         self._clock = clock
         self._account = StepAccount(self._table, self._speculator, prompts, on_step, timer, news)
@@ -238,13 +242,18 @@ class NativeEngine:
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
         """Load new weights in place. Running requests go on with them, on the K/V they have; no other request reuses
-        K/V of the old ones. An engine that started in few bits stores what it is handed, in few bits or not.
+        K/V of the old ones. An engine that started in few bits stores what it is handed, in few bits or not. Adapters
+        are merged into the weights that it started with, in the precision that it started in.
 
-        Raises models.weights.WeightsCorruptError, or models.checkpoint.WeightsMismatchError, before anything changed.
+        Raises models.weights.WeightsCorruptError, models.checkpoint.WeightsMismatchError or models.peft.AdapterError,
+        before anything changed.
         """
         start_s = self._clock()
-        with self._model.storing(self._form_of(manifest.tensors)):
-            load_packed(self._model, manifest, buffer)  # Computes and checks the checksum.
+        if are_adapters(manifest.tensors):
+            self._merge(dict(unpack(manifest, buffer)))  # Computes and checks the checksum.
+        else:
+            with self._model.storing(self._form_of(manifest.tensors)):
+                load_packed(self._model, manifest, buffer)  # Likewise.
         return self._holds(manifest.version, manifest.checksum, start_s)
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
@@ -254,10 +263,15 @@ class NativeEngine:
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
         try:
-            with self._model.storing(self._form_of(offer.tensors)):
-                received = self._receiver.receive(offer, hf_targets(self._model))
+            if adapters := are_adapters(offer.tensors):
+                room = room_for(offer.tensors, next(self._model.parameters()).device)
+                received = self._receiver.receive(offer, room)
+                self._merge(room)
+            else:
+                with self._model.storing(self._form_of(offer.tensors)):
+                    received = self._receiver.receive(offer, hf_targets(self._model))
         except (HandOffError, torch.OutOfMemoryError) as error:  # the latter: of room for another precision
-            self._half_loaded |= isinstance(error, HandOffError) and error.began
+            self._half_loaded |= isinstance(error, HandOffError) and error.began and not adapters
             seconds = self._clock() - start_s
             return WeightsLoaded(
                 version=self._version,
@@ -267,6 +281,13 @@ class NativeEngine:
                 failure=str(error),
             )
         return self._holds(offer.version, received.checksum, start_s, received.way)
+
+    def _merge(self, adapters: Mapping[str, torch.Tensor]) -> None:
+        if self._adapter_base is None:
+            raise AdapterError("adapters came to an engine that was started without learner.lora")
+        new = self._model.low_bit != self._low_bit  # after weights in full precision
+        with self._model.storing(self._low_bit):
+            self._adapter_base.merge_into(self._model, adapters, everything=new)
 
     def _form_of(self, tensors: Sequence[TensorSpec]) -> LowBitFormat | None:
         """What they are stored in: only weights in few bits have scales."""

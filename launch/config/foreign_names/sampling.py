@@ -24,6 +24,12 @@ def _files(key: str) -> Answer:
     return answer
 
 
+def _targets(value: Any, _: Written) -> str:
+    if value == "all-linear":
+        return "leave it out: that is how it is here"
+    return f"learner.lora.targets={render([value] if isinstance(value, str) else value)}"
+
+
 ROWS: tuple[Row, ...] = (
     # the model
     Row(
@@ -46,12 +52,18 @@ ROWS: tuple[Row, ...] = (
         say("leave it out: data and models are read as data; no code of theirs is run"),
     ),
     Row(("actor_rollout_ref.model.use_liger=false",), ("use_liger_kernel=false",), NOT_HERE),
+    Row(("actor_rollout_ref.model.lora_rank=32",), ("lora_r=32",), same("learner.lora.rank")),
+    Row(("actor_rollout_ref.model.lora_alpha=16",), ("lora_alpha=16",), same("learner.lora.alpha")),
     Row(
-        ("actor_rollout_ref.model.lora_rank=32",),
-        ("use_peft=true",),
-        NOT_HERE,
-        ("lora", "lora_alpha", "lora_target_modules", "peft_config", "load_in_4bit"),
+        ("actor_rollout_ref.model.target_modules=all-linear",),
+        ("lora_target_modules=all-linear",),
+        _targets,
     ),
+    Row((), ("use_rslora=true",), same("learner.lora.rslora")),
+    Row(("actor_rollout_ref.model.lora_adapter_path=adapter",), (), same("learner.lora.path")),
+    Row((), ("use_peft=true",), switch("here it is learner.lora (docs/lora.md)"), ("lora", "peft_config")),
+    Row((), ("lora_dropout=0.05",), say("leave it out: two passes over one sequence must agree")),
+    Row((), ("load_in_4bit=true",), NOT_HERE),
     # data
     Row(("data.train_files=gsm8k/train.parquet",), ("dataset_name=gsm8k",), _files("data.train"), ("train_dataset",)),
     Row(("data.val_files=gsm8k/test.parquet",), (), _files("data.eval"), ("eval_dataset", "test_files")),
