@@ -6,7 +6,8 @@ are: counts decide which samples exist, not which tokens they get.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ from actors.data import Prompt
 from actors.data.stop_strings import stop_strings
 from actors.data.tokenizers import Tokenizer
 from actors.engine.options import SamplingOptions
-from actors.engine.types import Request, SamplingParams, StopRule
+from actors.engine.types import FinishReason, Request, Rollout, SamplingParams, StopRule
 from models.noise import noise_key
 
 EVAL_EPOCH = -1  # of the first held-out set, -2 of the second, ...: epochs of training count from 0
@@ -68,6 +69,7 @@ class Batch:
         self.picks = tuple(picks)
         params = sampling if isinstance(sampling, Sequence) else [sampling] * len(picks)
         rules = stop if isinstance(stop, Sequence) else [stop] * len(picks)
+        self._earlier: dict[int, int] = {}  # tokens of responses that are not to be sampled to their end
         self._first = list(accumulate(counts, initial=first_id))  # id of each pick's first sample; then next_id
         self.requests = tuple(
             Request(
@@ -85,6 +87,19 @@ class Batch:
             )
             for sample in range(count)
         )
+
+    def only(self, requests: Iterable[Request]) -> "Batch":
+        """The same with these requests: some of its own, begun already, or to be sampled up to an earlier end."""
+        batch, whole = copy(self), {request.request_id: request.sampling.max_new_tokens for request in self.requests}
+        batch.requests = tuple(requests)
+        ends = [(request.request_id, request.sampling.max_new_tokens) for request in batch.requests]
+        batch._earlier = {request_id: end for request_id, end in ends if end < whole[request_id]}
+        return batch
+
+    def unfinished(self, rollout: Rollout) -> bool:
+        """It has come to an earlier end, not to its own."""
+        end = self._earlier.get(rollout.request_id)
+        return rollout.finish_reason is FinishReason.LENGTH and len(rollout.tokens) == end
 
     def __len__(self) -> int:
         return len(self.requests)

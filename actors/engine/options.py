@@ -83,6 +83,22 @@ class WorkerCount(BaseModel, frozen=True, extra="forbid"):
         return {"min": self.min, "max": self.max} if self.elastic else self.max
 
 
+class PartialOptions(BaseModel, frozen=True, extra="forbid"):
+    """Responses that take several RL steps, so that none waits for the longest (staleness.md)."""
+
+    tokens_per_step: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="a response samples so many tokens in one RL step and goes on in the next, with newer weights; "
+            "null: all in one",
+        ),
+    ] = None
+    max_steps: Annotated[
+        int, Field(ge=2, le=1000, description="RL steps that a response may take; in the last it comes to its end")
+    ] = 4
+
+
 class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     """The rollout workers and what they are asked for."""
 
@@ -98,6 +114,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
             "is sampled while this one is learned (staleness.md)",
         ),
     ] = 0
+    partial: PartialOptions = PartialOptions()
     quantization: Annotated[
         Quantization,
         Field(description="weights and activations of the layers' projections in rollouts; none: in model.dtype"),

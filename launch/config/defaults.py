@@ -114,8 +114,11 @@ def _of_engine(c: Config) -> Iterator[tuple[str, str, Any]]:
 
 def _of_staleness(c: Config) -> Iterator[tuple[str, str, Any]]:
     """Likewise: responses of another policy than the one that learns are weighed."""
-    if c.rollout.staleness:
-        yield from ((f"rollout.staleness: {c.rollout.staleness}", key, value) for key, value in _corrected(c))
+    r = c.rollout
+    if r.staleness or r.partial.tokens_per_step is not None:
+        own = f"partial.tokens_per_step: {r.partial.tokens_per_step}"
+        source = f"rollout.staleness: {r.staleness}" if r.staleness else f"rollout.{own}"
+        yield from ((source, key, value) for key, value in _corrected(c))
 
 
 def _corrected(c: Config) -> Iterator[tuple[str, Any]]:

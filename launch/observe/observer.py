@@ -108,7 +108,11 @@ class Observer:
         with self._lock:
             self._journals["metrics"].write({"step": record.step, "kind": "step", "at_s": self._clock(), **scalars})
             if len(record.lengths):
-                versions = {"versions": [int(n) for n in record.versions]} if len(record.versions) else {}
+                versions = (
+                    {"versions": [[list(part) for part in of] for of in record.versions]}
+                    if len(record.versions)
+                    else {}
+                )
                 lengths = {"lengths": [int(n) for n in record.lengths]}
                 self._journals["lengths"].write({"step": record.step, **lengths, **versions})
             if speculation is not None:

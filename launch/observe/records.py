@@ -32,7 +32,8 @@ class StepRecord:
     metrics: Mapping[str, float]  # "reward/mean", "tokens_per_s", ...; see docs/observing.md
     seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
     lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
-    versions: Sequence[int] = ()  # of the weights that sampled each response; empty: all are the step's own
+    # (version of the weights, tokens that they sampled) of each response; empty: all are the step's own
+    versions: Sequence[Sequence[tuple[int, int]]] = ()
     speculation: StepSpeculation | None = None  # gives speculation/* and speculation.jsonl; None: it is off
     rollouts_per_prompt: Sequence[int] = ()  # asked for, by prompt; gives budget.jsonl; empty: no budget, no abort
     drafter: StepDrafter | None = None  # gives drafter/* and drafter.jsonl; None: no drafter is trained

@@ -1,9 +1,9 @@
-"""The next RL step's graded responses as a file of a checkpoint: with `rollout.staleness` they were sampled before this
-step's weights were there, and could not be sampled again. Owns the file; what is in it is `collect`'s and `groups`'.
+"""Responses as a file of a checkpoint: of the next RL step (`rollout.staleness`), or that go on in it
+(`rollout.partial`). Their weights are gone: nobody could sample them again. Owns the file; what is in it is others'.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -19,8 +19,20 @@ from launch.batch import Pick
 from launch.dispatch import DispatchStats
 from launch.run.collect import Round
 from launch.run.groups import Graded, Group
+from launch.run.partial import Carried
 
-AHEAD_FILE = "ahead.npz"  # in a checkpoint; missing where nothing was sampled ahead
+AHEAD_FILE = "ahead.npz"  # in a checkpoint; missing where there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """`ahead`: of the next RL step, graded; None: they are sampled when it comes. `carried`: that go on."""
+
+    ahead: list[Round] | None = None
+    carried: list[Carried] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.ahead is not None or bool(self.carried)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +50,7 @@ class _Member:
     text: str
     worker: str
     reissued: bool
+    begun: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,54 +65,61 @@ class _Round:
     counts: list[int]
 
 
-_ROUNDS = TypeAdapter(list[_Round], config=ConfigDict(ser_json_inf_nan="constants"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Responses:
+    """`carried`: (epoch, prompt id, samples, members)."""
+
+    ahead: list[_Round] | None
+    carried: list[tuple[int, int, list[int], list[_Member]]]
 
 
-def write_ahead(path: Path, rounds: Sequence[Round]) -> None:
+_RESPONSES = TypeAdapter(list[_Responses], config=ConfigDict(ser_json_inf_nan="constants"))
+
+
+def write_ahead(path: Path, responses: Responses) -> None:
     """Raises OSError."""
-    write_arrays(path, pack(rounds))
+    write_arrays(path, pack(responses))
 
 
-def read_ahead(checkpoint: Path, prompts: Sequence[Prompt]) -> list[Round] | None:
-    """None: nothing was sampled ahead. Raises CheckpointError."""
+def read_ahead(checkpoint: Path, prompts: Sequence[Prompt]) -> Responses:
+    """What `write_ahead` wrote into a checkpoint, if it did. Raises CheckpointError."""
     path = checkpoint / AHEAD_FILE
     if not path.is_file():
-        return None
+        return Responses()
     try:
         return unpack(read_arrays(path), {prompt.prompt_id: prompt for prompt in prompts})
     except (OSError, KeyError, ValueError, BadZipFile, ValidationError) as error:
         raise CheckpointError(
-            f"{path}, the responses that the next step is learned from, cannot be read: {error}. Resume from an older "
+            f"{path}, the responses that the next step goes on from, cannot be read: {error}. Resume from an older "
             "checkpoint, with the prompts that the run had"
         ) from error
 
 
-def pack(rounds: Sequence[Round]) -> Packed:
+def pack(responses: Responses) -> Packed:
     """Tokens and log-probs as flat arrays, all else as JSON."""
-    sampled = [member.rollout.sampled for collected in rounds for member in collected.members]
+    rounds = responses.ahead or []
+    members = [member for collected in rounds for member in collected.members]
+    members += [member for carried in responses.carried for member in carried.members.values()]
+    sampled = [member.rollout.sampled for member in members]
     own = [s.logprobs_t1 for s in sampled if s.logprobs_t1 is not None]
-    plain = [
-        _Round(
-            groups=[(g.pick.epoch, g.pick.prompt.prompt_id, [_member(m) for m in g.members]) for g in collected.groups],
-            stats=collected.stats,
-            rollout_s=collected.rollout_s,
-            reward_wait_s=collected.reward_wait_s,
-            metrics=collected.metrics,
-            counts=collected.counts,
-        )
-        for collected in rounds
-    ]
+    plain = _Responses(
+        ahead=None if responses.ahead is None else [_round(collected) for collected in rounds],
+        carried=[
+            (c.pick.epoch, c.pick.prompt.prompt_id, list(c.members), [_member(m) for m in c.members.values()])
+            for c in responses.carried
+        ],
+    )
     return {
         "lengths": np.array([len(s) for s in sampled], np.int64),
         "tokens": flat([s.tokens for s in sampled], np.int32),
         "logprobs": flat([s.logprobs for s in sampled], np.float32),
         "has_logprobs_t1": np.array([s.logprobs_t1 is not None for s in sampled], np.bool_),
         "logprobs_t1": flat(own, np.float32),
-        "rounds": np.frombuffer(_ROUNDS.dump_json(plain), np.uint8),
+        "responses": np.frombuffer(_RESPONSES.dump_json([plain]), np.uint8),
     }
 
 
-def unpack(packed: Packed, prompts: Mapping[int, Prompt]) -> list[Round]:
+def unpack(packed: Packed, prompts: Mapping[int, Prompt]) -> Responses:
     """What was packed, with every number as it was. `prompts`: by id; KeyError: there is no such one."""
     lengths, has_t1 = packed["lengths"].tolist(), packed["has_logprobs_t1"].tolist()
     of_t1 = iter(parts(packed["logprobs_t1"], [n for n, has in zip(lengths, has_t1, strict=True) if has]))
@@ -109,20 +129,39 @@ def unpack(packed: Packed, prompts: Mapping[int, Prompt]) -> list[Round]:
             parts(packed["tokens"], lengths), parts(packed["logprobs"], lengths), has_t1, strict=True
         )
     )
-    return [
-        Round(
-            groups=[
-                Group(Pick(epoch, prompts[prompt_id]), [_graded(member, next(arrays)) for member in members])
-                for epoch, prompt_id, members in plain.groups
-            ],
-            stats=plain.stats,
-            rollout_s=plain.rollout_s,
-            reward_wait_s=plain.reward_wait_s,
-            metrics=plain.metrics,
-            counts=plain.counts,
-        )
-        for plain in _ROUNDS.validate_json(packed["rounds"].tobytes())
-    ]
+    (plain,) = _RESPONSES.validate_json(packed["responses"].tobytes())
+
+    def group(epoch: int, prompt_id: int, members: Sequence[_Member]) -> Group:
+        return Group(Pick(epoch, prompts[prompt_id]), [_graded(member, next(arrays)) for member in members])
+
+    ahead = None if plain.ahead is None else [_collected(of, [group(*g) for g in of.groups]) for of in plain.ahead]
+    carried = list[Carried]()
+    for epoch, prompt_id, samples, members in plain.carried:
+        of = group(epoch, prompt_id, members)
+        carried.append(Carried(of.pick, dict(zip(samples, of.members, strict=True))))
+    return Responses(ahead, carried)
+
+
+def _round(collected: Round) -> _Round:
+    return _Round(
+        groups=[(g.pick.epoch, g.pick.prompt.prompt_id, [_member(m) for m in g.members]) for g in collected.groups],
+        stats=collected.stats,
+        rollout_s=collected.rollout_s,
+        reward_wait_s=collected.reward_wait_s,
+        metrics=collected.metrics,
+        counts=collected.counts,
+    )
+
+
+def _collected(plain: _Round, groups: list[Group]) -> Round:
+    return Round(
+        groups=groups,
+        stats=plain.stats,
+        rollout_s=plain.rollout_s,
+        reward_wait_s=plain.reward_wait_s,
+        metrics=plain.metrics,
+        counts=plain.counts,
+    )
 
 
 def _member(member: Graded) -> _Member:
@@ -139,6 +178,7 @@ def _member(member: Graded) -> _Member:
         text=member.text,
         worker=member.worker,
         reissued=member.reissued,
+        begun=member.begun,
     )
 
 
@@ -153,4 +193,11 @@ def _graded(member: _Member, sampled: Sampled) -> Graded:
         verifications=member.verifications,
         propensity=member.propensity,
     )
-    return Graded(rollout=rollout, grade=member.grade, text=member.text, worker=member.worker, reissued=member.reissued)
+    return Graded(
+        rollout=rollout,
+        grade=member.grade,
+        text=member.text,
+        worker=member.worker,
+        reissued=member.reissued,
+        begun=member.begun,
+    )

@@ -35,6 +35,7 @@ class Round:
     reward_wait_s: float  # after the last rollout, until the last grade
     metrics: dict[str, float] = field(default_factory=dict)  # of what was planned, and of what became of it
     counts: list[int] = field(default_factory=list)  # responses asked for, by group
+    unfinished: dict[int, Rollout] = field(default_factory=dict)  # by request, of an earlier end (Batch.unfinished)
 
     @property
     def members(self) -> list[Graded]:
@@ -102,11 +103,15 @@ class Collector:
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
         arrived: dict[int, _Arrived] = {}
+        unfinished: dict[int, Rollout] = {}
         failed: list[FailedRequest] = []
 
         def finished(rollout: Rollout, episode: Episode | None = None) -> None:
-            if not arrived:
+            if not (arrived or unfinished):
                 decoding()
+            if batch.unfinished(rollout):
+                unfinished[rollout.request_id] = rollout
+                return
             text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
             arrived[rollout.request_id] = _Arrived(rollout, text, episode)
             prompt = batch.prompt(rollout.request_id)
@@ -122,7 +127,7 @@ class Collector:
                 turns=() if episode is None else episode.said,
             )
             self._rewards.submit(rollout.request_id, item)
-            self._observer.progress(phase, len(arrived), len(batch))
+            self._observer.progress(phase, len(arrived) + len(unfinished), len(batch))
 
         def fails(request_id: int, answer: Answer) -> None:
             failed.append(FailedRequest(request_id, answer.error or ""))
@@ -152,6 +157,9 @@ class Collector:
         finally:
             sampled()
         sampled_s = time.monotonic()
+        begun = {r.request_id: len(r.prefix) for r in batch.requests if r.prefix is not None}
+        old = sum(tokens for i, tokens in begun.items() if i in arrived or i in unfinished)
+        stats = replace(stats, tokens=stats.tokens - old) if old else stats
         if self._fleet is not None:
             self._fleet.ends(stats.tokens)
         if stats.interrupted:
@@ -188,6 +196,7 @@ class Collector:
             reward_wait_s=time.monotonic() - sampled_s,
             counts=counts,
             metrics={} if episodes is None else episodes.metrics(),
+            unfinished=unfinished,
         )
 
     def _environment_failed(self, request_id: int, answer: Answer) -> None:

@@ -31,6 +31,13 @@ class Graded:
     worker: str = ""  # the rollout worker that finished it
     reissued: bool = False  # more than one worker sampled it
     episode: Episode | None = None  # of which `rollout` has the tokens that the model drew, and `text` what it said
+    begun: tuple[tuple[int, int], ...] = ()  # (version, tokens) of what was sampled in earlier RL steps
+
+    @property
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """(version of the weights, tokens that they sampled), in the order of the tokens."""
+        newest = self.rollout.tokens.size - sum(tokens for _, tokens in self.begun)
+        return (*self.begun, (self.rollout.weights_version, newest))
 
     def sample(self, pick: Pick, held_out: str = "") -> Sample:
         """`held_out`: the set, of an evaluation."""

@@ -42,9 +42,11 @@ from launch.fleet.notices import Notices
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span, SpeculationMeter
 from launch.precision import precision_text
+from launch.run.ahead import Responses
 from launch.run.collect import Collector, Round
 from launch.run.episodes import Player
 from launch.run.inputs import HeldOut, Inputs, load_inputs
+from launch.run.partial import Carried
 from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
 from launch.run.token_budget import TokenBudget
@@ -84,6 +86,7 @@ class Job:
     drafter: DrafterTraining | None = None  # None: no drafter is trained
     steps_done: int = 0
     ahead: list[Round] | None = None  # the next step's responses, where those are sampled while this one is learned
+    carried: list[Carried] = field(default_factory=list)  # by rollout.partial, into the next sampling
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
     boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner is past it
 
@@ -110,7 +113,7 @@ class Job:
         """The driver's side of a checkpoint, JSON but for `ahead`, which gets a file of its own (launch.run.ahead)."""
         return {
             "steps_done": self.steps_done,
-            "ahead": self.ahead,
+            "ahead": Responses(self.ahead, self.carried),
             "order": self.order.state_dict(),
             "lengths": self.lengths.state_dict(),
             "token_budget": self.budget.state_dict(),
@@ -120,7 +123,9 @@ class Job:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps_done, self.ahead = int(state["steps_done"]), state.get("ahead")
+        self.steps_done = int(state["steps_done"])
+        responses: Responses = state.get("ahead") or Responses()
+        self.ahead, self.carried = responses.ahead, responses.carried
         self.order.load_state_dict(state["order"])
         self.lengths.load_state_dict(state["lengths"])
         self.budget.load_state_dict(state.get("token_budget", {}))

@@ -19,6 +19,7 @@ from launch.run.agreement import check_agreement
 from launch.run.collect import Round
 from launch.run.groups import Graded, Group, natural_mean, signal, training_sequences, with_kl
 from launch.run.job import Job
+from launch.run.partial import goes_on, segments, settled
 from launch.run.publish import Published
 from launch.run.skip import PASSED_OVER, next_picks, observe, skip_metrics
 from policies.dynamic_sampling import prompts_to_sample
@@ -50,7 +51,8 @@ def rl_step(job: Job) -> None:
     rounds = job.ahead or list(sampled)
     tick(job)
     groups = [group for collected in rounds for group in collected.groups]
-    asked = sum(collected.stats.requests for collected in rounds)
+    partial_ = config.rollout.partial.tokens_per_step is not None
+    asked = sum(sum(collected.counts) if partial_ else collected.stats.requests for collected in rounds)
     uneven = config.rollout.budget.on or config.rollout.abort.enabled
     sequences, group_metrics = training_sequences(
         groups,
@@ -108,6 +110,7 @@ def rl_step(job: Job) -> None:
                 metrics=rollout_metrics(rounds, uneven=uneven)
                 | group_metrics
                 | stale
+                | carried_metrics(job)
                 | result.metrics
                 | handed.metrics
                 | learner_metrics
@@ -123,7 +126,7 @@ def rl_step(job: Job) -> None:
                     "step": end_s - start_s,
                 },
                 lengths=[member.rollout.tokens.size for member in members],
-                versions=[member.rollout.weights_version for member in members] if stale else [],
+                versions=[member.versions for member in members] if stale else [],
                 rollouts_per_prompt=rollouts_per_prompt(config, rounds),
                 speculation=speculation,
                 drafter=job.drafter.take(job.sampled_step, speculation) if job.drafter is not None else None,
@@ -153,7 +156,7 @@ def sample(job: Job, step: int, *, first_id: int = 0, to_the_end: bool = False) 
     while count:
         asked = first_id + sum(collected.stats.requests for collected in rounds)
         rounds.append(sample_round(job, count, step, first_id=asked, refill=bool(rounds), to_the_end=to_the_end))
-        if len(rounds) == 1:
+        if len(rounds) == 1 and not job.carried:
             require_some(rounds[0], step)
         if len(rounds) == objective.dynamic_sampling.max_rounds:
             break
@@ -166,23 +169,28 @@ def sample_round(
     job: Job, prompts: int, step: int, *, first_id: int = 0, refill: bool = False, to_the_end: bool = False
 ) -> Round:
     """The next `prompts` prompts of the order, sampled and graded for RL step `step`. `refill`: not the first ones."""
-    picks, passed_over = next_picks(job.order, job.prompts, prompts, job.skip)
-    expected = [job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks]
-    plan = job.budget.plan(picks)
+    partial_, carried = job.config.rollout.partial, job.carried
+    fresh, passed_over = next_picks(job.order, job.prompts, prompts, job.skip)
+    picks = [*(group.pick for group in carried), *fresh]
+    plan = job.budget.plan(fresh)
     batch = Batch(
         picks,
-        plan.counts,
+        [*[job.config.rollout.rollouts_per_prompt] * len(carried), *plan.counts],
         job.sampling,
         seed=job.config.run.seed,
-        expected_tokens=expected,
+        expected_tokens=[job.lengths.expected_tokens(pick.prompt.prompt_id) for pick in picks],
         stop=plan.stop,
         first_id=first_id,
     )
+    if parted := partial_.tokens_per_step is not None or bool(carried):
+        batch = segments(batch, carried, partial_, last=step >= job.config.run.steps)
     phase = "refill" if refill else "rollout"
     with spare_time(job, step) as (decoding, sampled):
         collected = job.collector.run(
             batch, phase, step=step, same_step=refill, to_the_end=to_the_end, decoding=decoding, sampled=sampled
         )
+    if parted:
+        collected, job.carried = settled(collected, batch, carried)
     for group in collected.groups:
         if group.members:
             lengths = [member.rollout.tokens.size for member in group.members]
@@ -220,7 +228,7 @@ def rollouts_per_prompt(config: Config, rounds: Sequence[Round]) -> list[int]:
 
 def verified(members: Sequence[Graded]) -> list[tuple[int, int]]:
     """(tokens, verifications) of the rollouts that one worker sampled from end to end."""
-    return [(m.rollout.tokens.size, m.rollout.verifications) for m in members if not m.reissued]
+    return [(m.rollout.tokens.size, m.rollout.verifications) for m in members if not (m.reissued or m.begun)]
 
 
 def require_some(collected: Round, step: int) -> None:
@@ -247,13 +255,28 @@ def learned(job: Job, under_way: StepUnderWay) -> StepResult:
     return result
 
 
-def stale_metrics(config: Config, groups: Sequence[Group], learner_version: int) -> dict[str, float]:
-    """How many updates older than the learner's weights those are that sampled what it learns from, over responses; {}
-    where none can be."""
-    found = [learner_version - member.rollout.weights_version for group in groups for member in group.members]
-    if not found or not (config.rollout.staleness or any(found)):
+def carried_metrics(job: Job) -> dict[str, float]:
+    """What goes on in the next sampling; {} without rollout.partial."""
+    if job.config.rollout.partial.tokens_per_step is None:
         return {}
-    return {STALENESS: float(np.mean(found)), "staleness/min": float(min(found)), "staleness/max": float(max(found))}
+    going = [member for group in job.carried for member in group.members.values() if goes_on(member)]
+    return {
+        "partial/groups": float(len(job.carried)),
+        "partial/responses": float(len(going)),
+        "partial/tokens": float(sum(member.rollout.tokens.size for member in going)),
+    }
+
+
+def stale_metrics(config: Config, groups: Sequence[Group], learner_version: int) -> dict[str, float]:
+    """How many updates older than the learner's weights those are that sampled what it learns from, over tokens; {}
+    where none can be."""
+    parts = [part for group in groups for member in group.members for part in member.versions]
+    ages, tokens = [learner_version - version for version, _ in parts], [tokens for _, tokens in parts]
+    possible = config.rollout.staleness or config.rollout.partial.tokens_per_step is not None
+    if not ages or not (possible or any(ages)):
+        return {}
+    mean = float(np.average(ages, weights=tokens))
+    return {STALENESS: mean, "staleness/min": float(min(ages)), "staleness/max": float(max(ages))}
 
 
 def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[str, float]:

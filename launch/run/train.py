@@ -211,14 +211,14 @@ def save(job: Job, run_dir: Path) -> int:
     assert state is not None, "the learner is between two states"
     job.observer.progress("checkpoint")
     state = {**state, "evaluations": job.evaluations}
-    ahead = state.pop("ahead", None)
+    responses = state.pop("ahead", None)
     if job.drafter is not None:  # as it is now, like its weights
         state["drafter"] = job.drafter.state_dict()
 
     def write(learner_dir: Path) -> None:
         job.learner.save(learner_dir)
-        if ahead is not None:
-            write_ahead(learner_dir.parent / AHEAD_FILE, ahead)
+        if responses:
+            write_ahead(learner_dir.parent / AHEAD_FILE, responses)
         save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
         save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
 

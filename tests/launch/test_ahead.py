@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +14,10 @@ from actors.rewards.types import Grade
 from launch.batch import Pick
 from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest
-from launch.run.ahead import AHEAD_FILE, read_ahead, write_ahead
+from launch.run.ahead import AHEAD_FILE, Responses, read_ahead, write_ahead
 from launch.run.collect import Round
 from launch.run.groups import Graded, Group
+from launch.run.partial import Carried
 
 PROMPTS = [
     Prompt(prompt_id=i, tokens=np.array([i], np.int32), text=f"p{i}", record={}, where="", uid=f"u{i}") for i in (3, 9)
@@ -56,6 +57,7 @@ def members(draw: st.DrawFn) -> Graded:
         text=draw(st.text()),
         worker=draw(st.sampled_from(["", "rollout-1"])),
         reissued=draw(st.booleans()),
+        begun=((3, 1), (4, 2)),
     )
 
 
@@ -90,15 +92,25 @@ def plain(value: object) -> object:
         return [plain(item) for item in value]
     if isinstance(value, Prompt):
         return value.prompt_id
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
     if hasattr(value, "__dataclass_fields__"):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     return value
 
 
+@st.composite
+def carried(draw: st.DrawFn) -> Carried:
+    samples = draw(st.sets(st.integers(0, 7), max_size=3))
+    return Carried(Pick(draw(st.integers(0, 5)), PROMPTS[0]), {sample: draw(members()) for sample in sorted(samples)})
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(rounds(), max_size=2))
-def test_nothing_is_lost(tmp_path_factory: object, made: list[Round]) -> None:
-    folder = Path(tmp_path_factory.mktemp("checkpoint"))  # type: ignore[attr-defined]
-    assert read_ahead(folder, PROMPTS) is None
+@given(st.none() | st.lists(rounds(), min_size=1, max_size=2), st.lists(carried(), max_size=2))
+def test_nothing_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, ahead: list[Round] | None, going: list[Carried]
+) -> None:
+    folder, made = tmp_path_factory.mktemp("checkpoint"), Responses(ahead, going)
+    assert not read_ahead(folder, PROMPTS)
     write_ahead(folder / AHEAD_FILE, made)
     assert plain(read_ahead(folder, PROMPTS)) == plain(made)

@@ -21,6 +21,8 @@ SHARE = [f"{B}.share=0.5"]
 NETWORKS = [f"{S}={{strategies: ['eagle:4', 'self:4'], eagle: {{path: random}}}}"]
 ABORT = ["rollout.abort.enabled=true"]
 PYTHON = ["reward.terms=[{kind: python, function: 'a.b:grade'}]"]
+P = "rollout.partial"
+PARTIAL = [f"{P}.tokens_per_step=16"]
 STALE = ["rollout.staleness=1"]
 INVARIANT = ["model.batch_invariant=true"]
 
@@ -64,6 +66,15 @@ CASES: list[tuple[str, list[str], list[str], str]] = [
         ["objective.sampler_correction.weights=none"],
         "objective.sampler_correction.weights",
     ),
+    (
+        "staleness|weights: none",
+        PARTIAL,
+        ["objective.sampler_correction.weights=none"],
+        "objective.sampler_correction.weights",
+    ),
+    ("partial|`rollout.abort`", PARTIAL, ABORT, f"{P}.tokens_per_step"),
+    ("partial|`rollout.abort`", PARTIAL, [*SHARE, "learner.mini_batches=1"], f"{P}.tokens_per_step"),
+    ("partial|`rollout.abort`", PARTIAL, ["objective.name=dapo"], f"{P}.tokens_per_step"),
     ("staleness|colocated", STALE, ON_GPU, "rollout.staleness"),
     ("staleness|colocated", STALE, ["cluster.offload=always"], "cluster.offload"),
     ("tbpo|mini-batch", ["objective.name=tbpo"], ["learner.mini_batches=1"], "learner.mini_batches"),

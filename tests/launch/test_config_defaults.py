@@ -118,6 +118,9 @@ def test_an_older_policys_responses_are_weighed_and_it_is_shown(write_config: Wr
     assert (correction.weights, correction.truncate) == ("token", 2.0)
     shown = {line.strip(): source for line, source in resolved_lines(loaded)}
     assert shown["weights: token"] == shown["truncate: 2.0"] == "rollout.staleness: 1"
+    parts = load_config(write_config(), ["rollout.partial.tokens_per_step=16"])
+    shown = {line.strip(): source for line, source in resolved_lines(parts)}
+    assert shown["weights: token"] == "rollout.partial.tokens_per_step: 16"
     written = load_config(write_config(), ["rollout.staleness=1", f"{CORRECTION}.weights=sequence"]).config
     assert written.objective.sampler_correction.weights == "sequence"
     masked = load_config(write_config(), ["rollout.staleness=1", f"{CORRECTION}.mask=token"]).config

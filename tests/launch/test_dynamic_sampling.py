@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.data import PromptOrder
+from actors.engine.options import PartialOptions
 from actors.engine.types import SamplingParams
 from launch.batch import Batch
 from launch.dispatch.ledger import FailedRequest
@@ -37,7 +38,7 @@ class World:
         self.job: Any = SimpleNamespace(
             config=SimpleNamespace(
                 run=SimpleNamespace(seed=3),
-                rollout=SimpleNamespace(prompts_per_step=WANTED),
+                rollout=SimpleNamespace(prompts_per_step=WANTED, partial=PartialOptions(), rollouts_per_prompt=2),
                 objective=ObjectiveOptions(dynamic_sampling=DynamicSamplingOptions(max_rounds=max_rounds), **objective),
             ),
             prompts=[prompt_of(i) for i in range(PROMPTS)],
@@ -53,6 +54,7 @@ class World:
             skip=None,
             drafter=None,
             steps_done=0,
+            carried=[],
             dispatcher=SimpleNamespace(),
         )
 

@@ -51,7 +51,9 @@ def test_each_step_learns_what_the_weights_before_the_learners_sampled(runs: Run
             expected.append((loss, [len(member.rollout.tokens) for member in members], version))
             job.steps_done = step
             job.publish()
-    assert [(step.metrics["loss/mean"], step.lengths, *set(step.versions)) for step in record.steps] == expected
+    assert [
+        (step.metrics["loss/mean"], step.lengths, *{v for of in step.versions for v, _ in of}) for step in record.steps
+    ] == expected
     assert [version for *_, version in expected] == [0, 0, 1, 2]
     ages = [[step.metrics[f"staleness/{of}"] for of in ("min", "mean", "max")] for step in record.steps]
     assert ages == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]]
@@ -111,7 +113,7 @@ def test_stopped_anywhere_and_resumed_it_is_the_undisturbed_run(
     assert rest(resumed, 2)[1:] == rest(whole, 2)[1:]
     assert not (checkpoints(tmp_path / "stopped/checkpoints")[-1] / ahead.AHEAD_FILE).exists(), "nothing comes after it"
     (saved / ahead.AHEAD_FILE).write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match="the responses that the next step is learned from"):
+    with pytest.raises(CheckpointError, match="the responses that the next step goes on from"):
         ahead.read_ahead(saved, [])
 
 

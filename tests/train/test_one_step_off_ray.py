@@ -41,4 +41,4 @@ def test_a_run_that_is_killed_in_parts_stopped_and_resumed_is_the_undisturbed_on
 
 def versions(folder: Path) -> list[set[int]]:
     """Of the weights that sampled each step's responses."""
-    return [set(row["versions"]) for row in read(folder / "lengths.jsonl")]
+    return [{version for of in row["versions"] for version, _ in of} for row in read(folder / "lengths.jsonl")]
