@@ -39,6 +39,7 @@ def a_table(rng: np.random.Generator, slots: int) -> SlotTable:
     table = SlotTable(slots, 64, 16)
     table.tokens[:] = rng.integers(0, VOCAB, table.tokens.shape)
     table.prompt_length[:] = rng.integers(1, 20, slots)
+    table.noise_origin[:] = rng.integers(0, table.prompt_length + 1)
     table.length[:] = table.prompt_length + rng.integers(0, 12, slots)
     table.computed[:] = table.length - 1
     table.limit[:] = table.length + rng.integers(1, 20, slots)

@@ -177,5 +177,15 @@ ROWS: tuple[Row, ...] = (
         say("rollout.speculation, on by default (docs/speculation.md)"),
         ("num_speculative_tokens", "speculative_config"),
     ),
-    Row(("actor_rollout_ref.rollout.multi_turn.enable=true",), ("tools=[]",), NOT_HERE, ("multi_turn",)),
+    Row(
+        ("actor_rollout_ref.rollout.multi_turn.enable=true",),
+        ("tools=[]",),
+        say("environment.tools, or environment.factory for more than tools (docs/turns.md)"),
+        ("multi_turn",),
+    ),
+    Row(
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=8",),
+        ("max_tool_calling_iterations=8",),
+        same("environment.max_turns"),
+    ),
 )
