@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from actors.handoff.types import Offer, Sent, Terms, Way
 from actors.identity import unique_name
@@ -33,6 +33,7 @@ GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers
 CLOSE_S = 10.0
 _SLICE_S = 0.25  # of a wait
 _LOOK_S = 1.0  # likewise for ranks that start
+_PING_S = 2.0  # between two questions whether they are there
 STARTING = frozenset({"start", "rendezvous"})  # calls of the constructor: LearnerLostError.call
 
 
@@ -101,6 +102,8 @@ class LearnerGroup:
         )
         self._timeout_s, self._waiting = learner.timeout_s, waiting
         self.meanwhile: Callable[[], object] = lambda: None  # called often while a call keeps the driver waiting
+        self._pings: list[Any] = []  # not answered yet
+        self._ping_s, self._lost_one = 0.0, False
         self._weights_store: str | None = None
         self._layouts: dict[bool, tuple[tuple[TensorSpec, ...], int]] = {}  # of the masters, or of what rollouts have
         self._sendings = 0
@@ -257,6 +260,20 @@ class LearnerGroup:
             return first
 
         return WeightsSending(offer, sent, keep)
+
+    def lost(self) -> bool:
+        """Whether a rank has ended, as far as is known: for whoever looks often while nobody waits for one. It is cheap
+        and never waits; the next call says which, and why."""
+        if self._ranks and (now_s := time.monotonic()) >= self._ping_s:
+            self._pings = self._pings or [rank.place.remote() for rank in self._ranks]
+            there, self._pings = ray.wait(self._pings, num_returns=len(self._pings), timeout=0, fetch_local=False)
+            self._ping_s = now_s + (_SLICE_S if self._pings else _PING_S)
+            for ref in there:
+                try:
+                    ray.get(ref, timeout=GRACE_S)
+                except RayError as error:
+                    self._lost_one = self._lost_one or isinstance(error, ActorDiedError)
+        return self._lost_one
 
     def check(self) -> None:
         """All ranks answer. Raises LearnerLostError."""

@@ -78,9 +78,25 @@ class Placement:
     def missing_learner(self) -> str:
         """What no node has enough of for a learner rank's place, which was lost with its node; "": all are there."""
         for slot in self.plan.learners:
-            if not self._node(_Place(self._groups[slot.group], slot, own=False)):
+            if not self._node(self._learner_place(slot)):
                 return _lacking_now(self.plan.groups[slot.group])
         return ""
+
+    def in_the_way(self, names: Iterable[str]) -> list[str]:
+        """Of these workers, those with places of their own on nodes that could hold a learner's place which is not
+        there; Ray cannot say so while its head restarts."""
+        groups = {slot.group for slot in self.plan.learners if not self._node(self._learner_place(slot))}
+        wanted = [_on_one_node(self.plan.groups[index]) for index in groups]
+        try:
+            nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+        except Exception:  # Ray raises what it likes
+            _log.warning("the cluster's nodes could not be listed", exc_info=True)
+            return []
+        where = self.nodes(name for name in names if self.own(name))
+        return [name for name, node in where.items() if any(_holds(nodes.get(node, {}), need) for need in wanted)]
+
+    def _learner_place(self, slot: Slot) -> _Place:
+        return _Place(self._groups[slot.group], slot, own=False)
 
     def learners_off(self, avoid: Collection[str]) -> None:
         """Before a new learner group: after a loss Ray may have reserved again on one of these nodes (ids), or be about
@@ -257,12 +273,21 @@ def _asked(group: PlacementGroup | None = None) -> Any:
         return {}
 
 
+def _on_one_node(group: Group) -> dict[str, float]:
+    """What one node at least must hold of it."""
+    need: Counter[str] = Counter()
+    for bundle in group.bundles if group.strategy == "STRICT_PACK" else group.bundles[:1]:
+        need.update(bundle)
+    return dict(need)
+
+
+def _holds(node: Bundle, need: Bundle) -> bool:
+    return all(node.get(resource, 0) >= amount for resource, amount in need.items())
+
+
 def lacking(group: Group, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> str:
     """Why none of the nodes (by name: what is free, of what there is) holds one more worker: by resource."""
-    together = group.bundles if group.strategy == "STRICT_PACK" else group.bundles[:1]
-    need: Counter[str] = Counter()
-    for bundle in together:
-        need.update(bundle)
+    need = _on_one_node(group)
     short: dict[str, list[str]] = {}
     for name, (free, total) in nodes.items():
         wants = [

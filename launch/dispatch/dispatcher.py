@@ -202,9 +202,10 @@ class RolloutDispatcher:
 
     def settle(self) -> None:
         """Handle what has arrived, such as the last window of the run before, and answers to new drafter weights; does
-        not wait. Within callbacks of the dispatcher's own waits too."""
+        not wait. Within callbacks of the dispatcher's own waits too: a `run` goes on meanwhile."""
         self._hear_of_drafters()
         self._pump(timeout_s=0.0)
+        self._requests.assign(self._workers.seats)
 
     def sleep(self, timeout_s: float) -> dict[str, str]:
         """Have all engines release their KV cache until they get work. Why some did not, by worker."""

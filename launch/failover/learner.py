@@ -76,6 +76,7 @@ class FailoverLearner:
         self._told = ""  # that was missing
         self.make_room: Callable[[], None] = lambda: None  # engines off the devices that updates are repeated on
         self.hold_back: Callable[[bool], None] = lambda holds: None  # nobody else asks for places
+        self.make_way: Callable[[], None] = lambda: None  # somebody else gives up a place
         self.renewed: Callable[[WeightsManifest, ray.ObjectRef[Any]], None] = lambda manifest, ref: None
         self._restarts = self._repeated = self._calling = 0
         self._recover_s = 0.0  # since `take`
@@ -233,6 +234,23 @@ class FailoverLearner:
         self.call(publish)
         return True
 
+    @property
+    def to_mend(self) -> bool:
+        """A rank was lost while nobody waited for it, which is cheap to ask; `mend` makes another group at once."""
+        return not self._calling and self._group is not None and self._group.lost()
+
+    def mend(self) -> None:
+        """The step that was under way is begun again as well."""
+        under_way = self._step
+
+        def look(group: LearnerGroup) -> None:
+            if group.lost():
+                group.check()
+            if under_way is not None:
+                under_way.of(group)
+
+        self.call(look)
+
     def save(self, directory: Path) -> None:
         """Into an empty directory; `saved_as` once it has its name."""
 
@@ -366,9 +384,11 @@ class FailoverLearner:
         if waited_s >= STOP_AFTER_S:
             self._stop()
         self.meanwhile()
-        if waited_s >= SAY_AFTER_S and (missing := self._missing()) and missing != self._told:
-            self._told = missing
-            self._on_event("learner_waits", f"for room: {missing}")
+        if waited_s >= SAY_AFTER_S and (missing := self._missing()):
+            if missing != self._told:
+                self._told = missing
+                self._on_event("learner_waits", f"for room: {missing}")
+            self.make_way()
 
     def _restore(self, group: LearnerGroup) -> None:
         if self._phase is not None:

@@ -125,6 +125,21 @@ class Fleet:
         if holds:
             self._ask(0)
 
+    @property
+    def held_back(self) -> bool:
+        return self._held_back
+
+    def make_way(self) -> None:
+        """The learner waits for room: a further worker whose node could hold a rank lets go of its place, one after the
+        other. One worker stays: the run needs it as well."""
+        workers = self._dispatcher.workers()
+        staying = [name for name, now in workers.items() if not now.retiring and now.state is not SeatState.DEAD]
+        if len(staying) < 2 or any(now.retiring for now in workers.values()):
+            return
+        if found := self._placement.in_the_way(staying):
+            name = max(found, key=lambda name: (not workers[name].running, _number(name)))
+            self._dispatcher.leave(name, "the learner needs its room")
+
     def window(self, window: EngineWindow) -> None:
         """A worker has sampled."""
         if window.decode_tokens:

@@ -237,7 +237,7 @@ def open_job(
 
         def startable() -> bool:
             """Where they share GPUs, an engine that starts would want the memory of a learner that works."""
-            return config.cluster.layout != "colocated" or not learner.busy
+            return config.cluster.layout != "colocated" or not learner.busy or fleet.held_back
 
         meter = SpeculationMeter() if config.speculation.mode != "off" else None
         calibrations = CalibrationStore.of(config, observer.event)
@@ -296,7 +296,7 @@ def open_job(
         fleet.start()
         memory = SharedMemory(config, learner, dispatcher, observer.event)
         learner.make_room, learner.renewed = memory.learn, dispatcher.renew_weights
-        learner.hold_back = fleet.hold_back
+        learner.hold_back, learner.make_way = fleet.hold_back, fleet.make_way
         notices = None
         if listens(config):
             here = str(ray.get_runtime_context().get_node_id())
@@ -317,6 +317,7 @@ def open_job(
                 fleet.drain(node_id, reason)
             versions.on_refused, versions.on_gone = fleet.drain, fleet.forget
             ticks.insert(0, versions.look)
+        ticks.append(memory.look)
         ticks.append(lambda: observer.fleet(lambda: fleet.state.counts()))
         dispatcher.meanwhile = partial(_each, ticks)
         learner.meanwhile = rewards.meanwhile = partial(_meanwhile, dispatcher, ticks, startable)

@@ -75,6 +75,15 @@ class SharedMemory:
         """A worker that comes later finds the weights' buffer lost: see `FailoverLearner.renew`. Where memory is shared
         nobody makes another while engines decode, since a learner that is made again needs their devices; who waits for
         it asks again."""
-        if self._phases != EVERYBODY_STAYS and any(now.running for now in self._dispatcher.workers().values()):
-            return True
-        return self._learner.renew()
+        return self._wanted or self._learner.renew()
+
+    def look(self) -> None:
+        """Often, whatever the driver waits for: a learner that is lost meanwhile is made again at once, unless engines
+        have its memory; then before its next work."""
+        if self._learner.to_mend and not self._wanted:
+            self._learner.mend()
+
+    @property
+    def _wanted(self) -> bool:
+        """Engines decode in memory that a learner would want."""
+        return self._phases != EVERYBODY_STAYS and any(now.running for now in self._dispatcher.workers().values())

@@ -3,13 +3,17 @@ losses."""
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import ray
 
+from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
+from actors.engine.types import Rollout
 from actors.handoff.types import Offer, Sent
 from launch.dispatch import RolloutDispatcher, SeatState
 from launch.dispatch.waits import SLICE_S, wait_for_all
 from models.manifest import WeightsManifest
+from tests.actors.test_dispatch_fleet import SLOTS, Fleet, instead_of_ray, some_requests
 from tests.actors.test_dispatch_losses import READY, Loads, Script, dispatching, states
 
 MANIFEST = WeightsManifest(1, 0, (), 8)
@@ -128,3 +132,24 @@ def test_each_worker_that_comes_up_is_given_its_nodes_buffer(monkeypatch: pytest
         dispatcher.join("rollout-2")
         passes(dispatcher, script)
         assert [cast(Loads, worker).buffer for worker in script.workers] == ["buffer of ''"] * 4
+
+
+def test_a_rollout_goes_on_while_its_caller_waits_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a learner that is made again, which takes longer than what workers have in hand."""
+    fleet, found = Fleet(0, 0.0), list[Rollout]()
+    instead_of_ray(fleet, monkeypatch)
+    options = RolloutOptions(workers=WorkerCount.fixed(2), engine=EngineOptions(max_running=SLOTS))
+    dispatcher = RolloutDispatcher(fleet.spawn, options, clock=lambda: fleet.now_s, wall=lambda: fleet.now_s)
+    dispatcher.start()
+    in_one_wait: list[int] = []
+
+    def waits() -> None:
+        if not in_one_wait:
+            for _ in range(5000):
+                fleet._happen()
+                dispatcher.settle()
+            in_one_wait.append(len(found))
+
+    dispatcher.meanwhile = waits
+    dispatcher.run(some_requests(40, np.random.default_rng(0)), found.append)
+    assert in_one_wait == [40]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import ray
 
 from actors import placement
 from actors.placement import Placement
@@ -166,3 +167,26 @@ def test_a_place_that_is_left_within_a_look_is_found_in_it(monkeypatch: pytest.M
         place.let_go("rollout-0")
         assert place.ready("rollout-1")
         assert (place.own("rollout-1"), place.node("rollout-1")) == (False, "a")
+
+
+def test_who_is_in_a_learners_way_has_a_place_of_its_own_where_a_rank_would_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = Groups(monkeypatch)
+    groups.where |= {"learner": ["a"], "workers": ["large"]}
+    shape = cluster("disaggregated")
+    shape.learner_resource, shape.cpus_per_learner = "learner", 4.0
+    place = Placement(plan(shape, workers=1, ranks=1, available_cpus=8.0), cast(Any, ["learner", "workers"]), 1.0)
+    resources = {"small": {"CPU": 2.0, "GPU": 1.0, "learner": 1.0}, "large": {"CPU": 8.0, "GPU": 1.0, "learner": 1.0}}
+    nodes = [{"NodeID": node, "Alive": True, "Resources": has} for node, has in resources.items()]
+    nodes.append({"NodeID": "untagged", "Alive": True, "Resources": {"CPU": 8.0, "GPU": 8.0}})
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    names = ["planned", "on large", "on small", "on untagged", "waits"]
+    for name in names:
+        group = place.worker_options(name)["scheduling_strategy"].placement_group
+        groups.where[group] = [name.removeprefix("on ") if name.startswith("on ") else groups.where[group][0]]
+    assert place.in_the_way(names) == [], "all ranks have their places"
+    groups.where["learner"] = [""]
+    assert place.in_the_way(names) == ["on large"]
+    monkeypatch.setattr(ray, "nodes", lambda: 1 / 0)
+    assert place.in_the_way(names) == []

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.learner import Place
-from actors.learner_group import LearnerGroup, StepUnderWay
+from actors.learner_group import StepUnderWay
 from actors.training.errors import LearnerLostError, LossKind, NonFiniteError
 from actors.training.types import StepResult, TrainSequence
 from launch.failover import FailoverLearner, KeptSteps
@@ -57,6 +57,7 @@ class Group:
         self.places = [Place(world.node, "10.0.0.1", 1)]
         self.recorded: list[int] | None = None
         self.meanwhile: Callable[[], object] = lambda: None
+        self.has_ended = False
         world.call("start", lambda: None)
         world.groups.append(self)
 
@@ -93,7 +94,12 @@ class Group:
         self.ask("rest")
 
     def check(self) -> None:
+        if self.has_ended:
+            raise LearnerLostError(0, "n", "check", "killed")
         self.ask("check")
+
+    def lost(self) -> bool:
+        return self.has_ended
 
     def reference_kl(self, sequences: list[TrainSequence], step: int) -> list[int]:
         found: list[int] = self.ask(f"reference_kl {step}", lambda: [self._sum(), len(sequences)])
@@ -394,11 +400,14 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_place(tmp_path: Path) -
         missing=lambda: "CPU",
         stop=stop,
     )
+    gave_way = list[int]()
+    learner.make_way = lambda: gave_way.append(len(world.groups))
     learner.begin(None, 9)
     world.losses = {len(world.calls): False}
     with pytest.raises(Interrupted):
         learner.train_step(sequences(1), 1)
     assert learner.lost
+    assert len(gave_way) == 10, "while room is missing, from the tenth second on"
     assert [event for event in events if event.startswith("learner_waits")] == ["learner_waits: for room: CPU"]
 
 
@@ -449,38 +458,3 @@ def test_other_losses_than_before_are_said(tmp_path: Path) -> None:
             Group.begin = begin  # type: ignore[method-assign]
     assert any(event.startswith("learner_differs: losses of step 1") for event in events)
     assert renewed == [1], "workers that come later need a buffer all the same"
-
-
-def test_while_a_new_group_starts_and_works_the_driver_hears_others(tmp_path: Path) -> None:
-    world, heard = World(), list[str]()
-
-    def start(waiting: Callable[[float], None]) -> Any:
-        waiting(1.0)
-        return Group(world)
-
-    learner = FailoverLearner(start, KeptSteps(tmp_path / "kept"), max_restarts=3, on_event=lambda kind, message: None)
-    learner.meanwhile = lambda: heard.append(f"group {len(world.groups)}, busy {learner.busy}")
-    learner.begin(None, 9)
-    world.groups[0].meanwhile()
-    world.losses = {len(world.calls): False}
-    learner.train_step(sequences(1), 1)
-    world.groups[1].meanwhile()
-    learner.rewind()
-    assert heard == ["group 1, busy False", "group 1, busy True", "group 2, busy False", "group 2, busy True"]
-
-
-@pytest.mark.parametrize(
-    "name", ["train_step 3", "publish", "send", "rest", "save", "export", "reference_kl 3", "load"]
-)
-def test_every_call_of_the_learner_hears_others_while_it_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, heard = object.__new__(LearnerGroup), list[str]()
-    group.meanwhile = lambda: heard.append(name)
-
-    def wait(refs: list[str], **options: Any) -> tuple[list[str], list[str]]:
-        assert options["timeout"] <= 0.25
-        return (refs, []) if len(heard) == 3 else ([], refs)
-
-    monkeypatch.setattr("actors.learner_group.ray.wait", wait)
-    monkeypatch.setattr("actors.learner_group.ray.get", lambda refs, timeout: refs)
-    assert group._wait(name, 60.0, ["answer"]) == ["answer"]
-    assert heard == [name] * 3

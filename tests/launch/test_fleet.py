@@ -27,7 +27,7 @@ class Cluster:
     planned: int = 1
     places: dict[str, str] = field(default_factory=dict)  # worker: node; "": it waits
     avoided: dict[str, Collection[str]] = field(default_factory=dict)
-    plan: Any = None
+    large: set[str] = field(default_factory=set)  # nodes that could hold a learner rank
 
     def ask(self, name: str, avoid: Collection[str] = ()) -> None:
         assert name not in self.places
@@ -57,6 +57,9 @@ class Cluster:
 
     def let_go(self, name: str) -> None:
         del self.places[name]
+
+    def in_the_way(self, names: Collection[str]) -> list[str]:
+        return [name for name in names if self.places[name] in self.large and self.own(name)]
 
     def missing(self, name: str) -> str:
         return "missing on every node: all (GPU: 1 needed)"
@@ -461,3 +464,36 @@ def test_every_run_takes_back_what_a_killed_one_has_asked_for_and_an_elastic_one
     world.fleet.drain("a", "spot notice")
     world.passes(8)
     assert not any("adds nodes to this cluster by itself" in message for _, message in world.events), "somebody does"
+
+
+def test_further_workers_make_way_for_a_learner_that_has_no_room_one_by_one_and_come_back() -> None:
+    world = World(WorkerCount(min=2, max=5), {"a": 2, "b": 2, "c": 1})
+    world.passes(16)
+    assert len(world.names) == 5
+    world.cluster.large = {"b"}
+    world.running = {"rollout-2": 3}
+    world.fleet.hold_back(True)
+    left = set(world.names)
+    for _ in range(4):
+        world.fleet.make_way()
+        world.passes(1)
+    gone = [name for name, reason in world.left if reason == "the learner needs its room"]
+    assert gone == sorted(gone, key=lambda name: name in world.running), "first who has no requests"
+    assert {world.names[0], *gone} <= left
+    assert len(gone) == 2
+    assert [world.cluster.places[name] for name in world.names].count("b") == 0
+    world.fleet.hold_back(False)
+    world.passes(8)
+    assert len(world.names) == 5
+
+
+def test_the_last_worker_makes_way_for_nobody() -> None:
+    world = World(ELASTIC, {"a": 1, "b": 1})
+    world.passes(8)
+    world.cluster.large = {"a", "b"}
+    world.fleet.drain("a", "spot notice")
+    world.fleet.hold_back(True)
+    for _ in range(4):
+        world.fleet.make_way()
+        world.passes(1)
+    assert len(world.names) == 1

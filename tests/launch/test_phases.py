@@ -75,6 +75,7 @@ class Recorded:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.running = 0
+        self.to_mend = False
 
     def rest(self, *, optimizer: bool) -> None:
         self.asked.append(f"rest {optimizer}")
@@ -82,6 +83,10 @@ class Recorded:
     def renew(self) -> bool:
         self.asked.append("renew")
         return True
+
+    def mend(self) -> None:
+        self.asked.append("mend")
+        self.to_mend = False
 
     def workers(self) -> dict[str, WorkerNow]:
         return {"rollout-0": WorkerNow(SeatState.READY, self.running, "a", retiring=False)}
@@ -118,3 +123,11 @@ def test_no_learner_is_made_again_beside_engines_that_decode_on_its_gpus(
     actors.running = 0
     assert memory.renew()
     assert actors.asked == [*while_busy, "renew"]
+    actors.asked.clear()
+    actors.to_mend, actors.running = True, 3
+    memory.look()
+    assert actors.asked == (["mend"] if while_busy else [])
+    actors.running = 0
+    memory.look()
+    memory.look()
+    assert actors.asked == ["mend"]
