@@ -77,11 +77,15 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
 
 def _begun_with(config: Config) -> ModelOptions:
     """The model that a run's adapters belong to."""
-    base = initial_weights(config)
+    try:
+        base = initial_weights(config)
+    except OSError as error:  # what the warm start was made of, and is known by
+        base, why = Path(config.run.dir), str(error)
+    else:
+        why = f"no *.safetensors in {base}"
     if not any(base.glob("*.safetensors")):
         raise UsageError(
-            f"the run's checkpoints hold adapters, and the weights that they belong to are not in {base}",
-            remedy="bring them back; the adapters of its end are in the run's folder, model/adapter",
+            f"the run's checkpoints hold adapters, and the weights that they belong to are not here: {why}",
+            remedy="bring them back; the adapters of the run's end are in its folder, model/adapter",
         )
-    tokenizer = tokenizer_dir(config)
-    return config.model.model_copy(update={"path": str(base), "tokenizer": tokenizer})
+    return config.model.model_copy(update={"path": str(base), "tokenizer": tokenizer_dir(config)})
