@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PACKAGES = ("actors", "coordinator", "drafter", "launch", "models", "policies")
+_ABOVE = __name__.removesuffix("actors.identity")  # "paceline." where it was installed from a wheel
 _log = logging.getLogger(__name__)
 _given: Counter[str] = Counter()
 _file: TextIO | None = None
@@ -43,7 +44,7 @@ def log_to(path: str | None, name: str) -> None:
     handler.setFormatter(logging.Formatter(FORMAT))
     logging.getLogger().addHandler(handler)
     for package in _PACKAGES:
-        logging.getLogger(package).setLevel(logging.INFO)
+        logging.getLogger(f"{_ABOVE}{package}").setLevel(logging.INFO)
     _log.info("%s is process %d on %s", name, os.getpid(), socket.gethostname())
 
 

@@ -66,7 +66,7 @@ def build_retrieval(options: SpeculationOptions, slots: int, max_tokens: int) ->
             ", ".join(missing),
         )
     return {
-        name: import_module(f"drafter.{name}").build(options, slots, max_tokens)
+        name: import_module(f"{__package__}.{name}").build(options, slots, max_tokens)
         for name in CATALOGUE
         if name in wanted and name not in missing
     }
@@ -103,7 +103,7 @@ def _named(strategies: Iterable[str]) -> set[str]:
 
 def _network(name: str) -> ModuleType:
     """The module of a drafter with passes of its own."""
-    return import_module(f"drafter.{name}")
+    return import_module(f"{__package__}.{name}")
 
 
 def _known(name: str, options: SpeculationOptions) -> str:

@@ -8,6 +8,8 @@ operating system refused (OSError).
 import sys
 
 OUR_PACKAGES = frozenset({"launch", "actors", "coordinator", "drafter", "policies", "models"})
+_ABOVE = __name__.removesuffix("launch.errors")  # "paceline." where it was installed from a wheel
+_OURS = tuple(f"{_ABOVE}{package}." for package in OUR_PACKAGES)
 
 
 class PacelineError(Exception):
@@ -46,7 +48,7 @@ def as_expected(error: BaseException) -> PacelineError | None:
     if isinstance(error, PacelineError):
         return error
     remedy = getattr(error, "remedy", None)
-    if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
+    if f"{type(error).__module__}.".startswith(_OURS):
         return PacelineError(str(error) or type(error).__name__, remedy=remedy if isinstance(remedy, str) else None)
     if isinstance(error, OSError):
         return PacelineError(_os_message(error), remedy=_OS_REMEDIES.get(type(error)))

@@ -84,7 +84,7 @@ class ProcessEngine:
         start: object,
         name: str,
         *,
-        module: str = "actors.engine.child",
+        module: str = f"{__package__}.child",
         environment: Mapping[str, str] = NOTHING,
     ) -> None:
         """`module`: what the child runs, `actors.engine.child.serve` of a core that it makes of `start`."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from actors.processes.link import Bytes, Link, Message
 
 STDERR_LINES = 50
-_REPOSITORY = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # where imports begin
 
 
 class ChildProcess:

@@ -79,7 +79,7 @@ class ProcessTrainer:
         self.resumed_step = 0
         self._closed = self._failed = False
         threads = {} if start.threads is None else {"OMP_NUM_THREADS": str(start.threads)}
-        self._child = ChildProcess("actors.spot.child", start, name, died=_EndedError, environment=threads)
+        self._child = ChildProcess(f"{__package__}.child", start, name, died=_EndedError, environment=threads)
 
     @property
     def pid(self) -> int:

@@ -23,7 +23,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +73,13 @@ def ray_session(
     connect_timeout_s: float = _CONNECT_TIMEOUT_S,
     on_lost: Callable[[RayLostError], None] | None = None,
     lost_after_s: float = 45.0,
+    code_paths: Sequence[str] = (),
 ) -> Iterator[RaySession]:
     """`cpus`: logical CPUs of a private head, at least as many as the machine has (they only gate placement).
     `temp_dir`: session folder of a private head; keep it short, it holds Unix sockets (limit 107 characters).
     `log_to_driver`: print what actors print. `on_lost` is told that Ray's servers are gone, or silent for
     `lost_after_s`, and has 5 s to tell others; then this process ends with RayLostError's exit code.
+    `code_paths`: folders that go before all others on the `sys.path` of workers.
     Raises RaySessionError."""
     if ray.is_initialized():
         yield _session(owned=False)
@@ -87,6 +89,8 @@ def ray_session(
     # One line of news per session about the authentication mode, which is decided here, is not news.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     common: dict[str, Any] = {"log_to_driver": log_to_driver, "logging_level": logging.WARNING}
+    if code_paths:
+        common["job_config"] = ray.job_config.JobConfig(_py_driver_sys_path=list(code_paths))
     owned = address in (None, "local")
     if owned:
         if os.environ.get("RAY_AUTH_MODE") is None:

@@ -396,8 +396,6 @@ def _load(config: Path, overrides: list[str] | None, *, fetch: bool = False) -> 
 
 
 def _require(config: "Config", command: "Command") -> None:
-    from launch.commands.preflight import preflight
-    from launch.config import ConfigError
+    from launch.commands.preflight import require
 
-    if issues := preflight(config, command):
-        raise ConfigError(issues)
+    require(config, command)

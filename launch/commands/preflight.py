@@ -12,7 +12,8 @@ from actors.data.tokenizers import Tokenizer
 from actors.rewards.check import check_reward
 from launch.batch import stop_rule
 from launch.calibrations import calibration_issues
-from launch.config import Config, Issue, check_environment
+from launch.config import Config, ConfigError, Issue, check_environment
+from launch.reward_functions import code_paths
 from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of, tools_of
 from models.config import limits_of, read_config
 
@@ -34,12 +35,19 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
     issues = check_environment(config, engine=samples)
     broken = {issue.key for issue in issues}
     if samples:
+        code_paths(config)
         early = config.rollout.abort.enabled
         issues += [Issue(f"reward.{key}", message) for key, message in check_reward(config.reward, early_ends=early)]
         issues += calibration_issues(config)
     if not broken & {"model.path", "model.tokenizer"}:
         issues += _inputs(config, command, broken)
     return issues
+
+
+def require(config: Config, command: Command) -> None:
+    """Raise ConfigError with all that would stop `command`."""
+    if issues := preflight(config, command):
+        raise ConfigError(issues)
 
 
 def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issue]:

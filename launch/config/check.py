@@ -25,7 +25,7 @@ from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
 MISSING_TRAIN = Issue("data.train", "required and missing", remedy="set it, or data.sets, to the prompts to train on")
-RESERVED_NAMES = ("warm_starts", "calibrations")
+RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions")
 
 
 def check_values(config: Config, *, training: bool = True) -> list[Issue]:

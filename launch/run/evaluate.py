@@ -19,6 +19,7 @@ from launch.errors import PacelineError, show
 from launch.interrupt import interrupt_flag
 from launch.observe import Observer
 from launch.precision import MASTER_REWARD
+from launch.reward_functions import code_paths
 from launch.run.inputs import load_inputs
 from launch.run.job import Job, open_job
 from launch.run.measures import Metrics, by_prompt, named, set_metrics
@@ -104,7 +105,12 @@ def evaluate(config: Config) -> tuple[dict[str, float], Path]:
     run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
     with (
         interrupt_flag() as interrupt,
-        ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s) as session,
+        ray_session(
+            address=config.cluster.address,
+            on_lost=show,
+            lost_after_s=config.cluster.ray_timeout_s,
+            code_paths=code_paths(config),
+        ) as session,
         Observer(run_dir, config) as observer,
         open_job(
             config,

@@ -20,6 +20,7 @@ from launch.observe import Observer
 from launch.precision import note_evaluation
 from launch.report import write_report
 from launch.report.summary import print_summary
+from launch.reward_functions import code_paths
 from launch.run.ahead import AHEAD_FILE, read_ahead, write_ahead
 from launch.run.best import keep_best
 from launch.run.evaluate import evaluate_job, evaluate_masters
@@ -68,6 +69,7 @@ def _train(config: Config, run_dir: Path, config_source: str, resume: bool, allo
                 address=config.cluster.address,
                 on_lost=lambda error: _ray_lost(error, observer, _how_to_go_on(run_dir, config_source)),
                 lost_after_s=config.cluster.ray_timeout_s,
+                code_paths=code_paths(config),
             ) as session:
                 if session.dashboard_url:
                     observer.event("dashboard", session.dashboard_url)

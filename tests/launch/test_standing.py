@@ -9,6 +9,7 @@ import pytest
 
 from launch.errors import OUR_PACKAGES, UsageError
 from launch.run.standing import RUNNING, one_tree
+from wheel_layout import lay_out
 
 
 @pytest.fixture
@@ -37,6 +38,14 @@ def test_a_copy_of_the_same_code_may_stand_anywhere(tmp_path: Path) -> None:
     (tmp_path / "policies/more.py").touch()
     with pytest.raises(UsageError, match=r"policies/more\.py differs"):
         one_tree(tmp_path)
+
+
+def test_a_wheel_of_the_same_code_may_run_in_its_checkout(tmp_path: Path) -> None:
+    lay_out(RUNNING, tmp_path)
+    one_tree(RUNNING, running=tmp_path / "paceline")
+    (tmp_path / "paceline/policies/options.py").write_text("# other")
+    with pytest.raises(UsageError, match=r"policies/options\.py differs"):
+        one_tree(RUNNING, running=tmp_path / "paceline")
 
 
 def test_the_own_checkout_and_any_other_folder_are_fine(other: Path, tmp_path: Path) -> None:

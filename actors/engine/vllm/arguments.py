@@ -83,7 +83,7 @@ def engine_arguments(
         "max_num_seqs": options.max_running,
         "max_num_batched_tokens": options.prefill_chunk_tokens + options.max_running * (1 + max_nodes),
         "logprobs_mode": "processed_logprobs",
-        "scheduler_cls": "actors.engine.vllm.scheduler.PacelineScheduler",
+        "scheduler_cls": f"{__package__}.scheduler.PacelineScheduler",
         "async_scheduling": False,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,  # standard error is what a lost engine's supervisor shows

@@ -3,7 +3,7 @@ allocate for drafts and build its rejection sampler, and proposes nothing. Impor
 
 from typing import Any
 
-NO_PROPOSER = "actors.engine.vllm.proposer.NoProposer"  # speculative_config: {"method": "custom_class", "model": ...}
+NO_PROPOSER = f"{__name__}.NoProposer"  # speculative_config: {"method": "custom_class", "model": ...}
 
 
 class NoProposer:

@@ -14,7 +14,7 @@ from actors.engine.vllm.drafter_passes import DrafterPasses
 from models.manifest import WeightsManifest
 from models.weights import Buffer, unpack
 
-EXTENSION = "actors.engine.vllm.worker.PacelineWorker"  # EngineArgs.worker_extension_cls
+EXTENSION = f"{__name__}.PacelineWorker"  # EngineArgs.worker_extension_cls
 
 Named = Iterable[tuple[str, Tensor]]
 Converter = Callable[[Named], Named]  # gives tensors the names, and the form, of a drafter in vLLM; crosses processes

@@ -54,7 +54,7 @@ def _cuda(name: str) -> Any:
         nonlocal call
         if call is None:
             installed = importlib.util.find_spec("triton") is not None
-            call = getattr(import_module("models.ops.triton.launch_drafting") if installed else drafting, name)
+            call = getattr(import_module(f"{__package__}.launch_drafting") if installed else drafting, name)
         return call(*arguments)
 
     return launch

@@ -67,7 +67,7 @@ def _cuda(name: str) -> Any:
     def launch(*arguments: Any) -> Any:
         nonlocal call
         if call is None:
-            call = getattr(import_module("models.ops.triton.launch_low_bit"), name) if installed() else _ON_CPU[name]
+            call = getattr(import_module(f"{__package__}.launch_low_bit"), name) if installed() else _ON_CPU[name]
         return call(*arguments)
 
     return launch

@@ -88,7 +88,7 @@ def _launched(name: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         nonlocal launch
         if launch is None:
-            launch = getattr(import_module("models.ops.triton.launch"), name) if installed() else _ON_CPU[name]
+            launch = getattr(import_module(f"{__package__}.launch"), name) if installed() else _ON_CPU[name]
         return launch(*arguments)
 
     return call

@@ -1,0 +1,126 @@
+"""`paceline.train` and `paceline.evaluate`: the commands' work, called from Python. Owns how a configuration and reward
+functions are given there, and what comes back.
+
+Imports neither torch nor ray before something is run.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.config import Config, load_config
+from launch.config.load import load_values
+from launch.errors import UsageError
+from launch.observe import journal
+from launch.reward_functions import reward_override
+
+Reward = Callable[..., Any] | Mapping[str, Any]  # a function, or a term of reward.terms, whose function may be one
+Rewards = Reward | Sequence[Reward]
+Given = str | Path | Mapping[str, Any]
+_NAME = "configuration"  # of one that is in no file
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The folder of a run."""
+
+    path: Path
+
+    @property
+    def model(self) -> Path:
+        """The trained model, a Hugging Face directory; it is there once the run has ended."""
+        return self.path / "model"
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The metrics of each RL step, as in metrics.jsonl: {"step": 1, "reward/mean": ..., ...}."""
+        return list(self._rows("step"))
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The metrics of each held-out evaluation: {"step": 0, "eval/reward": ..., ...}."""
+        return list(self._rows("eval"))
+
+    def _rows(self, kind: str) -> Iterator[dict[str, Any]]:
+        return (row for row in journal.read(self.path / "metrics.jsonl") if row.get("kind") == kind)
+
+
+def train(config: Given, *overrides: str, rewards: Rewards | None = None, resume: bool = False) -> Run:
+    """Train as `paceline train` does, in this process, and return the run.
+
+    config: a YAML file, or its content as nested mappings. overrides: "key=value". rewards: functions as
+    docs/rewards.md describes them, or terms ({"function": f, "weight": 0.2}, {"kind": "math"}), in the place of
+    reward.terms; they may be defined in the script or notebook that calls this. resume: go on from the run's last
+    checkpoint.
+
+    Ctrl-C checkpoints the last complete step and raises KeyboardInterrupt. Raises PacelineError (ConfigError, ...) for
+    what a user can mend. Where Ray's own servers are lost this process ends, as the command does.
+    """
+    _on_main_thread()
+    loaded = _load(config, overrides)
+    if rewards is not None:
+        loaded = _load(config, [*overrides, reward_override(_listed(rewards), loaded)])
+    from launch.config.hub import fetched
+
+    loaded = fetched(loaded, print)
+    _require(loaded, "train")
+    from launch.run.train import train as run
+
+    source = _NAME if isinstance(config, Mapping) else str(config)
+    if run(loaded, config_source=" ".join([source, *overrides]), resume=resume) != 0:
+        raise KeyboardInterrupt("the run was stopped; go on with resume=True")
+    return Run(Path(loaded.run.dir) / loaded.run.name)
+
+
+def evaluate(
+    what: Given, *overrides: str, config: str | Path | None = None, rewards: Rewards | None = None
+) -> dict[str, float]:
+    """Held-out metrics (eval/reward, ...), as `paceline eval` measures them.
+
+    what: a configuration, as for `train`, or the folder of a run, a checkpoint or a model; config: how to evaluate the
+    latter. The other arguments and what is raised are those of `train`.
+    """
+    _on_main_thread()
+    from launch.commands.eval_target import Target, find
+
+    def target(more: Sequence[str]) -> Target:
+        given = [*overrides, *more]
+        if isinstance(what, Mapping):
+            return Target(config=_load(what, given, training=False), what="model.path")
+        return find(Path(what), given, config=None if config is None else Path(config))
+
+    found = target(())
+    if rewards is not None:
+        found = target([reward_override(_listed(rewards), found.config)])
+    if not found.config.eval_sets:
+        raise UsageError("there are no held-out prompts", remedy="set data.eval=FILE, or eval.sets")
+    from launch.config.hub import fetched
+    from launch.run.evaluate import evaluate as run
+
+    with found.weights() as chosen:
+        chosen = fetched(chosen, print)
+        _require(chosen, "eval")
+        return run(chosen)[0]
+
+
+def _load(config: Given, overrides: Sequence[str], *, training: bool = True) -> Config:
+    if not isinstance(config, Mapping):
+        return load_config(config, overrides, training=training).config
+    values = json.loads(json.dumps(config, default=str))  # a copy, of plain values: a Path is a text
+    return load_values(values, _NAME, overrides, training=training).config
+
+
+def _listed(rewards: Rewards) -> list[Reward]:
+    return [rewards] if callable(rewards) or isinstance(rewards, Mapping) else list(rewards)
+
+
+def _on_main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("a run must be started on the main thread, which gets the signals")
+
+
+def _require(config: Config, command: Any) -> None:
+    from launch.commands.preflight import require
+
+    require(config, command)

@@ -1,0 +1,10 @@
+"""Paceline from a script or a notebook: `paceline.train("config.yaml", "run.steps=20", rewards=[right])`.
+
+Owns the names only: what runs is what the command runs.
+"""
+
+from launch.config import Config, ConfigError, load_config
+from launch.errors import PacelineError
+from launch.python_api import Run, evaluate, train
+
+__all__ = ["Config", "ConfigError", "PacelineError", "Run", "evaluate", "load_config", "train"]
