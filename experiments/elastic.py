@@ -3,10 +3,11 @@
     python -m experiments.elastic warmup=null model.path=MODEL [key=value ...]
 
 Real raylets with pretended resources on this machine, the demo with larger steps, engines and learner on one thread
-each. `one`: one worker, one step. `elastic`: {min: 1, max: 2}; a node joins early in step 1, and with it the second
-worker, which is let go in later tails, and asked for again while the learner works. `two`: two workers. `elastic` must
-sample and learn the same as `one` in step 1 and as `two` in all, or the exit code is 1. Worker-seconds are of places:
-the time of starting counts.
+each. An engine step takes at least `--step-ms`, as a larger model's on a GPU does (experiments/paced): as fast as this
+machine is, two engines share what one has, and a second one is worth little. `one`: one worker, one step. `elastic`:
+{min: 1, max: 2}; a node joins early in step 1, and with it the second worker, which is let go in later tails, and asked
+for again while the learner works. `two`: two workers. `elastic` must sample and learn the same as `one` in step 1 and
+as `two` in all, or the exit code is 1. Worker-seconds are of places: the time of starting counts.
 
     python -m experiments.elastic --only resumed three --out FILE warmup=null model.path=MODEL
 
@@ -15,6 +16,7 @@ run resumed. It must sample, learn and evaluate the same as `three`, which has t
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -37,6 +39,7 @@ RUN_TIMEOUT_S = 900.0
 WORKERS: dict[str, int | str] = {"one": 1, "elastic": "{min: 1, max: 2}", "two": 2}
 WHOLE: dict[str, int | str] = {"three": 3, "resumed": "{min: 1, max: 3}"}
 SAME = (("elastic", "one"), ("elastic", "two"), ("resumed", "three"))  # in the steps that both have
+PACED = ROOT / "experiments/paced"
 EARLY = 0.1  # share of step 1's responses: then the node joins
 TOLD = ("worker_joined", "worker_left", "worker_unplaced", "worker_lost", "worker_restarted")
 
@@ -139,8 +142,9 @@ def gains(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 def main(
     *overrides: Annotated[str, "of the configuration, for all runs"],
-    rollouts: Annotated[int, "per prompt"] = 30,
+    rollouts: Annotated[int, "per prompt"] = 42,
     steps: Annotated[int, "of elastic and two"] = 3,
+    step_ms: Annotated[float, "least duration of an engine step; 0: as fast as this machine is"] = 10.0,
     only: Annotated[Sequence[str], "runs", (*WORKERS, *WHOLE)] = (*WORKERS,),
     folder: Path = ROOT / "runs/elastic",
     out: Path = ROOT / "experiments/results/elastic.json",
@@ -148,6 +152,8 @@ def main(
     folder = folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    paths = (str(PACED), os.environ.get("PYTHONPATH"))
+    os.environ |= {"PACELINE_STEP_S": str(step_ms / 1000), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     settings = (
         *("rollout.prompts_per_step=96", "rollout.engine.threads=1", "learner.threads=1"),
         *("cluster.cpus_per_worker=1", "cluster.cpus_per_learner=1", "cluster.spot.provider=none"),
@@ -202,7 +208,12 @@ def main(
     left = [*nodes.left.processes, *nodes.left.segments]
     gain = {name: round(value, 4) for name, value in gains(found).items()}
     record = {"gain": gain, "differences": differs, "left": left, "runs": found}
-    write(out, "what are workers worth that come and go?", record, settings={"of each": of_run, "of all": settings})
+    write(
+        out,
+        "what are workers worth that come and go?",
+        record,
+        settings={"of each": of_run, "of all": settings, "step_ms": step_ms},
+    )
     for name, value in gain.items():
         print(f"{name}: {value:.2f}")
     print(f"differences: {differs}, left: {left}")
