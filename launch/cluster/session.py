@@ -31,7 +31,7 @@ from typing import Any
 
 import ray
 
-from launch.cluster.processes import end_processes, mark, servers_of, sweep
+from launch.cluster.processes import end_processes, end_processes_afterwards, mark, servers_of, sweep
 from launch.cluster.watch import RayWatch
 from launch.errors import PacelineError, RayLostError
 
@@ -171,13 +171,13 @@ def _to_watch(session: RaySession) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def _end(reason: str, on_lost: Callable[[RayLostError], None], folder: Path | None) -> None:
-    """Tell, end what is left of a head of our own, and end this process."""
+    """Tell, and end this process and what is left of a head of our own."""
     error = RayLostError(reason)
     teller = threading.Thread(target=on_lost, args=(error,), daemon=True)
     teller.start()
     teller.join(_TELL_S)
     if folder is not None:
-        end_processes(folder)
+        end_processes_afterwards(folder)
     os._exit(error.exit_code)
 
 

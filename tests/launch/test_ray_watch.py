@@ -150,3 +150,23 @@ def test_what_a_dead_drivers_head_left_is_ended_and_nothing_else(session: Path) 
 def test_this_process_does_not_end_itself(session: Path) -> None:
     with (session / "logs/driver.log").open("w"):
         assert end_processes(session) == 0
+
+
+def test_what_is_left_ends_after_this_process_whose_exit_code_is_its_own(session: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from launch.cluster.processes import end_processes_afterwards\n"
+        "end_processes_afterwards(Path(sys.argv[1]))\n"
+        "time.sleep(0.5)\n"
+        "os._exit(int(sys.stdin.readline()))\n"
+    )
+    with (session / "logs/raylet.out").open("w") as log, sleeper(stderr=log) as left:
+        log.close()  # or this process would belong to it too
+        command = [sys.executable, "-c", code, str(session)]
+        driver = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            left.wait(2.0)
+        driver.communicate("75\n", timeout=20)
+        assert driver.returncode == 75
+        assert left.wait(20) == -9
