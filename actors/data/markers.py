@@ -9,7 +9,7 @@ Two laws bind them to the rewards (actors.rewards.boxed.first_boxed, actors.rewa
 Special tokens stand for nothing, since the rewards read decoded text without them; so no tag may be one.
 
 A marker that is missed costs tokens, never a grade, so what cannot be told in few states is missed: boxes with more
-than MAX_DEPTH levels of braces, or around a phantom.
+than MAX_DEPTH levels of braces, or around a phantom or an empty box.
 """
 
 from collections.abc import Callable, Hashable

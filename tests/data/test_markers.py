@@ -22,7 +22,8 @@ from tests.engine.test_stopping import byte_level, sentencepiece, wrapped
 
 KINDS: list[AnswerMarker] = ["boxed", "fence", "answer_tag"]
 OPENING = r"\\(?:boxed|fbox)\s*\{"
-CHARACTER = rf"(?:[^{{}}\\]|(?!{OPENING})\\[\s\S])"
+# An escaped character, unless it is a box's opening or the backslash of one: those are never swallowed.
+CHARACTER = rf"(?:[^{{}}\\]|(?!{OPENING})\\(?!{OPENING})[\s\S])"
 
 
 def nested(depth: int) -> str:
@@ -30,6 +31,7 @@ def nested(depth: int) -> str:
 
 
 BOX = re.compile(rf"(?={OPENING}(?P<content>{nested(MAX_DEPTH)})\}})")
+BLANK = re.compile(r"(?:[ \t\n~._$?]|\\ )*")
 FENCE = re.compile(
     r"(?:^|\n)[ \t\r]*```[ \t\r]*(?:(?:py|ipython)[^`\n]*)?\n(?:(?!(?:[ \t\r]*```)|[^\n]*```[ \t\r]*\n)[^\n]*\n)*"
     r"(?:[ \t\r]*```|[^\n]*```[ \t\r]*\n)"
@@ -38,7 +40,7 @@ FENCE = re.compile(
 
 def end_of_box(text: str) -> int | None:
     """Where the first box ends that has something but blanks and dots in it, and no box."""
-    ends = [m.end("content") + 1 for m in BOX.finditer(text) if m["content"].strip(" \t\n~._$?")]
+    ends = [m.end("content") + 1 for m in BOX.finditer(text) if not BLANK.fullmatch(m["content"])]
     return min(ends, default=None)
 
 
