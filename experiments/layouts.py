@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, assert_never
@@ -179,6 +180,15 @@ class Job:
         if (code := self._process.poll()) is not None:
             raise RuntimeError(f"it ended with {code}: {self.tail()}")
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The driver does nothing meanwhile: a run of seconds would be over before a node is up."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def ended(self) -> int:
         """Its exit code."""
         return self._process.wait(RUN_TIMEOUT_S)
@@ -202,7 +212,8 @@ def act(deed: Act, job: Job, newcomer: Node, cloud: Aws) -> str:
     job.reach(deed.step, deed.phase)
     match deed.deed:
         case "add":
-            nodes.add(deed.node, cpus=newcomer.cpus, gpus=newcomer.gpus, resources=newcomer.resources or {})
+            with job.paused():
+                nodes.add(deed.node, cpus=newcomer.cpus, gpus=newcomer.gpus, resources=newcomer.resources or {})
             return deed.node
         case "restart_head":
             nodes.kill_head()

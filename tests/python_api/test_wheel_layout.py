@@ -61,7 +61,7 @@ def test_a_users_models_and_actors_are_left_alone(tmp_path: Path) -> None:
     def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{here}:{site}", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=here, env=environment, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, cwd=here, env=environment, timeout=250)
 
     done = python("-c", PROGRAM % (PACKAGES,), str(site))
     assert "DONE" in done.stdout, done.stdout + done.stderr
