@@ -135,10 +135,10 @@ def test_a_class_that_cannot_be_made_stops_the_start_with_the_authors_line() -> 
 
 
 def test_an_actor_that_finds_no_gpu_says_what_it_waits_for() -> None:
-    with RewardPool(options(python("Model", batch_size=1, gpus=1, cpus=0.5)), start_timeout_s=1.0) as pool:
+    with RewardPool(options(python("Model", batch_size=1, gpus=64, cpus=0.5)), start_timeout_s=1.0) as pool:
         pool.begin([range(1)])
         pool.submit(0, item(0))
-        with pytest.raises(RewardWorkerStartError, match=r"longer than 1 s, and may wait for 1 GPUs and 0\.5 CPUs"):
+        with pytest.raises(RewardWorkerStartError, match=r"longer than 1 s, and may wait for 64 GPUs and 0\.5 CPUs"):
             pool.drain()
 
 
