@@ -1,6 +1,6 @@
 """Is the simulator right about this machine? Real runs of 1, 2 and 3 workers beside what it says of them.
 
-    python -m experiments.simulate_here [--target MODEL] [--models demo 20m] [--workers 1 2 3]
+    python -m experiments.simulate_here [--target MODEL] [--names demo 20m] [--workers 1 2 3]
     python -m experiments.simulate_here --again          compare what the record holds once more; measures nothing
 
 Of each model, in this order: `paceline calibrate` (engine steps of one engine that is alone); engines that decode side
