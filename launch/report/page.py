@@ -132,9 +132,7 @@ def render(run_dir: Path, against: Path | None = None) -> str:
         _header(summary, events, [item for item in NAV if item[0] not in OPTIONAL or data[item[0]]]),
         _warnings(summary.warnings),
         _cards(summary),
-        ""
-        if against is None
-        else _section("against", "Against another run", against_tables(run_dir, against), AGAINST_NOTE),
+        _against(run_dir, against),
         *_charts(
             data,
             summary,
