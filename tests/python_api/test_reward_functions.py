@@ -19,6 +19,12 @@ from launch.reward_functions import MODULE, code_paths, importable, reward_overr
 VALUES: dict[str, Any] = {"run": {"name": "x"}, "model": {"path": "m"}, "data": {"train": "t"}}
 
 
+@pytest.fixture(autouse=True)
+def ray_runs_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever tests before left in this process."""
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+
+
 def config(tmp_path: Path, *overrides: str) -> Config:
     return load_values(json.loads(json.dumps(VALUES)), "values", [f"run.dir={tmp_path}", *overrides]).config
 
