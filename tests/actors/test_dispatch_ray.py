@@ -382,6 +382,17 @@ class Maker:
         return [ray.put(buffer)]
 
 
+def wait_until_gone(ref: "ray.ObjectRef[np.ndarray]") -> None:
+    """For tasks that take it: Ray hears of an owner's end by and by."""
+    touch = ray.remote(num_cpus=0)(lambda buffer: buffer.size)
+    while True:
+        try:
+            ray.get(touch.remote(ref), timeout=60)
+        except RayError:
+            return
+        time.sleep(0.1)
+
+
 def test_a_worker_that_starts_when_the_maker_of_the_weights_is_gone_gets_them_from_another_buffer() -> None:
     """In the middle of a run, which goes on; without another buffer it is lost for good."""
     manifest, own = weights(1)
@@ -398,6 +409,7 @@ def test_a_worker_that_starts_when_the_maker_of_the_weights_is_gone_gets_them_fr
     with running(options(2), FakeOptions(step_s=0.003), on_weights_gone=another) as (dispatcher, events):
         dispatcher.set_weights(manifest, ref)
         ray.kill(maker)
+        wait_until_gone(ref)
         rollouts: list[Rollout] = []
         killed = threading.Event()
 
