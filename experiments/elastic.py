@@ -3,11 +3,12 @@
     python -m experiments.elastic warmup=null model.path=MODEL [key=value ...]
 
 Real raylets with pretended resources on this machine, the demo with larger steps, engines and learner on one thread
-each. An engine step takes at least `--step-ms`, as a larger model's on a GPU does (experiments/paced): as fast as this
-machine is, two engines share what one has, and a second one is worth little. `one`: one worker, one step. `elastic`:
-{min: 1, max: 2}; a node joins early in step 1, and with it the second worker, which is let go in later tails, and asked
-for again while the learner works. `two`: two workers. `elastic` must sample and learn the same as `one` in step 1 and
-as `two` in all, or the exit code is 1. Worker-seconds are of places: the time of starting counts.
+each. An engine step takes at least `--step-ms`, as a larger model's on a GPU does (experiments/paced): otherwise two
+engines share two cores with the driver, with Ray and with a node that starts, and a second one is worth little. `one`:
+one worker, one step. `elastic`: {min: 1, max: 2}; a node joins early in step 1, and with it the second worker, which is
+let go in later tails, and asked for again while the learner works. `two`: two workers. `elastic` must sample and learn
+the same as `one` in step 1 and as `two` in all, or the exit code is 1. Worker-seconds are of places: the time of
+starting counts.
 
     python -m experiments.elastic --only resumed three --out FILE warmup=null model.path=MODEL
 
