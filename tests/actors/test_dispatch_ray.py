@@ -384,7 +384,7 @@ class Maker:
 
 def wait_until_gone(ref: "ray.ObjectRef[np.ndarray]") -> None:
     """For tasks that take it: Ray hears of an owner's end by and by."""
-    touch = ray.remote(num_cpus=0)(lambda buffer: buffer.size)
+    touch: Any = ray.remote(num_cpus=0)(lambda buffer: buffer.size)
     while True:
         try:
             ray.get(touch.remote(ref), timeout=60)
