@@ -39,7 +39,7 @@ DISTURBANCES: dict[str, tuple[Deed, str]] = {
 }
 NO_NODE = ("join", "learner_process", "sigterm", "head")  # is lost with these
 FIXED = ("rollout.workers=2",)
-DRAWS = 4  # of a moment that comes before the run is over
+DRAWS = 8  # of a moment that comes before the run is over
 
 
 def draw(seed: int, index: int, steps: int, attempt: int = 0) -> Case:
