@@ -61,7 +61,7 @@ def sweep(root: Path) -> int:
 
 def end_processes(session: Path) -> int:
     """SIGKILL to all that belong to a session's folder but this process; how many."""
-    found = [pid for pid in processes_below(session) if pid != os.getpid()]
+    found = _others(session)
     for pid in found:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -71,8 +71,7 @@ def end_processes(session: Path) -> int:
 def end_processes_afterwards(session: Path) -> None:
     """The same, as soon as this process is over, by another one: a call into Ray that waits for its raylet ends this
     process at once when the raylet goes, with Ray's own exit code."""
-    found = [str(pid) for pid in processes_below(session) if pid != os.getpid()]
-    command = [sys.executable, "-I", "-S", "-c", _AFTERWARDS, str(os.getpid()), *found]
+    command = [sys.executable, "-I", "-S", "-c", _AFTERWARDS, *map(str, (os.getpid(), *_others(session)))]
     null = subprocess.DEVNULL
     subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
@@ -81,6 +80,10 @@ def processes_below(folder: Path) -> list[int]:
     """Of this user, with a file below the folder open for writing."""
     resolved = folder.resolve()
     return [pid for pid in _processes() if _writes_below(pid, resolved)]
+
+
+def _others(session: Path) -> list[int]:
+    return [pid for pid in processes_below(session) if pid != os.getpid()]
 
 
 def _processes() -> list[int]:
