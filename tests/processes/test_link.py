@@ -1,5 +1,6 @@
 """Arrays over a socket as memory without a name."""
 
+import gc
 import socket
 import threading
 from multiprocessing.connection import Connection
@@ -25,6 +26,7 @@ def test_shared_bytes_round_trip() -> None:
 
 
 def test_memory_stays_with_its_message_whoever_sends() -> None:
+    gc.collect()  # What earlier tests left open.
     ours, theirs = pair()
     before = psutil.Process().num_fds()
 
@@ -44,11 +46,11 @@ def test_memory_stays_with_its_message_whoever_sends() -> None:
         del memory
     for thread in threads:
         thread.join()
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
     ours.close()
     with pytest.raises(EOFError):
         theirs.receive()
     with pytest.raises(OSError, match=r"."):
         theirs.send("x", np.zeros(4, np.uint8))
     theirs.close()
-    assert psutil.Process().num_fds() == before - 2
+    assert psutil.Process().num_fds() <= before - 2
