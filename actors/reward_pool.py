@@ -300,19 +300,20 @@ class RewardPool:
     def _record(self, task: _Task, grades: Sequence[Grade]) -> None:
         if task.step != self._step:
             return
+        where = {key: item.where for key, item in zip(task.call.keys, task.call.items, strict=True)}
         for key, grade in self._assembly.answered(task.call, grades):
             self._grades[key] = grade
             if grade.error is not None:
-                self._failed(key, grade)
+                self._failed(f"rollout {key} ({where[key]})" if where[key] else f"rollout {key}", grade)
 
-    def _failed(self, key: int, grade: Grade) -> None:
+    def _failed(self, which: str, grade: Grade) -> None:
         assert grade.error is not None
         if grade.bad_record:  # every rollout of the record says the same, in every epoch
             if grade.error not in self._bad_records:
                 self._bad_records.add(grade.error)
                 self._on_event("bad_record", f"{grade.error}; its rollouts are left out")
             return
-        self._failures.append(f"rollout {key}: {grade.error}")
+        self._failures.append(f"{which}: {grade.error}")
         if grade.trace is not None:
             place = "\n".join(line for line in grade.trace.splitlines() if line.startswith("  "))
             if place not in self._traces:  # once per place: what differs between responses is in reward_failed

@@ -1,19 +1,20 @@
 r"""How two expressions are put to math-verify, so that it reads what was meant. Owns the wording of the question only;
-the answer comes from actors.rewards.child_main.
+the answer comes from actors.rewards.symbolic.
 """
 
 import re
 from dataclasses import dataclass
 
 from actors.rewards.equality import listed
-from actors.rewards.markup import tidy, without_text_macros
-from actors.rewards.numerals import amount, rounded_places
+from actors.rewards.markup import squeeze, tidy
+from actors.rewards.names import distinct, named_values
+from actors.rewards.numerals import amount, decimal_digits, plain_number, rounded_places
+from actors.rewards.relations import is_interval, is_relation, joined_words, solution_set, without_property
 from actors.rewards.units import split_unit
 
 _COUNTED = re.compile(r"(?:\d|\\pi)[^=<>]*\Z")  # what a unit may stand behind
 _MEMBER_OF = re.compile(r"[A-Za-z]\s*\\in\s*(?=[\[({\\])")
 _LETTER = re.compile(r"\\(?:text|mathrm)\{([A-Za-z])\}(?!\s*[A-Za-z])")
-_JOINING = re.compile(r"\s*\\(?:text|mbox|textrm|mathrm)\{\s*,?\s*(and|or)\s*\}\s*")
 _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 _SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*(?:\{[A-Z]\}|[A-Z])(?:\s*[_^]\s*(?:\{[^{}]*\}|\S))?"
 _QUALIFIER = re.compile(  # what a letter stands for, behind the expression
@@ -24,16 +25,30 @@ _QUALIFIER = re.compile(  # what a letter stands for, behind the expression
 _NAME = r"\\?[A-Za-z]+(?:\s[A-Z]+)?'*(?:[_^](?:\{[^{}=]*(?:\{[^{}=]*\}[^{}=]*)*\}|\w))*(?:\([^()=]*\))?"
 _NUMERIC = r"(?:[^A-Za-z=]|\\(?:frac|sqrt|cdot|pi)(?![A-Za-z]))+"
 _NAMED = re.compile(rf"{_NAME}\s*(?<![<>!])=\s*([^=]+)|{_NUMERIC}(?<![<>!])=({_NUMERIC})")
-_SIGNS = {"<": "<", r"\le": "<=", "<=": "<=", ">": ">", r"\ge": ">=", ">=": ">="}
-_SIGN = r"(<=?|>=?|\\[lg]e(?![A-Za-z]))"
-_UNKNOWN = r"([A-Za-z](?:\([a-z]\))?)"
-_BOUND = r"([^<>=]+?)"
-_HALF_LINE = re.compile(rf"{_UNKNOWN}\s*{_SIGN}\s*{_BOUND}\s*")
-_BETWEEN = re.compile(rf"{_BOUND}\s*{_SIGN}\s*{_UNKNOWN}\s*{_SIGN}\s*{_BOUND}\s*")
-_RELATION = re.compile(r"[<>]|\\[lgn]e(?![A-Za-z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\\circ")
 _THOUSANDS = re.compile(r"(?<![\d,.(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
 _BRACKETED = re.compile(r"[(\[{][^()\[\]{}]*,[^()\[\]{}]*[)\]}]")
+_ROWS = re.compile(r"\\begin\{([bp]matrix)\}((?:(?!\\begin).)*?)\\end\{\1\}", re.DOTALL)
+_EXPONENT = re.compile(r"(?<![A-Za-z\d.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])")
+_EULER = re.compile(r"(?<![A-Za-z\\])e(?![A-Za-z])")
+_EITHER = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+_INSIDE = r"\\(?![lr]angle)"
+_SPELLINGS: list[tuple[re.Pattern[str], str]] = [
+    (
+        re.compile(rf"\\langle(?![A-Za-z])\s*((?:[^<>|\\,]|{_INSIDE})*,(?:[^<>|\\]|{_INSIDE})*)\\rangle(?![A-Za-z])"),
+        r"(\1)",
+    ),
+    (re.compile(r"(?<![A-Za-z\\}])C\((\d{1,4}),\s*(\d{1,4})\)"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\(?:text|mathrm)\{\s*(?:positive )?infinity\s*\}"), r"\\infty"),
+    (re.compile(r"(?<![A-Za-z\\])(?:np|numpy|math|sp|sympy)\.(?=[a-z])"), ""),
+    (re.compile(r"(?<![A-Za-z\\])(arc(?:sin|cos|tan)|sin|cos|tan|ln|log|exp)(?=\()"), r"\\\1"),
+    (re.compile(r"\\frac\{\s*d\s*([A-Za-z]|\\[a-z]+)\s*\}\{\s*d\s*t\s*\}"), r"\\dot{\1}"),
+    (re.compile(r"(?<=[\d)])\s*\*\s*(?=[\d(])"), r"\\cdot "),
+]
+_APPROXIMATELY = re.compile(
+    r"\\(?:approx(?:eq)?|thickapprox|simeq|sim)(?![A-Za-z])|^\s*(?:\\text\{\s*)?(?:approximately|approx\.?|about|roughly)(?:\s*\}|\s)"
+)
+_CONSTANT = re.compile(r"\\pi|e|i|\\phi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,77 +57,139 @@ class Question:
 
     gold: str
     answer: str
-    places: int  # decimals to which an inexact number must agree
+    places: int | None  # decimals to which an inexact number must agree; None: as many as any
 
 
 def question(gold: str, answer: str) -> Question | None:
     """The question that decides whether they are equal; None if they differ in kind: a list is no interval."""
-    sides = [_QUALIFIER.sub("", _LETTER.sub(r"\1", tidy(text))) for text in (gold, answer)]
+    sides = [_plain(text) for text in (gold, answer)]
     places = rounded_places(sides[0]) if "." not in sides[1] else None
+    sides = _ordered(*_exponents(*sides))
     radians = [r"\pi" in side for side in sides]
     if radians[0] != radians[1]:  # degrees beside a multiple of pi mean an angle in radians; else the sign says nothing
-        sides = [side if r"\pi" in side else _DEGREES.sub(r"\\frac{\1\\pi}{180}", side) for side in sides]
+        sides = [side if r"\pi" in side else in_radians(side) for side in sides]
     sides = [side.replace(r"^\circ", "") for side in sides]
     equations = ["=" in side.replace("<=", "").replace(">=", "") for side in sides]
     if equations[0] != equations[1]:
         side = 0 if equations[0] else 1
         if len(listed(sides[side])) == 1 and (named := _NAMED.fullmatch(sides[side])):
             sides[side] = named[1] or named[2]
+    elif all(equations) and (values := _sides_of_one_name(*sides)) is not None:
+        sides = values
     sides = [side[member.end() :] if (member := _MEMBER_OF.match(side)) else side for side in sides]
-    relations = [_RELATION.search(side) is not None for side in sides]
+    relations = [is_relation(side) for side in sides]
     if relations[0] != relations[1]:
         other = sides[0 if relations[1] else 1]
-        if _is_interval(other):
-            sides = [_solution_set(side) or side for side in sides]
+        if is_interval(other):
+            sides = [_solved(side) or side for side in sides]
         elif len(listed(other)) > 1:
             return None
-    return Question(_worded(sides[0]), _worded(sides[1]), 6 if places is None else places)
+    elif all(relations):
+        solved = [_solved(side) for side in sides]
+        sides = [side for side in solved if side] if all(solved) else sides
+    told_apart = distinct(*(_worded(side) for side in sides))
+    return None if told_apart is None else Question(*told_apart, places)
 
 
-def _is_interval(text: str) -> bool:
-    return ("," in text and text[:1] in ("(", "[")) or r"\cup" in text or r"\infty" in text
+def _sides_of_one_name(gold: str, answer: str) -> list[str] | None:
+    """What both say of the same left-hand side. As equations they would be solved, for any letter."""
+    parts = [re.split(r"(?<![<>!])=", side) for side in (gold, answer)]
+    if any(len(side) != 2 or len(listed(text)) > 1 for side, text in zip(parts, (gold, answer), strict=True)):
+        return None
+    if any(side[0].count("{") != side[0].count("}") for side in parts):  # \sum_{i=1}
+        return None
+    same = squeeze(parts[0][0]) == squeeze(parts[1][0]) and re.search("[A-Za-z]", parts[0][0])
+    return [side[1].strip() for side in parts] if same else None
+
+
+def in_radians(text: str) -> str:
+    return _DEGREES.sub(r"\\frac{\1\\pi}{180}", text)
+
+
+def approximated(text: str) -> tuple[str, str] | None:
+    r"""(exact, decimal) of `\frac{40}{3} \approx 13.33`; the same twice of `\approx 13.33` and `x \approx 13.33`. None
+    of any other text."""
+    parts = _APPROXIMATELY.split(tidy(text))
+    if len(parts) < 2 or not (last := parts[-1].strip()):
+        return None
+    first = parts[0].strip()
+    named = re.fullmatch(_NAME, first) is not None and _CONSTANT.fullmatch(first) is None
+    return (last, last) if named or not first else (first.rstrip("="), last)
+
+
+def _plain(text: str) -> str:
+    text = without_property(_QUALIFIER.sub("", _LETTER.sub(r"\1", tidy(text))))
+    for spelling, replacement in _SPELLINGS:
+        text = spelling.sub(replacement, text)
+    return text
+
+
+def _exponents(*sides: str) -> list[str]:
+    r"""`(4.5e33, 1)` as `(4.5 \times 10^{33}, 1)`; `2e-2` is of Euler's number where the other side is."""
+    euler = [_EULER.search(_EXPONENT.sub("", side)) is not None for side in sides]
+    return [
+        side if euler[1 - index] else _EXPONENT.sub(r"\1 \\times 10^{\2}", side) for index, side in enumerate(sides)
+    ]
+
+
+def _ordered(gold: str, answer: str) -> list[str]:
+    r"""Both as tuples where names say which value is which: `x = 2, y = 3` beside `(2, 3)`, `2, 3` or `y = 3, x = 2`; a
+    vector beside a tuple."""
+    sides = [gold, answer]
+    rows = [_ROWS.fullmatch(side) for side in sides]
+    if (rows[0] is None) != (rows[1] is None):
+        side = 0 if rows[0] else 1
+        body = rows[side][2].strip(" \\")  # type: ignore[index]
+        members = [member.strip() for member in re.split(r"\\\\" if r"\\" in body else "&", body)]
+        if sides[1 - side].startswith("(") and not any("&" in member for member in members):
+            sides[side] = f"({', '.join(members)})"
+        return sides
+    joined = [joined_words(side) for side in sides]
+    named = [None if _OR.search(text) or "=" not in text else named_values(listed(text)) for text in joined]
+    if named[0] is not None and named[1] is not None:
+        values = [
+            {name.replace("{", "").replace("}", ""): value for name, value in side.items()} for side in named if side
+        ]
+        if values[0].keys() == values[1].keys():
+            return [f"({', '.join(side[name] for name in sorted(side))})" for side in values]
+        return sides
+    for side in (0, 1):
+        if (values_of := named[side]) is not None:
+            other = listed(joined[1 - side])
+            if len(other) == len(values_of) and not sides[1 - side].startswith(r"\{"):
+                sides[1 - side] = f"({', '.join(other)})"
+            if sides[1 - side].startswith("("):
+                sides[side] = f"({', '.join(values_of.values())})"
+    return sides
 
 
 def _worded(text: str) -> str:
     r"""The expression with `, ` between members, without thousands separators and units."""
-    text = _JOINING.sub(r" \1 ", text)
+    text = joined_words(text)
     members = listed(text)
     lists_of_lists = ";" in text and "," in text  # math-verify knows them
     if len(members) > 1 and not lists_of_lists and amount(text) is None:
         return ", ".join(_worded(member) for member in members)
+    if "10^" in text and (number := plain_number(text)) is not None:
+        return decimal_digits(number) or text
+    if _EITHER.search(text) and not is_relation(text):
+        return ", ".join(_worded(_EITHER.sub(signs, text)) for signs in (_upper, _lower))
     rest, factor, percent = split_unit(text)
     if rest is not None and factor == 1 and not percent and _COUNTED.search(rest):
         text = rest
     return _BRACKETED.sub(_spaced, _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text))
 
 
-def _solution_set(text: str) -> str | None:
-    r"""A solved inequality as an interval, several joined by "or" as their union: `x < 1 or x \ge 3`. None for any
-    other: an inequality that has yet to be solved is no answer where its solution is asked for."""
-    text = without_text_macros(_JOINING.sub(r" \1 ", text))
-    members = listed(text) if _OR.search(text) else [text]
-    intervals = [_interval(member) for member in members]
-    return r" \cup ".join(interval for interval in intervals if interval) if all(intervals) else None
+def _upper(sign: re.Match[str]) -> str:
+    return "+" if sign[1] == "pm" else "-"
 
 
-def _interval(relation: str) -> str | None:
-    if between := _BETWEEN.fullmatch(relation):
-        low, left, unknown, right, high = between.groups()
-        signs = _SIGNS[left], _SIGNS[right]
-        if signs[0][0] != signs[1][0]:
-            return None
-        if signs[0][0] == ">":
-            low, high, signs = high, low, (signs[1], signs[0])
-        known = unknown not in low and unknown not in high
-        opening, closing = "[" if "=" in signs[0] else "(", "]" if "=" in signs[1] else ")"
-        return f"{opening}{low}, {high}{closing}" if known else None
-    if half_line := _HALF_LINE.fullmatch(relation):
-        unknown, sign, bound = half_line.groups()
-        closed = "=" in _SIGNS[sign]
-        if _SIGNS[sign][0] == "<":
-            return rf"(-\infty, {bound}" + ("]" if closed else ")")
-        return ("[" if closed else "(") + rf"{bound}, \infty)"
-    return None
+def _lower(sign: re.Match[str]) -> str:
+    return "-" if sign[1] == "pm" else "+"
+
+
+def _solved(text: str) -> str | None:
+    return solution_set(text, listed(joined_words(text)))
 
 
 def _spaced(match: re.Match[str]) -> str:

@@ -21,10 +21,13 @@ _EMPTY = re.compile(
     r"(?:[\s~._$?]|\\[,;:!> _$]|\\q?quad\b|\\[hv]?phantom\{[^{}]*\}|\\[lc]?dots\b|\\(?:boxed|fbox)\{\})*"
 )
 THINKING_ENDS = re.compile(r"</think(?:ing)?>|</thought>|<\|end_of_thought\|>")
-# What may stand between boxes that are one answer: separators with a word or mark that joins, or nothing at all.
+# What may stand between boxes that are one answer: separators with a word or mark that joins, or nothing at all. A word
+# may stand before "and", a name and its sign of equality behind it: \boxed{1} red and y = \boxed{2}.
+_BLANK = r"[\s~*$]|\\[,;:!> ()\[\]\\]|\\q?quad\b"
 _JOINT = re.compile(
-    r"(?:[\s~*$]|\\[,;:!> ()\[\]\\]|\\q?quad\b"
+    rf"(?:\s[a-z]{{1,20}}(?=\s+(?:and|or)\b))?(?:{_BLANK}"
     r"|(?P<join>[,;&]|\b(?:and|or)\b|\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]{0,60}?\b(?:and|or)\s*\}))*"
+    rf"(?:(?<![A-Za-z])[A-Za-z](?:_(?:\w|\{{\w{{1,8}}\}}))?(?:{_BLANK})*=(?:{_BLANK})*)?"
 )
 _MAX_JOINT_CHARS = 120
 

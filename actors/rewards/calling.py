@@ -76,11 +76,14 @@ class UserFunction:
         """One per response, in order; of one of them only, where the function is called for each. `members` are the
         whole group where the function asks for it."""
         made: list[Outcome] = []
+        owner = os.getpid()
         for count, positional, named in self._calls(members, which):
             try:
                 made += self._numbers(self._call(*positional, **named), count)
-            except (Exception, KeyboardInterrupt, SystemExit) as error:
+            except BaseException as error:
                 made += [told(error)] * count
+            if os.getpid() != owner:
+                os._exit(0)  # a call that forked and returned twice: only the first process goes on
         return made
 
     async def awaited(self, members: Sequence[Member], timeout_s: float) -> list[Outcome]:
@@ -97,7 +100,12 @@ class UserFunction:
                     else:
                         value = await asyncio.to_thread(self._call, *positional, **named)
                 made += self._numbers(value, count)
-            except (Exception, KeyboardInterrupt, SystemExit) as error:
+            except GeneratorExit:  # this coroutine is closed
+                raise
+            except BaseException as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # somebody ends this call; otherwise the user's code raised it
                 late = (None, f"{self._path} took more than {timeout_s:g} s", None)
                 made += [late if limit.expired() else told(error)] * count
         return made

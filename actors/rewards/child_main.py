@@ -1,9 +1,12 @@
 """Main program of DeadlineChild: answers requests on stdin with one JSON line each on stdout. Run by path; never
 imported by Paceline, and imports none of it, so that it starts fast.
 
-Kinds: `symbolic` (gold, answer, decimals) -> bool by math-verify, None if the gold answer is no expression and no
-words; `pattern` text -> bool; `function` responses -> an outcome for each, by the user's function (calling.py);
-`signature` of such a function -> what it asks for.
+Both are taken out of the user's way before any of the user's code runs: descriptor 0 is /dev/null then, 1 is the log,
+and programs that the user starts inherit neither pipe. A process that the user's code forks off never answers.
+
+Kinds: `symbolic` a question about expressions -> bool, by math-verify (symbolic.py); `pattern` text -> bool;
+`function` responses -> an outcome for each, by the user's function (calling.py); `signature` of such a function ->
+what it asks for.
 """
 
 import functools
@@ -22,29 +25,9 @@ from pathlib import Path
 from typing import Any
 
 
-def symbolic(_: str) -> Callable[[Any], bool | None]:
-    import logging
-
-    from math_verify import LatexExtractionConfig, parse, verify
-    from math_verify.parser import NormalizationConfig
-
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it logs every expression that it cannot read
-    # Without its units, which take letters away: it reads 2 - c as "2 -", and 4m as 4.
-    spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
-    latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
-
-    def equal(question: tuple[str, str, int]) -> bool | None:
-        # No timeouts of its own: they need the main thread's SIGALRM, which is this process's last resort (below).
-        # Only LaTeX: the prose reader would take a number out of an expression that cannot be parsed.
-        *texts, places = question
-        gold, answer = (parse(rf"\boxed{{{text}}}", [latex], parsing_timeout=0) for text in texts)
-        if verify(gold, answer, float_rounding=places, timeout_seconds=0):
-            return True
-        readable = any(not isinstance(form, str) for form in gold) or any(part.isalpha() for part in texts[0].split())
-        return False if readable else None
-
-    equal(("x+1", "1+x", 6))  # what this fills (the parser's tables, sympy's caches) every fork then has
-    return equal
+def symbolic(_: str) -> Callable[[Any], Any]:
+    compare: Callable[[Any], Any] = _beside("symbolic").comparison()
+    return compare
 
 
 def pattern(expression: str) -> Callable[[Any], bool]:
@@ -64,10 +47,14 @@ def signature(_: str) -> Callable[[Any], Any]:
     return describe
 
 
-@functools.cache
 def _calling() -> Any:
-    """The module beside this one, without the package around it, which imports much that a function does not need."""
-    spec = importlib.util.spec_from_file_location("paceline_calling", Path(__file__).with_name("calling.py"))
+    return _beside("calling")
+
+
+@functools.cache
+def _beside(name: str) -> Any:
+    """A module beside this one, without the package around it, which imports much that a child does not need."""
+    spec = importlib.util.spec_from_file_location(f"paceline_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -94,30 +81,37 @@ def stay_behind(answers: Any) -> None:
         computing = 0
         if os.WIFEXITED(status):
             os._exit(0)  # nobody asks any more
-        answers.write(b'{"forked": true}\n')
+        answers.write(json.dumps({"forked": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
 
 
 def main() -> None:
     kind, setup = sys.argv[1], json.loads(sys.argv[2])
+    requests = os.fdopen(os.dup(0), "rb")  # a descriptor that no program inherits which the user's code starts
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a function prints goes to the log, not into the answers
     sys.stdout = sys.stderr  # line by line: this process ends by SIGKILL, which takes what is buffered with it
     sys.path[:] = setup["path"]
     if setup["memory_mb"]:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_mb"] << 20,) * 2)
+    owner = os.getpid()
 
-    def answer(make: Callable[[], Any]) -> Any:
-        """Answers with the value, or with the exception as text; returns the value."""
+    def answer(number: int, make: Callable[[], Any]) -> Any:
+        """Answers question `number` with the value, or with the exception as text; returns the value."""
         try:
             value = make()
-            payload = {"value": None if callable(value) else value}
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            payload = {"number": number, "value": None if callable(value) else value}
+        except BaseException as error:
             value = None
             if kind in ("function", "signature"):
                 _, text, trace = _calling().told(error)
-                payload = {"error": text, "trace": trace}
+                payload = {"number": number, "error": text, "trace": trace}
             else:
-                payload = {"error": f"{type(error).__name__}: {error}"[:2000]}
+                payload = {"number": number, "error": f"{type(error).__name__}: {error}"[:2000]}
+        if os.getpid() != owner:
+            os._exit(0)  # the user's code forked, and returned here twice
         answers.write(json.dumps(payload).encode() + b"\n")
         return value
 
@@ -127,16 +121,17 @@ def main() -> None:
         "function": function,
         "signature": signature,
     }
-    compute = answer(lambda: kinds[kind](setup["argument"]))
+    compute = answer(0, lambda: kinds[kind](setup["argument"]))
     if compute is None:
         return
     if setup["forks"]:
         stay_behind(answers)
-    while header := sys.stdin.buffer.read(8):
-        timeout_s, argument = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "little")))
+        owner = os.getpid()
+    while header := requests.read(8):
+        number, timeout_s, argument = pickle.loads(requests.read(int.from_bytes(header, "little")))
         # The default action of SIGALRM ends even a loop in C: nothing outlives a parent that was killed meanwhile.
         signal.alarm(math.ceil(timeout_s) + 5)
-        answer(partial(compute, argument))
+        answer(number, partial(compute, argument))
         signal.alarm(0)
 
 

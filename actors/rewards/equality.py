@@ -1,5 +1,6 @@
 r"""Equality of a gold answer and an answer where it is certain without algebra: the same text, numbers, lists, times,
-words, letters of choices. None where it is not, and algebra must decide. Never calls anything that could take long.
+words, letters of choices, numbers of a base. None where it is not, and algebra must decide. Never calls anything that
+could take long.
 """
 
 import re
@@ -15,6 +16,25 @@ _SEPARATOR = re.compile(r"\s*(?:[,;]\s*(?:and|or)\b|[,;]|\b(?:and|or)\b)\s*", re
 _NO_THOUSANDS = re.compile(r"\d,(?!\d{3}(?!\d))|\d{4},|,\d{3}\d")
 _LETTERS = re.compile(r"[A-Za-z]{3,}")
 _BETWEEN_LETTERS = re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\s()*,-]")
+_BASES = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "twelve": 12,
+}
+_BASED = re.compile(rf"(?=[A-F]*\d)([\dA-F]+)_\{{?(\d{{1,2}}|{'|'.join(_BASES)})\}}?")
+_NO_SOLUTION = re.compile(
+    r"(?:there (?:is|are) )?no solutions?(?: exists?)?\.?|(?:the )?empty set|\\emptyset", re.IGNORECASE
+)
+_FORMULA = re.compile(r"[_^{}=<>+*/|\\]")
+_GROUPED = re.compile(r"([_^])\{([0-9A-Za-z])\}")
+_LONE_LETTERS = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z] )+(?=[A-Za-z](?![A-Za-z]))")
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -26,9 +46,9 @@ def equal_fast(gold: str, answer: str) -> bool | None:
         return False
     gold, answer = tidy(gold), tidy(answer)
     plain = [without_text_macros(text) for text in (gold, answer)]
-    if squeeze(plain[0]) == squeeze(plain[1]):
+    if squeeze(plain[0]) == squeeze(plain[1]) or _canonical(gold) == _canonical(answer):
         return True
-    for compare in (_clock_times, _choices):
+    for compare in (_clock_times, _choices, _based, _no_solution):
         if (same := compare(*plain)) is not None:
             return same
     numbers = amount(gold), amount(answer)
@@ -39,6 +59,22 @@ def equal_fast(gold: str, answer: str) -> bool | None:
     if _with_decimal_comma(gold, answer):
         return True
     return _words(gold, answer)
+
+
+def is_text(gold: str) -> bool:
+    """Whether a gold answer is words, with numbers or not, and no formula: only the same text equals it."""
+    plain = without_text_macros(tidy(gold))
+    return _FORMULA.search(plain) is None and any(sign.isalnum() for sign in plain)
+
+
+def is_certain(gold: str) -> bool:
+    """Whether a gold answer is read without algebra: a number, a time, a choice, words or a list of them."""
+    plain = without_text_macros(tidy(gold))
+    return (
+        amount(gold) is not None
+        or any(form.fullmatch(plain) for form in (_CLOCK, _CHOICE, _WORDS, _BASED, _NO_SOLUTION))
+        or all(amount(member) is not None or _WORDS.fullmatch(member) for member in listed(plain))
+    )
 
 
 def listed(text: str) -> list[str]:
@@ -100,6 +136,33 @@ def _choices(gold: str, answer: str) -> bool | None:
         return None
     left, right = (next(group for group in letter.groups() if group) for letter in letters if letter)
     return left == right
+
+
+def _based(gold: str, answer: str) -> bool | None:
+    """`1011_2`: digits and base; digits alone, if one side has no base."""
+    sides = [_BASED.fullmatch(squeeze(text)) for text in (gold, answer)]
+    if sides[0] is not None and sides[1] is not None:
+        digits, bases = zip(*(side.groups() for side in sides if side), strict=True)
+        same_base = len({_BASES.get(base) or int(base) for base in bases}) == 1
+        return same_base and len({text.lstrip("0") for text in digits}) == 1
+    based = sides[0] or sides[1]
+    other = amount(gold if sides[0] is None else answer)
+    if based is None or other is None or not based[1].isdigit():
+        return None
+    return other.value == int(based[1][:MAX_CHARS])
+
+
+def _no_solution(gold: str, answer: str) -> bool | None:
+    r"""`no solution`, `No solutions`, `\emptyset`; None if neither is one, or one is a set that may be empty."""
+    sides = [_NO_SOLUTION.fullmatch(text) is not None for text in (gold, answer)]
+    return True if all(sides) else None
+
+
+def _canonical(text: str) -> str:
+    r"""A formula without spaces and braces that say nothing: `E_{0}^{2}` as `E_0^2`, `e^{2 i t}` as `e^{2it}`."""
+    if "^" in text or "_" in text:
+        text = _LONE_LETTERS.sub(lambda match: match[0].replace(" ", ""), text)
+    return _GROUPED.sub(r"\1\2", squeeze(text))
 
 
 def _key(member: str) -> Hashable:

@@ -11,31 +11,23 @@
 
 import ast
 import base64
-import builtins
 import io
 import json
 import pickle
-import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from actors.rewards.sandbox import Trial
+from actors.rewards.supplied import resolve
 from actors.rewards.types import BadRecordError
 
 _HOLDERS = ("input_output", "ground_truth", "reward_model", "verification_info", "tests", "test_cases", "answer")
 _SPLITS = (
     "public_tests", "private_tests", "generated_tests", "public_test_cases", "private_test_cases",
 )  # fmt: skip
-# Built-in names that tests apply to what they compare, and which therefore stay built-in if there is a choice.
-# fmt: off
-_COMPARING = frozenset({
-    "abs", "all", "any", "bool", "bytes", "complex", "dict", "divmod", "enumerate", "filter", "float", "frozenset",
-    "hash", "int", "isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "print", "range", "repr",
-    "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
-})
-# fmt: on
 
 
 def read_tests(record: Mapping[str, Any]) -> Trial | None:
@@ -53,44 +45,36 @@ def read_tests(record: Mapping[str, Any]) -> Trial | None:
     return None
 
 
+@lru_cache(maxsize=64)  # one record's responses come together
 def source_tests(source: str, *, stub: str = "", entry_point: str | None = None) -> Trial:
     """Trial that are Python source, with the names in it that only the program can supply."""
     try:
-        names, modules = _names(ast.parse(source), ast.parse(stub), entry_point)
+        tests = ast.parse(source)
+        _require_runnable(tests)
+        names, borrowed = resolve(tests, ast.parse(stub), entry_point)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise BadRecordError(f"the record's tests are not Python: {error}") from error
-    return Trial(source=source, stub=stub, names=tuple(sorted(names)), modules=tuple(sorted(modules)))
+    return Trial(source=source, stub=stub, names=tuple(sorted(names)), borrowed=tuple(sorted(borrowed.items())))
 
 
-def _names(tests: ast.Module, stub: ast.Module, entry_point: str | None) -> tuple[set[str], set[str]]:
-    """(what the program supplies, modules of the standard library that the tests presume).
-
-    Decided by the tests alone. What they take from the program can be anything, so it must never be what they compare
-    with: no built-in function, and no module.
-    """
-    nodes = [node for tree in (tests, stub) for node in ast.walk(tree)]
-    loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    bound |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    bound |= {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
-    bound |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
-    free = loaded - bound
-    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    modules = (free & sys.stdlib_module_names) - called
-    if entry_point is not None:
-        return {entry_point}, modules - {entry_point}
-    builtin = free & vars(builtins).keys()
-    supplied = free - modules - builtin
-    if not supplied and not _imports_solution(nodes):
-        # The function under test has a built-in's name (MBPP asks for `sum`): the one that compares nothing.
-        supplied = builtin & called if len(builtin & called) == 1 else (builtin & called) - _COMPARING
-    return supplied, modules
-
-
-def _imports_solution(nodes: Iterable[ast.AST]) -> bool:
-    return any(isinstance(node, ast.ImportFrom) and node.module == "solution" for node in nodes)
+def _require_runnable(tests: ast.Module) -> None:
+    """The judge calls functions `test...` without parameters. Tests that nobody calls would pass every program."""
+    used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for node in tests.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            plain = isinstance(node, ast.FunctionDef) and ast.unparse(node.args) == ""
+            if not plain and node.name not in used:
+                raise BadRecordError(
+                    f"the record's tests have a function {node.name!r} that takes arguments or is async, as from "
+                    "pytest's parametrize and fixtures: nobody calls it here. Write it without"
+                )
+        elif isinstance(node, ast.ClassDef) and node.name not in used:
+            methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+            if any(name.startswith("test") for name in methods):
+                raise BadRecordError(
+                    f"the record's tests have a class {node.name!r} with test methods, which nobody calls here: write "
+                    "functions, or call them"
+                )
 
 
 def _pairs(record: Mapping[str, Any]) -> Trial | None:

@@ -1,12 +1,13 @@
 """The `judge` term: a language model behind an OpenAI-compatible endpoint says what a response is worth.
 
-Owns the request, what is asked again, and where the score stands in the reply. The endpoint's key is given, sent, and
-written nowhere.
+Owns the request, what is asked again, how much of a reply is read, and where the score stands in it. The endpoint's key
+is given, sent, and written nowhere.
 """
 
 import asyncio
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from actors.rewards.options import RewardTerm
 from actors.rewards.types import GradeItem, GradingError, Score, Scored
 
 DEFAULT_PATTERN = r"[Ss]core:?\W*?([-+]?\d+(?:\.\d+)?)"
+_MOST_BYTES = 4 << 20  # of a reply, before and after it is decompressed
 _AGAIN = {408, 409, 425, 429}  # and all from 500
 
 
@@ -46,12 +48,12 @@ class JudgeTerm:
             found = list(self._pattern.finditer(reply))
             if not found:
                 raise GradingError(f"the reply has no score as {self._pattern.pattern!r} reads it: {reply[-200:]!r}")
-            score = float(found[-1][1])
         except GradingError as error:
             return error
-        except ValueError:
-            return GradingError(f"the score is no number: {found[-1][0]!r}")
-        return Score(score, reply[-300:])
+        try:
+            return Score(float(found[-1][1]), reply[-300:])
+        except (ValueError, TypeError):  # TypeError: a pattern whose group is not part of what it found
+            return GradingError(f"the score is no number: {found[-1][0][-200:]!r}")
 
     def _question(self, item: GradeItem) -> str:
         values = {name: getattr(item, name) for name in FIELDS}
@@ -68,12 +70,12 @@ class JudgeTerm:
             **self._options.arguments,
         }
         for attempt in range(self._options.retries + 1):
-            text, wait_s = "", 0.0
+            wait_s = 0.0
             try:
-                status, text, wait_s = await self._post(body)
+                status, received, wait_s = await self._post(body)
                 if status < 400:
-                    return _content(text)
-                reason = f"status {status}: {text[:300]!r}"
+                    return _content(received)
+                reason = f"status {status}: {received[:1200].decode(errors='replace')[:300]!r}"
                 if status < 500 and status not in _AGAIN:
                     break
             except TimeoutError:
@@ -84,30 +86,59 @@ class JudgeTerm:
                 await asyncio.sleep(min(max(wait_s, backoff_s(attempt)), MOST_BACKOFF_S))
         raise GradingError(self._without_key(f"{self._url}: {reason}, asked {attempt + 1} times"))
 
-    async def _post(self, body: Mapping[str, Any]) -> tuple[int, str, float]:
-        """(status, body, seconds to wait before it is asked again, by its own word)."""
+    async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes, float]:
+        """(status, body, seconds to wait before it is asked again, by its own word). Raises GradingError."""
         if self._session is None:
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            headers = {"Accept-Encoding": "gzip"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
             self._session = aiohttp.ClientSession(
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=self._options.timeout_s),
                 connector=aiohttp.TCPConnector(limit=0),  # whoever calls bounds how many are under way
+                auto_decompress=False,  # which has no bound
                 trust_env=True,
             )
         async with self._session.post(self._url, json=body) as answer:
             after = answer.headers.get("Retry-After", "")
-            return answer.status, await answer.text(), float(after) if after.isdecimal() else 0.0
+            received = bytearray()
+            while part := await answer.content.read(1 << 16):
+                received += part
+                if len(received) > _MOST_BYTES:
+                    raise GradingError(_too_long(self._url))
+            plain = _plain(bytes(received), answer.headers.get("Content-Encoding", ""), self._url)
+            return answer.status, plain, float(after) if after.isdecimal() else 0.0
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
 
-def _content(text: str) -> str:
+def _plain(received: bytes, encoding: str, url: str) -> bytes:
+    """A reply's body without its compression. Raises GradingError."""
+    if encoding.lower() in ("", "identity"):
+        return received
+    try:
+        reader = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # gzip or zlib, whichever it is
+        plain = reader.decompress(received, _MOST_BYTES)
+    except zlib.error as error:
+        raise GradingError(
+            f"{url}: the reply is said to be compressed ({encoding}), and cannot be read: {error}"
+        ) from None
+    if reader.unconsumed_tail:
+        raise GradingError(_too_long(url))
+    return plain
+
+
+def _too_long(url: str) -> str:
+    return f"{url}: the reply is longer than {_MOST_BYTES >> 20} MiB: limit it by arguments.max_tokens"
+
+
+def _content(received: bytes) -> str:
     """The message of a reply. Raises GradingError."""
     try:
-        content = json.loads(text)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise GradingError(f"the reply is not one of chat completions: {text[:200]!r}") from error
+        content = json.loads(received)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        shown = received[:800].decode(errors="replace")[:200]
+        raise GradingError(f"the reply is not one of chat completions: {shown!r}") from error
     if not isinstance(content, str):
-        raise GradingError(f"the reply has no text: {text[:200]!r}")
+        shown = received[:800].decode(errors="replace")[:200]
+        raise GradingError(f"the reply has no text: {shown!r}")
     return content

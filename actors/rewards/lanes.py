@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from actors.processes.modules import looked_in
 from actors.rewards.calling import Traits
 from actors.rewards.child import ChildTimeoutError, DeadlineChild
 from actors.rewards.options import RewardOptions, RewardTerm
@@ -16,7 +17,6 @@ from actors.rewards.types import GradingError, RewardConfigError
 
 _IMPORT_S = 120.0
 _PLAIN = Traits((), False, False)
-_WHERE = "; it must be importable where the reward workers run: below the working directory, or installed"
 BACKOFF_S = 0.5  # before a judge's first retry, doubled by each further one
 MOST_BACKOFF_S = 30.0
 
@@ -116,6 +116,6 @@ def unusable(term: RewardTerm, key: str, error: Exception) -> RewardConfigError:
     trace = getattr(error, "trace", None)
     return RewardConfigError(
         f"{key}.function={term.function!r} cannot be used: {error}"
-        + ("" if str(error).startswith("TypeError") else _WHERE)
+        + looked_in(str(error))
         + (f"\n{trace}" if trace else "")
     )

@@ -22,9 +22,11 @@ _SIGNS = {
     "\u222a": r"\cup ",
     "\u2208": r"\in ",
     "\u00b0": r"^\circ",
-    "\u00b2": "^2",
-    "\u00b3": "^3",
     "\u00bd": r"\frac{1}{2}",
+    "\u27e8": r"\langle ",
+    "\u27e9": r"\rangle ",
+    "\u2223": r"\mid ",
+    "\u2205": r"\emptyset ",
     "\u00a0": " ",
     "\u2009": " ",
     "\u202f": " ",
@@ -35,6 +37,12 @@ _SIGNS = {
     "\u20b9": "",
 }
 _SIGN = re.compile("|".join(_SIGNS))
+_RAISED = dict(
+    zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207a", "0123456789-+", strict=True)
+)
+_RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
+_CIRCLED = re.compile(r"\\textcircled\s*(?:\{\s*(?:\\small\s*)?(\d{1,2})\s*\}|(\d))")
+_ESCAPED = re.compile(r"\\\\(?=[A-Za-z])")  # as JSON has it; a new row is one only within an environment
 _TEXT_MACRO = r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|[mh]box|math(?:rm|bf|it|sf|tt)|operatorname\*?|emph|bf|rm)"
 _TEXT = re.compile(_TEXT_MACRO + r"\s*\{([^{}]*)\}")
 _SQUARE_METRES = re.compile("(?<![A-Za-z])([ckmd]?m)([\u00b2\u00b3])")  # with this sign it is a unit, never a variable
@@ -69,7 +77,13 @@ _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Z
 
 def tidy(text: str) -> str:
     """The expression in its one spelling, without what surrounds it: dollar signs, "the answer is", a final stop."""
-    text = _SIGN.sub(lambda match: _SIGNS[match[0]], _SQUARE_METRES.sub(r"\\text{\1}\2", text))
+    if not text.isascii():
+        text = _RAISED_RUN.sub(_power, _SQUARE_METRES.sub(r"\\text{\1}\2", text))
+        text = _SIGN.sub(lambda match: _SIGNS[match[0]], text)
+    if r"\textcircled" in text:
+        text = _CIRCLED.sub(_circled, text)
+    if "\\\\" in text and r"\begin" not in text:
+        text = _ESCAPED.sub(r"\\", text)
     text = _TOKEN.sub(lambda match: _REPLACEMENTS[(match.lastindex or 1) - 1], text)
     text = _BARE_FRACTION.sub(_braced, text)
     text = _LEAD.sub("", " ".join(text.split()), count=1) if _LEAD.match(text) else " ".join(text.split())
@@ -91,6 +105,15 @@ def without_text_macros(text: str) -> str:
         if not count:
             break
     return " ".join(text.split())
+
+
+def _power(match: re.Match[str]) -> str:
+    return "^{" + "".join(_RAISED[sign] for sign in match[0]) + "}"
+
+
+def _circled(match: re.Match[str]) -> str:
+    number = int(match[1] or match[2])
+    return chr(0x245F + number) if 1 <= number <= 20 else str(number)
 
 
 def _braced(match: re.Match[str]) -> str:

@@ -10,17 +10,21 @@ line, `last_number` the last number of the response. The gold answer is read in 
 """
 
 import re
+from fractions import Fraction
 
-from actors.rewards.algebra import question
+from actors.rewards.algebra import approximated, in_radians, question
 from actors.rewards.boxed import final_part, first_boxed, last_boxed, thinks
 from actors.rewards.child import ChildDiedError, ChildTimeoutError, DeadlineChild
-from actors.rewards.equality import equal_fast
+from actors.rewards.equality import equal_fast, is_certain, is_text, listed
 from actors.rewards.gold import UnreadableGoldError, gold_answer, last_hashes
-from actors.rewards.markup import MAX_CHARS
+from actors.rewards.markup import MAX_CHARS, tidy
+from actors.rewards.numerals import amount
 from actors.rewards.options import RewardTerm
+from actors.rewards.relations import joined_words
 from actors.rewards.types import BadRecordError, GradeItem, GradingError, Score
 
 _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?\\?%)?")
+_KEPT_GOLDS, _MOST_MEMBERS = 65_536, 8
 _ANSWER_LINE = re.compile(r"answer[*\s]*(?:is\s*)?:[ \t*]*([^\n]*)", re.IGNORECASE)
 
 
@@ -46,6 +50,9 @@ class MathTerm:
         self._which = options.answer
         self._timeout_s = options.timeout_s
         self._child = DeadlineChild("symbolic", memory_mb=4096, forks=True)
+        self._read: dict[
+            str, str
+        ] = {}  # how a gold answer is read: "whole", by its "members", as "text", "" not at all
 
     def score(self, item: GradeItem) -> Score:
         if "answer" not in item.record:
@@ -62,20 +69,83 @@ class MathTerm:
             return Score(0.0, "no answer in the response")
         if len(answer) > MAX_CHARS and answer != gold:
             return Score(0.0, f"an answer of {len(answer)} characters is not read")
-        same = equal_fast(gold, answer)
-        asked = question(gold, answer) if same is None else None
-        if asked is None:
-            same = bool(same)
-        else:
-            try:
-                same = self._child.call((asked.gold, asked.answer, asked.places), timeout_s=self._timeout_s)
-            except ChildTimeoutError:
-                return Score(0.0, f"comparing took more than {self._timeout_s:g} s")
-            except ChildDiedError:
-                return Score(0.0, "comparing took more memory or nesting than it may")
-            if same is None:
+        try:
+            if not self._readable(gold):
                 raise BadRecordError(_unreadable(item, f"it is no expression: {gold:.80}"))
+            same = self._equal(gold, answer)
+        except ChildTimeoutError:
+            return Score(0.0, f"comparing took more than {self._timeout_s:g} s")
+        except ChildDiedError:
+            return Score(0.0, "comparing took more memory or nesting than it may")
         return Score(float(same), None if same else f"answered {answer:.80}")
+
+    def _readable(self, gold: str) -> bool:
+        """Whether a gold answer means something, decided once, by itself: a record is bad for every response or for
+        none."""
+        if is_certain(gold):
+            return True
+        if gold not in self._read:
+            if len(self._read) >= _KEPT_GOLDS:
+                self._read.clear()
+            exact = (approximated(gold) or (gold,))[0]
+            asked = question(exact, exact)
+            if asked is not None and self._ask("readable", asked.gold):
+                self._read[gold] = "whole"
+            elif 1 < len(members := listed(joined_words(tidy(exact)))) <= _MOST_MEMBERS and all(
+                map(self._readable, members)
+            ):
+                self._read[gold] = "members"
+            else:
+                self._read[gold] = "text" if is_text(gold) else ""
+        return self._read[gold] != ""
+
+    def _equal(self, gold: str, answer: str) -> bool:
+        """Whether they are equal. Of `a \\approx b` a is the answer, and so is b if it is what a is rounded to."""
+        wanted, given = approximated(gold), approximated(answer)
+        if wanted is None and given is None:
+            return self._same(gold, answer)
+        if wanted is not None and given is not None and given[0] != given[1] and wanted[0] != wanted[1]:
+            return self._same(wanted[0], given[0]) and self._near(given[1], wanted[1])
+        exact, decimal = given or (answer, answer)
+        golds = dict.fromkeys(wanted or (gold,))
+        if any(self._same(text, exact) for text in golds):
+            return True
+        return exact != decimal and any(self._same(text, decimal) for text in golds) and self._near(exact, decimal)
+
+    def _same(self, gold: str, answer: str) -> bool:
+        same = equal_fast(gold, answer)
+        if same is not None:
+            return same
+        if self._read.get(gold) == "members":
+            return self._same_members(*(listed(joined_words(tidy(text))) for text in (gold, answer)))
+        asked = question(gold, answer)
+        return asked is not None and self._ask("equal", asked.gold, asked.answer, asked.places)
+
+    def _same_members(self, gold: list[str], answer: list[str]) -> bool:
+        """Whether two lists are equal as sets: for one that math-verify cannot read as a whole."""
+        if len(gold) != len(answer):
+            return False
+        for member in gold:
+            found = next((index for index, other in enumerate(answer) if self._same(member, other)), None)
+            if found is None:
+                return False
+            answer = answer[:found] + answer[found + 1 :]
+        return True
+
+    def _near(self, exact: str, decimal: str) -> bool:
+        """Whether a decimal is the rounded form of an exact value."""
+        numbers = amount(exact), amount(decimal)
+        if numbers[1] is None:
+            return self._same(exact, decimal)
+        if numbers[0] is not None:
+            places = min(number.decimal_places for number in numbers if number and number.decimal_places is not None)
+            return abs(numbers[0].value - numbers[1].value) <= Fraction(1, 10**places)
+        asked = question(in_radians(tidy(exact)), decimal)
+        return asked is not None and self._ask("near", asked.gold, asked.answer, numbers[1].decimal_places)
+
+    def _ask(self, kind: str, *about: object) -> bool:
+        texts = ["" if part is None else str(part) for part in about]
+        return bool(self._child.call((kind, *texts), timeout_s=self._timeout_s))
 
     def close(self) -> None:
         self._child.close()

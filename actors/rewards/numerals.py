@@ -5,18 +5,27 @@ A comma is a thousands separator only between digits: `12, 144` is two numbers.
 
 import re
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from fractions import Fraction
 
-from actors.rewards.markup import squeeze, tidy
+from actors.rewards.markup import squeeze, tidy, without_text_macros
 from actors.rewards.units import split_unit
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(rf"([-+]?)({_DIGITS})")
-_FRACTION = re.compile(r"([-+]?)(?:\\frac\{(-?\d+)\}\{(-?\d+)\}|(\d+)/(\d+))")
+_FRACTION = re.compile(r"([-+]?)(?:\\frac\{(-?\d+)\}\{(-?\d+)\}|(\d+)\.?/(\d+)\.?)")
+_POWER = r"\{[-+]?\d{1,3}\}|\([-+]?\d{1,3}\)|[-+]?\d{1,3}"
+_SCIENTIFIC = re.compile(  # 4.5e33, 4.5\times 10^{33}, 10^{-5}
+    rf"([-+]?)(?:({_DIGITS})[eE]([-+]?\d{{1,3}})|(?:({_DIGITS})(?:\\(?:times|cdot|ast)|[*x]))?10\^({_POWER}))"
+)
+_REPEATING = re.compile(  # 0.1\overline{6}, 0.\dot{1}4285\dot{7}
+    r"([-+]?)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\{(\d+)\}|\\dot\{(\d)\}(\d*)\\dot\{(\d)\})"
+)
+_DOLLARS = re.compile(r"(\d+) dollars?,? (?:and )?(\d{1,2}) cents?")
 _MIXED = re.compile(r"([-+]?)(\d+|[1-9]\d{0,2}(?: \d{3})+)(?: ?\\frac\{(\d+)\}\{(\d+)\}| (\d+)/(\d+))")
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
 _MAX_DIGITS = 400  # longer digit strings are never answers; bounds the cost of exact arithmetic
-PLACES = 6  # a decimal equals a fraction that rounds to it at so many places
+PLACES = 6  # a decimal equals what rounds to it at so many places; below 1, at so many significant digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,8 @@ class Number:
 
 
 def plain_number(text: str) -> Number | None:
-    r"""`1,234.50`, `$18`, `-7`, `\frac{3}{4}`, `3/4`, `1 1/2`, `25\%`, `18.`; None for anything else."""
+    r"""`1,234.50`, `$18`, `-7`, `\frac{3}{4}`, `3/4`, `1 1/2`, `25\%`, `18.`, `4.5e33`, `4.5 \times 10^{33}`,
+    `0.\overline{3}`; None for anything else."""
     text = tidy(text)
     if len(text) > _MAX_DIGITS or ", " in text:
         return None
@@ -40,6 +50,10 @@ def plain_number(text: str) -> Number | None:
         sign, digits = number.groups()
         digits = re.sub("[, ]", "", digits).removesuffix(".")
         return Number(Fraction(sign + digits), percent, len(digits.partition(".")[2]))
+    if scientific := _SCIENTIFIC.fullmatch(text):
+        return _scaled(scientific, percent)
+    if repeating := _REPEATING.fullmatch(text):
+        return Number(_repeated(*repeating.groups("")), percent, None)
     mixed = _MIXED.fullmatch(text)
     fraction = _FRACTION.fullmatch(text) if mixed is None else None
     if mixed is None and fraction is None:
@@ -53,14 +67,43 @@ def plain_number(text: str) -> Number | None:
     return Number((whole + Fraction(numerator, denominator)) * (-1 if sign == "-" else 1), percent, None)
 
 
+def _scaled(match: re.Match[str], percent: bool) -> Number:
+    """The number of a match of _SCIENTIFIC."""
+    sign, digits, exponent, factor, power = match.groups()
+    digits = re.sub("[, ]", "", digits or factor or "1").removesuffix(".")
+    shift = int(exponent or power.strip("{}()"))
+    places = max(0, len(digits.partition(".")[2]) - shift)
+    return Number(Fraction(sign + digits) * Fraction(10) ** shift, percent, places)
+
+
+def _repeated(sign: str, whole: str, fixed: str, block: str, first: str, middle: str, last: str) -> Fraction:
+    """The number of the groups of a match of _REPEATING."""
+    block = block or first + middle + last
+    tail = Fraction(int(fixed or "0")) + Fraction(int(block), int("9" * len(block)))
+    value = int(whole or "0") + tail / int("1" + "0" * len(fixed))
+    return -value if sign == "-" else value
+
+
 def amount(text: str) -> Number | None:
-    r"""A number, with or without its unit: `100 dollars`, `15\mbox{ cm}^2`, `90^\circ`, `28 percent`, `2 million`."""
+    r"""A number, with or without its unit: `100 dollars`, `15\mbox{ cm}^2`, `90^\circ`, `28 percent`, `2 million`,
+    `9.8\,\mathrm{m/s^2}`, `5 dollars and 50 cents`."""
     number = plain_number(text)
     if number is None:
-        rest, factor, percent = split_unit(tidy(text))
+        text = tidy(text)
+        if "cent" in text and (sum_of := _DOLLARS.fullmatch(without_text_macros(text))):
+            return Number(int(sum_of[1]) + Fraction(int(sum_of[2]), 100), decimal_places=2)
+        rest, factor, percent = split_unit(text)
         if rest is not None and (number := plain_number(rest)) is not None:
             number = Number(number.value * factor, percent or number.percent, number.decimal_places)
     return number
+
+
+def decimal_digits(number: Number) -> str | None:
+    """A decimal written out, without a power of ten; None for a fraction and for a percentage."""
+    if number.percent or number.decimal_places is None:
+        return None
+    units = Decimal(int(number.value * 10**number.decimal_places))
+    return format(units.scaleb(-number.decimal_places, Context(prec=2 * _MAX_DIGITS + 1000)), "f")
 
 
 def rounded_places(gold: str) -> int | None:
@@ -72,25 +115,42 @@ def rounded_places(gold: str) -> int | None:
 def _rounded(number: Number) -> int | None:
     if not number.decimal_places or abs(number.value) * 10**number.decimal_places < 100:
         return None
-    return min(number.decimal_places, PLACES)
+    return min(number.decimal_places, _exact_places(number.value))
 
 
-def same_number(gold: Number, answer: Number) -> bool | None:
-    """Equality where exact arithmetic decides it; None where rounding may.
+def _exact_places(value: Fraction) -> int:
+    """The places to which an inexact number is compared: six, below 1 as many as make six significant digits."""
+    places, size = PLACES, abs(value)
+    while size and size * 10 < 1:
+        places, size = places + 1, size * 10
+    return places
+
+
+def same_number(gold: Number, answer: Number) -> bool:
+    """Whether a gold number and an answer are equal, by exact arithmetic.
 
     A percentage equals its number and its fraction: 28% is 28 and 0.28. A gold answer with three significant digits and
-    more may be the rounded form of an exact answer.
+    more may be the rounded form of an exact answer. Where one of them is a fraction or has more than six decimals, six
+    decide; below 1, six significant digits.
     """
-    if gold.value == answer.value:
+    values = [answer.value]
+    if gold.percent != answer.percent:
+        values.append(answer.value * (100 if gold.percent else Fraction(1, 100)))
+    if gold.value in values:
         return True
-    if gold.percent != answer.percent and gold.value == answer.value * (100 if gold.percent else Fraction(1, 100)):
-        return True
-    if answer.decimal_places is None and (places := _rounded(gold)) is not None:  # 16.67 is 50/3
-        values = (answer.value, answer.value * 100) if gold.percent else (answer.value,)
+    places = _rounded(gold)
+    if answer.decimal_places is None and places is not None:  # 16.67 is 50/3
+        if gold.percent and not answer.percent:
+            values = [answer.value, answer.value * 100]
         return any(abs(value - gold.value) * 2 <= Fraction(1, 10**places) for value in values)
-    rounded = [number.decimal_places is None or number.decimal_places > PLACES for number in (gold, answer)]
-    both_exact = gold.decimal_places in (None, 0) and answer.decimal_places in (None, 0)
-    return False if both_exact or not any(rounded) else None
+    if not any(number.decimal_places is None or number.decimal_places > PLACES for number in (gold, answer)):
+        return False
+    if all(number.decimal_places in (None, 0) for number in (gold, answer)):
+        return False
+    return any(
+        abs(value - gold.value) * 2 <= Fraction(1, 10 ** _exact_places(max(value, gold.value, key=abs)))
+        for value in values
+    )
 
 
 def decimal_comma(text: str) -> Fraction | None:

@@ -6,10 +6,10 @@ is nothing in the program's interpreter, and no descriptor, from which a verdict
 """
 
 import json
+import logging
 import os
 import secrets
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import psutil
 
+_log = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).with_name("confinement")
 # The package is run by its folder and without its parents, whose imports would delay every graded program.
 _START = (
@@ -30,6 +31,8 @@ _START = (
 )
 _NAMESPACES = b'"namespaces": true'
 _MAX_ANSWER_BYTES = 65_536
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_MOVED = f"moved-{secrets.token_hex(8)}-"  # no program knows it, so no name of its own is in the way
 _START_S = 5.0  # allowance for starting the interpreter on a busy machine; the program's own time is separate
 
 
@@ -38,7 +41,7 @@ class Limits:
     """What one program may use."""
 
     timeout_s: float = 10.0  # wall clock; CPU time gets the same, rounded up
-    memory_bytes: int = 1 << 30  # address space
+    memory_bytes: int = 1 << 30  # address space of each process; twice as much for all of them together
     processes: int = 32  # processes and threads
     file_bytes: int = 16 << 20  # per file
     files: int = 128  # open at once
@@ -48,8 +51,9 @@ class Limits:
 class Trial:
     """What a program must do. `kind` says which of the fields are used; without any, to run to its last line.
 
-    source: statements of the tests that assert, run by the judge; `names` of the program that they use, `modules` that
-    they use without importing them, and a `stub` whose definitions are the judge's own.
+    source: statements of the tests that assert, run by the judge; `names` of the program that they use, what they use
+    without importing it (`borrowed`: name, and `module` or `module:attribute`), and a `stub` whose definitions are the
+    judge's own.
     calls: (arguments, expected value) each, of `function`, or of that method of the program's class Solution.
     scripts: (standard input, expected output) each.
     """
@@ -58,7 +62,7 @@ class Trial:
     source: str = ""
     stub: str = ""
     names: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
+    borrowed: tuple[tuple[str, str], ...] = ()
     function: str = ""
     method: bool = False
     cases: tuple[tuple[Any, Any], ...] = ()
@@ -100,7 +104,17 @@ def run_confined(code: str, limits: Limits, tests: Trial = NO_TRIAL) -> Verdict:
             given = (codes.fileno(), jobs.fileno(), child_answers)
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-B", "-c", _START, str(_PACKAGE), *map(str, given), folder],
+                    [
+                        sys.executable,
+                        "-I",
+                        "-B",
+                        "-c",
+                        _START,
+                        str(_PACKAGE),
+                        *map(str, given),
+                        folder,
+                        str(limits.memory_bytes),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -135,14 +149,26 @@ def describe_confinement() -> tuple[list[str], list[str]]:
         "files: writes only in a private folder, reads only there and below the interpreter and system libraries "
         f"(Landlock, version {got['landlock']})": got["landlock"] > 0,
         "no capabilities, no new privileges": got["capabilities_dropped"],
+        "system calls: no sockets of any family, no tracing, io_uring, BPF, keys, namespaces, mounts, and no memory "
+        "that is charged to no process (seccomp)": got["seccomp"],
+        "the memory of all processes together: twice memory_mb, sampled every 20 ms": got["memory_summed"],
     }
     never = [
-        "system calls are not filtered (no seccomp): a kernel bug is reachable",
+        "a kernel bug in a system call that Python itself needs is reachable",
         "the number and total size of files in the private folder is not limited, only the size of each",
-        "where tests only compare objects that the program itself made, they compare as the program says",
+        "where tests only compare objects of one class that the program itself made, they compare as the program says",
     ]
-    if got["landlock"] in range(1, 4) and not got["namespaces"]:
-        never.append("the network: this Landlock version does not cover it")
+    if not got["seccomp"]:
+        never.append(
+            "Unix sockets that are files: a program may connect to those of its user (as root: to those open to all)"
+        )
+        never.append("memory that is resident in no process (memfd, SysV segments, shared mappings) is not limited")
+    if not got["memory_summed"]:
+        never.append("memory is limited for each process only: 32 times memory_mb together")
+    if not got["seccomp"] and not got["namespaces"]:
+        never.append(
+            "the network" + (": this Landlock version does not cover it" if got["landlock"] < 4 else ", but TCP")
+        )
     if not got["namespaces"] and got["landlock"] < 6:
         never.append("a program may signal this user's other processes, and detach one that outlives it")
     missing = [f"unavailable here: {text}" for text, present in layers.items() if not present]
@@ -173,14 +199,71 @@ def _private_folder() -> Iterator[str]:
 
 
 def _remove(folder: str) -> None:
-    """Removes a tree whose folders may have lost their permissions."""
-    for _ in range(2):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not Path(folder).exists():
-            return
-        for parent, _names, _files in os.walk(folder):
-            Path(parent).chmod(0o700)
-    shutil.rmtree(folder)
+    """Removes a tree, whatever its program did to it: folders without permissions, or nested beyond any recursion.
+
+    Works by descriptors and follows no link. Every folder found is moved up into the first one before it is emptied, so
+    that the depth of the tree, and the length of its paths, do not matter. Raises nothing: the verdict is known.
+    """
+    try:
+        above, name = os.path.split(folder)
+        parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _unlock(name, parent)
+            top = os.open(name, _FOLDER, dir_fd=parent)
+            try:
+                _empty(top)
+            finally:
+                os.close(top)
+            os.rmdir(name, dir_fd=parent)
+        finally:
+            os.close(parent)
+    except OSError as error:
+        _log.warning("%s is left behind, remove it by hand: %s", folder, error)
+
+
+def _empty(top: int) -> None:
+    """Removes what is in the open folder `top`."""
+    moved = 0
+    open_ends = [_unlink_files(top)]
+    while open_ends:
+        for name in open_ends.pop():
+            inner = os.open(name, _FOLDER, dir_fd=top)
+            try:
+                below = []
+                for folder in _unlink_files(inner):
+                    moved += 1
+                    below.append(f"{_MOVED}{moved}")
+                    os.rename(folder, below[-1], src_dir_fd=inner, dst_dir_fd=top)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
+            if below:
+                open_ends.append(below)
+
+
+def _unlink_files(folder: int) -> list[str]:
+    """Removes the files of an open folder; returns its folders, made accessible."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _unlock(entry.name, folder)
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders
+
+
+def _unlock(name: str, parent: int) -> None:
+    """Makes a folder readable and writable; never what a link in its place leads to."""
+    if not hasattr(os, "O_PATH"):
+        os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
+        return
+    found = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
+    try:
+        Path(f"/proc/self/fd/{found}").chmod(0o700)
+    finally:
+        os.close(found)
 
 
 def _read_answers(answers: int, process: subprocess.Popen[bytes], timeout_s: float) -> tuple[list[bytes], bool]:

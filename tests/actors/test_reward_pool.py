@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,9 @@ def test_a_reward_worker_that_is_killed_while_it_starts_is_replaced() -> None:
 def test_too_many_failures_stop_with_reasons_and_a_new_step_starts_clean() -> None:
     with RewardPool(quick(max_failures_per_step=1), factory=Moody) as pool:
         for key in range(3):
-            pool.submit(key, item("error"))
-        with pytest.raises(RewardFailuresError, match=r"2 rollouts .* rollout 0: no answer field; rollout 1"):
+            pool.submit(key, replace(item("error"), where="" if key == 0 else f"a.jsonl, line {key}"))
+        said = r"2 rollouts .* rollout 0: no answer field; rollout 1 \(a.jsonl, line 1\): no answer field"
+        with pytest.raises(RewardFailuresError, match=said):
             pool.drain()
         pool.begin()
         pool.submit(7, item("3"))

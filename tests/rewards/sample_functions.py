@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,57 @@ def returns(prompt: str, response: str, record: dict[str, Any]) -> Any:
 
 
 not_callable = 3
+
+
+def forks(response: str) -> float:
+    """Returns twice: in this process and in another one."""
+    os.fork()
+    return float(response)
+
+
+def answers_by_itself(response: str, record: dict[str, Any]) -> float:
+    """The first process writes an answer into every pipe that it finds, as a C library's stray write would."""
+    mark = Path(record["mark"])
+    if response == "2" and not mark.exists():
+        mark.touch()
+        for descriptor in range(3, 64):
+            try:
+                if "pipe" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+                    os.write(descriptor, b'{"number": 0, "value": [[9.0, null, null]]}\n')
+            except OSError:
+                continue
+    return float(response)
+
+
+def asks_a_tool(response: str) -> float:
+    """Starts programs that read their standard input, as many do."""
+    said = subprocess.run(["cat"], capture_output=True, check=True).stdout
+    subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)
+    try:
+        input()
+    except EOFError:
+        return float(response) + len(said)
+    return -1.0
+
+
+class Unheard(BaseException):
+    pass
+
+
+def ends_by(response: str) -> float:
+    if response == "base":
+        raise Unheard("not an Exception")
+    if response == "cancelled":
+        raise asyncio.CancelledError("by hand")
+    if response == "descriptors":
+        os.closerange(3, 64)
+        time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return 1.0
+
+
+def floods(response: str) -> float:
+    for _ in range(20):
+        os.write(1, b"x" * 100_000)
+    print("the last words")
+    return float(response)

@@ -235,8 +235,8 @@ def test_mbpp_as_google_ships_it(grader: Grader) -> None:
         ("class Bad(Exception): pass\ndef f(x): raise KeyError(x)", "try: f(-1)\nexcept Bad: pass", 0.0),
         ("class Bad(SystemExit): pass\ndef f(x): raise Bad(0)", "f(1)", 0.0),
         ("def f(x): return x", "try: f(-1)\nexcept ValueError as e: pass\nelse: assert False", 0.0),
-        (DATACLASS, "assert f(1) == P(1)", 1.0),
-        (DATACLASS, "assert f(1) == P(2)", 0.0),
+        (DATACLASS, "assert f(1) == f(1) and P(1) == P(1)", 1.0),
+        (DATACLASS, "assert f(1) == f(2)", 0.0),
         (
             "from collections import *\nP = namedtuple('P', 'x')\ndef f(): return Counter('aab'), P(1)",
             "assert f() == ({'a': 2, 'b': 1}, (1,))",
@@ -311,6 +311,16 @@ def test_the_stubs_helpers_are_the_judges(grader: Grader) -> None:
         ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, "'func_name'"),
         ({"tests": ["assert ("]}, "not Python"),
         ({"tests": ["assert f(lambda: 1) == 1"]}, "cannot be sent"),
+        ({"test": "def test_f(x):\n    assert f(x) == 2"}, "'test_f' that takes arguments"),
+        ({"test": "async def test_f():\n    assert f(1) == 2"}, "'test_f' that takes arguments or is async"),
+        ({"test": "class TestF:\n    def test(self):\n        assert f(1) == 2"}, "a class 'TestF'"),
+        (
+            {
+                "test": "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        assert f(1) == 2\n"
+                "if __name__ == '__main__':\n    unittest.main()"
+            },
+            "a class 'T'",
+        ),
         ({"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(print))).decode()}, "no tests"),
     ],
 )

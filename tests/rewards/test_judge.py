@@ -1,5 +1,7 @@
 """The judge against a stand-in for its endpoint: what it asks, how often, and what becomes of the replies."""
 
+import gzip
+import json
 import logging
 from typing import Any
 
@@ -100,6 +102,42 @@ def test_other_replies_and_records_that_do_not_fit_are_errors() -> None:
     with endpoint(lambda body, asked: reply("grade: A")) as there:
         (grade,) = grades(there.url, "x", pattern="grade: (.)")
         assert "the score is no number: 'grade: A'" in str(grade.error)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "says"),
+    [
+        (b"\xff\xfe{", {}, "is not one of chat completions"),
+        (b"[" * 200_000, {}, "is not one of chat completions: '[[["),
+        (b" " * (5 << 20), {}, "the reply is longer than 4 MiB"),
+        (gzip.compress(b" " * (50 << 20)), {"Content-Encoding": "gzip"}, "the reply is longer than 4 MiB"),
+        (b"no gzip", {"Content-Encoding": "gzip"}, "said to be compressed (gzip), and cannot be read"),
+        (b"\xff" * 400, {"status": "400"}, "status 400: '\ufffd"),
+    ],
+    ids=["not UTF-8", "nested", "long", "gzip bomb", "no gzip", "status"],
+)
+def test_a_reply_that_no_endpoint_should_give_is_an_error_of_that_rollout(
+    body: bytes, headers: dict[str, str], says: str
+) -> None:
+    def answer(asked: dict[str, Any], count: int) -> web.Response:
+        if said(asked).endswith("good"):
+            return reply("Score: 2")
+        more = dict(headers)
+        return web.Response(body=body, status=int(more.pop("status", "200")), headers=more)
+
+    with endpoint(answer, full=1) as there:
+        bad, good = grades(there.url, "bad", "good", retries=0)
+    assert says in str(bad.error)
+    assert len(str(bad.error)) < 1000
+    assert (good.value, good.error) == (2.0, None)
+
+
+def test_a_compressed_reply_is_read_and_a_group_that_found_nothing_is_no_score() -> None:
+    packed = gzip.compress(json.dumps({"choices": [{"message": {"content": "Score: 3"}}]}).encode())
+    with endpoint(lambda body, asked: web.Response(body=packed, headers={"Content-Encoding": "gzip"})) as there:
+        assert [grade.value for grade in grades(there.url, "x")] == [3.0]
+        (grade,) = grades(there.url, "x", pattern=r"Score: (\d)x|Score")
+        assert "the score is no number: 'Score'" in str(grade.error)
 
 
 def test_the_key_is_sent_and_told_nobody(

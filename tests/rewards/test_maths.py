@@ -58,6 +58,17 @@ def grade(grader: Grader, answer: object, response: str) -> Grade:
         (r"11,\! 111", 11111),
         ("14 {, }916", 14916),
         ("\u22123", -3),
+        ("1e5", 100_000),
+        ("6.3E-5", Fraction(63, 1_000_000)),
+        (r"-4.5 \times 10^{3}", -4500),
+        (r"4.5\cdot 10^{-3}", Fraction(45, 10_000)),
+        ("4.5*10^-3", Fraction(45, 10_000)),
+        ("4.5\u00d710\u207b\u00b3", Fraction(45, 10_000)),
+        ("10^{-2}", Fraction(1, 100)),
+        (r"0.\overline{3}", Fraction(1, 3)),
+        (r"1.1\overline{6}", Fraction(7, 6)),
+        (r"-0.\dot{1}4285\dot{7}", Fraction(-1, 7)),
+        ("-3./2", Fraction(-3, 2)),
     ],
 )
 def test_plain_numbers(text: str, value: Fraction | int) -> None:
@@ -79,7 +90,9 @@ def test_plain_numbers(text: str, value: Fraction | int) -> None:
         "11 6/6",
         "1/0",
         "3 cm",
-        "1e5",
+        "3e",
+        "1e5000",
+        "e5",
         "--1",
         "1, 2, ...",
         "9" * 500,
@@ -101,6 +114,15 @@ def test_not_plain_numbers(text: str) -> None:
         ("2 million", 2_000_000),
         (r"5^{\text{th}}", 5),
         ("1,000.99m\u00b2", Fraction(100099, 100)),
+        (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", Fraction(98, 10)),
+        (r"9.8~\text{m}\cdot\text{s}^{-2}", Fraction(98, 10)),
+        (r"9.8\,\mathrm{m/s^{2}}", Fraction(98, 10)),
+        (r"9.8\ \frac{\text{kg}\cdot\text{m}}{\text{s}^2}", Fraction(98, 10)),
+        ("9.8 kg m/s^2", Fraction(98, 10)),
+        ("1 kJ/mol", 1),
+        (r"6.02\times 10^{23}\ \text{mol}^{-1}", 602 * 10**21),
+        ("155 (treats)", 155),
+        ("5 dollars and 50 cents", Fraction(11, 2)),
     ],
 )
 def test_an_amount_is_a_number_with_its_unit(text: str, value: Fraction | int) -> None:
@@ -110,7 +132,20 @@ def test_an_amount_is_a_number_with_its_unit(text: str, value: Fraction | int) -
 
 
 @pytest.mark.parametrize(
-    "text", ["3abc", "3 abc", r"3\mathrm{e}", r"2\text{i}", r"12\text{ and }13", "2 or 3", "3 sinh"]
+    "text",
+    [
+        "3abc",
+        "3 abc",
+        r"3\mathrm{e}",
+        r"2\text{i}",
+        r"12\text{ and }13",
+        "2 or 3",
+        "3 sinh",
+        "3N/m",
+        "3 N/m",
+        "2 x/y",
+        "8 (x)",
+    ],
 )
 def test_what_is_no_unit_stays(text: str) -> None:
     assert amount(text) is None

@@ -86,6 +86,18 @@ FRAGMENTS = [
     "=",
     "_{",
     "a_{a}^{b}",
+    r"\langle 1,",
+    r"\{x \mid ",
+    r"\text{m}\cdot ",
+    "9 (apples",
+    "1.0 kg m/",
+    "x = 2, ",
+    "x_{1} ",
+    r"\dot{1} ",
+    "10^",
+    "1e5",
+    r"\pm ",
+    r"\approx ",
 ]
 
 

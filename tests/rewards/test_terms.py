@@ -52,9 +52,9 @@ def test_the_sum_is_weighted_and_its_parts_are_not() -> None:
 @pytest.mark.parametrize(
     ("name", "response", "words"),
     [
-        ("raises", "", "python: RuntimeError: the judge is out of office (tests/rewards/sample_functions.py:22)"),
+        ("raises", "", "python: RuntimeError: the judge is out of office (tests/rewards/sample_functions.py:23)"),
         ("length", "", "python: KeyError: 'target' (tests/rewards/sample_functions.py:"),
-        ("exits", "exit", "child process died (exit status"),
+        ("exits", "exit", "child process died (exit status 3)"),
         ("returns", "nan", "returned nan, not a finite number"),
         ("returns", "inf", "returned inf, not a finite number"),
         ("returns", "text", "returned '1.0', not a finite number"),

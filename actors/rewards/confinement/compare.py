@@ -5,6 +5,7 @@ does, as competitive judges and the public harnesses have it. Numbers: 2 and 2.0
 has a fraction or an exponent, a millionth is allowed, relative or absolute. Order always counts.
 """
 
+import functools
 import math
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -74,3 +75,34 @@ def number_keys(table: dict[Any, Any]) -> dict[Any, Any]:
         return {int(key): value for key, value in table.items()}
     except ValueError:
         return table
+
+
+def refuse_empty_arrays() -> None:
+    """Makes numpy's comparisons fail for an empty array beside one that is not: they broadcast, so `[]` is close to
+    everything. For the judge's own process."""
+    import numpy as np
+
+    def differ(one: Any, other: Any) -> bool:
+        try:
+            return bool((np.asanyarray(one).size == 0) != (np.asanyarray(other).size == 0))
+        except Exception:  # no array: whoever compares says so
+            return False
+
+    def guarded(compare: Any, fail: Any) -> Any:
+        @functools.wraps(compare)
+        def call(*arguments: Any, **named: Any) -> Any:
+            both = [*arguments, *(named[name] for name in ("a", "b", "actual", "desired", "x", "y") if name in named)]
+            return fail() if len(both) > 1 and differ(both[0], both[1]) else compare(*arguments, **named)
+
+        return call
+
+    def no() -> Any:
+        return np.False_
+
+    def assert_no() -> None:
+        raise AssertionError("an empty array is compared with one that is not")
+
+    np.isclose, np.allclose = guarded(np.isclose, no), guarded(np.allclose, no)
+    for name in dir(np.testing):
+        if name.startswith("assert_") and any(part in name for part in ("equal", "close", "less")):
+            setattr(np.testing, name, guarded(getattr(np.testing, name), assert_no))

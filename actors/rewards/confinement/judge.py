@@ -5,13 +5,14 @@ kinds of tests: source (asserts, or functions that assert), calls with an expect
 input and an expected output each.
 """
 
+import importlib
 import sys
 import traceback
 import types
 from typing import Any
 
 from . import wire
-from .compare import first_difference, number_keys, same_text, same_value
+from .compare import first_difference, number_keys, refuse_empty_arrays, same_text, same_value
 from .remote import Link, ProgramEndedError, UngradableError
 
 TESTS = "<tests>"  # file name of the tests' source in tracebacks
@@ -44,20 +45,22 @@ def judge(job: dict[str, Any], link: Link) -> dict[str, Any]:
 
 def _source(job: dict[str, Any], link: Link) -> None:
     """The stub's own helpers are the judge's; what the tests name beyond them is the program's."""
+    borrowed = _borrow(job["borrowed"])  # before the program is loaded: it cannot be in the way
+    if any("numpy" in text for text in (job["source"], job["stub"], *borrowed)) or "np" in borrowed:
+        refuse_empty_arrays()
     link.ask("load")
     module = types.ModuleType("candidate")  # as in the program: instances of the stub's classes can be sent to it
     sys.modules["candidate"] = module
     namespace = module.__dict__
     if job["stub"]:
         exec(compile(job["stub"], "<stub>", "exec", dont_inherit=True), namespace)
-    sys.modules["solution"] = _Solution(link)
+    sys.modules["solution"] = _Solution(link, borrowed)
     for name in job["names"]:
         try:
             namespace[name] = link.ask("get", name)
         except KeyError:
             continue  # the test that uses it says NameError
-    for name in job["modules"]:
-        namespace[name] = __import__(name)
+    namespace.update(borrowed)
     before = set(namespace)
     exec(compile(job["source"], TESTS, "exec", dont_inherit=True), namespace)
     for name in [n for n in namespace if n.startswith("test") and n not in before]:
@@ -65,12 +68,27 @@ def _source(job: dict[str, Any], link: Link) -> None:
             function()
 
 
-class _Solution(types.ModuleType):
-    """`from solution import f`, as some tests begin."""
+def _borrow(names: list[tuple[str, str]]) -> dict[str, Any]:
+    """What the tests use without importing it: modules, and what is in them."""
+    found = {}
+    for name, dotted in names:
+        module, _, attribute = dotted.partition(":")
+        try:
+            found[name] = importlib.import_module(module)
+            if attribute:
+                found[name] = getattr(found[name], attribute)
+        except BaseException as error:
+            raise UngradableError(f"the tests need {dotted.replace(':', '.')}: {error!r:.200}") from error
+    return found
 
-    def __init__(self, link: Link) -> None:
+
+class _Solution(types.ModuleType):
+    """`from solution import f`, as some tests begin; what the tests only compare with is not the program's."""
+
+    def __init__(self, link: Link, borrowed: dict[str, Any]) -> None:
         super().__init__("solution")
         self._link = link
+        self.__dict__.update(borrowed)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -6,6 +6,7 @@ under them, and when, is main.py's.
 - Landlock: files are readable below the interpreter and system library folders, writable in the private folder only,
   and no process outside can be traced;
 - resource limits: CPU time, address space, processes, file size, open files, no core files;
+- seccomp (syscalls.py): no sockets, no tracing, no io_uring, no memory that is charged to no process;
 - no_new_privs and no capabilities: set-uid programs and the namespaces' own privileges give nothing.
 """
 
@@ -17,6 +18,8 @@ import resource
 import signal
 import sys
 from typing import Any
+
+from .syscalls import refuse_system_calls
 
 CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x08000000, 0x10000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
@@ -101,7 +104,7 @@ def landlock(readable: list[int | str], folder: int) -> int:
 
     for target in readable:
         allow(target, execute | read_file | read_dir)
-    for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
+    for device in ("/dev/null", "/dev/urandom"):  # not zero: mapped, it is memory that is charged to no process
         allow(device, read_file | write_file)
     allow("/etc/ld.so.cache", read_file)
     allow(folder, handled & ~execute)
@@ -155,4 +158,6 @@ def confine(limits: dict[str, int], imports: list[int], folder: int, *, own_name
     refused = set_limits(limits, own_namespace=own_namespace)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     granted = landlock(readable, folder)
-    return {"refused_limits": refused, "landlock": granted, "capabilities_dropped": drop_capabilities()}
+    dropped = drop_capabilities()
+    filtered = refuse_system_calls()  # last: it refuses some of what the others need
+    return {"refused_limits": refused, "landlock": granted, "capabilities_dropped": dropped, "seccomp": filtered}

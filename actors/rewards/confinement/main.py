@@ -12,9 +12,10 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
-from . import layers, wire
+from . import layers, memory, wire
 from .candidate import Candidate
 from .judge import judge
 from .remote import Link
@@ -22,20 +23,21 @@ from .remote import Link
 
 def main() -> None:
     """Returns in a fork of the candidate that has run the program as a script; ends the process everywhere else."""
-    codes, tests, verdicts = (int(argument) for argument in sys.argv[2:5])
+    codes, tests, verdicts, memory_bytes = (int(argument) for argument in (*sys.argv[2:5], sys.argv[6]))
     wire.lift_int_limit()
     imports = layers.pin_import_paths()
     os.chdir(sys.argv[5])
     os.umask(0o077)
     folder = os.open(".", os.O_RDONLY)  # by descriptor, like the imports: its path may be closed to nobody
     report: dict[str, Any] = {"not_root": layers.drop_root(), "namespaces": layers.new_namespaces()}
+    report["memory_summed"] = memory.measurable()
     layers.prctl(layers.PR_SET_DUMPABLE, 0)  # after the change of user, which sets it anew; forks inherit it
     layers.prctl(layers.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     layers.prctl(layers.PR_SET_SUBREAPER, 1)
     if report["namespaces"] and (first := os.fork()):  # the first process of the namespace: when it ends, all in it end
-        for descriptor in (codes, tests, verdicts):
+        for descriptor in (codes, tests):
             os.close(descriptor)
-        wait_for(first)
+        supervise(first, verdicts, memory_bytes)
         os._exit(0)
     layers.prctl(layers.PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -51,10 +53,13 @@ def main() -> None:
             os.close(descriptor)
         run_judge(tests, verdicts, Link(requests[1], answers[0]), report, imports, folder)
         os._exit(0)
-    for descriptor in (codes, tests, verdicts, *requests, *answers):
+    for descriptor in (codes, tests, *requests, *answers):
         os.close(descriptor)
-    wait_for(referee)
-    if not report["namespaces"]:
+    if report["namespaces"]:
+        os.close(verdicts)
+        wait_for(referee)
+    else:
+        supervise(referee, verdicts, memory_bytes)
         end_orphans()
     os._exit(0)
 
@@ -86,6 +91,22 @@ def read_job(descriptor: int) -> dict[str, Any]:
     with os.fdopen(descriptor, "rb") as stream:
         job: dict[str, Any] = json.loads(stream.read())
     return job
+
+
+def supervise(pid: int, verdicts: int, memory_bytes: int) -> None:
+    """Waits for one child; ends everything, with a verdict, once all processes together hold too much.
+
+    The limit of each process already bounds a program of one process and its judge, who therefore get twice as much.
+    """
+    while (ended := os.waitpid(-1, os.WNOHANG)[0]) != pid:
+        if ended:
+            continue
+        if memory.exceeds(memory.descendants(os.getpid()), 2 * memory_bytes):
+            end_orphans()
+            message = f"its processes together held more than {2 * memory_bytes >> 20} MiB of memory"
+            os.write(verdicts, json.dumps({"token": None, "message": message}).encode() + b"\n")
+            return
+        time.sleep(memory.INTERVAL_S)
 
 
 def wait_for(pid: int) -> None:
