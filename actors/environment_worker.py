@@ -87,8 +87,8 @@ class EnvironmentPool:
         `wake`, from another thread: an answer is there. `on_event(kind, message)`: environment_worker_replaced."""
         self._options, self._wake, self._on_event, self._clock, self._log_of = options, wake, on_event, clock, log
         self._actor_options = actor_options
-        # A worker answers something within this, as long as it has anything to answer.
-        self._silence_s = options.timeout_s + START_TIMEOUT_S
+        # A worker answers something within this, as long as it has anything to answer: a close, a factory, a reset.
+        self._silence_s = 3 * options.timeout_s + START_TIMEOUT_S
         self._round = 0
         self._arrived: SimpleQueue[tuple[ray.ObjectRef[Answer], Any]] = SimpleQueue()
         self._workers = [self._start(index) for index in range(options.workers)]

@@ -16,6 +16,8 @@ from actors.data.errors import DataError
 from actors.data.options import DataOptions
 from actors.data.tokenizers import Tokenizer
 
+_PROBE = "a prompt, to see that the template works before the data is read"
+
 
 class BadPromptError(Exception):
     """This prompt field cannot be rendered; the fault of one record."""
@@ -67,9 +69,7 @@ class Template:
         turns = [*_messages("a question"), {"role": "assistant", "content": said}, *map(dict, observed)]
         _, found, behind = self._apply(turns).partition(said)
         if not found:
-            raise BadPromptError(
-                f"the chat template ({self._source}) leaves out what the model said in an earlier turn"
-            )
+            raise BadPromptError(f"the chat template ({self.source}) leaves out what the model said in an earlier turn")
         return behind
 
     def encode_between(self, observed: Sequence[Mapping[str, str]], last_token: int) -> NDArray[np.int32]:
@@ -103,13 +103,14 @@ class Template:
                 tools=list(self.tools) or None,
             )
         except jinja2.TemplateSyntaxError as error:
-            raise DataError(f"{self._source}: the chat template is not valid Jinja: {error}") from error
+            raise DataError(f"{self.source}: the chat template is not valid Jinja: {error}") from error
         except (jinja2.TemplateError, TypeError) as error:
-            raise BadPromptError(f"the chat template ({self._source}) refuses it: {error}") from error
+            raise BadPromptError(f"the chat template ({self.source}) refuses it: {error}") from error
         return str(rendered)
 
     @property
-    def _source(self) -> str:
+    def source(self) -> str:
+        """Where the chat template is from, in words."""
         return "data.chat_template" if self.chat_template is not None else "the tokenizer's"
 
 
@@ -129,9 +130,16 @@ def make_template(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[di
         tokenizer, chat=True, chat_template=options.chat_template, system_prompt=options.system_prompt, tools=tools
     )
     try:
-        template.render("a prompt, to see that the template works before the data is read")
+        rendered = template.render(_PROBE)
     except BadPromptError as error:
         raise DataError(f"data.template=chat: {error}") from error
+    for text, what in ((_PROBE, "the prompt"), (options.system_prompt, "data.system_prompt")):
+        if text is not None and text.strip() not in rendered:
+            raise DataError(
+                f"data.template=chat: the chat template ({template.source}) leaves out {what}: it renders a prompt as "
+                f"{rendered[:80]!r}. A message's content is a text here, not a list of parts; give another template "
+                "with data.chat_template"
+            )
     return template
 
 

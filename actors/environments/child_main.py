@@ -2,11 +2,13 @@
 starts fast.
 
 Reads calls (8 bytes of length, then a pickled dict) from stdin; writes JSON lines to stdout: what it is ready with,
-then for each call that user code begins to run, and its answer. Coroutines of different episodes run side by side; a
-plain `reset` or `step` has the process to itself.
+then for each call that user code begins to run, and its answer; if it ends by an error, that is its last line. Both are
+taken out of the user's way before any user code runs: descriptor 0 is /dev/null then, 1 is the log. Coroutines of
+different episodes run side by side; a plain `reset` or `step` has the process to itself.
 """
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import json
@@ -17,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 
 class Player:
@@ -29,18 +31,19 @@ class Player:
         self._live: dict[int, tuple[Any, int]] = {}  # by episode: its environment, and how many actions it has heard
 
     async def play(self, call: dict[str, Any]) -> None:
-        """Answer one call. What user code raises is an answer too."""
+        """Answer one call. What user code raises is an answer too, whatever it is."""
+        number = call["id"]
         if call["round"] != self._round:
             self._round = call["round"]
             for episode in list(self._live):
-                await self._end(episode)
+                await self._end(episode, number)
         try:
             said = await self._advance(call)
-        except Exception as error:
-            await self._end(call["episode"])
-            self._write({"id": call["id"], "error": f"{type(error).__name__}: {error}"[:2000], "trace": _trace(error)})
+        except BaseException as error:  # nobody but user code cancels this task
+            await self._end(call["episode"], number)
+            self._write({"id": number, "error": text_of(error), "trace": _trace(error)})
             return
-        self._write({"id": call["id"], **said})
+        self._write({"id": number, **said})
 
     async def _advance(self, call: dict[str, Any]) -> dict[str, Any]:
         """Play what is missing of the actions; what was said to the last one."""
@@ -48,29 +51,35 @@ class Player:
         environment, heard = self._live.pop(episode, (None, 0))
         said: dict[str, Any] = {"done": False}
         if environment is None or heard >= len(actions):
+            self._begin(call["id"])
             environment, heard = self._make(), 0
             more = {"seed": call["seed"]} if "seed" in inspect.signature(environment.reset).parameters else {}
-            self._write({"id": call["id"], "begin": True})
+            self._begin(call["id"])
             observation = await _value(environment.reset(call["record"], **more))
             said = {"observation": messages(observation), "reward": 0.0, "done": False}
         self._live[episode] = environment, heard
         for count, action in enumerate(actions[heard:], start=heard + 1):
             if said["done"]:
                 raise RuntimeError(f"played again, the episode ended after {count - 1} of {len(actions)} actions")
-            self._write({"id": call["id"], "begin": True})
+            self._begin(call["id"])
             answer = await _value(environment.step(action))
             said = step_of(answer)
             self._live[episode] = environment, count
         if said["done"]:
-            await self._end(episode)
+            await self._end(episode, call["id"])
         return said
 
-    async def _end(self, episode: int) -> None:
+    def _begin(self, number: int) -> None:
+        """User code runs from now on: its deadline, for call `number`, begins."""
+        self._write({"id": number, "begin": True})
+
+    async def _end(self, episode: int, number: int) -> None:
         environment, _ = self._live.pop(episode, (None, 0))
         if hasattr(environment, "close"):
+            self._begin(number)
             try:
                 await _value(environment.close())
-            except Exception:
+            except BaseException:
                 traceback.print_exc()
 
 
@@ -103,6 +112,10 @@ def messages(observation: Any) -> list[dict[str, str]]:
     return observation
 
 
+def text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
+
+
 def _trace(error: BaseException) -> str | None:
     """The frames of the user's code, outermost first, with the error; None if there are none."""
     machinery = (__file__, "<frozen importlib._bootstrap", importlib.__file__)
@@ -127,19 +140,20 @@ def prepare(setup: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
             if not callable(getattr(made, method, None)):
                 raise TypeError(f"{setup['factory']} makes {type(made).__name__}, which has no method {method}")
         return lambda: factory(**setup["options"]), {"ready": []}
-    from actors.environments.tools import Tools, schema
+    from actors.environments.schemas import schema
+    from actors.environments.tools import Tools
 
     functions = {place.partition(":")[2]: named(place) for place in setup["tools"]}
     return lambda: Tools(functions), {"ready": [schema(name, function) for name, function in functions.items()]}
 
 
-async def serve(make: Callable[[], Any], write: Callable[[dict[str, Any]], None]) -> None:
-    """Until stdin ends."""
+async def serve(make: Callable[[], Any], write: Callable[[dict[str, Any]], None], requests: IO[bytes]) -> None:
+    """Until `requests` end."""
     loop, calls = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
     def read() -> None:
-        while header := sys.stdin.buffer.read(8):
-            call = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "little")))
+        while header := requests.read(8):
+            call = pickle.loads(requests.read(int.from_bytes(header, "little")))
             loop.call_soon_threadsafe(calls.put_nowait, call)
         loop.call_soon_threadsafe(calls.put_nowait, None)
 
@@ -153,21 +167,35 @@ async def serve(make: Callable[[], Any], write: Callable[[dict[str, Any]], None]
 
 def main() -> None:
     setup = json.loads(sys.argv[1])
+    requests = os.fdopen(os.dup(0), "rb")  # a descriptor that no program inherits which user code starts
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what user code prints goes to the log, not into the answers
     sys.stdout = sys.stderr  # line by line: this process ends by SIGKILL, which takes what is buffered with it
     sys.path[:] = setup["path"]
+    owner = os.getpid()
 
     def write(line: dict[str, Any]) -> None:
+        if os.getpid() != owner:
+            os._exit(0)  # user code forked, and returned here twice
         answers.write(json.dumps(line).encode() + b"\n")
 
     try:
         make, ready = prepare(setup)
     except BaseException as error:
-        write({"error": f"{type(error).__name__}: {error}"[:2000], "trace": _trace(error)})
+        write({"error": text_of(error), "trace": _trace(error)})
         return
     write(ready)
-    asyncio.run(serve(make, write))
+    status = 0
+    try:
+        asyncio.Runner().run(serve(make, write, requests))
+    except BaseException as error:  # of a task that user code started: it ends the loop
+        status = 1
+        with contextlib.suppress(OSError):  # it may have closed all descriptors
+            write({"ended": text_of(error), "trace": _trace(error)})
+    os._exit(status)  # at once: no task is cancelled, and nobody waits for the thread that reads
 
 
 if __name__ == "__main__":

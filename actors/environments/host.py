@@ -1,9 +1,10 @@
 """One process of a user's environment, on an event loop: calls in, answers out, many episodes at once. No Ray.
 
-Owns the pipe, the deadlines and the replacement of the process. The process says whose code it begins to run. Where one
-call hangs, or ends the process, that call fails, and the others are asked again of a new process, which plays their
-episodes up to there. Where several ran side by side, they run one after the other first, which shows whose fault it
-was.
+Owns the pipe, the deadlines and the replacement of the process. The process says whose code it begins to run: factory,
+`reset`, `step` or `close`. Where one call hangs, or ends the process, that call fails, and the others are asked again
+of a new process, which plays their episodes up to there. Where several ran side by side, they run one after the
+other first, which shows whose fault it was. A process that writes anything else than answers is replaced like one that
+ends.
 """
 
 import asyncio
@@ -20,11 +21,14 @@ from typing import Any
 
 from actors.environments.options import EnvironmentOptions
 from actors.environments.types import Answer, Call
-from actors.identity import child_stderr
+from actors.identity import ChildPrints, ended
+from actors.processes.modules import folders, looked_in
 
 _SCRIPT = Path(__file__).with_name("child_main.py")
 START_TIMEOUT_S = 120.0  # imports of the user's module on a busy machine
+_END_TIMEOUT_S = 5.0  # from the end of a process's answers to its exit status
 _MAX_LOSSES = 3  # processes that one call may lose
+_GARBAGE = "wrote something else than answers to the descriptor of its answers"
 _LINE_BYTES = 1 << 28  # of an answer
 
 
@@ -54,6 +58,7 @@ class EnvironmentHost:
     def __init__(self, options: EnvironmentOptions) -> None:
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
+        self._prints: ChildPrints | None = None  # of the process
         self._reader: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._ids = itertools.count()
@@ -87,28 +92,40 @@ class EnvironmentHost:
                 "factory": self._options.factory,
                 "options": self._options.options,
                 "tools": self._options.tools,
-                "path": [entry or str(Path.cwd()) for entry in sys.path],
+                "path": folders(),
             }
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", str(_SCRIPT), json.dumps(setup)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=child_stderr(),  # with what user code prints
-                start_new_session=True,  # Ctrl-C at the terminal is for the run, which then closes its children
-                limit=_LINE_BYTES,
-            )
+            prints = ChildPrints()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", str(_SCRIPT), json.dumps(setup)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=prints.writer,
+                    start_new_session=True,  # Ctrl-C at the terminal is for the run, which then closes its children
+                    limit=_LINE_BYTES,
+                )
+            finally:
+                prints.started()
+            self._prints = prints
+            asyncio.get_running_loop().add_reader(prints.reader, self._take_prints)
             assert process.stdout is not None
             try:
                 line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
                 said: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
+                if not said.keys() & {"error", "ready"}:
+                    raise ValueError
             except TimeoutError:
                 said = {"error": f"its process did not start within {START_TIMEOUT_S:g} s"}
+            except (ValueError, AttributeError):
+                said = {"error": f"its process {_GARBAGE}"}
             if "error" in said:
                 _kill(process)
                 await process.wait()
+                self._stop_prints()
                 shown = f"\n{said['trace']}" if said.get("trace") else ""
                 where = self._options.factory or ", ".join(self._options.tools)
-                raise EnvironmentStartError(f"{where} cannot be used: {said['error']}{shown}")
+                said_of = f"{said['error']}{looked_in(str(said['error']))}"
+                raise EnvironmentStartError(f"{where} cannot be used: {said_of}{shown}")
             self.schemas = said["ready"]
             self._process, self._reader = process, asyncio.create_task(self._read(process))
 
@@ -120,6 +137,18 @@ class EnvironmentHost:
         if self._process is not None:
             _kill(self._process)
             await self._process.wait()
+        self._stop_prints()
+
+    def _take_prints(self) -> None:
+        if self._prints is not None and not self._prints.take():
+            asyncio.get_running_loop().remove_reader(self._prints.reader)
+
+    def _stop_prints(self) -> None:
+        """Of a process that has ended."""
+        if self._prints is not None:
+            asyncio.get_running_loop().remove_reader(self._prints.reader)
+            self._prints.close()
+            self._prints = None
 
     def _send(self, number: int, entry: _Open) -> None:
         call = entry.call
@@ -138,19 +167,40 @@ class EnvironmentHost:
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        while line := await process.stdout.readline():
-            said = json.loads(line)
-            entry = self._open.get(said["id"])
-            if entry is None:
-                continue
-            entry.rest()
-            if "begin" in said:
-                loop = asyncio.get_running_loop()
-                entry.alarm = loop.call_later(self._options.timeout_s, self._late, process, entry)
-            elif not entry.future.done():
-                entry.future.set_result(_answer(said))
+        last = ""  # of the process: why it ends
+        try:
+            while line := await process.stdout.readline():
+                said = json.loads(line)
+                if "ended" in said:
+                    last = _with_trace(said["ended"], said["trace"])
+                else:
+                    self._heard(process, said)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            last = f"it was killed: it {_GARBAGE}"
+            _kill(process)
+        try:
+            last = last or ended(await asyncio.wait_for(process.wait(), _END_TIMEOUT_S))
+        except TimeoutError:
+            last = ended(None)
+            _kill(process)
         await process.wait()
-        await self._lost(process)
+        self._stop_prints()
+        await self._lost(last)
+
+    def _heard(self, process: asyncio.subprocess.Process, said: dict[str, Any]) -> None:
+        """One line of the process. Raises what a line raises that is none of its own."""
+        answer = None if "begin" in said else _answer(said)
+        entry = self._open.get(said["id"])
+        if answer is not None and self._prints is not None:
+            self._prints.renew()
+        if entry is None:
+            return
+        entry.rest()
+        if answer is None:
+            loop = asyncio.get_running_loop()
+            entry.alarm = loop.call_later(self._options.timeout_s, self._late, process, entry)
+        elif not entry.future.done():
+            entry.future.set_result(answer)
 
     def _late(self, process: asyncio.subprocess.Process, entry: _Open) -> None:
         """Its code has run for too long, or code of another one beside it that never lets go."""
@@ -162,8 +212,9 @@ class EnvironmentHost:
             entry.future.set_result(Answer(error=text))
         _kill(process)
 
-    async def _lost(self, process: asyncio.subprocess.Process) -> None:
-        """The process has ended. All that is open is asked again, those whose code ran one after the other."""
+    async def _lost(self, how: str) -> None:
+        """The process has ended, `how` is for people. All that is open is asked again, those whose code ran one after
+        the other."""
         self._process = None
         rest, ran = dict[int, _Open](), dict[int, _Open]()
         for number, entry in self._open.items():
@@ -173,7 +224,7 @@ class EnvironmentHost:
             entry.losses += entry.alarm is not None
             entry.rest()
             if entry.losses >= _MAX_LOSSES:
-                text = f"the environment's process ended {entry.losses} times (exit status {process.returncode})"
+                text = f"the environment's process ended {entry.losses} times ({how})"
                 entry.future.set_result(Answer(error=text))
         if len(ran) > 1:
             for entry in (*ran.values(), *rest.values()):
@@ -222,6 +273,10 @@ def _answer(said: dict[str, Any]) -> Answer:
     if "error" in said:
         return Answer(error=said["error"], trace=said["trace"])
     return Answer(observation=said["observation"], reward=said["reward"], done=said["done"])
+
+
+def _with_trace(text: str, trace: str | None) -> str:
+    return text if trace is None else f"{text}\n{trace}\n"
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

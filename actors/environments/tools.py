@@ -1,25 +1,71 @@
 """Tools as an environment: reads calls out of a turn, calls the user's functions, and answers as the role `tool`.
 
 The format is Hermes', which Qwen's chat templates ask for too: `<tool_call>{"name": ..., "arguments":
-{...}}</tool_call>`, any number of them in a turn. A turn without a call ends the episode. What the model does wrong,
-and what a tool raises, it is told. Imports nothing of Paceline: it runs in the environment's child.
+{...}}</tool_call>`, any number of them in a turn. What stands in `<think>...</think>` is no call. A turn without a call
+ends the episode. What the model does wrong, and what a tool raises, it is told. Imports nothing of Paceline: it runs in
+the environment's child.
 """
 
 import inspect
 import json
 import re
-import types
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_TAG = re.compile("<think>|</think>|<tool_call>")
+_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")  # of a call that is JSON; it need not be closed
+_END_OF_OTHER = re.compile(r"</tool_call>|(?=<tool_call>)|(?=</think>)|\Z")
+_JSON = json.JSONDecoder(strict=False)  # models write line breaks within strings as they are
+_FORM = 'error: a call must be JSON like {"name": "...", "arguments": {...}}'
 
 
 def calls_in(text: str) -> list[str]:
-    """What stands in the call tags of a turn, as it was written. A last one need not be closed."""
-    return [found.strip() for found in _CALL.findall(text)]
+    """What stands in the call tags of a turn behind its thinking, as it was written. A last one need not be closed; a
+    closing tag within a string of the call does not end it."""
+    calls: list[str] = []
+    place = 0
+    while (tag := _TAG.search(text, place)) is not None:
+        place = tag.end()
+        if tag[0] == "<think>":
+            end = text.find("</think>", place)
+            if end < 0:
+                break
+            place = end + len("</think>")
+        elif tag[0] == "</think>":  # the prompt began it
+            calls.clear()
+        else:
+            end, place = _call_at(text, place)
+            calls.append(text[tag.end() : end].strip())
+    return calls
+
+
+def _call_at(text: str, begin: int) -> tuple[int, int]:
+    """Where the call that begins there ends, and where what is behind its closing tag begins."""
+    try:
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        end = _JSON.raw_decode(text, begin)[1]
+    except (ValueError, RecursionError):
+        end = begin
+    else:
+        if (closed := _END.match(text, end)) is not None:
+            return end, closed.end()
+    closed = _END_OF_OTHER.search(text, end)
+    assert closed is not None
+    return closed.start(), closed.end()
+
+
+def _read(written: str) -> tuple[str, dict[str, Any]]:
+    """(name, arguments) of a call. `parameters` are arguments too; a JSON text of an object is that object, null is no
+    argument. Raises ValueError, TypeError, KeyError, RecursionError."""
+    call = _JSON.decode(written)
+    arguments = call["arguments"] if "arguments" in call else call.get("parameters")
+    if isinstance(arguments, str):
+        arguments = _JSON.decode(arguments)
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict) or not isinstance(call["name"], str):
+        raise TypeError
+    return call["name"], arguments
 
 
 class Tools:
@@ -37,52 +83,15 @@ class Tools:
 
     async def _answer(self, written: str) -> str:
         try:
-            call = json.loads(written)
-            name, arguments = call["name"], call.get("arguments", {})
-            if not isinstance(arguments, dict):
-                raise TypeError
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return 'error: a call must be JSON like {"name": "...", "arguments": {...}}'
+            name, arguments = _read(written)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return _FORM
         function = self._functions.get(name)
         if function is None:
             return f"error: there is no tool {name!r}, only {', '.join(self._functions)}"
         try:
             value = function(**arguments)
             value = await value if inspect.isawaitable(value) else value
+            return value if isinstance(value, str) else json.dumps(value, default=str)
         except Exception as error:
             return f"error: {type(error).__name__}: {error}"
-        return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The tool as chat templates are told of it (OpenAI's form): from its signature, type hints and docstring."""
-    hints = typing.get_type_hints(function)
-    parameters = inspect.signature(function).parameters
-    required = [key for key, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": inspect.cleandoc(function.__doc__ or ""),
-            "parameters": {
-                "type": "object",
-                "properties": {key: _type_of(hints.get(key)) for key in parameters},
-                "required": required,
-            },
-        },
-    }
-
-
-def _type_of(hint: Any) -> dict[str, Any]:
-    origin, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        kinds = [_type_of(one) for one in inner if one is not type(None)]
-        return kinds[0] if len(kinds) == 1 else {}
-    if origin is typing.Literal:
-        return {"enum": list(inner)}
-    if origin not in _TYPES:
-        return {}  # anything
-    made: dict[str, Any] = {"type": _TYPES[origin]}
-    if origin is list and inner:
-        made["items"] = _type_of(inner[0])
-    return made

@@ -202,8 +202,11 @@ class Episodes:
         if answer.done:
             self._end(running, FinishReason.STOP)
             return
-        if len(running.rollouts) >= self._options.max_turns or running.length >= running.room:
+        if running.length >= running.room:
             self._end(running, FinishReason.LENGTH)
+            return
+        if len(running.rollouts) >= self._options.max_turns:
+            self._end(running, FinishReason.TURNS)
             return
         observed = [self._cut(message) for message in answer.observation]
         if observed:

@@ -110,11 +110,16 @@ def test_ids_must_be_unique(tmp_path: Path, chat_tokenizer: Any) -> None:
 
 
 def test_a_template_that_refuses_a_record(tmp_path: Path, plain_tokenizer: Any) -> None:
-    template = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}ok"
+    template = (
+        "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0].content }}"
+    )
     two = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     chosen = options(tmp_path, [{"prompt": "a"}, {"prompt": two}], chat_template=template)
     with pytest.raises(DataError, match=r"line 2: the chat template .* refuses it: one message only"):
         load_prompts(chosen, "train", plain_tokenizer)
+
+
+PARTS = "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}A:"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,13 @@ def test_a_template_that_refuses_a_record(tmp_path: Path, plain_tokenizer: Any) 
         ({}, "has no chat template: use data.template=plain, or give one with data.chat_template=..."),
         ({"template": "plain", "system_prompt": "x"}, "data.system_prompt needs data.template=chat"),
         ({"chat_template": "{% if %}"}, "data.chat_template: the chat template is not valid Jinja"),
+        # as templates of vision models are written: content is a list of parts
+        ({"chat_template": PARTS}, "(data.chat_template) leaves out the prompt: it renders a prompt as 'A:'"),
+        ({"chat_template": "{{ messages[0]['text'] }}"}, "leaves out the prompt"),
+        (
+            {"chat_template": "{{ messages[-1].content }}", "system_prompt": "Be brief."},
+            "leaves out data.system_prompt",
+        ),
     ],
 )
 def test_templates_that_cannot_work(tmp_path: Path, plain_tokenizer: Any, more: dict[str, Any], words: str) -> None:

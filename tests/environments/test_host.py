@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors import identity
 from actors.environments.host import EnvironmentHost, EnvironmentStartError, tool_schemas
 from actors.environments.options import EnvironmentOptions
 from actors.environments.types import Answer, Call
+from actors.identity import PRINTS_BYTES
 
 COUNTING = "tests.environments.played:Counting"
 
@@ -21,7 +24,7 @@ def played(
     use: Callable[[EnvironmentHost], Coroutine[Any, Any, list[Answer]]], timeout_s: float = 30.0, **options: Any
 ) -> list[Answer]:
     async def main() -> list[Answer]:
-        host = EnvironmentHost(EnvironmentOptions(factory=COUNTING, timeout_s=timeout_s, **options))
+        host = EnvironmentHost(EnvironmentOptions(**{"factory": COUNTING, "timeout_s": timeout_s, **options}))
         try:
             return await use(host)
         finally:
@@ -55,12 +58,22 @@ def test_episodes_go_side_by_side_and_are_functions_of_their_actions() -> None:
     ("action", "timeout_s", "says"),
     [
         ("hang", 0.5, "took more than 0.5 s"),
-        ("die", 30.0, "process ended 3 times"),
+        ("die", 30.0, "process ended 3 times (exit status 3)"),
+        ("exit", 30.0, "SystemExit: enough"),
+        ("task", 30.0, "process ended 3 times (SystemExit: enough of tasks"),
+        ("interrupt", 30.0, "KeyboardInterrupt"),
+        ("cancel", 30.0, "CancelledError: no more"),
+        ("garbage", 30.0, "it was killed: it wrote something else than answers"),
+        ("close", 30.0, "it closed the descriptor of its answers"),
         ("raise", 30.0, "ValueError: this is mine"),
         ("wrong", 30.0, "not (observation, reward, done)"),
     ],
 )
-def test_only_the_one_that_misbehaves_fails(action: str, timeout_s: float, says: str) -> None:
+def test_only_the_one_that_misbehaves_fails(
+    action: str, timeout_s: float, says: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("actors.environments.host._END_TIMEOUT_S", 0.5)  # of the one that never ends
+
     async def use(host: EnvironmentHost) -> list[Answer]:
         await asyncio.gather(*(host.play(call(i)) for i in range(3)))
         bad = host.play(call(1, "a", action))
@@ -70,8 +83,50 @@ def test_only_the_one_that_misbehaves_fails(action: str, timeout_s: float, says:
     answers = played(use, timeout_s)
     assert says in (answers[1].error or "")
     assert [said(answers[i]) for i in (0, 2, 3)] == ["b:2", "wait:2", "c:3"]
-    if action == "raise":
-        assert "raise ValueError" in (answers[1].trace or "")
+    shown = f"{answers[1].error}{answers[1].trace}"
+    line = {"raise": "raise ValueError", "exit": 'sys.exit("enough")', "task": 'sys.exit("enough of tasks")'}
+    line |= {"interrupt": "raise KeyboardInterrupt", "cancel": "raise asyncio.CancelledError"}
+    assert line.get(action, "") in shown
+    assert ("tests/environments/played.py" in shown) == (action in line)
+    assert action not in line or "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("at", ["make", "close"])
+def test_a_factory_and_a_close_that_hang_have_a_deadline(at: str) -> None:
+    async def use(host: EnvironmentHost) -> list[Answer]:
+        begun = await asyncio.gather(*(host.play(call(i)) for i in range(3)))
+        return [*begun, await host.play(call(0, round_=1)), await host.play(call(1, round_=1))]
+
+    answers = played(use, 0.5, factory="tests.environments.played:Hanging", options={"at": at})
+    late = "took more than 0.5 s and was killed (environment.timeout_s)"
+    assert [late in (answer.error or "") for answer in answers] == (
+        [True] * 5 if at == "make" else [False] * 3 + [True, False]
+    )
+
+
+def test_a_process_that_is_forked_off_and_a_tool_that_reads_change_no_answer() -> None:
+    async def use(host: EnvironmentHost) -> list[Answer]:
+        actions: tuple[str, ...] = ()
+        answers = []
+        for action in ("a", "fork", "tool", "fork"):
+            actions += (action,)
+            answers.append(await host.play(call(0, *actions)))
+        return answers
+
+    assert [said(answer) for answer in played(use)] == ["a:1", "fork:2", "read:3", "fork:4"]
+
+
+def test_what_is_printed_between_two_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(host: EnvironmentHost) -> list[Answer]:
+        return [await host.play(call(0, *("flood",) * n)) for n in (0, 1, 2)]
+
+    log = tmp_path / "environment.log"
+    with log.open("a", encoding="utf-8") as file:
+        monkeypatch.setattr(identity, "_file", file)
+        played(use)
+    text = log.read_text(encoding="utf-8")
+    assert text.count(f"... {200_000 - PRINTS_BYTES} bytes left out") == 2
+    assert len(text) < 2 * (PRINTS_BYTES + 100)
 
 
 def test_a_round_forgets_the_one_before() -> None:
@@ -98,4 +153,7 @@ def test_tools_are_described_from_their_signatures() -> None:
         "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
         "required": ["a"],
     }
-    assert shout["parameters"]["properties"] == {"text": {"type": "string"}, "loud": {"type": "boolean"}}
+    assert shout["parameters"]["properties"] == {
+        "text": {"type": "string"},
+        "loud": {"type": "boolean", "nullable": True},
+    }

@@ -129,15 +129,22 @@ def test_what_it_begins_with_belongs_to_the_prompt() -> None:
     assert episode.prompt_tokens.tolist() == world.turns[0].prompt_tokens.tolist()
 
 
-@pytest.mark.parametrize(("options", "turns"), [({"max_turns": 2}, 2), ({"max_turns": 9, "room": 16}, 2)])
-def test_episodes_end_by_turns_or_by_room(options: dict[str, int], turns: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "turns", "reason"),
+    [
+        ({"max_turns": 2}, 2, FinishReason.TURNS),
+        ({"max_turns": 9, "room": 16}, 2, FinishReason.LENGTH),
+        ({"max_turns": 1, "room": 3}, 1, FinishReason.LENGTH),  # its last turn has used up the room
+    ],
+)
+def test_episodes_end_by_turns_or_by_room(options: dict[str, int], turns: int, reason: FinishReason) -> None:
     world = World(**options)
     world.answer()
     for _ in range(turns):
         world.say("open 5")
         world.answer("\nno; doors 3 to 9\n> ")
     ((rollout, episode),) = world.ended
-    assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.finish_reason is reason
     assert episode.drawn[-3:].all(), "what nobody answers any more is left out"
     assert len(world.turns) == turns
     assert [request.continues for request in world.turns] == [turn + 1 < options["max_turns"] for turn in range(turns)]
