@@ -88,6 +88,9 @@ void sample_topk(const T* logits, int64_t stride, const float* cutoff, const flo
                  const int64_t* positions, int64_t rows, int64_t vocab, int64_t k, float scale, bool noise, int threads,
                  int64_t* tokens, float* logprobs);
 
+// log-softmax of rows [rows, vocab]: at the drawn token the number that `sample` gives for temperature 1.
+void log_softmax(const float* x, float* out, int64_t rows, int64_t vocab, int threads);
+
 void random_words(const int64_t* keys, const int64_t* positions, int64_t rows, int64_t vocab, int64_t* out);
 
 // Elements of the panel format of a [columns, depth] weight (columns rounded up to whole panels).

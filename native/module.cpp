@@ -163,6 +163,9 @@ NB_MODULE(paceline_native, m) {
                             threads, at<int64_t>(tokens), at<float>(logprobs));
     });
   });
+  m.def("log_softmax", [](Address x, Address out, int64_t rows, int64_t vocab, int threads) {
+    paceline::log_softmax(at<const float>(x), at<float>(out), rows, vocab, threads);
+  });
   m.def("random_words", [](Address keys, Address positions, int64_t rows, int64_t vocab, Address out) {
     paceline::random_words(at<const int64_t>(keys), at<const int64_t>(positions), rows, vocab, at<int64_t>(out));
   });

@@ -44,10 +44,23 @@ inline void philox(uint64_t key, uint32_t position, uint32_t first_block, u32x8 
 
 // words[w][lane] of four-word blocks -> the same words in token order, eight consecutive tokens per vector.
 inline void to_token_order(u32x8 words[4]) {
+#if defined(__AVX2__)
+  __m256i low01 = _mm256_unpacklo_epi32((__m256i)words[0], (__m256i)words[1]);
+  __m256i high01 = _mm256_unpackhi_epi32((__m256i)words[0], (__m256i)words[1]);
+  __m256i low23 = _mm256_unpacklo_epi32((__m256i)words[2], (__m256i)words[3]);
+  __m256i high23 = _mm256_unpackhi_epi32((__m256i)words[2], (__m256i)words[3]);
+  __m256i blocks04 = _mm256_unpacklo_epi64(low01, low23), blocks15 = _mm256_unpackhi_epi64(low01, low23);
+  __m256i blocks26 = _mm256_unpacklo_epi64(high01, high23), blocks37 = _mm256_unpackhi_epi64(high01, high23);
+  words[0] = (u32x8)_mm256_permute2x128_si256(blocks04, blocks15, 0x20);
+  words[1] = (u32x8)_mm256_permute2x128_si256(blocks26, blocks37, 0x20);
+  words[2] = (u32x8)_mm256_permute2x128_si256(blocks04, blocks15, 0x31);
+  words[3] = (u32x8)_mm256_permute2x128_si256(blocks26, blocks37, 0x31);
+#else
   uint32_t flat[4 * kLanes];
   for (int lane = 0; lane < kLanes; ++lane)
     for (int w = 0; w < 4; ++w) flat[4 * lane + w] = words[w][lane];
   std::memcpy(words, flat, sizeof flat);
+#endif
 }
 
 // Uniform in (0, 1): (word + 1/2) / 2^32 rounded to float and kept below 1.

@@ -1,4 +1,5 @@
-// Gumbel-max sampling with both log-probs, in two passes over a row of logits.
+// Gumbel-max sampling with both log-probs, in two passes over a row of logits, and log-softmax of whole rows: both add
+// up the vocabulary in one order, so that the log-prob of a token is the same number in both.
 #include <limits>
 
 #include "kernels.h"
@@ -14,28 +15,41 @@ struct Draw {
   float logprob, logprob_t1;
 };
 
-// Tokens are taken 32 at a time: eight Philox blocks of four words. Lanes past the vocabulary hold -inf.
+// Eight logits from `at` on; lanes past the vocabulary hold -inf.
+template <typename T>
+f32x8 part(const T* logits, int64_t vocab, int64_t at) {
+  if (at + kLanes <= vocab) return load(logits + at);
+  i32x8 lane = {0, 1, 2, 3, 4, 5, 6, 7};
+  if (at >= vocab) return splat(-kInfinity);
+  int count = static_cast<int>(vocab - at);
+  return select(lane < count, load(logits + at, count), splat(-kInfinity));
+}
+
+template <typename T>
+float largest_of(const T* logits, int64_t vocab) {
+  f32x8 tops[4] = {splat(-kInfinity), splat(-kInfinity), splat(-kInfinity), splat(-kInfinity)};
+  for (int64_t first = 0; first < vocab; first += 4 * kLanes)
+    for (int w = 0; w < 4; ++w) tops[w] = max(part(logits, vocab, first + w * kLanes), tops[w]);
+  return largest(max(max(tops[0], tops[1]), max(tops[2], tops[3])));
+}
+
+// Tokens are taken 32 at a time, here and in log_softmax: four vectors are added in float32, their sum in float64.
+constexpr int64_t kStep = 4 * kLanes;
+
+// A step is eight Philox blocks of four words.
 template <typename T>
 Draw draw(const T* logits, int64_t vocab, float cutoff, float temperature, uint64_t key, uint32_t position) {
-  auto part = [&](int64_t at) {
-    if (at + kLanes <= vocab) return load(logits + at);
-    i32x8 lane = {0, 1, 2, 3, 4, 5, 6, 7};
-    if (at >= vocab) return splat(-kInfinity);
-    int count = static_cast<int>(vocab - at);
-    return select(lane < count, load(logits + at, count), splat(-kInfinity));
-  };
-  f32x8 tops = splat(-kInfinity);
-  for (int64_t at = 0; at < vocab; at += kLanes) tops = max(part(at), tops);
-  const float top = largest(tops);
+  const float top = largest_of(logits, vocab);
   const bool greedy = temperature == 0.0f;
   const float divisor = greedy ? 1.0f : temperature;
   const bool same = divisor == 1.0f && cutoff == -kInfinity;  // both distributions are one
   const float scaled_top = top / divisor;
 
   f32x8 best = splat(-kInfinity), best_index = {};  // an index below 2^31 travels as an int in float lanes
-  f32x8 total = {}, total_t1 = {};
+  LongSum total, total_t1;
   const i32x8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-  for (int64_t first = 0; first < vocab; first += 4 * kLanes) {
+  for (int64_t first = 0; first < vocab; first += kStep) {
+    f32x8 mass = {}, mass_t1 = {};
     u32x8 words[4] = {};
     if (!greedy) {
       philox(key, position, static_cast<uint32_t>(first / 4), words);
@@ -44,15 +58,17 @@ Draw draw(const T* logits, int64_t vocab, float cutoff, float temperature, uint6
     for (int w = 0; w < 4; ++w) {
       int64_t at = first + w * kLanes;
       if (at >= vocab) break;
-      f32x8 logit = part(at);
-      total_t1 += exp(logit - top);
-      f32x8 scaled = select(logit < cutoff, splat(-kInfinity), logit / divisor);
-      if (!same) total += exp(scaled - scaled_top);
+      f32x8 logit = part(logits, vocab, at);
+      mass_t1 += exp_term(logit - top);
+      f32x8 scaled = same ? logit : select(logit < cutoff, splat(-kInfinity), logit / divisor);
+      if (!same) mass += exp_term(scaled - scaled_top);
       f32x8 value = greedy ? scaled : scaled + gumbel(words[w]);
       i32x8 better = value > best;
       best = select(better, value, best);
       best_index = select(better, (f32x8)(lanes + static_cast<int32_t>(at)), best_index);
     }
+    total_t1.add(mass_t1);
+    if (!same) total.add(mass);
   }
   // The largest value; among equals the smallest token, as each lane kept its first.
   const i32x8 index = (i32x8)best_index;
@@ -62,9 +78,9 @@ Draw draw(const T* logits, int64_t vocab, float cutoff, float temperature, uint6
     if (best[lane] > value || (best[lane] == value && index[lane] < token)) value = best[lane], token = index[lane];
 
   const float chosen = load(logits + token, 1)[0];
-  const float logprob_t1 = (chosen - top) - std::log(sum(total_t1));
+  const float logprob_t1 = (chosen - top) - total_t1.log();
   if (greedy) return {token, 0.0f, logprob_t1};
-  return {token, same ? logprob_t1 : (chosen / divisor - scaled_top) - std::log(sum(total)), logprob_t1};
+  return {token, same ? logprob_t1 : (chosen / divisor - scaled_top) - total.log(), logprob_t1};
 }
 
 }  // namespace
@@ -87,6 +103,22 @@ template void sample(const float*, int64_t, const float*, const float*, const in
                      int64_t, int, int64_t*, float*, float*);
 template void sample(const bf16*, int64_t, const float*, const float*, const int64_t*, const int64_t*, int64_t,
                      int64_t, int, int64_t*, float*, float*);
+
+void log_softmax(const float* x, float* out, int64_t rows, int64_t vocab, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows > 1)
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* logits = x + row * vocab;
+    const float top = largest_of(logits, vocab);
+    LongSum total;
+    for (int64_t first = 0; first < vocab; first += kStep) {
+      f32x8 mass = {};
+      for (int w = 0; w < 4; ++w) mass += exp_term(part(logits, vocab, first + w * kLanes) - top);
+      total.add(mass);
+    }
+    const float log_total = total.log();
+    for (int64_t at = 0; at < vocab; ++at) out[row * vocab + at] = (logits[at] - top) - log_total;
+  }
+}
 
 void random_words(const int64_t* keys, const int64_t* positions, int64_t rows, int64_t vocab, int64_t* out) {
   for (int64_t row = 0; row < rows; ++row)

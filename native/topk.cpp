@@ -56,13 +56,13 @@ void sample_topk(const T* logits, int64_t stride, const float* cutoff, const flo
       if (static_cast<int64_t>(order.size()) > k) order.pop_back();
     }
     const float top = values[order[0]];
-    f32x8 total = {};
+    LongSum total;
     for (int64_t at = 0; at < vocab; at += kLanes) {
       int count = static_cast<int>(std::min<int64_t>(kLanes, vocab - at));
       i32x8 lane = {0, 1, 2, 3, 4, 5, 6, 7};
-      total += select(lane < count, exp((load(values.data() + at, count) - top) / scale), splat(0.0f));
+      total.add(select(lane < count, exp((load(values.data() + at, count) - top) / scale), splat(0.0f)));
     }
-    const float log_total = std::log(sum(total));
+    const float log_total = total.log();
     for (int64_t i = 0; i < k; ++i) {
       tokens[row * k + i] = order[i];
       logprobs[row * k + i] = (values[order[i]] - top) / scale - log_total;

@@ -21,6 +21,8 @@ typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef double f64x4 __attribute__((vector_size(32)));
 
 struct bf16 {
   uint16_t bits;
@@ -112,20 +114,36 @@ inline f32x8 rounded<float>(f32x8 x) {
 
 inline float sum(f32x8 x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
+// A sum of many vectors in float64 lanes, in the order in which they come. Float32 lanes would lose the small terms of
+// a softmax beside the one that has the mass: 1e-5 of a log-prob over 50,000 tokens.
+struct LongSum {
+  f64x4 low = {}, high = {};
+
+  void add(f32x8 x) {
+    f32x4 halves[2];
+    std::memcpy(halves, &x, sizeof x);
+    low += __builtin_convertvector(halves[0], f64x4);
+    high += __builtin_convertvector(halves[1], f64x4);
+  }
+
+  // Natural logarithm of the sum, rounded once.
+  float log() const {
+    f64x4 x = low + high;
+    return static_cast<float>(std::log((x[0] + x[2]) + (x[1] + x[3])));
+  }
+};
+
 inline float largest(f32x8 x) {
   float best = x[0];
   for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
   return best;
 }
 
-// e^x within 1 ulp. x = n ln2 + r, |r| <= ln2/2; e^r by a Chebyshev fit; 2^n in two factors so that subnormal results
-// and overflow to infinity come out right. NaN in, NaN out.
-inline f32x8 exp(f32x8 x) {
-  x = select(x < -104.0f, splat(-104.0f), x);
-  x = select(x > 89.0f, splat(89.0f), x);
+// e^x = value 2^n. x = n ln2 + r, |r| <= ln2/2; value = e^r by a Chebyshev fit.
+inline void split_exp(f32x8 x, f32x8& value, i32x8& n) {
   const f32x8 shift = splat(0x1.8p23f);  // adding it rounds to an integer, which then sits in the low bits
   f32x8 shifted = fma(x, splat(0x1.715476p+0f), shift);
-  i32x8 n = (i32x8)shifted - (i32x8)shift;
+  n = (i32x8)shifted - (i32x8)shift;
   f32x8 count = shifted - shift;
   f32x8 r = fma(count, splat(-0x1.62e4p-1f), x);
   r = fma(count, splat(-0x1.7f7d1cp-20f), r);
@@ -135,10 +153,28 @@ inline f32x8 exp(f32x8 x) {
   q = fma(q, r, splat(0x1.5554eap-5f));
   q = fma(q, r, splat(0x1.555556p-3f));
   q = fma(q, r, splat(0.5f));
-  f32x8 value = fma(r * r, q, r) + 1.0f;
+  value = fma(r * r, q, r) + 1.0f;
+}
+
+// e^x within 1 ulp. 2^n in two factors so that subnormal results and overflow to infinity come out right. NaN in, NaN
+// out.
+inline f32x8 exp(f32x8 x) {
+  x = select(x < -104.0f, splat(-104.0f), x);
+  x = select(x > 89.0f, splat(89.0f), x);
+  f32x8 value;
+  i32x8 n;
+  split_exp(x, value, n);
   i32x8 half = n >> 1;
   f32x8 low = (f32x8)((half + 127) << 23), high = (f32x8)((n - half + 127) << 23);
   return value * low * high;
+}
+
+// exp(x) for x <= 0, a term of a sum that is at least 1: below -87 it is e^-87, which adds nothing. NaN in, NaN out.
+inline f32x8 exp_term(f32x8 x) {
+  f32x8 value;
+  i32x8 n;
+  split_exp(max(splat(-87.0f), x), value, n);
+  return value * (f32x8)((n + 127) << 23);
 }
 
 // log(1 + f) + e ln2 for f in [sqrt(1/2) - 1, sqrt(2) - 1]: f - f^2/2 + f^3 P(f).

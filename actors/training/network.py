@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from actors.training.head import chunk_bytes_on, chunk_rows_of, head_logprobs
+from models import ops
 from models.auto import AutoTransformer, attention_of
 from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
@@ -227,12 +228,12 @@ def chunk_logprobs(
     """See LogProbModel.forward; of one chunk of rows."""
     logits = head(hidden).float()
     scaled = logits if temperature == 1.0 else logits / temperature
-    table = F.log_softmax(scaled, dim=-1)
+    table = ops.log_softmax(scaled)  # summed as the engine's sampler does
     logprobs = -F.nll_loss(table, targets, reduction="none")  # a gather that is not a view: FSDP2 hooks the output
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(table.exp() * table).sum(-1)
     with torch.no_grad():
         if temperature == 1.0:
             return logprobs, logprobs.detach(), entropy
-        logprobs_t1 = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        logprobs_t1 = ops.log_softmax(logits).gather(1, targets[:, None])[:, 0]
     return logprobs, logprobs_t1, entropy

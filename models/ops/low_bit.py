@@ -20,6 +20,7 @@ from models.ops.triton import low_bit_operators
 from models.ops.triton.operators import operators_take
 
 _PANELS = "_paceline_low_bit_panels"
+_TILE_INPUTS = 64  # groups in panels are whole tiles (native/kernels.h)
 
 
 def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
@@ -126,8 +127,11 @@ def low_bit_versions(weight: LowBitWeight) -> tuple[int, ...]:
 
 def packable(weight: LowBitWeight) -> bool:
     """Whether the kernel has panels for the weight (an extension built before it existed has none)."""
-    integers = weight.format.activations == "int8" and weight.scales.dtype is torch.float32
-    return integers and takes(weight.scales) and weight.values.is_cpu and hasattr(kernels, "low_bit_linear")
+    group = weight.format.group
+    if weight.format.activations != "int8" or (group is not None and group % _TILE_INPUTS != 0):
+        return False
+    there = weight.values.is_cpu and hasattr(kernels, "low_bit_linear")
+    return there and weight.scales.dtype is torch.float32 and takes(weight.scales)
 
 
 def mirrored_linear(x: Tensor, master: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:

@@ -143,6 +143,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
+def log_softmax(x: Tensor) -> Tensor:
+    """In x's dtype, summed in float64."""
+    shifted = x - x.detach().amax(-1, keepdim=True)
+    return shifted - shifted.exp().sum(-1, keepdim=True, dtype=torch.float64).log().to(x.dtype)
+
+
 def sample(
     logits: Tensor, cutoff: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,8 +159,8 @@ def sample(
     noise = gumbel(keys, positions, logits.shape[1])
     tokens = torch.argmax(scaled + noise.masked_fill(greedy[:, None], 0.0), dim=-1)
     chosen = tokens[:, None]
-    logprobs = scaled.log_softmax(-1).gather(1, chosen)[:, 0].masked_fill(greedy, 0.0)
-    logprobs_t1 = logits.log_softmax(-1).gather(1, chosen)[:, 0]
+    logprobs = log_softmax(scaled).gather(1, chosen)[:, 0].masked_fill(greedy, 0.0)
+    logprobs_t1 = log_softmax(logits).gather(1, chosen)[:, 0]
     return tokens, logprobs, logprobs_t1
 
 
@@ -175,7 +181,7 @@ def sample_topk(
     if noise:
         values = values + gumbel(keys, positions, wide.shape[1]).masked_fill(greedy[:, None], 0.0)
     tokens = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    return tokens, (values / scale).log_softmax(-1).gather(1, tokens)
+    return tokens, log_softmax(values / scale).gather(1, tokens)
 
 
 def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -1,10 +1,15 @@
 """Drafter-invariant sampling: Gumbel-max with the noise of `models.noise`, and both log-probs of the drawn token.
 
 A draw depends on the row's logits, cutoff, temperature, key and position only. Top-k and top-p become a cutoff first.
+Log-softmax is here too, since on the CPU it adds up a row in the sampler's order.
 """
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from models.ops import reference
 from models.ops.native import as_float32, as_int64, kernels, takes
@@ -49,6 +54,22 @@ def sample(
         logprobs_t1.data_ptr(),
     )
     return tokens, logprobs, logprobs_t1
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-softmax of the rows of logits [R, V] float32, summed in float64 on the CPU. Differentiable.
+
+    With the native kernels the entry of a token is bitwise the log-prob that `sample` reports of it. torch's own adds
+    up a row in float32 lanes, which at 50,000 tokens is off by 1e-5 where one token has most of the mass.
+    """
+    if not logits.is_cpu:
+        return F.log_softmax(logits, dim=-1)  # there threads add up a few tokens each, and then their sums
+    if logits.dtype is not torch.float32 or not takes(logits):
+        return reference.log_softmax(logits)
+    if torch.is_grad_enabled() and logits.requires_grad:
+        table: Tensor = _LogSoftmax.apply(logits)  # type: ignore[no-untyped-call]
+        return table
+    return _log_softmax(logits)
 
 
 def sample_topk(
@@ -97,6 +118,31 @@ def sample_topk(
         logprobs.data_ptr(),
     )
     return tokens, logprobs
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    logits = logits.contiguous()
+    rows, vocab = logits.shape
+    out = torch.empty_like(logits)
+    kernels.log_softmax(  # type: ignore[union-attr]
+        logits.data_ptr(), out.data_ptr(), rows, vocab, torch.get_num_threads()
+    )
+    return out
+
+
+class _LogSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        table = _log_softmax(logits)
+        ctx.save_for_backward(table)
+        return table
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (table,) = ctx.saved_tensors
+        for_logits: Tensor = torch.ops.aten._log_softmax_backward_data(grad, table, -1, table.dtype)
+        return for_logits
 
 
 def _for_kernels(

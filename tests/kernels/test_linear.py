@@ -69,13 +69,17 @@ def test_rows_do_not_depend_on_the_batch(dtype: torch.dtype, threads: int, depth
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("depth", "columns"), [(128, 256), (384, 128), (96, 100)])
 def test_padding_makes_torch_rows_independent(threads: int, depth: int, columns: int) -> None:
-    """The path without the kernel, float32: what was measured of MKL holds."""
+    """The path without the kernel, float32: bitwise with MKL on AVX-512. Elsewhere (MKL on AVX2, other libraries) the
+    library still chooses by the number of rows, and padding promises rounding only."""
+    exact = torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
     torch.set_num_threads(threads)
     x, weight, bias = _case(0, 300, depth, columns, torch.float32)
     whole = F.linear(x, weight, bias)
     for count, start in itertools.product([*range(1, 25), 33, 63, 64, 100, 297], (0, 3)):
         rows = slice(start, start + count)
-        assert torch.equal(matmul._padded(x[rows], weight, bias), whole[rows])
+        found = matmul._padded(x[rows], weight, bias)
+        torch.testing.assert_close(found, whole[rows], rtol=1e-5, atol=1e-5 * depth**0.5)
+        assert not exact or torch.equal(found, whole[rows])
 
 
 @pytest.mark.parametrize(("depth", "columns"), SHAPES)

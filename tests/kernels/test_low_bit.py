@@ -1,6 +1,7 @@
 """Products with weights in few bits: the kernel against torch's oracle, bit for bit."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from models.formats import DEEPEST, FORMATS
 from models.low_bit import LowBitWeight, quantise
 from models.ops import low_bit_reference
-from models.ops.low_bit import low_bit_linear, low_bit_panels, prepack_low_bit, quantise_tokens
+from models.ops.low_bit import low_bit_linear, low_bit_panels, packable, prepack_low_bit, quantise_tokens
 from models.ops.low_bit_reference import reference
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -60,6 +61,17 @@ def test_a_product_has_the_bits_of_the_oracle(
     found = low_bit_linear(x, weight, bias)
     torch.set_num_threads(1)
     assert_same_bits(found, reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("group", [8, 16, 48, 64, 192])
+def test_groups_that_are_no_whole_tiles_are_left_to_the_oracle(group: int) -> None:
+    """Panels have whole tiles of 64 inputs: a kernel would read another group's values, and past the last one's."""
+    form = replace(FORMATS["w4a8"], group=group)
+    for depth in (group, 2 * group, 3 * group):
+        weight = quantise(torch.randn(24, depth, generator=torch.Generator().manual_seed(depth)), form)
+        x = rows_of(5, depth)
+        assert packable(weight) == (group % 64 == 0)
+        assert_same_bits(low_bit_linear(x, weight), reference(x, weight))
 
 
 @pytest.mark.parametrize("name", INTEGER)

@@ -3,7 +3,7 @@
 Import this before anything imports Triton in the process, or have TRITON_INTERPRET=1 from its start. What it mends in
 Triton 3.6: scalars as loop bounds with numpy 2.4, bfloat16 rounding (it truncated) and dot products (it multiplied the
 bits as integers), the same of float8_e4m3fn, integer dot products (numpy's are slow: in float64 they are as exact),
-fused multiply-adds (it rounded twice), and its speed.
+the order of a dot product's sums (`product`), fused multiply-adds (it rounded twice), and its speed.
 What it cannot show: the order in which a GPU sums.
 """
 
@@ -44,6 +44,21 @@ def _rounded_fp8(data: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(data)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
+def product(left: Any, right: Any, dtype: Any) -> Any:
+    """Multiply float arrays [..., rows, depth] and [..., depth, columns], summing in `dtype` in the order of depth.
+
+    An element's bits follow from its row and its column only. numpy's matmul is BLAS: other kernels on other CPUs.
+    In OpenBLAS's for Haswell and Zen a row's bits also follow from how many rows are beside it.
+    """
+    left, right = left.astype(dtype, copy=False), np.ascontiguousarray(right, dtype)
+    total = np.zeros((*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]), dtype)
+    term = np.empty_like(total)
+    for k in range(left.shape[-1]):
+        np.multiply(left[..., k, None], right[..., k, None, :], out=term)
+        np.add(total, term, out=total)
+    return total
+
+
 def _patch() -> None:
     convert, lang_tensor, bf16, fp8, f32 = (
         triton_interpreter._convert_float,
@@ -74,7 +89,7 @@ def _patch() -> None:
             return _HANDLE(exact.astype(np.int32) + d.data, d.dtype.scalar)
         wide = {bf16: _widened, fp8: _widened_fp8}
         left, right = (wide[x.dtype.scalar](x.data) if x.dtype.scalar in wide else x.data for x in (a, b))
-        return _HANDLE(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+        return _HANDLE(product(left, right, d.data.dtype) + d.data, d.dtype.scalar)
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)

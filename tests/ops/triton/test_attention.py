@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 300)), min_size=1, max_size=4),
     heads=st.sampled_from([(4, 2, 16), (3, 3, 8), (7, 1, 20), (40, 1, 16)]),

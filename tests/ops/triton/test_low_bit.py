@@ -38,7 +38,7 @@ def multiplied(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> T
 
 @DTYPES
 @pytest.mark.parametrize("kind", EIGHT_BITS, ids=["int8", "fp8"])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.integers(0, 9),
     depth=st.integers(1, 300),
@@ -72,7 +72,7 @@ def test_tokens_of_zeros_halves_and_what_is_not_finite(kind: torch.dtype) -> Non
 
 @DTYPES
 @INTEGERS
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None)
 @given(
     rows=st.integers(1, 140),
     columns=st.integers(1, 150),
