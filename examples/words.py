@@ -85,14 +85,16 @@ def write_records(folder: Path, files: Mapping[str, Iterable[Mapping[str, Any]]]
     return counts
 
 
-def main(write: Callable[..., dict[str, int]], folder: Path, *, demonstrations: int) -> None:
-    """The command line of `write`, which takes a folder, a seed and a number of demonstrations; the rest: defaults."""
+def main(write: Callable[..., dict[str, int]], folder: Path, *, demonstrations: int | None = None) -> None:
+    """The command line of `write`, which takes a folder, a seed and, if there is a default, a number of
+    demonstrations; the rest: defaults."""
     parser = argparse.ArgumentParser(description="Write the files of an example.")
     parser.add_argument("folder", nargs="?", type=Path, default=folder, help="target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the split and the demonstrations (default: 0)")
-    parser.add_argument(
-        "--demonstrations", type=int, default=demonstrations, help="lines of demos.jsonl (default: %(default)s)"
-    )
-    options = parser.parse_args()
-    counts = write(options.folder, seed=options.seed, demonstrations=options.demonstrations)
-    print(f"{options.folder}: " + ", ".join(f"{name}.jsonl {count}" for name, count in counts.items()))
+    if demonstrations is not None:
+        lines = "lines of demos.jsonl (default: %(default)s)"
+        parser.add_argument("--demonstrations", type=int, default=demonstrations, help=lines)
+    given = vars(parser.parse_args())
+    folder = given.pop("folder")
+    counts = write(folder, **given)
+    print(f"{folder}: " + ", ".join(f"{name}.jsonl {count}" for name, count in counts.items()))

@@ -3,16 +3,39 @@ hashed and how a finished folder takes its place.
 """
 
 import hashlib
+import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from launch.errors import PacelineError
+from models.durable import CHECKSUMS_FILE, faults, put_aside, seal, sync
+
+
+def found(folder: Path, log: Callable[[str], None]) -> bool:
+    """Whether what was kept in `folder` is there and, where it was sealed, undamaged. A damaged one is set aside."""
+    damaged = faults(folder) if folder.is_dir() else None
+    if damaged:
+        aside = put_aside(folder, "damaged")
+        log(f"{damaged[0]} in {folder}: it is made again; {aside} is not used any more, and may be deleted")
+        return False
+    return (folder / "config.json").is_file()
+
+
+def require_readable(folder: Path) -> None:
+    """Raise PacelineError if this user may not read a file of what was kept in `folder`; there need be none."""
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if file.is_file() and not os.access(file, os.R_OK):
+            raise PacelineError(
+                f"{file} cannot be read by this user: permission denied", remedy=f"its owner can: chmod a+r {file}"
+            )
 
 
 def keep(made: Path, folder: Path, what: str) -> None:
-    """`made` becomes `folder`, unless another run made the same one meanwhile. Raises PacelineError."""
+    """`made` becomes `folder`, sealed, unless another run made the same one meanwhile. Raises PacelineError."""
     try:
+        seal(made)
+        sync(made / CHECKSUMS_FILE)
         made.rename(folder)
     except OSError as error:
         shutil.rmtree(made, ignore_errors=True)

@@ -12,14 +12,16 @@ from typing import Any, Literal
 
 from models.formats import DEEPEST, LowBitFormat
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 
 ARCHITECTURES: Mapping[str, Family] = {
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",  # Llama without biases, where its window hides nothing
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-_DEFAULT_MAX_POSITIONS: Mapping[Family, int] = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
+_DEFAULT_MAX_POSITIONS: Mapping[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+_MISTRAL_WINDOW, _MISTRAL_KV_HEADS = 4096, 8  # transformers' defaults for keys that are left out
 
 
 class ModelConfigError(ValueError):
@@ -126,7 +128,7 @@ class ModelConfig:
                 "it (rollout.quantization)"
             )
         family = _family(config)
-        _reject_what_is_not_computed(config)
+        _reject_what_is_not_computed(config, family)
         rope_theta, rope_scaling = _rope(config)
         hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
         if heads < 1:
@@ -136,7 +138,8 @@ class ModelConfig:
                 f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}; set head_dim"
             )
         default_head_dim = 128 if family == "qwen3" else hidden // heads
-        attention_bias = bool(config.get("attention_bias", False))
+        attention_bias = family in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+        kv_heads = _MISTRAL_KV_HEADS if family == "mistral" and "num_key_value_heads" not in config else heads
         return cls(
             family=family,
             vocab_size=_integer(config, "vocab_size"),
@@ -144,7 +147,7 @@ class ModelConfig:
             intermediate_size=_integer(config, "intermediate_size"),
             num_layers=_integer(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=_integer(config, "num_key_value_heads", heads),
+            num_kv_heads=_integer(config, "num_key_value_heads", kv_heads),
             head_dim=_integer(config, "head_dim", default_head_dim),
             max_position_embeddings=_integer(config, "max_position_embeddings", _DEFAULT_MAX_POSITIONS[family]),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
@@ -152,7 +155,7 @@ class ModelConfig:
             rope_scaling=rope_scaling,
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=True if family == "qwen2" else attention_bias,
-            output_bias=False if family == "qwen2" else attention_bias,
+            output_bias=attention_bias,
             mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
             initializer_range=float(config.get("initializer_range", 0.02)),
             source=dict(config),
@@ -188,10 +191,12 @@ class ModelConfig:
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": self.initializer_range,
         }
-        if self.family != "qwen2":
+        if self.family in ("llama", "qwen3"):
             written["attention_bias"] = self.qkv_bias
         if self.family == "llama":
             written["mlp_bias"] = self.mlp_bias
+        if self.family == "mistral":
+            written["sliding_window"] = self.source.get("sliding_window")  # left out it would mean 4096
         return kept | written
 
 
@@ -248,7 +253,9 @@ def _family(config: Mapping[str, Any]) -> Family:
     return ARCHITECTURES[architectures[0]]
 
 
-def _reject_what_is_not_computed(config: Mapping[str, Any]) -> None:
+def _reject_what_is_not_computed(config: Mapping[str, Any], family: Family) -> None:
+    if family == "mistral":
+        _reject_a_window_of_every_layer(config)
     if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise UnsupportedModelError(f"hidden_act={act!r}")
     layer_types = config.get("layer_types")
@@ -260,6 +267,19 @@ def _reject_what_is_not_computed(config: Mapping[str, Any]) -> None:
     # transformers: layers from max_window_layers on use the window; none if that is the number of layers.
     if windowed and _integer(config, "max_window_layers", 28) < _integer(config, "num_hidden_layers"):
         raise UnsupportedModelError("sliding-window attention (use_sliding_window=true)")
+
+
+def _reject_a_window_of_every_layer(config: Mapping[str, Any]) -> None:
+    """Mistral's, which no other key switches off. It hides nothing from sequences that are no longer than it."""
+    if config.get("sliding_window", _MISTRAL_WINDOW) is None:
+        return
+    window = _integer(config, "sliding_window", _MISTRAL_WINDOW)
+    if window < (positions := _integer(config, "max_position_embeddings", _DEFAULT_MAX_POSITIONS["mistral"])):
+        raise UnsupportedModelError(
+            f"sliding_window={window}, shorter than max_position_embeddings={positions},",
+            remedy=f"it changes nothing of sequences (prompt and response) of at most {window} tokens: if yours are no "
+            f"longer, set max_position_embeddings to {window} in config.json",
+        )
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, Llama3RopeScaling | None]:

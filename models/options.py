@@ -14,7 +14,13 @@ LORA_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", 
 class ModelOptions(BaseModel, frozen=True, extra="forbid"):
     """Which network is trained, and in which numerics."""
 
-    path: Annotated[str, Field(description="Hugging Face model directory: config.json, *.safetensors, tokenizer")]
+    path: Annotated[
+        str,
+        Field(
+            description="Hugging Face model directory (config.json, *.safetensors, tokenizer), Hub id, which is "
+            "fetched when a run starts, GGUF file, or package:NAME of an installed package that holds one (data.md)"
+        ),
+    ]
     tokenizer: Annotated[str | None, Field(description="tokenizer directory; default: model.path")] = None
     dtype: Annotated[DType, Field(description="dtype of weights and activations in engine and learner")] = "float32"
     batch_invariant: Annotated[
@@ -27,7 +33,9 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     implementation: Annotated[
         Literal["auto", "native", "transformers"],
-        Field(description="learner network: our own for Llama, Qwen2, Qwen3; transformers' AutoModel for the rest"),
+        Field(
+            description="learner network: ours for Llama, Mistral, Qwen2, Qwen3; transformers' AutoModel for the rest"
+        ),
     ] = "auto"
 
 

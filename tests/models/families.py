@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -44,6 +45,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
         mlp_bias=True,
         rope_parameters=_LLAMA3,
         tie_word_embeddings=True,
+    ),
+    "mistral": MistralConfig(
+        **_SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5, sliding_window=None
     ),
     "qwen2": Qwen2Config(**_SIZES, num_attention_heads=6, num_key_value_heads=2),
     "qwen2-tied-mha": Qwen2Config(

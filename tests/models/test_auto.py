@@ -128,7 +128,9 @@ def test_which_implementation_is_chosen(tmp_path: Path) -> None:
     assert isinstance(load_causal_model(tmp_path / "qwen3", implementation="transformers"), AutoTransformer)
     other("gemma2", tmp_path / "gemma2")
     for refuse in (lambda path: load_causal_model(path, implementation="native"), load_model):
-        with pytest.raises(UnsupportedModelError, match=r"Gemma2ForCausalLM .*LlamaForCausalLM, Qwen2"):
+        with pytest.raises(
+            UnsupportedModelError, match=r"Gemma2ForCausalLM .*LlamaForCausalLM, MistralForCausalLM, Qwen2"
+        ):
             refuse(tmp_path / "gemma2")
 
 

@@ -1,14 +1,22 @@
 """config.json: both spellings, round trips, and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, MistralConfig
 
 from models.checkpoint import read_config
-from models.config import Llama3RopeScaling, ModelConfig, ModelConfigError, UnsupportedModelError, limits_of
+from models.config import (
+    ARCHITECTURES,
+    Llama3RopeScaling,
+    ModelConfig,
+    ModelConfigError,
+    UnsupportedModelError,
+    limits_of,
+)
 from tests.models.families import CONFIGS
 
 MINIMAL: dict[str, Any] = {
@@ -72,7 +80,7 @@ def test_defaults_of_minimal_configs() -> None:
     ],
 )
 def test_unsupported_models_say_so_and_which_are_supported(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM") as caught:
+    with pytest.raises(UnsupportedModelError, match=", ".join(ARCHITECTURES)) as caught:
         ModelConfig.from_hf(MINIMAL | change)
     assert named in str(caught.value)
 
@@ -87,6 +95,60 @@ def test_unsupported_models_say_so_and_which_are_supported(change: dict[str, Any
 )
 def test_a_window_that_no_layer_uses_is_accepted(harmless: dict[str, Any]) -> None:
     assert ModelConfig.from_hf(MINIMAL | harmless) == ModelConfig.from_hf(MINIMAL)
+
+
+MISTRAL = MINIMAL | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"sliding_window": None},  # from 0.2 on
+        {"sliding_window": None, "max_position_embeddings": 32768},
+        {"sliding_window": 4096, "max_position_embeddings": 4096},
+        {"max_position_embeddings": 1024},  # 4096 where it is left out
+        {"sliding_window": None, "attention_bias": True, "mlp_bias": True},  # keys that this architecture does not have
+    ],
+)
+def test_mistral_without_a_window_is_llama(harmless: dict[str, Any], tmp_path: Path) -> None:
+    config = ModelConfig.from_hf(MISTRAL | harmless)
+    llama = MINIMAL | {"num_key_value_heads": 2, "max_position_embeddings": config.max_position_embeddings}
+    assert dataclasses.replace(config, family="llama") == ModelConfig.from_hf(llama)
+    assert ModelConfig.from_hf(config.to_hf()) == config
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    assert theirs.sliding_window is None or theirs.sliding_window >= theirs.max_position_embeddings
+    assert theirs.architectures == ["MistralForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            {"sliding_window": 4096, "max_position_embeddings": 32768},
+            ("sliding_window=4096", "max_position_embeddings=32768"),
+        ),
+        ({"sliding_window": 4096}, ("sliding_window=4096", "max_position_embeddings=131072")),
+        ({}, ("sliding_window=4096", "max_position_embeddings=131072")),
+        ({"sliding_window": 16, "layer_types": ["full_attention"]}, ("sliding_window=16",)),
+        ({"sliding_window": 16, "use_sliding_window": False}, ("sliding_window=16",)),
+    ],
+)
+def test_a_window_that_hides_keys_is_refused_with_the_way_out(change: dict[str, Any], named: tuple[str, ...]) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        ModelConfig.from_hf(MISTRAL | change)
+    message = str(caught.value)
+    assert all(part in message for part in named)
+    window = change.get("sliding_window", 4096)
+    assert f"set max_position_embeddings to {window} in config.json" in message
+    assert ModelConfig.from_hf(MISTRAL | change | {"max_position_embeddings": window}).max_position_embeddings == window
+
+
+def test_mistrals_default_heads_are_transformers_own() -> None:
+    config = {key: value for key, value in MISTRAL.items() if key != "num_key_value_heads"}
+    wide = config | {"num_attention_heads": 16, "hidden_size": 64, "sliding_window": None}
+    assert ModelConfig.from_hf(wide).num_kv_heads == MistralConfig(**wide).num_key_value_heads == 8
+    assert ModelConfig.from_hf(wide | {"num_key_value_heads": None}).num_kv_heads == 16
 
 
 @pytest.mark.parametrize(

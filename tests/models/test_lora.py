@@ -17,7 +17,7 @@ from models.config import ModelConfig, read_config
 from models.formats import FORMATS
 from models.lora import adapter_parameters, attach
 from models.low_bit import quantise
-from models.options import LoraOptions
+from models.options import LORA_TARGETS, LoraOptions, LoraTarget
 from models.packed import PackedContext
 from models.peft import AdapterError, adapter_faults, adapter_shapes, read_adapter, write_adapter
 from models.transformer import Transformer
@@ -191,6 +191,71 @@ def test_an_adapter_that_is_another_is_refused(
     assert word in first[1]
     with pytest.raises(AdapterError, match=f"learner.lora.{key}"):
         read_adapter(tmp_path, config, asked)
+
+
+PATHS = [f"model.layers.{layer}.{module}_proj" for layer in (0, 1) for module in ("self_attn.q", "mlp.down")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.parametrize(
+    ("theirs", "targets"),
+    [
+        ("all-linear", LORA_TARGETS),
+        (r".*\.(q_proj|down_proj)", ("q_proj", "down_proj")),
+        (PATHS, ("q_proj", "down_proj")),
+        ([*PATHS[:2], "down_proj", "q_proj"], ("q_proj", "down_proj")),
+        (["self_attn.q_proj", "mlp.down_proj"], ("q_proj", "down_proj")),
+    ],
+    ids=["all-linear", "pattern", "paths", "both", "ends of paths"],
+)
+def test_however_peft_names_the_modules_its_files_are_read(
+    folder: Path, tmp_path: Path, theirs: str | list[str], targets: tuple[LoraTarget, ...]
+) -> None:
+    """Saved by peft itself: 0.21 writes `all-linear` as the full path of every module."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    from models.checkpoint import save_model
+
+    save_model(init_model(folder, 3), tmp_path / "base")
+    fresh = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"),
+        peft.LoraConfig(r=2, lora_alpha=4, target_modules=theirs, init_lora_weights=False),
+    )
+    fresh.save_pretrained(tmp_path / "its")
+    config = ModelConfig.from_hf(read_config(folder))
+    asked = LoraOptions(rank=2, alpha=4, targets=targets, path=str(tmp_path / "its"))
+    assert list(adapter_faults(tmp_path / "its", config, asked)) == []
+    ours, tokens = init_model(folder, 3), torch.arange(12)
+    attach(ours, asked, 0)
+    with torch.no_grad():
+        torch.testing.assert_close(fresh(tokens[None]).logits[0], logits(ours, tokens), rtol=1e-4, atol=1e-4)
+    ((key, fault, value), *_) = adapter_faults(
+        tmp_path / "its", config, asked.model_copy(update={"targets": ("v_proj",)})
+    )
+    assert (key, value) == ("targets", sorted(targets)), fault
+
+
+@pytest.mark.parametrize(
+    ("targets", "key", "word"),
+    [
+        (PATHS[:3], "path", "layers.1.mlp.down_proj"),  # only a part of the layers: no keys say so
+        (".*", "path", "embed_tokens"),
+        ("(", "path", "no pattern"),
+        ("experts.w1", "path", "no module of the model"),
+        (7, "path", "no list of modules"),
+    ],
+)
+def test_modules_that_keys_cannot_say_are_refused(
+    folder: Path, tmp_path: Path, targets: object, key: str, word: str
+) -> None:
+    own, config = LoraOptions(rank=2, targets=("q_proj", "down_proj")), ModelConfig.from_hf(read_config(folder))
+    write_adapter(adapter_parameters(adapted_model(folder, own), own), own, "base", tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"target_modules": targets}))
+    ((found, fault, _), *_) = adapter_faults(tmp_path, config, own)
+    assert (found, word in fault) == (key, True), fault
 
 
 def test_tensors_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:

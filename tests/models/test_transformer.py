@@ -1,5 +1,6 @@
 """The transformer against `transformers`: logits, gradients, packing, activation checkpointing."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,22 @@ def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: P
         found = ours.logits(ours(ids, PackedContext.from_lengths([200])))
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_mistrals_window_hides_nothing_from_a_sequence_of_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest sequence that `models.config` lets through; theirs does differ with a window of one token less."""
+    theirs = saved("mistral", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 200, "max_position_embeddings": 200}))
+    ours, ids = load_model(tmp_path), tokens(200)
+    monkeypatch.setattr(theirs.config, "sliding_window", 200)
+    with torch.no_grad():
+        found = ours.logits(ours(ids, PackedContext.from_lengths([200])))
+        torch.testing.assert_close(found, theirs(ids[None]).logits[0], atol=2e-5, rtol=2e-5)
+        monkeypatch.setattr(theirs.config, "sliding_window", 199)
+        assert not torch.allclose(found, theirs(ids[None]).logits[0], atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
