@@ -1,11 +1,13 @@
 """Selective asynchronous checkpoints of a drafter (TLT 4.2): what is trained and its optimizer, nothing frozen, copied
 aside in milliseconds and written by a background thread. Owns their names, their atomicity and which are kept.
 
-`root` is the history of one drafter: `<number>_step_<step>/{state.json, tensors/}`. Numbers only grow, across processes
-and roll-backs, so no name is used twice, and the highest is what a trainer goes on from. A directory is written under
-a hidden name, synced and renamed: killed at any moment, it exists completely or not at all.
+`root` is the history of one drafter: `<number>_step_<step>/{state.json, tensors/, checksums.json}`. Numbers only grow,
+across processes and roll-backs, so no name is used twice, and the highest is what a trainer goes on from. A directory
+is written under a hidden name, sealed (models.durable), synced and renamed: killed at any moment, it exists completely
+or not at all. Its writer holds a lock on it, which ends with the writer: what is unfinished and unlocked is removed.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -13,15 +15,15 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from actors.spot.types import Checkpointed
-from models.durable import sync
+from models.durable import CHECKSUMS_FILE, faults, seal, sync
 from models.weights import pack
 from policies.drafter.lineage import micro_steps
 
@@ -92,11 +94,13 @@ class Checkpoints:
     def _write_directory(self, step: int) -> Path:
         from actors.training.persistence import save_tensors  # half a second of imports, on this thread
 
-        number, temporary = self._claim()
+        number, temporary, lock = self._claim()
         try:
             save_tensors(self._staged, temporary / TENSORS, distributed=False)  # synced by its writer
             facts = {"step": step, "weights": self._published_checksum(step)}
             (temporary / STATE_FILE).write_text(json.dumps(facts), encoding="utf-8")
+            seal(temporary)
+            sync(temporary / CHECKSUMS_FILE)
             sync(temporary / STATE_FILE)
             sync(temporary / TENSORS)
             sync(temporary)
@@ -105,6 +109,8 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        finally:
+            os.close(lock)
         sync(self.root)
         self._prune(number)
         return final
@@ -114,26 +120,58 @@ class Checkpoints:
         parts = {name: t.to(self._dtype) for name, t in self._staged.items() if name.startswith("model.")}
         return pack(parts, step)[0].checksum
 
-    def _claim(self) -> tuple[int, Path]:
-        """A number above every one there is, and its directory, which nobody else writes to."""
+    def _claim(self) -> tuple[int, Path, int]:
+        """A number above every one there is, its directory, which nobody else writes to, and the lock on it."""
         self.root.mkdir(parents=True, exist_ok=True)
-        while True:
+        with self._alone():
             names = (_COMPLETE.fullmatch(p.name) or _UNFINISHED.fullmatch(p.name) for p in self.root.iterdir())
             number = 1 + max((int(match[1]) for match in names if match), default=0)
             temporary = self.root / f".writing-{number:06d}"
-            with suppress(FileExistsError):
-                temporary.mkdir()
-                return number, temporary
+            temporary.mkdir()
+            return number, temporary, _locked(temporary)
 
     def _prune(self, number: int) -> None:
-        """All but the newest `keep`, and what a killed writer left unfinished before `number`."""
-        for old in history(self.root)[: -self.keep]:
-            with suppress(OSError):
-                old.rename(self.root / f".writing-{old.name.partition('_')[0]}")  # never half of one under its name
-        for entry in self.root.iterdir():
-            match = _UNFINISHED.fullmatch(entry.name)
-            if match and int(match[1]) < number:
-                shutil.rmtree(entry, ignore_errors=True)
+        """All but the newest `keep`, and what a killed writer left unfinished, up to `number`."""
+        with self._alone():
+            for old in history(self.root)[: -self.keep]:
+                with suppress(OSError):
+                    old.rename(self.root / f".writing-{old.name.partition('_')[0]}")  # never half of one under its name
+            for entry in self.root.iterdir():
+                match = _UNFINISHED.fullmatch(entry.name)
+                if match and int(match[1]) <= number:  # itself, if it was pruned at once
+                    with suppress(BlockingIOError):  # it is being written
+                        os.close(_locked(entry))
+                        shutil.rmtree(entry, ignore_errors=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While names are made or removed: a directory has its writer's lock from its first moment on."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            _lock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _locked(directory: Path) -> int:
+    """A descriptor that holds the lock on a directory until it is closed. Raises BlockingIOError if another does."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _lock(descriptor: int, how: int) -> None:
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass  # a file system without locks: then nobody is known to write
 
 
 def history(root: str | Path) -> list[Path]:
@@ -168,6 +206,8 @@ def restore(
 
         tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
         try:
+            if damaged := faults(checkpoint):
+                raise ValueError(str(damaged[0]))
             load_tensors(tensors, checkpoint / TENSORS, distributed=False)
             load(tensors)
         except (OSError, ValueError, RuntimeError) as error:

@@ -1,20 +1,22 @@
-"""Whole-run checkpoints as directories that either exist completely or not at all. Owns names, atomicity and pruning;
-what is in them belongs to the callers (the learner's tensors, the driver's state).
+"""Whole-run checkpoints as directories that either exist completely or not at all. Owns names, atomicity, pruning and
+what tells a damaged one; what is in them belongs to the callers (the learner's tensors, the driver's state).
 
-Layout: `<root>/step_000010/{state.json, learner/...}` and what `save_fn` puts beside learner/. Everything is written to
-a hidden directory first, synced, and renamed; a crash or a full disk at any moment leaves the previous checkpoints as
-they were. Single writer.
+Layout: `<root>/step_000010/{checksums.json, state.json, learner/...}` and what `save_fn` puts beside learner/. All of
+it is written to a hidden directory first, sealed (models.durable), synced, and renamed; a crash or a full disk at any
+moment leaves the previous checkpoints as they were. Single writer.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.durable import sync
+from models.durable import CHECKSUMS_FILE, Fault, faults, room, seal, sync
 
 STATE_FILE = "state.json"
 LEARNER_DIR = "learner"
@@ -24,7 +26,15 @@ _REPLACED = ".replaced-"
 
 
 class CheckpointError(RuntimeError):
-    """The checkpoint was not written; the message says why, what is intact, and what to do."""
+    """The checkpoint was not written, or cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What `check` found of a checkpoint that can be used."""
+
+    sealed: bool  # False: an earlier version wrote it, without checksums
+    spare: tuple[Fault, ...] = ()  # damaged files that the run does without
 
 
 def write_checkpoint(
@@ -46,7 +56,9 @@ def write_checkpoint(
         _remove_leftovers(root)
         (temporary / LEARNER_DIR).mkdir(parents=True)
         save_fn(temporary / LEARNER_DIR)
-        (temporary / STATE_FILE).write_text(json.dumps({"step": step, **state}, indent=1), encoding="utf-8")
+        written = {"step": step, "checksums": CHECKSUMS_FILE, **state}
+        (temporary / STATE_FILE).write_text(json.dumps(written, indent=1), encoding="utf-8")
+        seal(temporary)
         _sync_tree(temporary)
         _rename(temporary, final)
     except OSError as error:
@@ -56,6 +68,8 @@ def write_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     for old in checkpoints(root)[:-keep]:
+        with suppress(OSError):
+            old = old.rename(old.with_name(f"{_REPLACED}{old.name}"))  # never half of one under its name
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -66,7 +80,7 @@ def checkpoints(root: str | Path) -> list[Path]:
     found: dict[int, Path] = {}
     for entry in root.iterdir() if root.is_dir() else ():
         match = _COMPLETE.fullmatch(entry.name)
-        if match and (entry / STATE_FILE).is_file():
+        if match and ((entry / STATE_FILE).is_file() or (entry / CHECKSUMS_FILE).is_file()):
             found[int(match[1])] = entry
     return [found[step] for step in sorted(found)]
 
@@ -81,10 +95,40 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """The driver's state of a checkpoint, `step` included. Raises CheckpointError if it cannot be read."""
     path = Path(checkpoint) / STATE_FILE
     try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Resume from an older checkpoint") from error
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or state.get("step") != step_of(Path(checkpoint)):
+            raise ValueError(f"it is not the state of step {step_of(Path(checkpoint))}")
+    except PermissionError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{STATE_FILE} of {Path(checkpoint).name} cannot be read: {error}") from error
     return state
+
+
+def step_of(checkpoint: Path) -> int:
+    """By the folder's name. Raises ValueError."""
+    match = _COMPLETE.fullmatch(checkpoint.resolve().name)
+    if match is None:
+        raise ValueError(f"{checkpoint} is not named as a checkpoint, step_000010")
+    return int(match[1])
+
+
+def check(checkpoint: Path, spare: Collection[str] = ()) -> Checked:
+    """Compare every file with what was written. `spare`: folders in it that only save time; damage there is reported.
+
+    Raises CheckpointError that names the first damaged file, PermissionError.
+    """
+    found = faults(checkpoint)
+    if found is None:
+        if read_state(checkpoint).get("checksums") is not None:
+            raise CheckpointError(f"{CHECKSUMS_FILE} of {checkpoint.name} is missing")
+        return Checked(sealed=False)
+    needed = [fault for fault in found if fault.file.partition("/")[0] not in spare]
+    if needed:
+        more = f", and {len(needed) - 1} more of its files" if len(needed) > 1 else ""
+        raise CheckpointError(f"{needed[0].file} of {checkpoint.name} {needed[0].what}{more}")
+    read_state(checkpoint)
+    return Checked(sealed=True, spare=tuple(found))
 
 
 def _rename(temporary: Path, final: Path) -> None:
@@ -120,13 +164,7 @@ def _sync_tree(directory: Path) -> None:
 
 
 def _explain(root: Path, step: int, error: OSError) -> str:
-    try:
-        free = f"{shutil.disk_usage(root).free / 2**20:.0f} MiB are free there. "
-    except OSError:
-        free = ""
     last = latest_checkpoint(root)
     intact = f"{last.name} is intact" if last else "there is no earlier checkpoint"
-    return (
-        f"checkpoint of step {step} was not written to {root}: {error}. {free}{intact}. "
-        "Free space, or set checkpoint.keep or run.dir, and use --resume"
-    )
+    sentences = (f"checkpoint of step {step} was not written to {root}: {error}.", room(root), f"{intact}.")
+    return f"{' '.join(filter(None, sentences))} Free space, or set checkpoint.keep or run.dir, and use --resume"

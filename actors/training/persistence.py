@@ -1,20 +1,47 @@
 """Tensors of a trainer to and from a directory, through torch.distributed.checkpoint: one set of files for any number
-of ranks. Owns nothing but the call and its error messages."""
+of ranks. Owns the call, its error messages, and what a directory may contain.
+
+torch keeps the description of the tensors as a pickle, and objects that are no tensors as pickles too: reading either
+runs what its writer wanted. Here the description may name torch's own records of tensors and nothing else, so that a
+directory from elsewhere is data.
+"""
 
 import contextlib
+import io
+import pickle
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from actors.training.checkpoint import CheckpointError
 from actors.training.errors import CheckpointMismatchError
 from actors.training.parallel import Rank
+
+METADATA_FILE = ".metadata"
+_NAMED: dict[tuple[str, str], Any] = {  # what a description of tensors is made of
+    **{
+        (metadata.__name__, kind.__name__): kind
+        for kind in (
+            *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta),
+            *(metadata.TensorStorageMetadata, metadata.TensorProperties, metadata.ChunkStorageMetadata),
+            metadata._MEM_FORMAT_ENCODING,
+        )
+    },
+    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch", "Size"): torch.Size,
+    ("pathlib", "PosixPath"): PurePosixPath,  # of the folder that it was written to
+    ("pathlib._local", "PosixPath"): PurePosixPath,  # of Python 3.13
+}
 
 
 def save_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed: bool) -> None:
@@ -30,18 +57,75 @@ def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed
     """Fill the tensors of `state` in place; every rank calls it.
 
     Raises FileNotFoundError if there is no checkpoint, CheckpointMismatchError if it lacks a tensor or has another
-    shape.
+    shape, CheckpointError if what describes it is damaged, or describes more than tensors.
     """
-    if not (Path(directory) / ".metadata").is_file():
-        raise FileNotFoundError(f"{directory} holds no learner checkpoint")
+    reader = _Reader(directory)
+    reader.read_metadata()
     try:
         with _single_process_is_meant():
-            load(state, checkpoint_id=str(directory), no_dist=not distributed)
+            load(state, storage_reader=reader, no_dist=not distributed)
     except (CheckpointException, RuntimeError, ValueError) as error:
         cause = _cause(error) if isinstance(error, CheckpointException) else error
         raise CheckpointMismatchError(
-            f"{directory} does not fit this model, learner.optimizer.name and objective.kl: {cause}"
+            f"{directory} does not fit this model, learner.optimizer.name and objective.kl: {str(cause) or repr(cause)}"
         ) from error
+
+
+def check_tensors(directory: str | Path) -> None:
+    """Read what describes the tensors, and compare the sizes of their files with it; without loading any.
+
+    Raises FileNotFoundError if there is no checkpoint, CheckpointError that names the file.
+    """
+    for info in _Reader(directory).read_metadata().storage_data.values():
+        path = Path(directory) / info.relative_path
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing")
+        if path.stat().st_size < info.offset + info.length:
+            raise CheckpointError(f"{path} is damaged: it ends within a tensor")
+
+
+class _Reader(filesystem.FileSystemReader):
+    """torch's, but for the description."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> metadata.Metadata:
+        path = Path(self.path) / METADATA_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"{self.path} holds no learner checkpoint")
+        try:
+            found = _Unpickler(io.BytesIO(path.read_bytes())).load()
+            _check(found)
+        except PermissionError:
+            raise
+        except Exception as error:  # of any kind: damaged bytes are any program of pickle's
+            said = str(error) if isinstance(error, pickle.UnpicklingError) else repr(error)
+            raise CheckpointError(f"{path} does not describe a learner's tensors and is not used: {said}") from error
+        assert isinstance(found, metadata.Metadata)
+        found.storage_meta = metadata.StorageMeta(load_id=self.load_id)
+        return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        known = _NAMED.get((module, name))
+        if known is None and module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            known = dtype
+        if known is None:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return known
+
+
+def _check(found: object) -> None:
+    """Raises UnpicklingError for a description of what is no tensor, which torch would unpickle."""
+    if not isinstance(found, metadata.Metadata):
+        raise pickle.UnpicklingError("it is something else")
+    for name, of in found.state_dict_metadata.items():
+        if not isinstance(of, metadata.TensorStorageMetadata):
+            raise pickle.UnpicklingError(f"{name} is no tensor")
+    for info in found.storage_data.values():
+        if not isinstance(info, filesystem._StorageInfo) or info.transform_descriptors:
+            raise pickle.UnpicklingError("a tensor lies where none was put")
+        if PurePosixPath(info.relative_path).name != info.relative_path:
+            raise pickle.UnpicklingError(f"a tensor lies in {info.relative_path}")
 
 
 def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:

@@ -3,8 +3,10 @@
 Drafters only save time: nothing here is waited for but a save, which has a deadline, and no failure reaches the run.
 """
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -17,16 +19,20 @@ from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 from launch.dispatch.waits import wait_for_all
 from models.manifest import WeightsManifest
 
-SAVE_TIMEOUT_S = 60.0
+SAVE_TIMEOUT_S = 60.0  # of one worker, at most; rollout.stall_timeout_s where that is less
+_SAVERS = 3  # workers that are asked in turn
 _MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
 
 
 class DrafterMessages:
     """Messages to the drafters of all workers, `seats` by name. Nothing here fails."""
 
-    def __init__(self, seats: Mapping[str, Seat], meanwhile: Callable[[], object]) -> None:
-        """meanwhile: called often while an answer is waited for."""
-        self._seats, self._meanwhile = seats, meanwhile
+    def __init__(
+        self, seats: Mapping[str, Seat], meanwhile: Callable[[], object], stall_timeout_s: float = SAVE_TIMEOUT_S
+    ) -> None:
+        """meanwhile: called often while an answer is waited for. stall_timeout_s: a worker that is silent for so long
+        is not waited for any more."""
+        self._seats, self._meanwhile, self._stall_timeout_s = seats, meanwhile, stall_timeout_s
         self.buffer_of: Callable[[str], Any] = lambda node_id: None  # the data buffer of a node; None: nobody records
         self._directory: str | None = None  # what an engine that starts anew begins with ...
         self._weights: dict[str, Weights] = {}  # ... and the weights of its drafters, by name
@@ -124,20 +130,42 @@ class DrafterMessages:
         return found
 
     def save(self, directory: str) -> str | None:
-        """One worker writes its drafters' state into `directory`, which it can reach; all have seen all rollouts.
-        Returns why nothing was written: within a deadline."""
-        seat = next((seat for seat in self._seats.values() if seat.state is SeatState.READY), None)
-        if seat is None:
-            return "no worker is up"
+        """One worker writes its drafters' state into `directory`, which it and this process can reach; all have seen
+        all rollouts. One that does not answer in time, or is lost, is followed by the next. Returns why nothing was
+        written: within a deadline."""
+        failures = list[str]()
+        asked = set[str]()
+        while len(asked) < _SAVERS:
+            ready = (seat for seat in self._seats.values() if seat.state is SeatState.READY and seat.name not in asked)
+            if (seat := next(ready, None)) is None:
+                break
+            asked.add(seat.name)
+            own = Path(f"{directory}.{seat.name}")  # one that wakes up later writes there, and not into the checkpoint
+            try:
+                own.mkdir(parents=True, exist_ok=True)
+                failure, late = self._saved_by(seat, own)
+                if failure is None:
+                    own.rename(directory)
+                    return None
+            except OSError as error:
+                failure, late = str(error), False
+            shutil.rmtree(own, ignore_errors=True)
+            failures.append(f"{seat.name} {failure}" if late else f"{seat.name}: {failure}")
+            if not late:
+                break
+        return "; ".join(failures) or "no worker is up"
+
+    def _saved_by(self, seat: Seat, directory: Path) -> tuple[str | None, bool]:
+        """(what failed, whether another worker may do better)"""
+        timeout_s = min(SAVE_TIMEOUT_S, self._stall_timeout_s)
         try:
-            answer = seat.ask(SaveDrafters(directory))
-            ready, _ = wait_for_all([answer], SAVE_TIMEOUT_S, self._meanwhile)
-            if not ready:
-                return f"{seat.name} did not write them within {SAVE_TIMEOUT_S:g} s"
-            failure = ray.get(answer, timeout=FETCH_TIMEOUT_S).failure
+            answer = seat.ask(SaveDrafters(str(directory)))
+            there, _ = wait_for_all([answer], timeout_s, self._meanwhile)
+            if not there:
+                return f"did not write them within {timeout_s:g} s", True
+            return ray.get(answer, timeout=FETCH_TIMEOUT_S).failure, False
         except RayError as error:
-            failure = str(error).strip().splitlines()[-1]
-        return None if failure is None else f"{seat.name}: {failure}"
+            return f"was lost: {str(error).strip().splitlines()[-1]}", True
 
     def saved_as(self, directory: str) -> None:
         """Engines that start from now on find the state there."""

@@ -20,10 +20,12 @@ import ray
 from numpy.typing import NDArray
 
 from actors.learner_group import STARTING, LearnerGroup, StepUnderWay
+from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
 from actors.training.options import OptimizerOptions
 from actors.training.types import StepResult, TrainSequence
 from launch.failover.kept import KeptSteps
+from models.durable import faults
 from models.manifest import WeightsManifest
 
 T = TypeVar("T")
@@ -394,6 +396,7 @@ class FailoverLearner:
         if self._phase is not None:
             group.begin(*self._phase)
         if self._base is not None:
+            _require_undamaged(self._base)
             group.load(self._base)
         if len(self._kept):
             self.make_room()
@@ -431,3 +434,11 @@ class FailoverLearner:
         if self._group is None:
             raise RuntimeError("the learner is lost, and was not made again")
         return self._group
+
+
+def _require_undamaged(learner: Path) -> None:
+    """Raise CheckpointError if a file of the learner has changed since its checkpoint was written: a new group would
+    have other weights than the run."""
+    damaged = [fault for fault in faults(learner.parent) or () if fault.file.startswith(f"{learner.name}/")]
+    if damaged:
+        raise CheckpointError(f"{damaged[0].file} of {learner.parent.name} {damaged[0].what}")

@@ -1,4 +1,5 @@
-"""May this configuration go on with that run? Compares it with the one that the run's folder holds; changes nothing.
+"""May this configuration go on with that run, and from which checkpoint? Compares it with the one that the run's folder
+holds, and finds the newest checkpoint that is intact; changes nothing, but for `Resumption.clear`.
 
 What only changes how fast, where or how long a run goes may differ. Everything else (reward, data, objective, model,
 optimizer, seed, how a response is measured, ...) would make one curve out of two experiments: it is refused unless it
@@ -7,20 +8,28 @@ is allowed by name, and every difference leaves an event.
 
 import filecmp
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.training.checkpoint import latest_checkpoint
+from actors.training.checkpoint import (
+    Checked,
+    CheckpointError,
+    checkpoints,
+    latest_checkpoint,
+    step_of,
+)
 from launch.config import Config
 from launch.config.document import parse_document
 from launch.config.load import validate
 from launch.config.paths import INPUT_PATHS
 from launch.config.schema import generic, render
 from launch.errors import PacelineError
+from models.durable import put_aside
 
 FILE = "config.yaml"
+UNSEALED = "an earlier version wrote it, without checksums: whether its files are damaged cannot be told"
 # Keys, or the sections above them. No token and no loss depends on them, apart from rounding.
 HARMLESS = (
     *("run.steps", "run.dir", "run.name", "observe", "checkpoint", "cluster", "coordinator", "drafter"),
@@ -70,16 +79,80 @@ def can_resume(config: Config) -> bool:
     return latest_checkpoint(Path(config.run.dir) / config.run.name / "checkpoints") is not None
 
 
-def checkpoint_to_resume(run_dir: Path) -> Path:
-    """The newest checkpoint. Raises ResumeError if there is none."""
-    checkpoint = latest_checkpoint(run_dir / "checkpoints")
-    if checkpoint is None:
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """From where a run goes on, and the checkpoints after it that it does not go on from."""
+
+    checkpoint: Path
+    checked: Checked
+    damaged: tuple[tuple[Path, str], ...] = ()  # newer ones, each with what is wrong
+    later: tuple[Path, ...] = ()  # than the step that was asked for
+
+    def clear(self) -> list[tuple[str, str]]:
+        """Rename what comes after the checkpoint, so that nothing overwrites it, and what in it is damaged and can be
+        spared. Returns events, (kind, message)."""
+        said = []
+        here = self.checkpoint.name
+        for path, why in self.damaged:
+            aside = put_aside(path, "damaged")
+            said.append(
+                (
+                    "checkpoint_damaged",
+                    f"{why}. The run goes on from {here}, the newest that is intact, and repeats what came after it. "
+                    f"{aside} is not used any more: it may be deleted",
+                )
+            )
+        for path in self.later:
+            aside = put_aside(path, "later")
+            said.append(("set_aside", f"the run goes on from {here}, as asked: {path.name} is now {aside}"))
+        for name in dict.fromkeys(fault.file.partition("/")[0] for fault in self.checked.spare):
+            fault = next(fault for fault in self.checked.spare if fault.file.startswith(name))
+            if (folder := self.checkpoint / name).is_dir():
+                folder.rename(folder.with_name(f".{name}.damaged"))
+            what = f"{fault} in {here}: the run goes on without {name}, on which no token depends"
+            said.append(("drafter_damaged", what))
+        if not self.checked.sealed:
+            said.append(("checkpoint_unverified", f"{here}: {UNSEALED}"))
+        return said
+
+
+def checkpoints_to_resume(run_dir: Path, step: int | None = None) -> list[Path]:
+    """The run's checkpoints, or that of `step` alone. Raises ResumeError if there is none."""
+    there = checkpoints(run_dir / "checkpoints")
+    if not there:
         raise ResumeError(
             f"--resume: there is no checkpoint in {run_dir / 'checkpoints'}",
             remedy="start without --resume (a folder that is there is kept under another name), or check run.dir and "
             "run.name",
         )
-    return checkpoint
+    chosen = [path for path in there if step in (None, step_of(path))]
+    if not chosen:
+        steps = ", ".join(str(step_of(path)) for path in there)
+        raise ResumeError(f"--step: there is no checkpoint of step {step} in {run_dir}", remedy=f"there are {steps}")
+    return chosen
+
+
+def find_checkpoint(run_dir: Path, step: int | None, usable: Callable[[Path], Checked]) -> Resumption:
+    """The newest checkpoint for which `usable` raises no CheckpointError, or that of `step`. Raises ResumeError that
+    says what is wrong with each of them."""
+    damaged = list[tuple[Path, str]]()
+    for path in reversed(checkpoints_to_resume(run_dir, step)):
+        try:
+            checked = usable(path)
+        except CheckpointError as error:
+            damaged.append((path, str(error)))
+            continue
+        newer = checkpoints(run_dir / "checkpoints") if step is not None else []
+        later = tuple(other for other in newer if step_of(other) > step_of(path))
+        return Resumption(path, checked, tuple(damaged), later)
+    if step is not None:
+        remedy = "give another --step, or none: --resume alone takes the newest checkpoint that is intact"
+        raise ResumeError(f"--step {step}: {damaged[0][1]}", remedy=remedy)
+    raise ResumeError(
+        f"--resume: no checkpoint in {run_dir / 'checkpoints'} can be used:\n"
+        + "\n".join(f"  {why}" for _, why in damaged),
+        remedy="bring one of them back from a copy, or start without --resume: the folder is kept under another name",
+    )
 
 
 def check_resume(run_dir: Path, config: Config, allowed: Sequence[str] = ()) -> list[Difference]:

@@ -18,7 +18,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow, StrategyUse
 from actors.spot.types import Published, TrainStopped
 from coordinator.events import RolloutComplete, RolloutStarted
-from coordinator.options import CoordinatorOptions
+from coordinator.options import CoordinatorOptions, CurveOptions
 from coordinator.transport.security import Keys
 from launch.config.tree import Config
 from launch.dispatch import Weights
@@ -33,7 +33,7 @@ from tests.report.synthetic import config
 from tests.spot.support import only, save_target, spawn
 from tests.windows import engine_window
 
-NO_KEYS = Keys(CoordinatorOptions(), Path())  # at the loopback address nothing is encrypted
+NO_KEYS = Keys(CoordinatorOptions(curve=CurveOptions(enabled=False)), Path())  # writes nothing
 
 pytestmark = pytest.mark.asyncio
 __all__ = ["no_ray"]

@@ -70,8 +70,8 @@ def test_one_worker_is_told_nothing(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_saved_state_is_loaded_by_all_and_by_engines_that_are_restarted(tmp_path: Path) -> None:
     with workers(2, tmp_path, poison=7) as dispatcher:
-        assert dispatcher.drafters.save(str(tmp_path)) is None
-        assert (tmp_path / "index").read_text() == "drafts"
+        assert dispatcher.drafters.save(str(tmp_path / "kept")) is None
+        assert (tmp_path / "kept/index").read_text() == "drafts"
         dispatcher.drafters.load("checkpoint-1")
         for worker in range(2):
             assert told(tmp_path / f"rollout-{worker}", 1) == [{"load": "checkpoint-1"}]
@@ -89,9 +89,27 @@ def test_saved_state_is_loaded_by_all_and_by_engines_that_are_restarted(tmp_path
 def test_a_save_without_answer_or_without_workers_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.dispatch.drafters.SAVE_TIMEOUT_S", 0.2)
     with workers(1, tmp_path, mute_drafters=True) as dispatcher:
-        failure = dispatcher.drafters.save(str(tmp_path))
+        failure = dispatcher.drafters.save(str(tmp_path / "kept"))
         assert failure == "rollout-0 did not write them within 0.2 s"
-    assert dispatcher.drafters.save(str(tmp_path)) == "no worker is up"
+    assert dispatcher.drafters.save(str(tmp_path / "kept")) == "no worker is up"
+    assert list(tmp_path.glob("kept*")) == []
+
+
+@pytest.mark.ray
+def test_another_worker_saves_where_one_is_silent(tmp_path: Path) -> None:
+    """After rollout.stall_timeout_s, which is less than what a checkpoint waits for at most."""
+    options = [FakeOptions(mute_drafters=True), FakeOptions()]
+    dispatcher = RolloutDispatcher(
+        spawner(lambda name: partial(FakeEngine, options[int(name.rpartition("-")[2])])),
+        RolloutOptions(workers=2, stall_timeout_s=0.5),
+    )
+    try:
+        dispatcher.start()
+        assert dispatcher.drafters.save(str(tmp_path / "kept")) is None
+    finally:
+        dispatcher.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept/index").read_text() == "drafts"
 
 
 @pytest.mark.ray

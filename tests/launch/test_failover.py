@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from actors.learner import Place
 from actors.learner_group import StepUnderWay
+from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError, LossKind, NonFiniteError
 from actors.training.types import StepResult, TrainSequence
 from launch.failover import FailoverLearner, KeptSteps
 from launch.interrupt import Interrupted
+from models.durable import seal
 from models.manifest import WeightsManifest
 
 
@@ -458,3 +460,21 @@ def test_other_losses_than_before_are_said(tmp_path: Path) -> None:
             Group.begin = begin  # type: ignore[method-assign]
     assert any(event.startswith("learner_differs: losses of step 1") for event in events)
     assert renewed == [1], "workers that come later need a buffer all the same"
+
+
+def test_a_base_that_was_damaged_meanwhile_is_not_gone_on_from(tmp_path: Path) -> None:
+    world = World()
+    with made(world, tmp_path, []) as learner:
+        learner.begin(None, 9)
+        folder = tmp_path / "step_000001/learner"
+        folder.mkdir(parents=True)
+        learner.save(folder)
+        seal(folder.parent)
+        learner.saved_as(folder)
+        world.losses = {len(world.calls): False}
+        learner.train_step(sequences(2), 2)  # undamaged, it is
+        (folder / "state").write_text("another")
+        world.losses = {len(world.calls): False}
+        with pytest.raises(CheckpointError, match="learner/state of step_000001 is damaged"):
+            learner.train_step(sequences(3), 3)
+    assert all(group.closed for group in world.groups)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.training.checkpoint import write_checkpoint
+from actors.training.checkpoint import check, write_checkpoint
 from launch.config import Config, load_config
 from launch.config.schema import by_name, keys
 from launch.config.show import to_yaml
 from launch.observe.journal import read
 from launch.run import train as train_module
-from launch.run.resume import HARMFUL, HARMLESS, ResumeError, check_resume, checkpoint_to_resume, differences
+from launch.run.resume import HARMFUL, HARMLESS, ResumeError, check_resume, differences, find_checkpoint
 from launch.run.train import train
 
 TEXT = """
@@ -41,7 +41,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_the_same_configuration_goes_on(tmp_path: Path, run_dir: Path) -> None:
     assert check_resume(run_dir, load(tmp_path)) == []
-    assert checkpoint_to_resume(run_dir).name == "step_000001"
+    assert find_checkpoint(run_dir, None, check).checkpoint.name == "step_000001"
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,7 @@ def test_what_was_allowed_and_what_was_moved_leave_an_event(
 
     monkeypatch.setattr(train_module, "ray_session", stop)
     monkeypatch.setattr(train_module, "load_inputs", lambda _: None)
+    monkeypatch.setattr(train_module, "usable", lambda config, inputs, path: check(path))
     quiet = ["observe.live=false", "observe.tensorboard=false"]
     changed = load(tmp_path, "learner.optimizer.lr=1e-4", *quiet)
     with pytest.raises(StopError):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from actors.training.checkpoint import (
     LEARNER_DIR,
     CheckpointError,
+    check,
     checkpoints,
     latest_checkpoint,
     read_state,
@@ -39,7 +41,7 @@ def test_round_trip_and_pruning(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000020", "step_000100"]
     latest = latest_checkpoint(tmp_path)
     assert latest is not None
-    assert read_state(latest) == {"step": 100, "reward": 50.0}
+    assert read_state(latest) == {"step": 100, "checksums": "checksums.json", "reward": 50.0}
 
 
 def test_the_same_step_is_replaced(tmp_path: Path) -> None:
@@ -47,6 +49,15 @@ def test_the_same_step_is_replaced(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 1, save, {"try": 2}, keep=3)
     assert read_state(path)["try"] == 2
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, 1, save, {}, keep=1)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if nothing was removed any more
+    write_checkpoint(tmp_path, 2, save, {}, keep=1)
+    assert [p.name for p in checkpoints(tmp_path)] == ["step_000002"]
 
 
 def test_incomplete_directories_are_not_checkpoints(tmp_path: Path) -> None:
@@ -76,10 +87,10 @@ def test_state_that_is_not_json_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_state_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_a_damaged_state_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 2, save, {}, keep=1)
     (path / "state.json").write_text("{")
-    with pytest.raises(CheckpointError, match="Resume from an older checkpoint"):
+    with pytest.raises(CheckpointError, match=r"state\.json of step_000002 cannot be read: "):
         read_state(path)
 
 
@@ -160,7 +171,8 @@ def test_killed_at_any_moment(tmp_path: Path, moment: str, step: int, survivor: 
     assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
     latest = latest_checkpoint(tmp_path)
     assert latest is not None
-    assert read_state(latest) == {"step": survivor, "new": new}
+    assert read_state(latest) == {"step": survivor, "checksums": "checksums.json", "new": new}
+    check(latest)
     assert (latest / LEARNER_DIR / "weights").is_file()
     write_checkpoint(tmp_path, 7, save, {}, keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["step_000007"]  # leftovers are gone
@@ -209,4 +221,4 @@ def test_a_checkpoint_of_something_else_is_refused(model_dir: Path, tmp_path: Pa
 def test_state_holds_what_json_holds(tmp_path: Path) -> None:
     state = {"order": {"epoch": 2, "position": 17}, "best": None, "name": "a"}
     path = write_checkpoint(tmp_path, 1, save, state, keep=1)
-    assert json.loads((path / "state.json").read_text()) == {"step": 1, **state}
+    assert json.loads((path / "state.json").read_text()) == {"step": 1, "checksums": "checksums.json", **state}

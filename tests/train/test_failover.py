@@ -138,7 +138,9 @@ def run(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return go
 
 
-@pytest.mark.parametrize(("adapters", "seeds"), [((), 3), (("learner.lora.rank=2",), 1)])
+@pytest.mark.parametrize(
+    ("adapters", "seeds"), [((), 1), (("learner.lora.rank=2",), 1), pytest.param((), 3, marks=pytest.mark.long)]
+)
 def test_a_run_that_loses_its_learner_at_any_calls_is_the_undisturbed_one(
     run: Callable[..., Record],
     tmp_path: Path,

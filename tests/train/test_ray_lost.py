@@ -58,7 +58,7 @@ def left(sessions: Path) -> list[int]:
     ("name", "number", "words"),
     [
         ("raylet", signal.SIGKILL, "Ray's raylet (process {pid}) has ended"),
-        ("gcs_server", signal.SIGKILL, "Ray's GCS (process {pid}) has ended"),
+        pytest.param("gcs_server", signal.SIGKILL, "Ray's GCS (process {pid}) has ended", marks=pytest.mark.long),
         ("raylet", signal.SIGSTOP, "cluster.ray_timeout_s"),
     ],
     ids=["raylet killed", "GCS killed", "raylet stopped"],

@@ -16,7 +16,8 @@ import pytest
 
 from actors.training.checkpoint import latest_checkpoint
 from launch.config import load_config
-from launch.run.train import DRAFTERS_DIR, EXIT_INTERRUPTED
+from launch.run.restore import DRAFTERS_DIR
+from launch.run.train import EXIT_INTERRUPTED
 from tests.train.conftest import SHARP, STEPS, Runs
 from tests.train.test_determinism import learning
 
@@ -82,7 +83,7 @@ def test_ctrl_c_checkpoints_and_stops(runs: Runs, ray_head: str) -> None:
 def test_a_lost_learner_rank_ends_the_run_with_the_command_that_resumes_it(runs: Runs, ray_head: str) -> None:
     """Where no restart is allowed. By SIGTERM, which Ray's own handler sees; a rank lost by SIGKILL is in
     tests/learner/test_group."""
-    name = "lost"
+    name = "rank-lost"  # of no other file: runs of an older one would be counted
     before = learner_processes()
     process = start(runs, ray_head, name, "checkpoint.every=1", "run.steps=200", "learner.max_restarts=0")
     wait_for_steps(runs, name, process, 2)  # so there is a checkpoint
