@@ -1,5 +1,8 @@
 """What a key of another trainer is here, with its value: looked up where a key is unknown. Owns the lookup and the
 page's table; the names are in launch.config.foreign_names.
+
+A key of verl's is known by its whole path, since the same last word belongs to the actor, the critic, the reward model
+or an evaluation. A bare name (TRL's arguments are such) is known by its one word.
 """
 
 import functools
@@ -9,45 +12,81 @@ from typing import Any
 
 from launch.config.document import parse_value
 from launch.config.foreign_names import objective, running, sampling
-from launch.config.foreign_names.answers import ABSENT, Answer, Row, last
+from launch.config.foreign_names.answers import ABSENT, LEFT, Row, last, plain
 
 ROWS = (*sampling.ROWS, *objective.ROWS, *running.ROWS)
+UNKNOWN = "nothing here is known to be the same (docs/coming_from.md)"
 
-_OVERRIDES = re.compile(r"[a-z_]+(?:\.\w+)+=")
-_MOST_WORDS = 4  # of a name that is looked up
+_OVERRIDES = re.compile(r"'?[a-z_]+(?:\.\w+)+=")
+# Sections of verl that are none of ours: below them, a key that has no row has no answer.
+_THEIRS = ("actor_rollout_ref", "actor", "ref", "critic", "reward_model", "algorithm", "trainer")
 
 
 def elsewhere(key: str, value: Any, written: Mapping[str, Any]) -> tuple[str, str]:
     """(what to do about a key that is another trainer's, the overrides that say the same here); ("", "") if it is
-    none that we know. `written`: everything that was, by the last word of its key: some values follow from two keys."""
-    parts = key.split(".")
-    for count in range(min(len(parts), _MOST_WORDS), 0, -1):
-        name = ".".join(parts[-count:])
-        if (answer := names().get(name)) is None:
-            continue
-        said = answer(value, written)
-        if not _OVERRIDES.match(said):
-            return f"{name} {said}" if said == ABSENT else said, ""
-        keys = [each.partition("=")[0] for each in said.split(" ") if "=" in each]
-        close = len(keys) == 1 and last(keys[0]) == parts[-1]
-        return (f"did you mean {said}?" if close else f"here it is {said}"), said
-    return "", ""
+    none that we know. `written`: everything that was, by `plain` keys: some values follow from two of them."""
+    if (row := _row(key)) is None:
+        return (UNKNOWN, "") if _is_theirs(key) else ("", "")
+    if value is None and not row.null:
+        return f"{LEFT}: null is as if it were not written", ""
+    if isinstance(value, str) and ("${" in value or value == "???"):
+        return f"{LEFT}: its value comes from another key", ""
+    said = row.answer(value, written)
+    if not _OVERRIDES.match(said):
+        return f"{last(key)} {said}" if said.startswith(ABSENT) else said, ""
+    keys = [each.partition("=")[0] for each in said.split(" ") if "=" in each]
+    close = len(keys) == 1 and last(keys[0]) == last(key)
+    return (f"did you mean {said}?" if close else f"here it is {said}"), said
+
+
+def _is_theirs(key: str) -> bool:
+    return key.lstrip("+").partition(".")[0] in _THEIRS and "." in key
+
+
+def _row(key: str) -> Row | None:
+    """By the whole path; by the longest beginning that has a row; by the last word, if nothing says whose key it is."""
+    name = plain(key)
+    paths, beginnings, bare = _names()
+    if (row := paths.get(name)) is not None:
+        return row
+    for pattern, found in beginnings:
+        if pattern.fullmatch(name):
+            return found
+    return None if _is_theirs(key) else bare.get(last(name))
 
 
 @functools.cache
-def names() -> dict[str, Answer]:
-    """By the last words of a key, as many as tell it apart: every ending of two words or more, and single words that
-    are names and no plain English."""
-    found: dict[str, Answer] = {}
+def _names() -> tuple[dict[str, Row], list[tuple[re.Pattern[str], Row]], dict[str, Row]]:
+    """Rows by whole path, by beginning (the longest first), and by a single word."""
+    paths: dict[str, Row] = {}
+    beginnings: dict[str, Row] = {}
+    bare: dict[str, Row] = {}
+    words: dict[str, list[Row]] = {}
     for row in ROWS:
-        for example in (*row.verl, *row.trl):
-            parts = example.partition("=")[0].split(".")
-            least = 1 if "_" in parts[-1] or len(parts) == 1 else 2
-            for count in range(least, len(parts) + 1):
-                found.setdefault(".".join(parts[-count:]), row.answer)
-        for other in row.others:
-            found[other] = row.answer
-    return found
+        for example in row.verl:
+            name = plain(example.partition("=")[0])
+            if "*" in name:
+                assert name not in beginnings, name
+                beginnings[name] = row
+            else:
+                assert name not in paths, name
+                paths[name] = row
+                words.setdefault(last(name), []).append(row)
+        for name in (*(example.partition("=")[0] for example in row.trl), *row.others):
+            known = beginnings if "*" in name else paths if "." in name else bare
+            assert name not in known, name
+            known[name] = row
+    # A word of verl's that is plain English, or means two things, is no name by itself.
+    for word, rows in words.items():
+        if "_" in word and len({id(row) for row in rows}) == 1:
+            bare.setdefault(word, rows[0])
+    ordered = sorted(beginnings.items(), key=lambda item: (item[0].startswith("*"), -len(item[0])))
+    return paths, [(_pattern(name), row) for name, row in ordered], bare
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """`critic.*`: all below critic. `*.profiler.*`: all below a profiler, wherever it is."""
+    return re.compile(".*".join(map(re.escape, name.split("*"))))
 
 
 def table() -> Iterator[str]:
@@ -56,17 +95,22 @@ def table() -> Iterator[str]:
     yield "|---|---|---|"
     for row in ROWS:
         if row.verl or row.trl:
-            yield f"| {_cell(row.verl)} | {_cell(row.trl)} | {_here(row)} |"
+            of_trl = () if row.verl else row.beside
+            yield f"| {_cell(row.verl, row.beside)} | {_cell(row.trl, of_trl)} | {_here(row)} |"
 
 
-def _cell(examples: tuple[str, ...]) -> str:
-    shown = [example.removeprefix("actor_rollout_ref.") for example in examples]
-    return ", ".join(f"`{example}`" for example in shown).replace("|", "\\|")
+def _cell(examples: tuple[str, ...], beside: tuple[str, ...]) -> str:
+    shown = ", ".join(f"`{plain(example)}`" for example in examples)
+    others = [f"`{plain(other)}`" for other in beside if other not in examples] if examples else []
+    return (shown + (f" beside {', '.join(others)}" if others else "")).replace("|", "\\|")
 
 
 def _here(row: Row) -> str:
-    name, _, text = (row.verl or row.trl)[0].partition("=")
-    said = row.answer(parse_value(text), {last(name): parse_value(text)})
-    if said == ABSENT:
+    example = next((each for each in (*row.verl, *row.trl) if "=" in each), "")
+    written = {plain(key): parse_value(text) for key, _, text in (each.partition("=") for each in row.beside)}
+    key, _, text = example.partition("=")
+    value = parse_value(text) if example else "*"
+    said = row.answer(value, written | {plain(key): value})
+    if said.startswith(ABSENT):
         return said
     return f"`{said}`" if _OVERRIDES.match(said) else said

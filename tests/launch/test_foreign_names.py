@@ -1,21 +1,30 @@
 """Every name of another trainer in the table is answered, with its value, by keys and values that exist here."""
 
+import json
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch.config import ConfigError, load_config
 from launch.config.document import Document
-from launch.config.foreign import ROWS, names, table
-from launch.config.foreign_names.answers import last
+from launch.config.foreign import ROWS, UNKNOWN, elsewhere, table
+from launch.config.foreign_names.answers import ABSENT, LEFT, last, plain
 from launch.config.load import validate
-from launch.config.overrides import apply_overrides
+from launch.config.overrides import apply_overrides, contradictions
 from launch.config.schema import by_name
 from tests.docs.test_docs import ROOT, unknown_keys
 from tests.launch.test_config_check import Write
 
-EXAMPLES = [example for row in ROWS for example in (*row.verl, *row.trl)]
+VERL = Path(__file__).with_name("verl_keys.tsv")  # verl 0.5 to 0.9: key, its default as JSON, what it is here
+NAMES = {
+    example.partition("=")[0]: (example, *row.beside)
+    for row in ROWS
+    for example in (*row.verl, *row.trl)
+    if "*" not in example
+}
 OURS = re.compile(r"[a-z_]+(?:\.\w+)+=\S+")
 
 
@@ -25,21 +34,208 @@ def refused(path: Path, *overrides: str) -> ConfigError:
     return caught.value
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_each_name_is_answered_by_what_exists(write_config: Write, example: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_answered_by_what_exists(write_config: Write, name: str) -> None:
     """And whatever overrides the answer gives have a type and range that the tree accepts."""
-    name = example.partition("=")[0]
     if name in by_name():
         pytest.skip("it is called so here")
-    (issue,) = refused(write_config(), example).issues
-    assert issue.key == name
+    example, *beside = NAMES[name]
+    given = [other for other in beside if other.partition("=")[0] != name]
+    (issue,) = (issue for issue in refused(write_config(), example, *given).issues if issue.key == name)
     assert issue.remedy
     assert "did you mean" not in issue.remedy or last(name) == last(issue.ours.partition("=")[0])
     assert list(unknown_keys(issue.remedy)) == []
-    if issue.ours:
-        document = Document(values={"run": {"name": "x"}, "model": {"path": "m"}, "data": {"train": "t"}})
-        apply_overrides(document, issue.ours.split())
-        assert (document.issues, validate(document, "test")[1]) == ([], [])
+    accepted(issue.ours)
+
+
+def accepted(ours: str) -> None:
+    document = Document(values={"run": {"name": "x"}, "model": {"path": "m"}, "data": {"train": "t"}})
+    apply_overrides(document, shlex.split(ours))
+    assert (document.issues, validate(document, "test")[1]) == ([], []), ours
+
+
+def verl_keys() -> dict[str, tuple[Any, str]]:
+    lines = (line.split("\t") for line in VERL.read_text(encoding="utf-8").splitlines())
+    return {key: (json.loads(default), wanted) for key, default, wanted in lines}
+
+
+def test_every_key_of_verls_trainer_is_answered_as_wanted() -> None:
+    """The files that verl generates of its whole configuration, versions 0.5 to 0.9, each key with its default."""
+    keys = verl_keys()
+    written = {plain(key): value for key, (value, _) in keys.items() if value != "$"}
+    wrong = {}
+    for key, (default, wanted) in keys.items():
+        said, ours = elsewhere(key, "${other}" if default == "$" else default, written)
+        kind = "absent" if ABSENT in said else "left" if said.startswith(LEFT) else "said"
+        if (ours or (kind if said and said != UNKNOWN else "")) != wanted:
+            wrong[key] = (said, wanted)
+        accepted(ours)
+    assert (len(keys), wrong) == (941, {})
+
+
+OTHER_OBJECTS = ("critic.", "reward_model.", "reward.reward_model.", "actor_rollout_ref.ref.", "distillation.")
+
+
+@pytest.mark.parametrize("value", [1, 0.7, True, False, "bfloat16", "RM", [1, 2]])
+def test_a_key_of_another_object_is_never_ours(value: object) -> None:
+    """The critic's learning rate is not the actor's, the reward model's path is not the model's: no key of theirs is
+    answered by an override, whatever its value; a child that verl has not, either."""
+    known = [key for key in verl_keys() if key.startswith(OTHER_OBJECTS)]
+    assert len(known) > 400
+    unheard = [f"{prefix}{word}" for prefix in OTHER_OBJECTS for word in ("lr", "model.path", "rollout.n", "top_p")]
+    for key in (*known, *unheard, "algorithm.rollout_correction.unheard_of", "actor_rollout_ref.actor.sub.lr"):
+        said, ours = elsewhere(key, value, {})
+        assert (bool(said), ours) == (True, ""), key
+    for key in (key for key in verl_keys() if ".val_kwargs." in key):
+        ours = elsewhere(key, value, {})[1]
+        assert not ours or ours.strip("'").startswith("eval."), key
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        # the estimator is an advantage: loss and aggregation stay clipped PPO and token mean
+        ("algorithm.adv_estimator=grpo", "baseline=group normalize=group clip_low=0.2 clip_high=0.2"),
+        ("algorithm.adv_estimator=rloo", "baseline=leave_one_out normalize=none clip_low=0.2 clip_high=0.2"),
+        ("algorithm.adv_estimator=reinforce_plus_plus", "baseline=none normalize=whiten clip_low=0.2 clip_high=0.2"),
+        (
+            "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False "
+            "actor_rollout_ref.actor.clip_ratio=0.1",
+            "baseline=group normalize=none clip_low=0.1 clip_high=0.1",
+        ),
+        (
+            "algorithm.adv_estimator=grpo actor_rollout_ref.actor.clip_ratio_high=0.28",
+            "baseline=group normalize=group clip_low=0.2 clip_high=0.28",
+        ),
+        (
+            "algorithm.adv_estimator=grpo actor_rollout_ref.actor.policy_loss.loss_mode=gpg",
+            "baseline=group normalize=group loss=policy_gradient",
+        ),
+        # the KL term: in the loss, in the reward, in neither
+        (
+            "algorithm.use_kl_in_reward=False actor_rollout_ref.actor.use_kl_loss=True "
+            "actor_rollout_ref.actor.kl_loss_coef=0.01 actor_rollout_ref.actor.kl_loss_type=mse",
+            "kl=k2 kl_in=loss kl_coef=0.01",
+        ),
+        ("actor_rollout_ref.actor.use_kl_loss=True algorithm.kl_ctrl.kl_coef=0.5", "kl=k3 kl_in=loss kl_coef=0.001"),
+        (
+            "actor_rollout_ref.actor.use_kl_loss=False actor_rollout_ref.actor.kl_loss_coef=0.01 "
+            "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+            "",
+        ),
+        (
+            "algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.02",
+            "kl=k1 kl_in=reward kl_coef=0.02",
+        ),
+        ("loss_type=grpo epsilon=0.1 epsilon_high=null", "aggregation=seq_mean_token_mean clip_low=0.1 clip_high=0.1"),
+        ("loss_type=cispo epsilon_high=5.0", "loss=cispo aggregation=token_mean clip_high=4.0"),
+        ("delta=null", "clip_dual=null"),
+        # DAPO's buffer, as its scripts write it
+        (
+            "+reward_model.reward_kwargs.overlong_buffer_cfg.enable=True "
+            "+reward_model.reward_kwargs.overlong_buffer_cfg.len=4096 "
+            "+reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=2.0 "
+            "+reward_model.reward_kwargs.max_resp_len=20480",
+            "overlong.buffer_tokens=4096 overlong.penalty=2.0",
+        ),
+        ("reward_model.overlong_buffer.enable=False reward_model.overlong_buffer.len=4096", ""),
+        (
+            "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=20",
+            "dynamic_sampling.max_rounds=20",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_rs=seq_sum_k1 "
+            "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
+            "sampler_correction.mask=sequence sampler_correction.low=0.5 sampler_correction.high=2.0",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=4.0",
+            "sampler_correction.weights=token sampler_correction.truncate=4.0",
+        ),
+        (
+            "vllm_importance_sampling_correction=True",  # sequence_mask at 3 is TRL's default
+            "sampler_correction.weights=sequence sampler_correction.mask=sequence sampler_correction.low=null "
+            "sampler_correction.high=3.0",
+        ),
+        (
+            "vllm_importance_sampling_mode=token_truncate vllm_importance_sampling_clip_max=2.0",
+            "sampler_correction.weights=token sampler_correction.truncate=2.0 sampler_correction.floor=null",
+        ),
+    ],
+)
+def test_objectives_are_what_theirs_are(write_config: Write, theirs: str, ours: str) -> None:
+    """What all keys together say; it loads, so no answer contradicts another."""
+    error = refused(write_config(), *theirs.split())
+    said = dict.fromkeys(each for issue in error.issues for each in shlex.split(issue.ours))
+    assert set(said) == {f"objective.{each}" for each in ours.split()}
+    accepted(" ".join(map(shlex.quote, said)))
+    assert "say which" not in str(error.remedy)
+
+
+SCRIPTS = (  # as in its examples: GRPO with KL, RLOO with KL in the reward, DAPO with LoRA, PPO with a critic
+    "algorithm.adv_estimator=grpo {a}.use_kl_loss=True {a}.kl_loss_coef=0.001 {a}.kl_loss_type=low_var_kl "
+    "algorithm.use_kl_in_reward=False {a}.fsdp_config.optimizer_offload=False {r}.free_cache_engine=True",
+    "algorithm.adv_estimator=rloo {a}.use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl "
+    "algorithm.kl_ctrl.kl_coef=0.001 {a}.kl_loss_coef=0.1 {a}.clip_ratio=0.2 {a}.clip_ratio_high=0.28",
+    "algorithm.adv_estimator=grpo data.gen_batch_size=768 algorithm.filter_groups.enable=True "
+    "algorithm.filter_groups.max_num_gen_batches=10 {a}.clip_ratio_c=10.0 {a}.fsdp_config.optimizer_offload=True "
+    "+reward_model.reward_kwargs.overlong_buffer_cfg.enable=True "
+    "+reward_model.reward_kwargs.overlong_buffer_cfg.len=512 {m}.lora_rank=32 {m}.lora_alpha=32 "
+    "{m}.target_modules=all-linear {r}.val_kwargs.do_sample=True {r}.val_kwargs.temperature=0.6 "
+    "{r}.val_kwargs.top_p=0.7 {r}.val_kwargs.n=32 algorithm.rollout_correction.rollout_is=token "
+    "algorithm.rollout_correction.rollout_is_threshold=2.0 algorithm.rollout_correction.rollout_rs=null",
+    "critic.optim.lr=1e-5 critic.model.path=RM reward_model.model.path=RM reward_model.enable=True "
+    "reward_model.rollout.response_length=8 {a}.use_gpg_loss=True {a}.clip_ratio_low=0.2",
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_line_to_be_pasted_is_accepted(script: str) -> None:
+    """By one of the examples that are shipped: nothing in it clashes, and nothing is another object's."""
+    own = "data.train_batch_size=256 {a}.ppo_mini_batch_size=64 {a}.optim.lr=2e-6 {m}.path=other {r}.n=4 {r}.name=vllm "
+    prefix = "actor_rollout_ref."
+    given = (own + script).format(a=f"{prefix}actor", r=f"{prefix}rollout", m=f"{prefix}model").split()
+    example = ROOT / "examples/gsm8k/qwen2.5-0.5b.yaml"
+    error = refused(example, *given)
+    first = str(error.remedy).splitlines()[0]
+    ours = shlex.split(first.removeprefix("in the names of Paceline: "))
+    assert "say which" not in str(error.remedy)
+    assert contradictions(ours) == []
+    config = load_config(example, ours).config
+    assert (config.learner.optimizer.lr, config.rollout.sampling.top_p) == (2e-6, 1.0)
+    assert (Path(config.model.path).name, config.learner.mini_batches) == ("other", 4)
+
+
+def test_adapters_are_there_only_where_they_are_switched_on(write_config: Write) -> None:
+    """verl writes lora_alpha beside lora_rank=0: `learner.lora.alpha` alone would make adapters."""
+    model = "actor_rollout_ref.model."
+    off = [f"{model}lora_rank=0", f"{model}lora_alpha=16", f"{model}target_modules=[q_proj]"]
+    for given in (off, off[1:], ["use_peft=False", "lora_r=16", "lora_alpha=32"]):
+        assert [issue.ours for issue in refused(write_config(), *given).issues] == [""] * len(given), given
+    on = [f"{model}lora_rank=8", *off[1:], f"{model}lora_adapter_path=a"]
+    said = [shlex.split(issue.ours) for issue in refused(write_config(), *on).issues]
+    assert said == [[f"learner.lora.{each}"] for each in ("rank=8", "alpha=16", "targets=[q_proj]", "path=a")]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("rollout.batch_size=8", "rollout.prompts_per_step (prompts) x rollout.rollouts_per_prompt"),
+        ("batch_size=32", "rollout.prompts_per_step (prompts) x rollout.rollouts_per_prompt"),
+        ("drafter=null", "set drafter.train=false"),
+        ("learner=null", "leave it out: then its keys have their defaults"),
+        ("optim=adamw_8bit", "is not in this version"),
+        ("algorithm.adv_estimator=opo", "is not in this version"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "is not in this version"),
+        ("algorithm.rollout_correction.loss_type=ppo_clip", "leave it out"),
+        ("actor_rollout_ref.actor.unheard_of=1", "nothing here is known to be the same"),
+        ("fp16=True", "is not in this version: learner.autocast_bf16"),
+    ],
+)
+def test_a_key_is_answered_in_words(write_config: Write, given: str, words: str) -> None:
+    (issue,) = refused(write_config(), given).issues
+    assert words in issue.remedy
+    assert (issue.ours, list(unknown_keys(issue.remedy))) == ("", [])
 
 
 def test_values_are_translated_where_units_differ(write_config: Write) -> None:
@@ -53,7 +249,15 @@ def test_values_are_translated_where_units_differ(write_config: Write) -> None:
         "actor_rollout_ref.rollout.enforce_eager=True": "rollout.engine.cuda_graphs=false",
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum": "objective.aggregation=seq_mean_token_sum",
         "scale_rewards=False": "objective.normalize=none",
-        "beta=0.04": "objective.kl=k3 objective.kl_coef=0.04",
+        "beta=0.04": "objective.kl=k3 objective.kl_in=loss objective.kl_coef=0.04",
+        "steps_per_generation=8 gradient_accumulation_steps=4": "learner.mini_batches=2",
+        "eval_strategy=steps eval_steps=7": "eval.every=7",
+        "eval_strategy=no": "eval.every=0",
+        "r=8": "learner.lora.rank=8",
+        "trainer.experiment_name=a/b": "run.name=a_b",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True": "eval.temperature=0",
+        "actor_rollout_ref.rollout.quantization=fp8": "rollout.quantization=fp8",
+        "data.train_batch_size=512 data.gen_batch_size=1536": "rollout.prompts_per_step=512",
         "epsilon=0.1": "objective.clip_low=0.1 objective.clip_high=0.1",
         "data.train_files=[a.parquet]": "data.train=a.parquet",
     }
@@ -73,16 +277,22 @@ def test_a_whole_command_line_of_verls_comes_back_in_our_names(write_config: Wri
     ]
     error = refused(write_config(), *theirs, "actor_rollout_ref.actor.unheard_of=1", "rollout.n=[1, 2]")
     assert [issue.key for issue in error.issues] == [
-        "rollout.n", "algorithm.adv_estimator", "actor_rollout_ref.rollout.n", "trainer.save_freq", "trainer.nnodes",
+        "rollout.n", "algorithm.adv_estimator", "actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.unheard_of",
+        "trainer.save_freq", "trainer.nnodes",
     ]  # fmt: skip
     assert error.remedy is not None
     assert error.remedy.startswith("in the names of Paceline: ")
-    assert "objective.name=grpo rollout.rollouts_per_prompt=5 checkpoint.every=20" in error.remedy
+    assert "objective.clip_high=0.2 checkpoint.every=20" in error.remedy
+    assert "say which: rollout.rollouts_per_prompt=[1, 2] or rollout.rollouts_per_prompt=5" in error.remedy
 
 
 def test_a_name_that_is_ours_is_never_in_the_table() -> None:
     known = by_name()
-    assert [name for name in names() if "." in name and name in known and name != "model.path"] == []
+    assert [name for name in NAMES if "." in name and name in known and name != "data.train"] == []
+    assert [plain(name) for name in NAMES if plain(name) in known] == [
+        "model.path",
+        "rollout.quantization",
+    ]  # with verl's section before them
 
 
 def test_the_page_has_the_table() -> None:
