@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class CoordinatorActor:
-    """An actor by `ray.remote(CoordinatorActor)`. Raises in its constructor what CoordinatorService raises."""
+    """An actor by `ray.remote(CoordinatorActor)`. What CoordinatorService raises at its first start, every call raises:
+    of what a constructor raises, Ray passes on a text only."""
 
     def __init__(
         self,
@@ -36,11 +37,26 @@ class CoordinatorActor:
         log_to(log, "coordinator")
         # A bug ends the process: Ray starts another, which asks the workers for the truth.
         end = partial(os._exit, 1)
-        self._service = CoordinatorService(options, directory=Path(directory), run=run, members=workers, on_failure=end)
-        _log.info("serves at %s", self._service.endpoint)
+        self._started: CoordinatorService | Exception
+        try:
+            self._started = CoordinatorService(
+                options, directory=Path(directory), run=run, members=workers, on_failure=end
+            )
+        except Exception as error:
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                raise
+            self._started = error
+        else:
+            _log.info("serves at %s", self._started.endpoint)
 
     def __repr__(self) -> str:
         return "coordinator"
+
+    @property
+    def _service(self) -> CoordinatorService:
+        if isinstance(self._started, Exception):
+            raise self._started
+        return self._started
 
     @ray.method
     def admit(self, worker: str) -> None:

@@ -7,8 +7,9 @@ python -m coordinator keys DIRECTORY
 import argparse
 import signal
 import sys
-import threading
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,7 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument(
         "--no-curve", action="store_true", help="do not encrypt, though --host is not the loopback address"
     )
-    run.add_argument("--admin-token", action="store_true", default=None, help="ask for it on loopback too")
+    run.add_argument(
+        "--admin-token",
+        action=argparse.BooleanOptionalAction,
+        help="ask for it; default: where there is a folder to leave it in, and beyond loopback",
+    )
     run.add_argument("--admin-certificate", type=str, help="PEM file, for TLS; with --admin-key")
     run.add_argument("--admin-key", type=str, help="PEM file")
     run.add_argument("--worker", action="append", metavar="NAME", help="who may register; default: anybody")
@@ -56,19 +61,16 @@ def _run(values: dict[str, Any]) -> int:
     admin = AdminOptions(**{name: values.pop(f"admin_{name}") for name in ("token", "certificate", "key")})
     directory, members = values.pop("directory"), values.pop("worker")
     values.pop("command")
-    over, failed = threading.Event(), threading.Event()
-
-    def fail() -> None:
-        failed.set()
-        over.set()
-
+    # Whether it ends as a failure. No Event: the handler may interrupt a wait that holds its lock.
+    over: SimpleQueue[bool] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: over.put(False))
     options = CoordinatorOptions(**values, curve=curve, admin=admin)
-    with CoordinatorService(options, directory=directory, members=members, on_failure=fail) as service:
+    with CoordinatorService(
+        options, directory=directory, members=members, on_failure=partial(over.put, True)
+    ) as service:
         print(f"workers: {service.endpoint}  admin: {service.address.admin}  term: {service.address.term}", flush=True)
-        over.wait()
-    return int(failed.is_set())
+        return int(over.get())
 
 
 def _keys(directory: Path) -> int:

@@ -13,7 +13,8 @@ class CurveOptions(BaseModel, frozen=True, extra="forbid"):
     """Encryption of the workers' connections (CURVE): key pairs, and an allow-list that is these keys."""
 
     enabled: Annotated[
-        bool | None, Field(description="encrypt; default: wherever the coordinator is not at the loopback address")
+        bool | None,
+        Field(description="encrypt; default: a run does, everywhere; without one, beyond the loopback address"),
     ] = None
     directory: Annotated[
         str | None,
@@ -24,11 +25,11 @@ class CurveOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 class AdminOptions(BaseModel, frozen=True, extra="forbid"):
-    """Who may use the admin service. Beyond loopback it always asks for a token, over TLS."""
+    """Who may use the admin service. It asks for a token; beyond loopback always, and over TLS."""
 
     token: Annotated[
         bool | None,
-        Field(description="ask for the token in admin-token; default: where admin_host is not the loopback address"),
+        Field(description="ask for the token in admin-token of the run's folder; false: not on loopback"),
     ] = None
     certificate: Annotated[
         str | None, Field(description="PEM file, for TLS; default beyond loopback: one of its own, which clients know")
@@ -62,10 +63,11 @@ class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
             return True
         return self.host not in LOOPBACK if self.curve.enabled is None else self.curve.enabled
 
-    @property
-    def admin_asks(self) -> bool:
-        """Whether the admin service wants a token at `admin_host`."""
-        return self.admin_host not in LOOPBACK if self.admin.token is None else self.admin.token
+    def admin_asks(self, *, folder: bool) -> bool:
+        """Whether the admin service wants a token at `admin_host`. folder: there is one to leave it in."""
+        if self.admin.token is None:
+            return folder or self.admin_host not in LOOPBACK
+        return self.admin.token
 
     @property
     def admin_tls(self) -> bool:

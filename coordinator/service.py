@@ -14,7 +14,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -26,7 +27,7 @@ from coordinator.events import Changed, ControlEvent, Notice, RolloutComplete, R
 from coordinator.feed import Feed
 from coordinator.hub import Hub
 from coordinator.machine import Machine
-from coordinator.options import CoordinatorOptions
+from coordinator.options import LOOPBACK, OPEN_TO_ALL, CoordinatorOptions
 from coordinator.standing import NOTHING, Standing, StandingFileError
 from coordinator.status import Status, read_status
 from coordinator.transport.security import server_keys
@@ -40,12 +41,29 @@ class OptionsError(ValueError):
     """Options that contradict each other."""
 
 
+def host_faults(options: CoordinatorOptions) -> Iterator[tuple[str, str]]:
+    """Keys and faults of hosts at which this machine cannot listen. Opens no port, may ask DNS."""
+    cards = {name for _, name in socket.if_nameindex()}  # for workers a network card's name will do
+    for key, host, known in (("host", options.host, cards), ("admin_host", options.admin_host, set[str]())):
+        if host not in (*OPEN_TO_ALL, *LOOPBACK, *known) and not _is_here(host.strip("[]")):
+            yield key, f"{host!r} is no address of this machine"
+
+
+def _is_here(host: str) -> bool:
+    with suppress(OSError, UnicodeError):
+        for family, *_, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.bind(address)
+                return True
+    return False
+
+
 class CoordinatorService:
     """Runs from construction to `close`. Raises OSError if a port is taken, OptionsError, KeyFilesError,
     CredentialsError, AddressFileError.
 
     directory: gets the address file, and what holds until it is taken back (standing.py), for a successor with the same
-    `run`. members, watch, on_failure: as CoordinatorServer has them.
+    `run`. members, watch, on_failure, clock: as CoordinatorServer has them.
     """
 
     def __init__(
@@ -57,6 +75,7 @@ class CoordinatorService:
         members: Collection[str] | None = None,
         watch: Callable[[Notice], None] = lambda notice: None,
         on_failure: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for key, fault, remedy in options.contradictions():
             raise OptionsError(f"{key}: {fault}; {remedy}")
@@ -67,7 +86,7 @@ class CoordinatorService:
             )
         before = Address.read(directory) if directory is not None else None  # no folder of a run: nothing is made there
         token, certificate = _admin_credentials(options, directory)
-        self._started_s = time.monotonic()
+        self._started_s = clock()
         self._feed, self._also = Feed(), watch
         self._directory, self._run = directory, run
         standing = self._read_standing()
@@ -87,8 +106,10 @@ class CoordinatorService:
                 members=members,
                 watch=self._watch,
                 on_failure=on_failure,
+                clock=clock,
             ),
             _ports(options.port, before.endpoint if before is not None else ""),
+            "",
         )
         try:
             self._admin = _first_free(
@@ -96,6 +117,7 @@ class CoordinatorService:
                     self, self._feed, f"{options.admin_host}:{port}", token=token, certificate=certificate
                 ),
                 _ports(options.admin_port, before.admin if before is not None else ""),
+                "admin_",
             )
         except BaseException:
             self._server.close()
@@ -184,15 +206,15 @@ class CoordinatorService:
 def _admin_credentials(options: CoordinatorOptions, directory: Path | None) -> tuple[str, tuple[bytes, bytes] | None]:
     """Token (empty: none is asked for); private key and certificate (None: no TLS). Raises OptionsError,
     CredentialsError."""
-    given = options.admin
-    if directory is None and (options.admin_asks or (options.admin_tls and given.certificate is None)):
+    given, asks = options.admin, options.admin_asks(folder=directory is not None)
+    if directory is None and (asks or (options.admin_tls and given.certificate is None)):
         raise OptionsError(
             f"admin_host: {options.admin_host} needs a token and a certificate, which are left in the folder of a run; "
             "name one (--directory), or leave admin_host out and come through ssh -L"
         )
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-    token = service_token(directory) if options.admin_asks and directory is not None else ""
+    token = service_token(directory) if asks and directory is not None else ""
     if given.certificate is not None and given.key is not None:
         return token, given_certificate(given.certificate, given.key, directory)
     return token, service_certificate(directory) if options.admin_tls and directory is not None else None
@@ -206,10 +228,16 @@ def _ports(wanted: int, before: str) -> list[int]:
     return [int(last), 0] if last.isdigit() else [0]
 
 
-def _first_free(start: Callable[[int], S], ports: list[int]) -> S:
+def _first_free(start: Callable[[int], S], ports: list[int], key: str) -> S:
+    """key: of the port, without `port`. Raises OSError that names it."""
     for port in ports[:-1]:
         try:
             return start(port)
         except OSError:
             continue
-    return start(ports[-1])
+    try:
+        return start(ports[-1])
+    except OSError as error:
+        why = error.strerror or str(error)
+        remedy = f"coordinator.{key}port=0 takes a free port, coordinator.{key}host must be an address of this machine"
+        raise OSError(error.errno, f"{why}; {remedy}") from None

@@ -6,7 +6,6 @@ and the public half of `coordinator-key.json`; copy only what a machine needs. A
 """
 
 import json
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -100,16 +99,19 @@ def client_keys(directory: Path, role: str) -> ClientKeys:
 class Keys:
     """Whose key pair is whose in a run, from its driver's hand. `options` is what the coordinator gets.
 
-    Where key files are configured, these: all workers share one pair. Else, where connections are encrypted, new ones
-    in `directory`: every worker has a pair of its own and can speak as nobody else. Raises KeyFilesError.
+    Where key files are configured, these: all workers share one pair. Else new ones in `directory`, on loopback too,
+    where every user of the machine reaches the port: every worker has a pair of its own and can speak as nobody else.
+    None, if `curve.enabled` is false. Raises KeyFilesError.
     """
 
     def __init__(self, options: CoordinatorOptions, directory: Path) -> None:
         configured = options.curve.directory
-        self._directory = Path(configured) if configured is not None else directory if options.encrypts else None
+        made = None if options.curve.enabled is False else directory
+        self._directory = made if configured is None else Path(configured)
         self._own: dict[str, ClientKeys] | None = None  # by worker
         if self._directory is not None and configured is None:
-            shutil.rmtree(self._directory, ignore_errors=True)  # of a driver before this one
+            for role in (COORDINATOR, DRIVER):  # of a driver before this one
+                (self._directory / _KEY_FILE.format(role)).unlink(missing_ok=True)
             write_keys(self._directory, (COORDINATOR, DRIVER))
             self._directory.chmod(0o700)
             self._own = {}

@@ -109,6 +109,35 @@ def test_beyond_loopback_a_run_encrypts_and_gives_every_worker_a_key_of_its_own(
         assert "unauthenticated" not in service.status().counts
 
 
+def test_on_loopback_too_another_user_takes_no_name_and_gives_no_orders(tmp_path: Path) -> None:
+    """Without keys the real worker was `outdated` for good, by one Register with a high incarnation."""
+    keys = Keys(OPTIONS, tmp_path / "keys")
+    with (
+        CoordinatorService(keys.options, directory=tmp_path, members=["w0"]) as service,
+        worker(service.endpoint, "w0", keys=keys.worker("w0")) as client,
+        Raw(service.endpoint) as stranger,
+    ):
+        eventually(lambda: client.connected)
+        stranger.say(Say(1 << 61, 0, Register("w0", 1 << 61, "n", "g", State.BUSY)))
+        eventually(lambda: service.status().counts.get("unauthenticated", 0) > 0)
+        assert [(each.name, each.incarnation) for each in service.status().workers] == [("w0", 1)]
+        with AdminClient(service.address.admin) as admin:
+            for order in (admin.pause, lambda: admin.drain(worker="w0"), admin.status):
+                with pytest.raises(NotAllowedError):
+                    order()
+        with AdminClient(service.address.admin, Credentials.read(tmp_path)) as admin:
+            assert admin.pause().paused
+    assert {mode(path) for path in (tmp_path / "keys").iterdir()} == {0o600}
+    assert mode(tmp_path / TOKEN_FILE) == 0o600
+
+
+def test_nothing_else_in_the_folder_of_the_keys_is_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    before = Keys(OPTIONS, tmp_path).driver
+    assert before != Keys(OPTIONS, tmp_path).driver
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
 def test_a_successor_knows_the_keys_and_a_new_driver_makes_new_ones(tmp_path: Path) -> None:
     keys = Keys(changed(curve=CurveOptions(enabled=True)), tmp_path / "keys")
     own = keys.worker("w0")
@@ -125,7 +154,8 @@ def test_a_successor_knows_the_keys_and_a_new_driver_makes_new_ones(tmp_path: Pa
 
 
 def test_off_needs_to_be_said(tmp_path: Path) -> None:
-    for options in (OPTIONS, changed(host=ELSEWHERE, curve=CurveOptions(enabled=False))):
+    off = CurveOptions(enabled=False)
+    for options in (changed(curve=off), changed(host=ELSEWHERE, curve=off)):
         keys = Keys(options, tmp_path / "keys")
         assert keys.options is options
         assert keys.driver is keys.worker("w0") is None
@@ -292,7 +322,7 @@ def test_a_folder_with_another_coordinator_json_is_left_alone(tmp_path: Path) ->
 def test_a_certificate_that_was_given(tmp_path: Path) -> None:
     certificate, key = tmp_path / "given.crt", tmp_path / "given.key"
     write_certificate(certificate, key)
-    given = AdminOptions(certificate=str(certificate), key=str(key))
+    given = AdminOptions(certificate=str(certificate), key=str(key), token=False)
     run = tmp_path / "run"
     with CoordinatorService(changed(admin=given), directory=run) as service:
         assert not (run / TOKEN_FILE).exists()  # on loopback nobody asked for one

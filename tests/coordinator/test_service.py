@@ -20,6 +20,7 @@ from coordinator.__main__ import main
 from coordinator.address import Address, AddressFileError
 from coordinator.admin import admin_pb2 as pb
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
+from coordinator.admin.credentials import Credentials
 from coordinator.admin.messages import SERVICE, change_message, change_record, status_message, status_record
 from coordinator.events import Changed, Drain, Notice, Pause, RolloutStarted, Stop
 from coordinator.feed import CAPACITY, Feed
@@ -29,7 +30,7 @@ from coordinator.service import CoordinatorService, OptionsError
 from coordinator.status import Change, SessionStatus, Status, WorkerStatus
 from coordinator.transport.client import DriverClient
 from coordinator.transport.security import Keys, write_keys
-from tests.coordinator.cluster import OPTIONS, eventually, train_command, worker
+from tests.coordinator.cluster import OPTIONS, Leaping, eventually, train_command, worker
 
 
 @pytest.fixture
@@ -213,12 +214,12 @@ def test_health_and_reflection() -> None:
 
 
 def test_a_restarted_coordinator_takes_over_ports_and_sessions(tmp_path: Path) -> None:
-    quick = CoordinatorOptions(heartbeat_s=0.1, lease_s=1.5, start_deadline_s=20, stop_deadline_s=0.3)
+    options, clock = OPTIONS.model_copy(update={"heartbeat_s": 0.1, "lease_s": Leaping.LEASE_S}), Leaping()
     with (
-        CoordinatorService(quick, directory=tmp_path) as before,
-        closing(DriverClient(before.endpoint, 1, quick)) as driver,
-        worker(before.endpoint, "w0", quick) as w0,
-        worker(before.endpoint, "w1", quick) as w1,
+        CoordinatorService(options, directory=tmp_path, clock=clock) as before,
+        closing(DriverClient(before.endpoint, 1, options)) as driver,
+        worker(before.endpoint, "w0", options) as w0,
+        worker(before.endpoint, "w1", options) as w1,
     ):
         driver.rollout_started(3)
         w0.idle()
@@ -226,13 +227,14 @@ def test_a_restarted_coordinator_takes_over_ports_and_sessions(tmp_path: Path) -
         w0.started(train.session, train.epoch, "h:1")
         eventually(lambda: by_name(before.status())["w0"].phase == "running")
         before.close()
-        with CoordinatorService(quick, directory=tmp_path) as after:
+        with CoordinatorService(options, directory=tmp_path, clock=clock) as after:
             assert (after.endpoint, after.address.admin) == (before.endpoint, before.address.admin)
             assert after.address.term > before.address.term
             assert Address.read(tmp_path) == after.address
             eventually(lambda: set(by_name(after.status())) == {"w0", "w1"})
             assert after.status().settling
             w1.idle()  # is promoted once it has settled, not before, into the session that was there
+            clock.settle(after)
             again = train_command(w0)
             assert (again.session, again.members, again.term) == (train.session, ("w0",), after.address.term)
             assert not after.status().settling
@@ -254,10 +256,10 @@ def test_a_predecessors_port_that_is_taken_is_given_up(tmp_path: Path) -> None:
         with CoordinatorService(OPTIONS, directory=tmp_path) as second:
             assert second.endpoint != first.endpoint
         asked_for = OPTIONS.model_copy(update={"port": int(first.endpoint.rpartition(":")[2])})
-        with pytest.raises(OSError, match="cannot listen for workers"):
+        with pytest.raises(OSError, match=r"cannot listen for workers.*coordinator\.port=0 takes a free port"):
             CoordinatorService(asked_for)
         taken = OPTIONS.model_copy(update={"admin_port": int(first.address.admin.rpartition(":")[2])})
-        with pytest.raises(OSError, match="admin service cannot listen"):
+        with pytest.raises(OSError, match=r"admin service cannot listen.*coordinator\.admin_port=0 takes a free port"):
             CoordinatorService(taken)
 
 
@@ -305,17 +307,54 @@ def test_alone_as_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": root}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=environment) as process:
-        killer = threading.Timer(60, process.kill)
+        killer = threading.Timer(240, process.kill)
         killer.start()
         assert process.stdout is not None
         assert process.stdout.readline().startswith("workers: tcp://127.0.0.1:")
         address = Address.read(tmp_path)
         assert address is not None
         assert address.pid == process.pid
-        with AdminClient(address.admin) as admin:
+        with AdminClient(address.admin, Credentials.read(tmp_path)) as admin:
             assert admin.status().term == address.term
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
         killer.cancel()
     with AdminClient(address.admin, timeout_s=1) as admin, pytest.raises(NoCoordinatorError, match=address.admin):
         admin.status()
+
+
+SIGNALLED = """
+import faulthandler, os, signal, sys, threading
+import coordinator.__main__ as program
+
+left = 0
+
+def trace(frame, event, argument):  # every line that Python runs between the announcement and the wait, and in it
+    global left
+    left -= 1
+    if left == 0:
+        signal.raise_signal(signal.SIGTERM)
+    return trace
+
+def announced(*args, **more):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()  # the later moments are in no line of Python
+    sys._getframe(1).f_trace = trace
+    sys.settrace(trace)
+
+program.print = announced
+faulthandler.dump_traceback_later(200, exit=True)
+for moment in range(1, 16):
+    left = moment
+    assert program.main(["run"]) == 0
+    sys.settrace(None)
+"""
+
+
+def test_a_signal_at_any_moment_ends_it() -> None:
+    """A handler interrupts whatever the main thread does, with the locks that it holds."""
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr

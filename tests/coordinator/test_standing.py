@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
-from coordinator.events import ControlEvent, Drain, Pause, Resume, SetThreshold, Undrain
+from coordinator.admin.credentials import Credentials
+from coordinator.events import ControlEvent, Drain, Pause, Resume, SetThreshold, Stop, Undrain
 from coordinator.machine import Machine
 from coordinator.service import CoordinatorService
 from coordinator.standing import FILE_NAME, Standing, StandingFileError
-from tests.coordinator.cluster import OPTIONS, eventually, train_command, worker
+from tests.coordinator.cluster import OPTIONS, PATIENCE_S, Leaping, eventually, train_command, worker
 
 names = st.lists(st.text(min_size=1, max_size=8).filter(lambda text: text.isprintable()), max_size=4).map(tuple)
 standings = st.builds(Standing, st.booleans(), st.none() | st.integers(1, 2**31), names, names)
@@ -72,8 +73,11 @@ def test_a_machine_holds_what_its_predecessor_was_asked_for() -> None:
 
 
 def test_a_service_that_follows_another_obeys_what_that_one_was_told(tmp_path: Path) -> None:
-    quick = OPTIONS.model_copy(update={"heartbeat_s": 0.1, "lease_s": 1.5, "stop_deadline_s": 0.3})
-    with CoordinatorService(quick, directory=tmp_path, run="a") as before, worker(before.endpoint, "w0", quick) as w0:
+    options, clock = OPTIONS.model_copy(update={"heartbeat_s": 0.1, "lease_s": Leaping.LEASE_S}), Leaping()
+    with (
+        CoordinatorService(options, directory=tmp_path, run="a", clock=clock) as before,
+        worker(before.endpoint, "w0", options) as w0,
+    ):
         before.rollout_started(1)
         w0.idle()
         train = train_command(w0)
@@ -82,16 +86,17 @@ def test_a_service_that_follows_another_obeys_what_that_one_was_told(tmp_path: P
         before.control(Drain(worker="w0"))
         before.control(Drain(node="n7"))
         before.close()
-        with CoordinatorService(quick, directory=tmp_path, run="a") as after:
+        with CoordinatorService(options, directory=tmp_path, run="a", clock=clock) as after:
             after.rollout_started(1)
-            eventually(lambda: [w.drained for w in after.status().workers] == [True])
-            eventually(lambda: not after.status().settling)
-            assert after.status().drained_nodes == ("n7",)
+            assert isinstance(w0.poll(PATIENCE_S)[0], Stop)  # a drain needs no decision
             w0.stopped(train.session)
-            eventually(lambda: after.status().workers[0].state == "IDLE")
+            eventually(lambda: [(w.state, w.drained) for w in after.status().workers] == [("IDLE", True)])
+            assert after.status().settling
+            clock.settle(after)
+            assert after.status().drained_nodes == ("n7",)
             after.control(Undrain(worker="w0"))
             assert train_command(w0).session > train.session
-        with CoordinatorService(quick, directory=tmp_path, run="b") as other:  # another run of this folder
+        with CoordinatorService(options, directory=tmp_path, run="b") as other:  # another run of this folder
             assert other.status().drained_nodes == ()
 
 
@@ -125,7 +130,7 @@ def process(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=root, env=os.environ | {"PYTHONPATH": root}
     ) as running:
-        killer = threading.Timer(60, running.kill)
+        killer = threading.Timer(240, running.kill)
         killer.start()
         try:
             assert running.stdout is not None
@@ -140,7 +145,7 @@ def test_drains_and_a_pause_outlive_a_coordinator_that_is_killed(tmp_path: Path)
     def admin() -> AdminClient:
         address = Address.read(tmp_path)
         assert address is not None
-        return AdminClient(address.admin)
+        return AdminClient(address.admin, Credentials.read(tmp_path))
 
     with process(tmp_path) as first, admin() as client:
         client.drain(node="10.0.0.5", reason="spot")
