@@ -1,7 +1,7 @@
 """The tables of `experiments.ablation`'s record, and the pages that show them.
 
 Owns `experiments/results/ablation.md` and what stands between `<!-- experiments.ablation: begin -->` and its end: all
-systems in README.md and docs/systems/README.md, on each system's page its own lines. Measures nothing.
+systems in docs/systems/README.md, on each system's page its own lines. Measures nothing.
 """
 
 import math
@@ -17,6 +17,7 @@ from experiments.token_budget_report import T95
 PAGES = ROOT / "docs/systems"
 NAMES = {
     "nothing": "nothing",
+    "half": "half the rollouts, no system",
     "tlt": "[TLT](tlt.md)",
     "das": "[DAS](das.md)",
     "efficient_rollout": "[EfficientRollout](efficient_rollout.md)",
@@ -33,15 +34,13 @@ Row = Mapping[str, Any]
 
 
 def write_pages(record: Path) -> str:
-    """Write them from the record, and return the whole table. A record elsewhere than in results/ has no pages."""
+    """Write them from the record, and return the whole table. Only results/ablation.json has pages."""
     found = load(record)
     text = table(found["runs"], found["same_tokens"], found["machine"])
     record.with_suffix(".md").write_text(f"# Each system, and all together\n\n{text}\n", encoding="utf-8")
-    pages = [ROOT / "README.md", *sorted(PAGES.glob("*.md"))]
-    for page in pages if record.parent == ROOT / "experiments/results" else []:
-        own = [page.stem] if page.stem in NAMES else list(NAMES)
-        made = table(found["runs"], found["same_tokens"], found["machine"], ["nothing", *own])
-        replace_block(page, made if page.parent == PAGES else re.sub(r"\]\((\w+\.md)\)", r"](docs/systems/\1)", made))
+    for page in sorted(PAGES.glob("*.md")) if record == ROOT / "experiments/results/ablation.json" else []:
+        own = [*(["half"] if page.stem == "duet" else []), page.stem] if page.stem in NAMES else list(NAMES)
+        replace_block(page, table(found["runs"], found["same_tokens"], found["machine"], ["nothing", *own]))
     return text
 
 

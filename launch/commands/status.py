@@ -1,8 +1,10 @@
 """What a run is doing, read from its folder alone, for `paceline status`. Changes nothing."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launch.errors import PacelineError
 from launch.observe import journal, now
@@ -27,7 +29,7 @@ class RunStatus:
     step_age_s: float | None
     metrics: dict[str, float]  # of the last step: reward/mean, tokens_per_s, seconds/step
     event: str  # the last one: kind and message
-    event_age_s: float | None
+    event_age_s: float | None  # of these: also where a record does not say when
 
 
 _SHOWN = ("reward/mean", "tokens_per_s", "seconds/step")
@@ -53,10 +55,10 @@ def read_run_status(run_dir: Path, now_s: float | None = None) -> RunStatus:
         done=doing.done if doing is not None else 0,
         total=doing.total if doing is not None else 0,
         phase_age_s=now_s - doing.at_s if doing is not None else None,
-        step_age_s=now_s - float(last["at_s"]) if last else None,
+        step_age_s=_age(last, now_s),
         metrics={name: last[name] for name in _SHOWN if isinstance(last.get(name), float)},
-        event=f"{event['kind']}: {event['message']}",
-        event_age_s=now_s - float(event["at_s"]),
+        event=f"{event['kind']}: {event.get('message', '')}",
+        event_age_s=_age(event, now_s),
     )
 
 
@@ -82,6 +84,12 @@ def _steps(path: Path) -> int | None:
         return int(yaml.safe_load(path.read_text(encoding="utf-8"))["run"]["steps"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         return None
+
+
+def _age(record: Mapping[str, Any], now_s: float) -> float | None:
+    """None for a record that does not say when."""
+    at_s = record.get("at_s")
+    return now_s - at_s if isinstance(at_s, int | float) else None
 
 
 def _ago(seconds: float | None) -> str:

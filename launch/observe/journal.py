@@ -13,19 +13,61 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from models.durable import naming
+
+Fits = Callable[[Any], bool]
+
+
+def _is(*kinds: type) -> Fits:
+    return lambda value: type(value) in kinds
+
+
+def _list_of(fits: Fits) -> Fits:
+    return lambda value: type(value) is list and all(map(fits, value))
+
+
+def _turn(value: Any) -> bool:
+    return type(value) is dict and _NUMBER(value.get("reward"))
+
+
+_INTEGER, _TEXT, _NUMBER = _is(int), _is(str), _is(int, float, type(None))  # a number that is not finite is null
+_LIST, _TABLE = _is(list, type(None)), _is(dict, type(None))  # or it is left out
+# What the values of every record fit that are read without being asked for, by the file's name. A line that has others
+# is foreign.
+_SAMPLE: dict[str, Fits] = {
+    **{"step": _INTEGER, "prompt": _TEXT, "response": _TEXT, "reward": _NUMBER},
+    "turns": lambda value: value is None or _list_of(_turn)(value),
+}
+FIELDS: dict[str, dict[str, Fits]] = {
+    "metrics.jsonl": {"step": _INTEGER, "kind": _TEXT},
+    "events.jsonl": {"kind": _TEXT},
+    "lengths.jsonl": {"step": _INTEGER, "lengths": _list_of(_INTEGER)},
+    "budget.jsonl": {"step": _INTEGER, "rollouts": _list_of(_INTEGER)},
+    "drafter.jsonl": {"step": _INTEGER, "published": _LIST, "rolled_back": _LIST, "counts": _TABLE, "levels": _TABLE},
+    "samples.jsonl": _SAMPLE,
+    "eval_samples.jsonl": _SAMPLE,
+    **{f"{name}.jsonl": {"step": _INTEGER} for name in ("speculation", "eval_prompts", "timeline")},
+}
+
 
 class Journal:
-    """Appends records to one file; calls may come from any thread."""
+    """Appends records to one file; calls may come from any thread. An OSError names the file."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._path = threading.Lock(), path
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, record: Mapping[str, Any]) -> None:
         line = encode(record) + "\n"
-        with self._lock:
+        with self._lock, naming(self._path):
             if not self._file.closed:
                 self._file.write(line)
+
+    def sync(self) -> None:
+        """Wait until every line is on disk (fsync)."""
+        with self._lock, naming(self._path):
+            if not self._file.closed:
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         with self._lock:
@@ -44,10 +86,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     """All whole records of a file; [] if there is none. A torn or foreign line is left out."""
     if not path.is_file():
         return []
-    records = []
+    records, fields = [], FIELDS.get(path.name, {})
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            record = _decode(line)
+            record = _decode(line, fields)
             if record is not None:
                 records.append(record)
     return records
@@ -57,8 +99,9 @@ def cut(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     """Keep only whole records for which `keep` holds, atomically. Returns how many lines went."""
     if not path.is_file():
         return 0
+    fields = FIELDS.get(path.name, {})
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    kept = [line for line in lines if (record := _decode(line)) is not None and keep(record)]
+    kept = [line for line in lines if (record := _decode(line, fields)) is not None and keep(record)]
     if len(kept) < len(lines):
         replace(path, "".join(kept))
     return len(lines) - len(kept)
@@ -68,7 +111,7 @@ def replace(path: Path, text: str) -> None:
     """Write a whole file so that no reader ever sees half of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with draft.open("w", encoding="utf-8") as file:
+        with naming(path), draft.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -77,14 +120,16 @@ def replace(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _decode(line: str) -> dict[str, Any] | None:
+def _decode(line: str, fields: Mapping[str, Fits]) -> dict[str, Any] | None:
     if not line.endswith("\n"):
         return None
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not all(fits(record.get(name)) for name, fits in fields.items()):
+        return None
+    return record
 
 
 def _nonfinite(value: object) -> bool:

@@ -78,6 +78,10 @@ def step_line(state: RunState) -> str:
         parts.append(f"groups {m['groups/used']:.0f}/{m['groups/total']:.0f}")
     if "rollouts/truncated_share" in m:
         parts.append(f"cut {100 * m['rollouts/truncated_share']:.0f} %")
+    if "turns/mean" in m:
+        parts.append(f"turns {m['turns/mean']:.1f}")
+    if m.get("turns/limited_share"):
+        parts.append(f"at max_turns {100 * m['turns/limited_share']:.0f} %")
     parts += [f"{label} {m[name]:{form}}" for name, label, form in LEARNING if name in m]
     if "budget/tokens" in m and "budget/spent_tokens" in m:
         parts.append(f"budget {100 * _spent_share(m):.0f} %")
@@ -93,7 +97,7 @@ def step_line(state: RunState) -> str:
         parts.append(f"drafter +{m['drafter/micro_steps']:.0f} top-3 {m['drafter/top3_accuracy']:.2f}")
     parts.append(_phases(state))
     if "logprob_gap/mean" in m:
-        parts.append(f"gap {m['logprob_gap/mean']:.1e}")
+        parts.append(f"gap {m['logprob_gap/mean']:.2g}")
     if state.eta_s is not None:
         parts.append(f"eta {duration(state.eta_s)}")
     return "  ".join(part for part in parts if part)
@@ -138,6 +142,9 @@ def _numbers(state: RunState) -> Table:
         cut = m.get("rollouts/truncated_share", 0.0)
         used = f"{m['groups/used']:.0f} of {m['groups/total']:.0f} trained"
         table.add_row("groups", f"{used}, {100 * cut:.0f} % of responses cut at the length limit")
+    if "turns/mean" in m:
+        limited = f"{100 * m.get('turns/limited_share', 0.0):.0f} % of episodes ended at environment.max_turns"
+        table.add_row("turns", f"{m['turns/mean']:.1f} on average, {limited}")
     if "tokens_per_s" in m:
         table.add_row("speed", f"{m['tokens_per_s']:,.0f} tokens/s")
     if "length/p50" in m:

@@ -23,9 +23,12 @@ class Now:
 def write(run_dir: Path, now: Now) -> None:
     """A full disk costs the file, never the run. Not flushed to the disk: who reads it is on this system."""
     draft = run_dir / f".{FILE_NAME}.{os.getpid()}.tmp"
-    with suppress(OSError):
+    try:
         draft.write_text(json.dumps(asdict(now)) + "\n", encoding="utf-8")
         draft.replace(run_dir / FILE_NAME)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def read(run_dir: Path) -> Now | None:

@@ -85,7 +85,10 @@ class Observer:
             )
             self._live.start()
             self._echo_again = live.no_echo_of_ctrl_c()
+        missing = self._missing(resume_from or 0)
         self.event("started" if resume_from is None else "resumed", f"{run_dir} from step {self._state.step}")
+        if missing:
+            self.event("rows_missing", f"metrics.jsonl has no row of {missing}: charts and sums go without")
         if changes := environment.record(run_dir, environment.describe(config, clock())):
             self.event("environment_changed", f"since the last start of this run: {'; '.join(changes)}")
 
@@ -133,8 +136,11 @@ class Observer:
                 self._state.warnings.append(f"{symptom.kind}: {symptom.message}")
                 self._report(symptom.kind, str(symptom), "yellow")
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float = 0.0) -> None:
-        """A held-out evaluation after `step` complete RL steps (0: before the first). metrics has eval/reward."""
+    def evaluation(
+        self, step: int, metrics: Mapping[str, float], seconds: float = 0.0, *, printed: bool = True
+    ) -> None:
+        """A held-out evaluation after `step` complete RL steps (0: before the first). metrics has eval/reward.
+        `printed`: not where the command itself shows them at its end."""
         values = _floats(metrics)
         with self._lock:
             row = {"step": step, "kind": "eval", "at_s": self._clock(), **values, "seconds/eval": float(seconds)}
@@ -142,7 +148,11 @@ class Observer:
             self._state.take_eval(values)
             self._send(step, values)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if "/source/" not in name)
-        self._print(f"held-out after step {step}: {shown}")
+        text = f"held-out after step {step}: {shown}"
+        if printed:
+            self._print(text)
+        else:
+            self._log.write(self._clock(), text)
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Something worth knowing happened; kind is one word (worker_lost, restart, checkpoint, ...)."""
@@ -242,6 +252,12 @@ class Observer:
             self._gauges_at_s[what] = -GAUGE_PERIOD_S if final else now_s
         return due
 
+    def sync(self) -> None:
+        """Wait until all that was recorded is on disk: with a checkpoint, so that a power cut loses no row of a step
+        that the checkpoint counts. Raises OSError."""
+        for file in self._journals.values():
+            file.sync()
+
     def close(self) -> None:
         """Write what is held back and the Perfetto trace; end the live view. Safe to call twice."""
         with self._lock:
@@ -292,6 +308,14 @@ class Observer:
         for name in FILES:
             whole = name == "events"  # history: what went wrong stays known; only a torn line goes
             journal.cut(self._dir / f"{name}.jsonl", (lambda row: True) if whole else keep)
+
+    def _missing(self, last: int) -> str:
+        """The complete steps up to `last` that left no row."""
+        rows = journal.read(self._dir / "metrics.jsonl") if last else []
+        there = {row["step"] for row in rows if row["kind"] == "step"}
+        steps = [str(step) for step in range(1, last + 1) if step not in there]
+        more = f" and {len(steps) - 8} more" if len(steps) > 8 else ""
+        return f"step{'s' * (len(steps) > 1)} {', '.join(steps[:8])}{more}" if steps else ""
 
     def _recall(self) -> None:
         for row in journal.read(self._dir / "metrics.jsonl"):

@@ -7,7 +7,6 @@ from statistics import median
 from launch.observe.records import StepRecord
 
 STEADY = ("warm start",)
-OF_ONE_STEP = ("speculation/", "drafter/", "budget/", "abort/", "skip/")  # metrics that the next step may lack
 
 
 @dataclass(slots=True)
@@ -43,9 +42,9 @@ class RunState:
 
     def take(self, record: StepRecord, metrics: dict[str, float]) -> None:
         self.step = max(self.step, record.step)
-        for name in [name for name in self.metrics if name.startswith(OF_ONE_STEP)]:
-            del self.metrics[name]  # e.g. of a drafter that this step did not use, or train
-        self.metrics.update(metrics)
+        self.metrics = dict(
+            metrics
+        )  # a step that trained no group has no entropy: the one before it says nothing of it
         self.seconds = dict(record.seconds)
         if "reward/mean" in metrics:
             self.rewards.append(metrics["reward/mean"])

@@ -17,10 +17,19 @@ MIN_GROUPS = 32  # where one group in four differs, so many in a row without one
 MIN_RESPONSES = 64
 BUDGET_STEPS = 8  # a budget may be exceeded for so long by chance: prompts differ in length
 MOSTLY = 0.9  # of the responses were cut
+FEW_STEPS = 8  # looked back on for what becomes rare
+FEW = 0.25  # of the groups, or of the entropy at the start
 TREND_STEPS = 40  # the trend is looked at after so many steps, and whenever their number has doubled
 TREND_ERRORS = 1.0  # a rise below so many standard errors is none
 _LOOK = "look at some responses in samples.jsonl or the report"
 
+READ = frozenset(  # of a step's hundreds of metrics; a run may have many thousand steps
+    (
+        *("entropy", "lr", "reward/mean", "reward/std", "rollouts/truncated", "rollouts/truncated_share"),
+        *("groups/total", "groups/ungraded", "groups/varied", "budget/planned_tokens", "budget/tokens"),
+        *("budget/rollouts_max", "budget/rollouts_mean", "budget/rollouts_min"),
+    )
+)
 Row = Mapping[str, Any]
 
 
@@ -45,11 +54,11 @@ class Watch:
 
     def recall(self, row: Row) -> None:
         """A step of an earlier part of the run: counts, but is not judged."""
-        self._rows.append(row)
+        self._rows.append({name: row[name] for name in READ if name in row})
 
     def take(self, row: Row) -> list[Symptom]:
         """What this step makes certain and was not told yet."""
-        self._rows.append(row)
+        self.recall(row)
         found = [symptom for symptom in symptoms(self._rows) if symptom.kind not in self._told]
         self._told |= {symptom.kind for symptom in found}
         return found
@@ -57,8 +66,9 @@ class Watch:
 
 def symptoms(rows: Sequence[Row], *, over: bool = False) -> list[Symptom]:
     """What is wrong at the end of `rows`, the metrics of a run's RL steps. over: no more steps will come."""
-    found = [_no_signal(rows, over), _truncated(rows, over)]
-    if found[0] is None:  # where nothing is learned, a flat reward is no news
+    no_signal = _no_signal(rows, over) or _little_signal(rows)
+    found = [no_signal, _truncated(rows, over)]
+    if no_signal is None:  # where nothing is learned, a flat reward is no news
         found.append(_flat_reward(rows, over))
     found.append(_over_budget(rows))
     return [symptom for symptom in found if symptom is not None]
@@ -86,12 +96,46 @@ def _no_signal(rows: Sequence[Row], over: bool) -> Symptom | None:
             f"{100 * share:.0f} % of responses were cut before they could end: raise rollout.sampling.max_new_tokens, "
             "or begin with a model that knows the format (warmup)"
         )
+    elif (share := _mean(recent, "turns/limited_share")) >= 0.5:
+        remedy = (
+            f"{100 * share:.0f} % of episodes ended at environment.max_turns, before the environment ended them: raise "
+            "it, let environment's `step` give rewards on the way, or begin with a model that knows the game (warmup)"
+        )
     else:
         remedy = (
             f"{_LOOK}: they never meet the format that reward.terms wants, or the reward function or "
             f"data.answer_field is wrong (if {value} is the best reward, the task is solved)"
         )
     return Symptom("no_signal", f"{message} ({value})", remedy)
+
+
+def _little_signal(rows: Sequence[Row]) -> Symptom | None:
+    """Few groups of the last steps had two different rewards: the task is solved, or too hard, or the policy has
+    collapsed onto few responses."""
+    recent = rows[-FEW_STEPS:]
+    groups = math.fsum(_number(row, "groups/total") - _number(row, "groups/ungraded") for row in recent)
+    varied = math.fsum(_number(row, "groups/varied") for row in recent)
+    if len(recent) < FEW_STEPS or groups < MIN_GROUPS or varied > FEW * groups:
+        return None
+    message = f"{100 * (1 - varied / groups):.0f} % of groups had equal rewards in {_steps(recent)}"
+    rewards = [_number(row, "reward/mean") for row in recent if _is_number(row.get("reward/mean"))]
+    if rewards:
+        message += f" (mean reward {math.fsum(rewards) / len(rewards):.3g})"
+    remedy = (
+        "most prompts are solved or hopeless: rollout.skip.target samples those in between, harder or easier prompts "
+        "do the same"
+    )
+    before, now = (_entropy(part) for part in (rows[:PATIENCE_STEPS], recent))
+    if before and now is not None and now <= FEW * before:
+        message += f"; entropy fell to {100 * now / before:.0f} % of its start"
+        remedy += ". If the held-out reward stands still, the policy has collapsed: a smaller learner.optimizer.lr"
+    return Symptom("little_signal", message, remedy)
+
+
+def _entropy(rows: Sequence[Row]) -> float | None:
+    """Mean of the steps that trained; None if none did."""
+    found = [_number(row, "entropy") for row in rows if _is_number(row.get("entropy"))]
+    return math.fsum(found) / len(found) if found else None
 
 
 def _truncated(rows: Sequence[Row], over: bool) -> Symptom | None:

@@ -22,6 +22,7 @@ _LEARNING = (
     *(("clip_fraction", "Clipped share of tokens"), ("grad_norm/mean", "Gradient norm")),
     *(("length/mean", "Response length, tokens"), ("groups/used", "Groups used")),
     ("rollouts/truncated_share", "Responses cut at the length limit, share"),
+    ("turns/limited_share", "Episodes ended at environment.max_turns, share"),
 )
 _NEVER = ("run.name", "run.dir")
 

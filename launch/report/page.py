@@ -174,8 +174,8 @@ def _warnings(warnings: Sequence[str]) -> str:
 
 def _cards(summary: RunSummary) -> str:
     speed = f"{summary.tokens_per_s:,.0f}" if summary.tokens_per_s is not None else "-"
-    gap = f"{summary.logprob_gap_mean:.1e}" if summary.logprob_gap_mean is not None else "-"
-    gap_max = f"largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
+    gap = f"{summary.logprob_gap_mean:.2g}" if summary.logprob_gap_mean is not None else "-"
+    gap_max = f"largest {summary.logprob_gap_max:.2g}" if summary.logprob_gap_max is not None else ""
     corrected = f"corrected {summary.correction}" if summary.correction else ""
     per_step = f"{summary.wall_s / summary.steps_done:.2f} s a step" if summary.steps_done else ""
     lost = f"{summary.rollouts_failed} failed, {summary.rollouts_reissued} reissued"
@@ -211,8 +211,10 @@ def _speculation_card(s: SpeculationSummary) -> str:
         return _card("Speculation", "-", "no drafts accepted")
     if not any(s.saved_by.values()):
         return _card("Speculation", f"{s.accept_length:.2f}", "accept length; time not measured")
-    verb = "saved" if s.saved_s >= 0 else "lost"
-    return _card("Speculation", f"{seconds_text(abs(s.saved_s))} s", f"{verb}, accept length {s.accept_length:.2f}")
+    seconds, more = f"{seconds_text(abs(s.saved_s))} s", f"accept length {s.accept_length:.2f}"
+    if s.saved_s < 0:
+        return _card("Speculation", f'<span class="down">-{seconds}</span>', f"decoding took longer, {more}")
+    return _card("Speculation", seconds, f"saved, {more}")
 
 
 def _drafter_card(d: DrafterSummary) -> str:

@@ -271,9 +271,9 @@ def summary_table(summary: RunSummary) -> Table:
     if summary.drafter is not None:
         table.add_row("drafter", drafter_text(summary.drafter))
     if summary.logprob_gap_mean is not None:
-        largest = f", largest {summary.logprob_gap_max:.1e}" if summary.logprob_gap_max is not None else ""
+        largest = f", largest {summary.logprob_gap_max:.2g}" if summary.logprob_gap_max is not None else ""
         corrected = f"; corrected for {summary.correction}" if summary.correction else ""
-        table.add_row("log-prob gap", f"mean {summary.logprob_gap_mean:.1e}{largest}{corrected}")
+        table.add_row("log-prob gap", f"mean {summary.logprob_gap_mean:.2g}{largest}{corrected}")
     if summary.rollouts_failed or summary.rollouts_reissued:
         lost = f"{summary.rollouts_failed} rollouts failed, {summary.rollouts_reissued} rollouts re-issued"
         table.add_row("mishaps", lost, style="yellow")

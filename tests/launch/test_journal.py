@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.errors import as_expected
+from launch.observe import now
 from launch.observe.journal import Journal, cut, encode, read, replace
 
 ROOT = Path(__file__).parents[2]
@@ -97,3 +100,36 @@ def test_sigkill_loses_nothing_that_was_written(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, env={**os.environ})
     assert done.returncode == -signal.SIGKILL
     assert [row["step"] for row in read(path)] == list(range(50))
+
+
+def test_a_full_disk_is_named_with_the_file_and_the_remedy(tmp_path: Path) -> None:
+    """The system names no file when a write fails; /dev/full fails every one."""
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    journal = Journal(tmp_path / "metrics.jsonl")
+    with pytest.raises(OSError, match="No space left") as caught:
+        journal.write({"step": 1})
+    with suppress(OSError):
+        journal.close()
+    expected = as_expected(caught.value)
+    assert expected is not None
+    assert expected.message.startswith(f"No space left on device: {tmp_path / 'metrics.jsonl'}. ")
+    assert expected.message.endswith(" are free there.")
+    assert expected.remedy == "free space there, or choose another run.dir"
+
+
+def test_what_is_not_written_leaves_no_draft(tmp_path: Path) -> None:
+    draft = tmp_path / f".{now.FILE_NAME}.{os.getpid()}.tmp"
+    draft.symlink_to("/dev/full")
+    now.write(tmp_path, now.Now("rollout", 1, 2, 3, 4.0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_are_on_disk_after_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    journal = Journal(tmp_path / "a.jsonl")
+    journal.write({"step": 1})
+    journal.sync()
+    assert synced == ["a.jsonl"]
+    journal.close()
+    journal.sync()  # a late one is no error

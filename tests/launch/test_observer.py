@@ -245,7 +245,7 @@ def test_one_line_per_step_without_a_terminal(tmp_path: Path) -> None:
     assert lines[1] == "held-out after step 0: eval/reward 0.125"
     assert lines[2] == (
         "step  1/10  reward 0.250  held-out 0.125  6,812 tok/s  len 20/28/30  2.00s (rollout 1.50 learn 0.50)  "
-        "gap 3.0e-07  eta 18s"
+        "gap 3e-07  eta 18s"
     )
     assert lines[3:] == ["worker_lost: rollout-0"]
 
@@ -268,6 +268,15 @@ def test_live_panel_shows_the_run() -> None:
     ):  # fmt: skip
         assert part in text, part
     assert "gap" not in step_line(state)
+
+
+def test_games_that_ended_by_max_turns_are_not_called_cut() -> None:
+    state = RunState(name="demo", steps=10, started_s=0.0)
+    metrics = {"groups/total": 8.0, "groups/used": 7.0, "rollouts/truncated_share": 0.0}
+    state.take(record(1), metrics | {"turns/mean": 6.25, "turns/limited_share": 0.67})
+    assert "0 % of responses cut at the length limit" in shown(state, 1.0)
+    assert "6.2 on average, 67 % of episodes ended at environment.max_turns" in shown(state, 1.0)
+    assert "cut 0 %  turns 6.2  at max_turns 67 %" in step_line(state)
 
 
 def test_the_live_panel_says_in_which_precision_rollouts_are_where_it_is_a_low_one() -> None:
@@ -311,6 +320,29 @@ def test_the_panel_shows_what_tells_a_collapse() -> None:
     assert "entropy 1.234, clipped 3.12%, gradient norm 0.876, loss -0.0123" in shown(state, 0.0)
     state.take(record(2), {"kl": 0.00123})
     assert "KL 0.0012" in shown(state, 0.0)
+
+
+def test_a_step_that_trained_nothing_shows_nothing_of_the_step_before() -> None:
+    state = RunState(name="demo", steps=10, started_s=0.0)
+    groups = {"groups/total": 8.0, "reward/mean": 0.5}
+    learned = {"entropy": 0.23, "clip_fraction": 0.01, "grad_norm/mean": 2.4, "loss/mean": 0.1, "kl": 0.2}
+    state.take(record(1), groups | learned | {"groups/used": 3.0})
+    assert "entropy 0.23  KL 0.2000  clipped 1.0%  grad 2.4" in step_line(state)
+    state.take(record(2), groups | {"groups/used": 0.0})
+    assert not any(word in step_line(state) for word in ("entropy", "KL", "clipped", "grad"))
+    assert "groups 0/8" in step_line(state)
+    assert "gradient norm" not in shown(state, 0.0)
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_an_evaluation_that_the_command_shows_is_in_the_log_only(tmp_path: Path, printed: bool) -> None:
+    out = StringIO()
+    with Observer(tmp_path, make_config(live=True), console=Console(file=out, width=200)) as observer:
+        observer.evaluation(0, {"eval/reward": 0.25}, printed=printed)
+    line = "held-out after step 0: eval/reward 0.25"
+    assert (line in out.getvalue()) is printed
+    assert line in (tmp_path / "run.log").read_text()
+    assert [row["eval/reward"] for row in read(tmp_path / "metrics.jsonl")] == [0.25]
 
 
 def test_lost_seconds_are_lost_and_nothing_accepted_is_said() -> None:
@@ -362,3 +394,22 @@ def test_length_metrics() -> None:
         91,
         100,
     )
+
+
+def test_steps_without_a_row_are_said_on_resume(tmp_path: Path) -> None:
+    """As after a power cut; and a line that is not ours neither counts nor stops the run."""
+    with Observer(tmp_path, make_config()) as observer:
+        for step in (1, 2, 3, 4):
+            observer.step(record(step))
+        observer.sync()
+    metrics = tmp_path / "metrics.jsonl"
+    first, second, _, fourth = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text(first + '{"step":null,"kind":"step"}\n' + second + fourth)
+    with Observer(tmp_path, make_config(), resume_from=3):
+        pass
+    assert steps_of(metrics) == [1, 2]
+    (said,) = [event["message"] for event in read(tmp_path / "events.jsonl") if event["kind"] == "rows_missing"]
+    assert said.startswith("metrics.jsonl has no row of step 3:")
+    with Observer(tmp_path, make_config(), resume_from=2):
+        pass
+    assert len([event for event in read(tmp_path / "events.jsonl") if event["kind"] == "rows_missing"]) == 1

@@ -1,6 +1,7 @@
 """`paceline status` of a run without a coordinator: from its folder, while it runs and when it has ended."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,11 @@ def test_the_newest_run_is_asked_unless_one_is_named(
     assert "name the folder of a run" in run("status")[2]
     (tmp_path / "runs").symlink_to(tmp_path)
     assert run("status")[1].startswith("demo: ended without a word, 0 of 9 RL steps done")
+    later = tmp_path / "demo.eval-20261123-200000"
+    shutil.copytree(tmp_path / "demo", later)
+    assert run("status")[1].startswith("demo: "), "an evaluation is no run"
+    code, _, error = run("status", str(tmp_path / "nope"))
+    assert (code, "there is no such folder" in " ".join(error.split())) == (1, True)
 
 
 def test_who_asks_who_holds_a_folder_does_not_hold_it(tmp_path: Path) -> None:

@@ -393,7 +393,7 @@ def test_a_corrected_gap_says_so(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("weights: none", "weights: token"))
     print_summary(tmp_path, console=console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert said.count("mean 1.0e-06; corrected for by token") == 1
+    assert said.count("mean 1e-06; corrected for by token") == 1
 
 
 @pytest.mark.parametrize(("masters", "said"), [({"eval/master_reward": 0.5}, "0.500"), ({}, "not evaluated")])

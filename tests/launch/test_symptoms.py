@@ -12,7 +12,7 @@ from launch.observe import Observer, StepRecord
 from launch.observe.journal import read
 from launch.observe.live import render
 from launch.observe.state import RunState
-from launch.observe.symptoms import Row, Watch, symptoms, trend
+from launch.observe.symptoms import READ, Row, Watch, symptoms, trend
 from launch.report import write_report
 from launch.report.summary import print_summary
 from tests.launch.test_observer import make_config
@@ -61,6 +61,13 @@ def test_the_likely_cause_is_named(row: Row, remedy: str) -> None:
     assert remedy in symptoms([row] * 3)[0].remedy
 
 
+def test_games_that_nobody_ends_are_named_by_their_turns() -> None:
+    games = DEAD | {"rollouts/truncated": 0.0, "rollouts/truncated_share": 0.0, "turns/limited_share": 1.0}
+    (found,) = symptoms([games] * 3)
+    assert found.kind == "no_signal"
+    assert "100 % of episodes ended at environment.max_turns" in found.remedy
+
+
 def test_zero_variance_groups_that_train_do_not_hide_it() -> None:
     """objective.drop_zero_variance=false: every group is used, none teaches anything."""
     assert kinds([DEAD | {"groups/used": 16.0}] * 3) == ["no_signal", "truncated"]
@@ -76,6 +83,57 @@ def test_chance_is_no_symptom() -> None:
         kinds([ALIVE | {"groups/varied": 0.0, "groups/ungraded": 16.0}] * 3) == []
     )  # graded by nobody: an error of its own
     assert kinds([{"reward/mean": 0.5}] * 10) == []  # of an older version
+
+
+def few_groups(entropy: float | None) -> list[Row]:
+    """Five steps that learn, then eight of which every other trains half of its groups and has an entropy."""
+    learns: Row = ALIVE | {"entropy": 0.8}
+    trains: Row = ALIVE | {"groups/varied": 8.0, "reward/mean": 0.9} | ({} if entropy is None else {"entropy": entropy})
+    rests: Row = ALIVE | {"groups/varied": 0.0, "reward/mean": 0.9}
+    return [learns] * 5 + [trains, rests] * 4
+
+
+def test_few_groups_with_a_signal_are_told_once_and_are_no_flat_reward() -> None:
+    rows = few_groups(0.4)
+    assert kinds(rows[:-1]) == kinds(rows[:5] * 7) == []
+    (found,) = symptoms(rows)
+    assert found.kind == "little_signal"
+    assert found.message == "75 % of groups had equal rewards in the last 8 RL steps (mean reward 0.9)"
+    assert "rollout.skip.target" in found.remedy
+    assert "lr" not in found.remedy
+    assert kinds(rows[-8:] * 5) == ["little_signal"]  # 40 steps without a rise
+    watch = Watch()
+    assert [symptom.kind for row in rows * 3 for symptom in watch.take(row)] == ["little_signal"]
+    assert kinds([row | {"groups/total": 3.0, "groups/varied": 0.5} for row in rows]) == []  # 24 groups: chance
+
+
+@pytest.mark.parametrize("entropy", [0.05, 0.0])
+def test_a_collapse_is_told_by_the_entropy_of_the_steps_that_train(entropy: float) -> None:
+    (found,) = symptoms(few_groups(entropy))
+    assert f"entropy fell to {100 * entropy / 0.8:.0f} % of its start" in found.message
+    assert "a smaller learner.optimizer.lr" in found.remedy
+    assert "entropy" not in symptoms(few_groups(None))[0].message
+
+
+class Asked(dict[str, float]):
+    """A row that notes what it is asked for."""
+
+    names: set[str] = set()  # noqa: RUF012
+
+    def get(self, name: str, default: object = None) -> object:  # type: ignore[override]
+        Asked.names.add(name)
+        return super().get(name, default)
+
+
+def test_what_is_kept_of_a_step_is_what_symptoms_read() -> None:
+    over_budget = {"budget/planned_tokens": 900.0, "budget/tokens": 500.0, "budget/rollouts_mean": 1.0}
+    budget = over_budget | {"budget/rollouts_min": 1.0, "budget/rollouts_max": 1.0}
+    for rows in ([DEAD] * 40, [ALIVE] * 40, [ALIVE | budget] * 40, few_groups(0.05)):
+        symptoms([Asked(row) for row in rows])
+    assert Asked.names == READ
+    watch = Watch()
+    watch.take(DEAD | {"length/mean": 1.0})
+    assert watch._rows[0].keys() == DEAD.keys() & READ
 
 
 def test_a_run_that_is_over_is_judged_by_what_it_has() -> None:

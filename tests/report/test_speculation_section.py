@@ -43,6 +43,32 @@ def test_running_requests_keep_their_area_by_drafter(tmp_path: Path) -> None:
     assert data["positions"] == {"suffix": []}
 
 
+@pytest.mark.parametrize(
+    ("saved_s", "shown"),
+    [
+        (-33.95, '<b><span class="down">-67.9 s</span></b><span class="more">decoding took longer, accept length'),
+        (33.95, '<b>67.9 s</b><span class="more">saved, accept length'),
+    ],
+)
+def test_lost_seconds_are_negative_and_of_the_colour_of_bad(tmp_path: Path, saved_s: float, shown: str) -> None:
+    with Observer(tmp_path, config(tmp_path, steps=9)) as observer:
+        for step in (1, 2):
+            meter = SpeculationMeter()
+            use = StrategyUse(
+                strategy="suffix:2",
+                engine_steps=1,
+                request_steps=1,
+                drafted=1,
+                accepted=1,
+                seconds=100.0,
+                draft_s=0.0,
+                saved_s=saved_s,
+            )
+            meter.window("a", window(use, (10.0, 4, "suffix"), (110.0, 0, "none")))
+            observer.step(StepRecord(step=step, metrics={}, seconds={"step": 101.0}, speculation=meter.take()))
+    assert shown in render(tmp_path)
+
+
 def test_speculation_is_shown_as_it_was_recorded(run_dir: Path) -> None:
     data = Page(render(run_dir)).data["speculation"]
     records = read(run_dir / "speculation.jsonl")

@@ -130,6 +130,7 @@ drawLines(
     one("failed", "rollouts/failed", "--red"),
     one("reissued after a lost worker", "rollouts/reissued", "--gold"),
     one("cut at the length limit", "rollouts/truncated", "--slate"),
+    one("ended at environment.max_turns", "turns/limited", "--teal"),
     one("left out because they were cut", "rollouts/masked", "--violet"),
   ],
   { zero: true, height: 190 },
