@@ -6,6 +6,9 @@ operating system refused (OSError).
 """
 
 import sys
+from pathlib import Path
+
+from models.durable import FULL, room
 
 OUR_PACKAGES = frozenset({"launch", "actors", "coordinator", "drafter", "policies", "models"})
 _ABOVE = __name__.removesuffix("launch.errors")  # "paceline." where it was installed from a wheel
@@ -51,7 +54,8 @@ def as_expected(error: BaseException) -> PacelineError | None:
     if f"{type(error).__module__}.".startswith(_OURS):
         return PacelineError(str(error) or type(error).__name__, remedy=remedy if isinstance(remedy, str) else None)
     if isinstance(error, OSError):
-        return PacelineError(_os_message(error), remedy=_OS_REMEDIES.get(type(error)))
+        remedy = "free space there, or choose another run.dir" if error.errno in FULL else _OS_REMEDIES.get(type(error))
+        return PacelineError(_os_message(error), remedy=remedy)
     return None
 
 
@@ -64,7 +68,10 @@ _OS_REMEDIES: dict[type[BaseException], str] = {
 def _os_message(error: OSError) -> str:
     if error.strerror is None:
         return str(error) or type(error).__name__
-    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if not error.filename:
+        return error.strerror
+    said = f"{error.strerror}: {error.filename}"
+    return f"{said}. {room(Path(error.filename))}".rstrip() if error.errno in FULL else said
 
 
 def show(error: PacelineError) -> None:

@@ -46,18 +46,26 @@ class Run:
         return (row for row in journal.read(self.path / "metrics.jsonl") if row.get("kind") == kind)
 
 
-def train(config: Given, *overrides: str, rewards: Rewards | None = None, resume: bool = False) -> Run:
+def train(
+    config: Given,
+    *overrides: str,
+    rewards: Rewards | None = None,
+    resume: bool = False,
+    step: int | None = None,
+) -> Run:
     """Train as `paceline train` does, in this process, and return the run.
 
     config: a YAML file, or its content as nested mappings. overrides: "key=value". rewards: functions as
     docs/rewards.md describes them, or terms ({"function": f, "weight": 0.2}, {"kind": "math"}), in the place of
-    reward.terms; they may be defined in the script or notebook that calls this. resume: go on from the run's last
-    checkpoint.
+    reward.terms; they may be defined in the script or notebook that calls this. resume: go on from the run's newest
+    intact checkpoint, or from that of `step`.
 
     Ctrl-C checkpoints the last complete step and raises KeyboardInterrupt. Raises PacelineError (ConfigError, ...) for
     what a user can mend. Where Ray's own servers are lost this process ends, as the command does.
     """
     _on_main_thread()
+    if step is not None and not resume:
+        raise UsageError("step is for resume=True: it names the checkpoint to go on from")
     loaded = _load(config, overrides)
     if rewards is not None:
         loaded = _load(config, [*overrides, reward_override(_listed(rewards), loaded)])
@@ -68,7 +76,7 @@ def train(config: Given, *overrides: str, rewards: Rewards | None = None, resume
     from launch.run.train import train as run
 
     source = _NAME if isinstance(config, Mapping) else str(config)
-    if run(loaded, config_source=" ".join([source, *overrides]), resume=resume) != 0:
+    if run(loaded, config_source=" ".join([source, *overrides]), resume=resume, step=step) != 0:
         raise KeyboardInterrupt("the run was stopped; go on with resume=True")
     return Run(Path(loaded.run.dir) / loaded.run.name)
 

@@ -73,6 +73,8 @@ def best_model(run: Path) -> Path:
     """Raises UsageError if the run kept none."""
     if not (run / BEST_DIR / BEST_RECORD).is_file():
         raise UsageError(
-            f"no best model in {run}", remedy="a run keeps one with eval.every above 0 (checkpoint.best_metric)"
+            f"no best model in {run}",
+            remedy="a run keeps one with eval.every above 0, once an evaluation is better by "
+            "checkpoint.best_metric than the one before training",
         )
     return run / BEST_DIR

@@ -5,13 +5,18 @@ A driver that is killed takes its head's servers with it, but not their agents: 
 session folder is marked with the driver; the next start of a head ends what still belongs to folders whose driver is
 gone. To belong means: of this user, and with a file below the folder open for writing (titles of Ray's processes tell
 nothing, and who merely reads a log is not touched).
+
+A private head's servers get sessions of their own, so that a signal to the driver's process group (Ctrl-C, `timeout`)
+reaches the driver only. They still end with the driver: Ray asks the kernel for that, and sessions do not matter to it.
 """
 
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MARK = "paceline_driver"
@@ -26,6 +31,28 @@ for pid in sys.argv[2:]:
     except OSError:
         pass
 """
+
+_detaching: set[int] = set()  # threads whose new processes begin a session
+
+
+def _detach() -> None:
+    if threading.get_ident() in _detaching:
+        os.setsid()
+
+
+os.register_at_fork(after_in_child=_detach)
+
+
+@contextmanager
+def sessions_of_their_own() -> Iterator[None]:
+    """Let processes that this thread forks in the block begin a session each: those of os.fork() and of subprocess with
+    a `preexec_fn`, which is how Ray starts its servers (ray/_private/services.py, start_ray_process). It is done in the
+    fork because a process that runs another program already cannot be moved."""
+    _detaching.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _detaching.discard(threading.get_ident())
 
 
 def servers_of(node_id: str) -> dict[str, int]:

@@ -2,27 +2,31 @@
 
     with ray_session(address=config.cluster.address, cpus=4) as session: ...
 
-- `address` or RAY_ADDRESS (set inside a Ray job): attach to that cluster. A dead address is an error after a few
-  seconds, not after the minutes for which Ray would retry.
+- `address` or RAY_ADDRESS (set inside a Ray job): attach to that cluster. An address where nothing answers as Ray does
+  is an error after seconds, not after the minutes for which Ray would retry.
 - neither: a private head for this process, gone when the block ends. Ray's servers listen on every interface, so the
   head keeps Ray's token authentication, with a random token that lives in this process's environment only
   (RAY_AUTH_TOKEN or RAY_AUTH_MODE in the environment win).
 - Ray already initialised in this process: used as it is, and left running.
 
-A head that does not start in time is tried once more. What an earlier head left behind, whose driver was killed, is
-ended first. With `on_lost` Ray's own servers are watched, and this process ends when they are lost: there is no other
-way out of a call to Ray that never returns.
+A private head's servers are in sessions of their own: a signal to this process's group does not reach them. A head that
+does not start in time is tried once more. What an earlier head left behind, whose driver was killed, is ended first.
+With `on_lost` Ray's own servers are watched, and this process ends when they are lost: there is no other way out of a
+call to Ray that never returns.
 
 A SIGTERM handler of this process stays in place (ray.init would replace it).
 """
 
 import logging
 import os
+import re
+import resource
 import secrets
 import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,17 +34,30 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._common.utils import get_system_memory
+from ray._private.utils import resolve_object_store_memory
 
-from launch.cluster.processes import end_processes, end_processes_afterwards, mark, servers_of, sweep
+from coordinator.admin.probe import answers
+from launch.cluster.processes import (
+    end_processes,
+    end_processes_afterwards,
+    mark,
+    servers_of,
+    sessions_of_their_own,
+    sweep,
+)
 from launch.cluster.watch import RayWatch
 from launch.errors import PacelineError, RayLostError
 
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 15.0  # a busy head takes seconds to answer
+_ASK_AGAIN_S = 0.2
 _TELL_S = 5.0  # for `on_lost`, which may wait for a lock that the blocked thread holds
+_OWN_ADDRESSES_BYTES = 4 * 2**30  # libraries, threads' stacks and heaps of the driver, beside the object store
 _START_REMEDY = (
     "the machine is too busy, or lacks memory or space in /tmp or /dev/shm: see the newest logs below {logs}; "
     "or start a head yourself (ray start --head) and set cluster.address"
 )
+_TOO_LONG = re.compile(r"AF_UNIX path length cannot exceed (\d+) bytes: (.+)")
 _log = logging.getLogger(__name__)
 
 
@@ -101,6 +118,7 @@ def ray_session(
         if ended := sweep(root):
             _log.warning("ended %d processes that an earlier Ray head had left behind", ended)
         common |= {"num_cpus": max(cpus or 0, os.cpu_count() or 1), "num_gpus": gpus, "include_dashboard": dashboard}
+        _require_addresses(object_store_bytes)
         _start_head({**common, "object_store_memory": object_store_bytes}, root)
     else:
         assert address is not None
@@ -139,11 +157,27 @@ def ray_session(
         ray.shutdown()
 
 
+def _require_addresses(store_bytes: int | None) -> None:
+    """Every process maps the object store whole: with less room than that, servers die, or this process waits for ever.
+    Raises RaySessionError."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    store = resolve_object_store_memory(get_system_memory(), store_bytes)
+    if limit < store + _OWN_ADDRESSES_BYTES:
+        raise RaySessionError(
+            f"a process may have {limit / 2**30:.1f} GiB of addresses here (ulimit -v), and Ray's object store alone "
+            f"takes {store / 2**30:.1f} GiB of them in each",
+            remedy="ulimit -v unlimited; a cgroup limits memory itself (docker run -m, systemd-run -p MemoryMax=...)",
+        )
+
+
 def _start_head(arguments: dict[str, Any], root: Path) -> None:
     """Raises RaySessionError."""
     for last in (False, True):
         try:
-            ray.init(address="local", **arguments)
+            with sessions_of_their_own():
+                ray.init(address="local", **arguments)
             return
         except ValueError as error:
             raise RaySessionError(f"Ray cannot be started: {_first_line(error)}") from error
@@ -151,11 +185,22 @@ def _start_head(arguments: dict[str, Any], root: Path) -> None:
             ray.shutdown()
             for folder in root.glob(f"session_*_{os.getpid()}"):
                 end_processes(folder)
+            said = _first_line(error)
+            if remedy := _hopeless(error, root):
+                raise RaySessionError(f"Ray did not start: {said}", remedy=remedy) from error
             if last:
                 raise RaySessionError(
-                    f"Ray did not start, twice: {_first_line(error)}", remedy=_START_REMEDY.format(logs=root)
+                    f"Ray did not start, twice: {said}", remedy=_START_REMEDY.format(logs=root)
                 ) from error
-            _log.warning("Ray did not start (%s): once more", _first_line(error))
+            _log.warning("Ray did not start (%s): once more", said)
+
+
+def _hopeless(error: Exception, root: Path) -> str:
+    """The remedy for what a second try cannot mend; empty for the rest."""
+    if (long := _TOO_LONG.search(str(error))) is not None:
+        over = len(os.fsencode(long[2])) - int(long[1])
+        return f"{root} is too long by {over} bytes for the sockets below it: set RAY_TMPDIR to a shorter path (/tmp)"
+    return ""
 
 
 def _to_watch(session: RaySession) -> tuple[dict[str, str], dict[str, int]]:
@@ -201,7 +246,8 @@ def _first_line(error: Exception) -> str:
 
 
 def check_reachable(address: str, timeout_s: float) -> None:
-    """Raise RaySessionError unless something accepts connections at `address` (host:port, or "auto")."""
+    """Raise RaySessionError unless Ray's GCS answers at `address` (host:port, or "auto"). Ray itself would ask another
+    server for minutes."""
     if address.startswith("ray://"):
         raise RaySessionError(
             f"cluster.address {address!r}: Ray Client is not supported",
@@ -213,13 +259,22 @@ def check_reachable(address: str, timeout_s: float) -> None:
         raise RaySessionError(
             f"cluster.address {address!r} is not host:port", remedy="use the GCS address, for example 10.0.0.1:6379"
         )
+    remedy = "start one (ray start --head), or unset cluster.address and RAY_ADDRESS to start a private head"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
     except OSError as error:
-        raise RaySessionError(
-            f"no Ray cluster answers at {target} ({error})",
-            remedy="start one (ray start --head), or unset cluster.address and RAY_ADDRESS to start a private head",
-        ) from error
+        raise RaySessionError(f"no Ray cluster answers at {target} ({error})", remedy=remedy) from error
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return  # the question below is not encrypted
+    deadline_s = time.monotonic() + timeout_s
+    while not answers(target, max(0.1, deadline_s - time.monotonic())):
+        if time.monotonic() >= deadline_s:
+            raise RaySessionError(
+                f"something listens at {target}, but for {timeout_s:g} s it has not answered as Ray's GCS does",
+                remedy="cluster.address and RAY_ADDRESS name the port of the GCS (6379 unless ray start --port says "
+                f"otherwise; not 8265 or 10001): see ray status on the head; or {remedy}",
+            )
+        time.sleep(_ASK_AGAIN_S)
 
 
 def _running_cluster() -> str:

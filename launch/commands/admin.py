@@ -63,6 +63,8 @@ def add_commands(app: typer.Typer) -> None:
         with failures(debug, into_pipe=True):
             if address is None:
                 run = run if run is not None else _newest(Path("runs"))
+                if run is not None and not run.is_dir():
+                    raise PacelineError(f"no run in {run}: there is no such folder", remedy="name the folder of a run")
                 if _is_run(run) and (not _has_coordinator(run) or not (as_json or watch)):
                     _show_run(run, as_json, watch=watch)
                 if _is_run(run) and not _has_coordinator(run):
@@ -189,8 +191,9 @@ def _over(known: "Credentials", address: str) -> str:
 
 
 def _newest(runs: Path) -> Path | None:
-    """The run whose folder was written to last; None if there is none."""
-    files = [*runs.glob("*/events.jsonl"), *runs.glob("*/coordinator.json")]
+    """The run whose folder was written to last, evaluations of runs aside; None if there is none."""
+    files = [file for name in ("events.jsonl", "coordinator.json") for file in runs.glob(f"*/{name}")]
+    files = [file for file in files if ".eval-" not in file.parent.name]
     return max(files, key=os.path.getmtime).parent if files else None
 
 

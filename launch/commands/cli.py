@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 Ray was lost, 130 int
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +15,7 @@ import typer
 
 from launch.commands.admin import add_commands
 from launch.commands.failures import failures
+from launch.commands.flags import WithOverrides
 from launch.commands.simulate import add_command as add_simulate
 from launch.errors import UsageError
 from launch.run.standing import one_tree
@@ -38,11 +40,11 @@ Overrides = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
 
 
-@app.command()
+@app.command(cls=WithOverrides)
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the run's last checkpoint")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the run's newest intact checkpoint")] = False,
     resume_or_start: Annotated[
         bool, typer.Option("--resume-or-start", help="go on if there is a checkpoint, else start: for what starts runs")
     ] = False,
@@ -50,12 +52,17 @@ def train(
         list[str] | None,
         typer.Option("--allow", metavar="KEY", help="with --resume: this key, or section, may differ from the run's"),
     ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="with --resume: from this checkpoint; later ones are set aside")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Train: warm start if configured, then RL steps, evaluation, checkpoints, report and the exported model."""
     with failures(debug):
         if allow and not (resume or resume_or_start):
             raise UsageError("--allow is for --resume: it names what may differ from the run's own configuration")
+        if step is not None and not resume:
+            raise UsageError("--step is for --resume: it names the checkpoint to go on from")
         loaded = _load(config, overrides, fetch=True)
         if resume_or_start:
             from launch.run.resume import can_resume
@@ -65,11 +72,11 @@ def train(
         from launch.run.train import train as run
 
         source = shlex.join([str(config), *(overrides or [])])
-        code = run(loaded.config, config_source=source, resume=resume, allowed=allow or [])
+        code = run(loaded.config, config_source=source, resume=resume, allowed=allow or [], step=step)
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=WithOverrides)
 def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Supervised warm start from demonstrations; prints the folder of the resulting model."""
     with failures(debug):
@@ -82,7 +89,7 @@ def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False
         typer.echo(run(loaded.config))
 
 
-@app.command("eval")
+@app.command("eval", cls=WithOverrides)
 def evaluate(
     what: Annotated[
         Path,
@@ -119,13 +126,36 @@ def evaluate(
             from launch.run.evaluate import evaluate as run
 
             metrics, folder = run(chosen)
-        for name, value in metrics.items():
-            typer.echo(f"{name}: {value:.6g}")
+        _show_metrics(metrics)
         typer.echo(f"responses  {folder / 'eval_samples.jsonl'}")
         typer.echo(f"report     {write_report(folder)}")
 
 
-@app.command("config")
+def _show_metrics(metrics: Mapping[str, float]) -> None:
+    """A table of sets and metrics; `eval/<set>/source/<source>/<metric>` is a line of its own."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    cells: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        where, _, metric = name.removeprefix("eval/").rpartition("/")
+        if where.startswith("master_") or metric.startswith("master_"):
+            where, metric = f"full precision {where.removeprefix('master_')}".strip(), metric.removeprefix("master_")
+        cells.setdefault(where, {})[metric] = value
+    several = any(where and "source/" not in where for where in cells)
+    table = Table("held out", box=box.SIMPLE_HEAD)
+    columns = list(dict.fromkeys(metric for row in cells.values() for metric in row))
+    for metric in columns:
+        table.add_column(metric, justify="right", no_wrap=True)
+    for where, row in cells.items():
+        values = (f"{row[metric]:.4g}" if metric in row else "-" for metric in columns)
+        table.add_row(where or ("mean of sets" if several else "all"), *values)
+    # Into a file or a pipe: whole lines, however many metrics there are.
+    Console(width=None if sys.stdout.isatty() else 24 + 16 * len(columns)).print(table)
+
+
+@app.command("config", cls=WithOverrides)
 def show_config(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file", show_default=False)] = None,
     overrides: Overrides = None,
@@ -155,7 +185,7 @@ def show_config(
             typer.secho(f"biased: {reason}", fg="yellow", err=True)
 
 
-@app.command("plan-graphs")
+@app.command("plan-graphs", cls=WithOverrides)
 def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
     """Show which CUDA graphs an engine captures, and their predicted memory; needs no GPU."""
     with failures(debug, into_pipe=True):
@@ -167,7 +197,7 @@ def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = 
         Console(width=None if sys.stdout.isatty() else 120).print(rendered(graph_report(loaded.config)))
 
 
-@app.command("plan-step")
+@app.command("plan-step", cls=WithOverrides)
 def plan_step(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -196,7 +226,7 @@ def plan_step(
             raise ConfigError([report.misfit])
 
 
-@app.command()
+@app.command(cls=WithOverrides)
 def calibrate(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -247,7 +277,7 @@ def check_cluster(
             found = check_manifest(file)
             issues += [Issue(each.key, each.message, str(file), each.remedy) for each in found]
             if not found:
-                typer.echo(f"{file}: nothing found")
+                typer.echo(f"{file}: no fault found")
         if issues:
             raise ConfigError(issues)
 
@@ -371,28 +401,30 @@ add_commands(app)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command that the arguments name. A user's modules are found in the working directory, as `python -m`
+    finds them: a console script has its own folder there."""
     try:
         with failures(debug=False):
-            one_tree(Path.cwd())
+            here = Path.cwd()
+            one_tree(here)
     except typer.Exit as refused:
         sys.exit(refused.exit_code)
+    if not {"", str(here)} & set(sys.path):
+        sys.path.insert(0, str(here))
     app()
 
 
 def _load(config: Path, overrides: list[str] | None, *, fetch: bool = False) -> "Loaded":
-    """`fetch`: what Hub ids name, where it is not here."""
+    """A model in a GGUF file is converted; `fetch`: what Hub ids name is fetched too, where it is not here."""
     from launch.config import ConfigError, load_config
     from launch.config.overrides import contradictions
 
     if issues := contradictions(overrides or []):
         raise ConfigError(issues)
     loaded = load_config(config, overrides or [])
-    if not fetch:
-        return loaded
-    from launch.config.hub import fetched
+    from launch.config.hub import converted, fetched
 
-    return replace(loaded, config=fetched(loaded.config, typer.echo))
+    return replace(loaded, config=(fetched if fetch else converted)(loaded.config, typer.echo))
 
 
 def _require(config: "Config", command: "Command") -> None:

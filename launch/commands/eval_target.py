@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state
+from actors.training.checkpoint import LEARNER_DIR, checkpoints, step_of
 from launch.config import Config, load_config
 from launch.config.load import load_values
 from launch.config.paths import tokenizer_dir
@@ -80,7 +80,10 @@ def _run_of(what: Path, step: int | None) -> tuple[Path | None, int | None]:
     """(the run, the step) that a folder stands for."""
     if (what / "state.json").is_file() and (what / LEARNER_DIR).is_dir():
         run = what.resolve().parent.parent
-        own = int(read_state(what)["step"])
+        try:
+            own = step_of(what)
+        except ValueError as error:  # one that a run has set aside
+            raise UsageError(str(error), remedy="give a checkpoint, or the run's folder with --step") from error
         if step not in (None, own):
             raise UsageError(f"{what} is the checkpoint of step {own}", remedy="leave --step out, or give the run")
         return run, own
@@ -94,7 +97,7 @@ def _of_run(run: Path, config: Config, step: int | None, best: bool) -> Target:
         return Target(config=with_model(config, best_model(run)), what=f"the best model of {run}")
     if step is None and (run / "model/config.json").is_file():
         return Target(config=with_model(config, run / "model"), what=f"the model of {run}")
-    there = [int(read_state(path)["step"]) for path in checkpoints(run / "checkpoints")]
+    there = [step_of(path) for path in checkpoints(run / "checkpoints")]
     if not there:
         raise UsageError(f"no model and no checkpoint in {run}", remedy="see checkpoint.every")
     if step is not None and step not in there:

@@ -6,13 +6,15 @@ import json
 import shutil
 from pathlib import Path
 
-from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state
+from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state, step_of
 from actors.training.options import LearnerOptions
 from actors.training.trainer import Trainer
 from launch.config import Config, load_config
 from launch.config.paths import tokenizer_dir
 from launch.errors import UsageError
 from launch.precision import note_evaluation
+from launch.run.restore import require_readable
+from launch.run.resume import UNSEALED
 from launch.run.warmup import initial_weights
 from launch.run_folder import BEST_RECORD, best_model
 from models.compressed_tensors import EXPORTED
@@ -35,14 +37,15 @@ def export_best(run: Path, out: Path) -> str:
 
 def export(run: Path, out: Path, step: int | None = None, quantization: str = "none") -> str:
     """Write the model after `step` RL steps (default: of the newest checkpoint) to `out`, and say so. `quantization`:
-    the format of its layers, as stock vLLM loads it; none: as it is trained."""
+    the format of its layers, as stock vLLM loads it; none: as it is trained. Raises UsageError, and PacelineError that
+    names the damaged file of a checkpoint."""
     if quantization != "none" and quantization not in EXPORTED:
         raise UsageError(
             f"--quantization: no checkpoint is written in {quantization}", remedy=f"one of {', '.join(EXPORTED)}, none"
         )
     if not (run / "config.yaml").is_file():
         raise UsageError(f"no run in {run}", remedy="give the folder that contains config.yaml")
-    found = {int(read_state(path)["step"]): path for path in checkpoints(run / "checkpoints")}
+    found = {step_of(path): path for path in checkpoints(run / "checkpoints")}
     if not found:
         raise UsageError(f"no checkpoint in {run}", remedy="checkpoint.every says how often a run writes one")
     if step is not None and step not in found:
@@ -53,6 +56,7 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
     if (out / "config.json").exists():
         raise UsageError(f"--out: {out} holds a model already", remedy="choose another directory")
     step = max(found) if step is None else step
+    checked = require_readable(found[step])
     config = load_config(run / "config.yaml", []).config
     lora = config.learner.lora
     learner = LearnerOptions(device="cpu", autocast_bf16=config.learner.autocast_bf16, lora=lora)
@@ -68,6 +72,8 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
     evaluated = read_state(found[step]).get("evaluations", {}).get(str(step), {})
     note_evaluation(config, out, step, evaluated, weights=None if form is None else form.name)
     said = "" if form is None else f", in {form.name}"
+    if not checked.sealed:
+        said += f"; of the checkpoint: {UNSEALED}"
     if config.rollout.quantization != "none":
         said += f"; rollouts and evaluations of the run are in {config.rollout.quantization}"
     if lora is not None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.config import Config
+from launch.config.hub import require_shape
 from launch.config.memory import drafters_of
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
@@ -45,6 +46,7 @@ def graph_report(config: Config) -> GraphReport:
             f"rollout.engine.backend is {engine.backend}, which captures its graphs itself",
             remedy="set rollout.engine.backend=native",
         )
+    require_shape(config.model.path)
     model = ModelConfig.from_hf(read_config(config.model.path))
     # As in NativeEngine: no sequence is longer than the cache and one token more.
     model_tokens = engine.max_model_tokens or model.max_position_embeddings

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from actors.engine.capabilities import BACKENDS
 from launch.config import Config, Issue
+from launch.config.hub import require_shape
 from launch.config.memory import (
     device_of,
     drafters_of,
@@ -109,6 +110,7 @@ class StepReport:
 
 def step_report(config: Config, device_name: str | None) -> StepReport:
     """Raises UsageError where no device is known, ModelConfigError for a model of another architecture."""
+    require_shape(config.model.path)
     device = _device(config, device_name)
     ModelConfig.from_hf(read_config(config.model.path))  # says what is wrong with it
     config, note = fitting(config, device)

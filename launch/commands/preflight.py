@@ -4,6 +4,7 @@ refuse it. Owns the order of the checks; each is made by the code that the run i
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from actors.data import DataError, PromptSet, load_demonstrations, load_set
@@ -39,6 +40,8 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
         early = config.rollout.abort.enabled
         issues += [Issue(f"reward.{key}", message) for key, message in check_reward(config.reward, early_ends=early)]
         issues += calibration_issues(config)
+    if command == "train" and config.drafter.train and "coordinator.curve.directory" not in broken:
+        issues += _coordinator(config)
     if not broken & {"model.path", "model.tokenizer"}:
         issues += _inputs(config, command, broken)
     return issues
@@ -48,6 +51,28 @@ def require(config: Config, command: Command) -> None:
     """Raise ConfigError with all that would stop `command`."""
     if issues := preflight(config, command):
         raise ConfigError(issues)
+
+
+def _coordinator(config: Config) -> Iterator[Issue]:
+    """Its key files, and its hosts where it will run on this machine."""
+    # Half a second of imports (ZeroMQ, gRPC, Ray) that other configurations are spared.
+    from coordinator.service import host_faults
+    from coordinator.transport.security import WORKER, KeyFilesError, client_keys, server_keys
+    from coordinator.wire import DRIVER
+    from launch.cluster.session import attaches
+
+    options = config.coordinator
+    if options.curve.directory is not None:
+        directory = Path(options.curve.directory)
+        try:
+            server_keys(directory)
+            for role in (WORKER, DRIVER):
+                client_keys(directory, role)
+        except KeyFilesError as error:
+            yield Issue("coordinator.curve.directory", str(error))
+    if not attaches(config.cluster.address):
+        for key, fault in host_faults(options):
+            yield Issue(f"coordinator.{key}", fault, remedy="leave it out, or name one of this machine's addresses")
 
 
 def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issue]:

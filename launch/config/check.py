@@ -25,7 +25,7 @@ from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
 MISSING_TRAIN = Issue("data.train", "required and missing", remedy="set it, or data.sets, to the prompts to train on")
-RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions")
+RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions", "models")
 
 
 def check_values(config: Config, *, training: bool = True) -> list[Issue]:
@@ -169,7 +169,7 @@ def _quantization(c: Config) -> Iterator[Issue]:
         yield Issue(
             "model.implementation",
             f"transformers, whose layers the learner cannot round as {key}={form} does",
-            remedy=f"leave it out (our own Llama, Qwen2, Qwen3), or set {key}=none",
+            remedy=f"leave it out (our own Llama, Mistral, Qwen2, Qwen3), or set {key}=none",
         )
     if c.learner.quantization == "rollout" and c.learner.autocast_bf16 and c.model.dtype == "float32":
         yield Issue(
@@ -393,7 +393,11 @@ def _layout(c: Config) -> Iterator[Issue]:
         )
     if c.cluster.gpu is not None:
         if embedded:
-            yield Issue("cluster.gpu", "is set, but cluster.layout is embedded (CPU only)", remedy="leave it out")
+            yield Issue(
+                "cluster.gpu",
+                "is set, but cluster.layout is embedded (CPU only)",
+                remedy="leave it out, or set cluster.gpu=null",
+            )
         elif device_named(c.cluster.gpu) is None:
             yield Issue("cluster.gpu", f"{c.cluster.gpu!r} is not known", remedy=f"one of {', '.join(DEVICES)}")
     if c.cluster.weights in ("ipc", "broadcast") and not _engine(c).pieces:

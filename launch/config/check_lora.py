@@ -28,7 +28,7 @@ def lora_issues(c: Config) -> Iterator[Issue]:
         yield Issue(
             "model.implementation",
             f"transformers, whose projections {_KEY} does not adapt",
-            remedy=f"leave it out (our own Llama, Qwen2, Qwen3), or leave {_KEY} out",
+            remedy=f"leave it out (our own Llama, Mistral, Qwen2, Qwen3), or leave {_KEY} out",
         )
     if c.learner.autocast_bf16 and c.model.dtype == "float32":
         yield Issue(

@@ -211,6 +211,8 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
                     remedy="make one with `paceline warmup-drafter`, or set it to random",
                 )
             )
+    named = {"model.path": model, "rollout.speculation.eagle.path": Path(eagle) if eagle is not None and used else None}
+    issues += [issue for key, folder in named.items() if folder is not None for issue in _unreadable(key, folder)]
     keys = config.coordinator.curve.directory
     if keys is not None and config.drafter.train and not Path(keys).is_dir():
         issues.append(_missing("coordinator.curve.directory", keys, "no directory of key files"))
@@ -284,6 +286,14 @@ def _missing(key: str, value: str, what: str) -> Issue:
     elif key == "model.path" and value.startswith("hub/"):
         remedy = f"download it first: hf download ORGANISATION/{value.partition('/')[2]} --local-dir {value}"
     return Issue(key, f"{what}: {value}{tried}", remedy=remedy)
+
+
+def _unreadable(key: str, folder: Path) -> list[Issue]:
+    """The folder of a model or drafter, or the first of its files, that this user may not read."""
+    files = sorted(file for file in folder.glob("*") if file.suffix in (".json", ".safetensors"))
+    unreadable = [path for path in (folder, *files) if path.exists() and not os.access(path, os.R_OK)]
+    denied = "cannot be read by this user: permission denied"
+    return [Issue(key, f"{path} {denied}", remedy=f"its owner can: chmod a+r {path}") for path in unreadable[:1]]
 
 
 def _first_existing(path: Path) -> Path:

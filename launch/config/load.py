@@ -7,6 +7,7 @@ cross-checks need a tree that has types.
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,19 @@ from launch.config.check import check_values
 from launch.config.defaults import implied, settled
 from launch.config.document import Document, KeyPath, parse_document
 from launch.config.foreign import elsewhere
+from launch.config.foreign_names.answers import plain
 from launch.config.issues import ConfigError, Issue
 from launch.config.overrides import apply_overrides
 from launch.config.paths import resolve_paths
 from launch.config.schema import by_name, generic, nearest, render
 from launch.config.tree import Config
+
+_OFF = {  # what switches a section off that is always there
+    "drafter": "drafter.train=false",
+    "rollout.speculation": "rollout.speculation.mode=off",
+    "rollout.abort": "rollout.abort.enabled=false",
+    "objective.sampler_correction": "objective.sampler_correction.weights=none",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +92,16 @@ def _loaded(
 
 def _remedy(issues: Sequence[Issue]) -> str:
     """Where another trainer's keys were given, the same in ours, to be pasted."""
-    ours = [issue.ours for issue in issues if issue.ours]
-    if len(ours) < 2:
+    said = dict.fromkeys(each for issue in issues for each in shlex.split(issue.ours))
+    if sum(bool(issue.ours) for issue in issues) < 2:
         return "all keys: paceline config --schema"
-    return (
-        f"in the names of Paceline: {' '.join(dict.fromkeys(ours))}\nwhat else is called otherwise: docs/coming_from.md"
-    )
+    by_key: dict[str, list[str]] = {}
+    for each in said:
+        by_key.setdefault(each.partition("=")[0], []).append(each)
+    pasted = " ".join(shlex.quote(values[0]) for values in by_key.values() if len(values) == 1)
+    lines = [f"in the names of Paceline: {pasted}"]
+    lines += [f"say which: {' or '.join(values)}" for values in by_key.values() if len(values) > 1]
+    return "\n".join([*lines, "what else is called otherwise: docs/coming_from.md"])
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:
@@ -129,21 +142,15 @@ def _issues(details: ErrorDetails, document: Document, name: str) -> Iterator[Is
 
 
 def _unknown(path: KeyPath, value: Any, document: Document) -> Iterator[Issue]:
-    """One for each key below `path` that is another trainer's, or else one for `path`."""
-    written = {parts[-1]: leaf for parts, leaf in leaves((), document.values)}
-    found = False
-    for parts, leaf in leaves(path, value):
-        for count in range(len(parts), len(path) - 1, -1):
-            key = ".".join(parts[:count])
-            theirs, ours = elsewhere(key, leaf, written)
-            if theirs:
-                found = True
-                yield Issue(key, "unknown key", _place(document, parts[:count]), theirs, ours)
-                break
-    if not found:
-        key = ".".join(path)
-        near = nearest(key)
-        yield Issue(key, "unknown key", _place(document, path), f"did you mean {near}?" if near else "")
+    """One for each key below `path`, if one of them is another trainer's; or else one for `path`."""
+    written = {plain(".".join(parts)): leaf for parts, leaf in leaves((), document.values)}
+    answers = [(parts, elsewhere(".".join(parts), leaf, written)) for parts, leaf in leaves(path, value)]
+    if not any(theirs for _, (theirs, _) in answers):
+        answers = [(path, ("", ""))]
+    for parts, (theirs, ours) in answers:
+        key = ".".join(parts)
+        near = "" if theirs else nearest(key)
+        yield Issue(key, "unknown key", _place(document, parts), f"did you mean {near}?" if near else theirs, ours)
 
 
 def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -164,6 +171,8 @@ def _issue(details: ErrorDetails, path: KeyPath, document: Document, name: str) 
         about = f"{about}: {known.description}" if known and known.description else about
         return Issue(key, f"required and missing; expected {about}", where or name)
     remedy = f"{known.description}" if known else ""
+    if details["input"] is None and known is not None and known.section is not None:
+        remedy = f"set {_OFF[key]}" if key in _OFF else "leave it out: then its keys have their defaults"
     return Issue(key, f"expected {about}; got {_quoted(details['input'])}", where, remedy)
 
 

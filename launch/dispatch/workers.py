@@ -52,7 +52,7 @@ class Workers:
         self._started = self._running = False
         self._look_s = 0.0  # when the deadlines are looked at again
         self._leaving: set[Seat] = set()  # somebody waits for their requests: these are looked at every time
-        self.drafters = DrafterMessages(self.seats, meanwhile)
+        self.drafters = DrafterMessages(self.seats, meanwhile, options.stall_timeout_s)
         self.loading = Loading(
             self.seats,
             self.drafters,

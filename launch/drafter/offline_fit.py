@@ -15,7 +15,7 @@ import ray
 
 from actors.data.options import PROMPTS_ONLY
 from actors.placement import place
-from launch.cache import add_files, keep
+from launch.cache import add_files, found, keep
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.drafter.fit import DrafterWarmup, fit_drafter
@@ -41,11 +41,10 @@ def offline_fit(
     `target`: directory of the initial model. `run_dir` holds the run's config.yaml. `avoid`: see
     actors.placement.reserve. Needs Ray. Raises Interrupted; nothing is kept of an unfinished fit.
     """
-    options = config.drafter.offline
-    if not config.drafter.train or options is None or config.rollout.speculation.eagle.path is not None:
+    options, directory = config.drafter.offline, fitted_folder(config, target)
+    if options is None or directory is None:
         return config
-    directory = Path(config.run.dir).resolve() / "warm_starts" / f"drafter_{_fingerprint(config, target)}"
-    if (directory / "config.json").is_file():
+    if found(directory, log):
         log(f"using the drafter fitted before, {directory}")
     else:
         given = DrafterWarmup(
@@ -63,6 +62,13 @@ def offline_fit(
     eagle = config.rollout.speculation.eagle.model_copy(update={"path": str(directory)})
     speculation = config.rollout.speculation.model_copy(update={"eagle": eagle})
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"speculation": speculation})})
+
+
+def fitted_folder(config: Config, target: Path) -> Path | None:
+    """Where the fit that `drafter.offline` asks for lies, or will; None where it asks for none."""
+    if not config.drafter.train or config.drafter.offline is None or config.rollout.speculation.eagle.path is not None:
+        return None
+    return Path(config.run.dir).resolve() / "warm_starts" / f"drafter_{_fingerprint(config, target)}"
 
 
 def _fit(

@@ -46,7 +46,7 @@ def load_weights(directory: Path) -> list[Weights]:
             facts = json.loads(path.read_text(encoding="utf-8"))
             tensors = tuple(TensorSpec(**spec | {"shape": tuple(spec["shape"])}) for spec in facts["tensors"])
             manifest = WeightsManifest(**facts | {"tensors": tensors})
-            payload = np.load(path.with_suffix(".npy"))
+            payload = np.load(path.with_suffix(".npy"), allow_pickle=False)
         except (OSError, ValueError, TypeError, KeyError):
             continue
         found_sum = checksum(payload)

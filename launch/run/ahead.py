@@ -90,8 +90,7 @@ def read_ahead(checkpoint: Path, prompts: Sequence[Prompt]) -> Responses:
         return unpack(read_arrays(path), {prompt.prompt_id: prompt for prompt in prompts})
     except (OSError, KeyError, ValueError, BadZipFile, ValidationError) as error:
         raise CheckpointError(
-            f"{path}, the responses that the next step goes on from, cannot be read: {error}. Resume from an older "
-            "checkpoint, with the prompts that the run had"
+            f"{path}, the responses that the next step goes on from, cannot be read with these prompts: {error!r}"
         ) from error
 
 

@@ -131,7 +131,8 @@ class Collector:
 
         def fails(request_id: int, answer: Answer) -> None:
             failed.append(FailedRequest(request_id, answer.error or ""))
-            self._environment_failed(request_id, answer)
+            prompt = batch.prompt(request_id)
+            self._environment_failed(f"rollout {request_id} ({prompt.where or prompt.uid})", answer)
 
         def tick() -> None:
             if episodes is not None:
@@ -199,9 +200,9 @@ class Collector:
             unfinished=unfinished,
         )
 
-    def _environment_failed(self, request_id: int, answer: Answer) -> None:
+    def _environment_failed(self, which: str, answer: Answer) -> None:
         """Raises EnvironmentFailuresError."""
-        self._failures.append(f"rollout {request_id}: {answer.error}")
+        self._failures.append(f"{which}: {answer.error}")
         said = self._failures[-1] if answer.trace is None else f"{self._failures[-1]}\n{answer.trace}"
         self._observer.event("environment_failed", said)
         assert self._player is not None

@@ -25,19 +25,19 @@ from launch.run.job import Job, open_job
 from launch.run.measures import Metrics, by_prompt, named, set_metrics
 
 
-def evaluate_job(job: Job) -> dict[str, float]:
+def evaluate_job(job: Job, *, printed: bool = True) -> dict[str, float]:
     """Evaluate the weights that the workers hold; metrics `eval/*` (launch.run.measures), recorded once per number of
-    steps done."""
+    steps done. `printed`: as Observer.evaluation has it."""
     key = str(job.steps_done)
     if not job.held_out or key in job.evaluations:
         return job.evaluations.get(key, {})
     start_s = time.monotonic()
     job.evaluations[key] = metrics = _sampled(job)
-    job.observer.evaluation(job.steps_done, metrics, time.monotonic() - start_s)
+    job.observer.evaluation(job.steps_done, metrics, time.monotonic() - start_s, printed=printed)
     return metrics
 
 
-def evaluate_masters(job: Job) -> dict[str, float]:
+def evaluate_masters(job: Job, *, printed: bool = True) -> dict[str, float]:
     """After `evaluate_job` of a run with low-bit rollouts, once: the same evaluation of the same weights in
     model.dtype, as `eval/master_*`. From then on engines hold those: nothing is to be sampled for training before the
     next `Job.publish`. Nothing where rollouts are in full precision, or where the engine keeps its precision."""
@@ -57,7 +57,7 @@ def evaluate_masters(job: Job) -> dict[str, float]:
     full = _sampled(job, told=False)
     added = {name.replace("eval/", "eval/master_"): value for name, value in full.items()}
     job.evaluations[key] = metrics | added
-    job.observer.evaluation(job.steps_done, job.evaluations[key], time.monotonic() - start_s)
+    job.observer.evaluation(job.steps_done, job.evaluations[key], time.monotonic() - start_s, printed=printed)
     return job.evaluations[key]
 
 
@@ -123,5 +123,7 @@ def evaluate(config: Config) -> tuple[dict[str, float], Path]:
         ) as job,
     ):
         job.publish()
-        evaluate_job(job)
-        return evaluate_masters(job), run_dir
+        evaluate_job(job, printed=False)
+        metrics = evaluate_masters(job, printed=False)
+        observer.event("finished", f"evaluated; responses in {run_dir}")
+        return metrics, run_dir

@@ -300,6 +300,9 @@ def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[st
         "rollouts/truncated_share": truncated / max(len(members), 1),
         "workers/lost": float(sum(collected.stats.lost_workers for collected in rounds)),
     }
+    if any(member.episode is not None for member in members):
+        limited = sum(m.rollout.finish_reason == FinishReason.TURNS for m in members)
+        metrics |= {"turns/limited": float(limited), "turns/limited_share": limited / len(members)}
     for collected in rounds:
         metrics |= collected.metrics
     metrics |= skip_metrics(rounds) | of_sets(groups)

@@ -7,12 +7,21 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from actors.training.checkpoint import LEARNER_DIR, CheckpointError, latest_checkpoint, read_state, write_checkpoint
+from actors.training.checkpoint import (
+    LEARNER_DIR,
+    CheckpointError,
+    latest_checkpoint,
+    read_state,
+    step_of,
+    write_checkpoint,
+)
+from actors.training.errors import CheckpointMismatchError
+from launch.cache import require_readable
 from launch.cluster.exposure import asks_for_token, exposure
 from launch.cluster.session import ray_session
 from launch.cluster.versions import NodeVersions, compared
 from launch.config import Config
-from launch.drafter.offline_fit import offline_fit
+from launch.drafter.offline_fit import fitted_folder, offline_fit
 from launch.drafter.weights import WEIGHTS_DIR
 from launch.errors import PacelineError, RayLostError, as_expected, show
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
@@ -26,38 +35,51 @@ from launch.run.best import keep_best
 from launch.run.evaluate import evaluate_job, evaluate_masters
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.job import Job, open_job
-from launch.run.resume import check_resume, checkpoint_to_resume
+from launch.run.restore import DRAFTERS_DIR, usable
+from launch.run.resume import ResumeError, check_resume, checkpoints_to_resume, find_checkpoint
 from launch.run.rl_step import rl_step
-from launch.run.warmup import learner_group, warm_start
+from launch.run.warmup import initial_weights, learner_group, warm_start
 from launch.run_folder import claim, set_aside
+from models.durable import naming
 
 EXIT_INTERRUPTED = 130
-DRAFTERS_DIR = "drafters"  # beside the learner's, in a checkpoint; may be missing
 
 
-def train(config: Config, *, config_source: str, resume: bool, allowed: Sequence[str] = ()) -> int:
+def train(
+    config: Config, *, config_source: str, resume: bool, allowed: Sequence[str] = (), step: int | None = None
+) -> int:
     """Run to the end and return the exit code. `config_source`: the arguments that reproduce `config`.
 
-    resume: go on from the newest checkpoint. `allowed`: keys that may differ from the run's own configuration.
+    resume: go on from the newest checkpoint that is intact, or from that of `step`. `allowed`: keys that may differ
+    from the run's own configuration.
     """
     run_dir = Path(config.run.dir) / config.run.name
-    with claim(run_dir):
-        code = _train(config, run_dir, config_source, resume, allowed)
+    with naming(run_dir), claim(run_dir):
+        code = _train(config, run_dir, config_source, resume, allowed, step)
     if code == 0:
         print_summary(run_dir, report=write_report(run_dir), model=run_dir / "model")
     return code
 
 
-def _train(config: Config, run_dir: Path, config_source: str, resume: bool, allowed: Sequence[str]) -> int:
-    # Whatever is refused up to here leaves the run's folder as it was.
-    checkpoint = checkpoint_to_resume(run_dir) if resume else None
+def _train(
+    config: Config, run_dir: Path, config_source: str, resume: bool, allowed: Sequence[str], step: int | None
+) -> int:
+    if resume:
+        checkpoints_to_resume(run_dir, step)  # which is looked for before anything takes its time
     changed = check_resume(run_dir, config, allowed) if resume else []
     inputs = load_inputs(config)
+    _check_kept(config)
+    found = find_checkpoint(run_dir, step, partial(usable, config, inputs)) if resume else None
+    # Whatever is refused up to here leaves the run's folder as it was.
+    cleared = [] if found is None else found.clear()
     older = None if resume else set_aside(run_dir)
+    checkpoint = None if found is None else found.checkpoint
     with (
         interrupt_flag() as interrupt,
-        Observer(run_dir, config, resume_from=read_state(checkpoint)["steps_done"] if checkpoint else None) as observer,
+        Observer(run_dir, config, resume_from=None if checkpoint is None else step_of(checkpoint)) as observer,
     ):
+        for kind, message in cleared:
+            observer.event(kind, message)
         if older is not None:
             observer.event("set_aside", f"the older run of this name is now {older}")
         if changed:
@@ -89,9 +111,19 @@ def _train(config: Config, run_dir: Path, config_source: str, resume: bool, allo
                 observer.event("failed", str(error) or type(error).__name__)
             if expected is None:
                 raise
-            remedies = [expected.remedy, _how_to_go_on(run_dir, config_source)]
+            # A checkpoint that was refused would be refused again.
+            again = None if isinstance(error, ResumeError) else _how_to_go_on(run_dir, config_source)
+            remedies = [expected.remedy, again]
             raise PacelineError(expected.message, remedy="; then ".join(filter(None, remedies))) from error
     return 0
+
+
+def _check_kept(config: Config) -> None:
+    """Raise PacelineError for a warm start or a fitted drafter that another user left and this one cannot read."""
+    target = initial_weights(config)
+    require_readable(target)
+    if (target / "config.json").is_file() and (fitted := fitted_folder(config, target)) is not None:
+        require_readable(fitted)
 
 
 def _ray_lost(error: RayLostError, observer: Observer, how_to_go_on: str) -> None:
@@ -145,7 +177,14 @@ def run(
         job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
         if checkpoint is not None:
             observer.progress("loading the checkpoint")
-            job.learner.load(checkpoint / LEARNER_DIR)
+            try:
+                job.learner.load(checkpoint / LEARNER_DIR)
+            except (CheckpointError, CheckpointMismatchError) as error:
+                raise ResumeError(
+                    f"--resume: {error}",
+                    remedy="undo what changed since, go on from an older checkpoint with --resume --step N, or start "
+                    "without --resume: the folder is kept under another name",
+                ) from error
             job.load_state_dict(read_state(checkpoint) | {"ahead": read_ahead(checkpoint, job.prompts)})
             if (drafters := checkpoint / DRAFTERS_DIR).is_dir():
                 job.dispatcher.drafters.load(str(drafters.resolve()))
@@ -218,6 +257,7 @@ def save(job: Job, run_dir: Path) -> int:
         state["drafter"] = job.drafter.state_dict()
 
     def write(learner_dir: Path) -> None:
+        job.observer.sync()  # the rows of the steps that it counts are on disk before it is
         job.learner.save(learner_dir)
         if responses:
             write_ahead(learner_dir.parent / AHEAD_FILE, responses)

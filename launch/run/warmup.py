@@ -13,7 +13,7 @@ from actors.data.options import PROMPTS_ONLY
 from actors.learner_group import LearnerGroup
 from actors.placement import place
 from actors.training.errors import LearnerLostError
-from launch.cache import add_files, keep
+from launch.cache import add_files, found, keep
 from launch.cluster.session import ray_session
 from launch.cluster.versions import compared
 from launch.config import Config
@@ -70,7 +70,7 @@ def warm_start(
     if options is None:
         return Path(config.model.path)
     target = initial_weights(config)
-    if (target / "config.json").is_file():
+    if found(target, log):
         log(f"using the cached warm start {target}")
         return target
     tokenizer = tokenizer_of(config)
@@ -118,7 +118,9 @@ def fingerprint(config: Config) -> str:
     assert config.warmup is not None
     digest = hashlib.blake2b(digest_size=12)
     digest.update(config.warmup.model_dump_json(exclude={"data"}).encode())
-    digest.update(config.model.model_dump_json(exclude={"path", "tokenizer"}).encode())
+    invariant = config.model.batch_invariant is not False  # as a learner on a CPU reads it; on a GPU it never is
+    model = config.model.model_copy(update={"batch_invariant": invariant})
+    digest.update(model.model_dump_json(exclude={"path", "tokenizer"}).encode())
     digest.update(config.data.model_dump_json(exclude={"train", "eval", *PROMPTS_ONLY}).encode())
     if config.environment is not None and config.environment.tools:  # chat templates show them
         digest.update(config.environment.model_dump_json(include={"tools"}).encode())

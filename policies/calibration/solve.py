@@ -18,6 +18,7 @@ def fit_positive(residuals: Callable[[FloatArray], FloatArray], start: FloatArra
     at, damping = start.astype(float), 1e-2
     found = residuals(at)
     loss = _loss(found)
+    idle = 0  # rounds in sequence that gained little: one alone may be a step that was too long, cut to almost nothing
     for _ in range(rounds):
         jacobian = np.empty((len(found), len(at)))
         for column in range(len(at)):
@@ -37,8 +38,9 @@ def fit_positive(residuals: Callable[[FloatArray], FloatArray], start: FloatArra
                 at, found, loss, damping = tried, there, lower, damping / 5
                 break
             damping = min(damping * 5, 1e9)
-        if not better:
-            return at
+        idle = 0 if better else idle + 1
+        if idle == 2:
+            break
     return at
 
 

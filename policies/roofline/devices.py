@@ -1,9 +1,9 @@
 """GPUs as their makers publish them. Owns the table; measures nothing (`benchmarks.gpu` proposes corrected entries).
 
 Peaks are dense bfloat16 with float32 accumulation; links are per direction. `memory_bytes` is what the driver reports,
-less than the name says. From NVIDIA's data sheets of H100 (2.2), H200, A100 (2020), L40S and GeForce RTX 4090 (Ada
-white paper, appendix A), and AWS's of the A10G; streaming multiprocessors from the architecture white papers; memory
-from nvidia-smi listings.
+less than the name says. From NVIDIA's data sheets of HGX B200, GH200 (96 GB of HBM3), H100 (2.2), H200, A100 (2020),
+L40S, L40, L4, T4 and GeForce RTX 4090 (Ada white paper, appendix A), and AWS's of the A10G; streaming multiprocessors
+from the architecture white papers; memory from nvidia-smi listings.
 """
 
 import re
@@ -24,13 +24,33 @@ class Device:
     peer_bytes_s: float  # to another GPU of the node: NVLink where there is one, else PCIe
     host_bytes_s: float  # PCIe
     words: tuple[str, ...]  # all of them in what CUDA calls it, in lower case
-    float8: bool = True  # its tensor cores multiply e4m3: Ada and Hopper
+    float8: bool = True  # its tensor cores multiply e4m3: Ada, Hopper and Blackwell
 
 
-_PCIE4, _PCIE5 = 32e9, 64e9
+_PCIE3, _PCIE4, _PCIE5, _C2C = 16e9, 32e9, 64e9, 450e9
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
+        Device(
+            name="B200",
+            bandwidth_bytes_s=8.0e12,
+            bf16_flops_s=2250e12,
+            memory_bytes=183_359 * MIB,
+            multiprocessors=148,
+            peer_bytes_s=900e9,
+            host_bytes_s=_PCIE5,
+            words=("b200",),
+        ),
+        Device(
+            name="GH200",
+            bandwidth_bytes_s=4.0e12,
+            bf16_flops_s=989e12,
+            memory_bytes=97_871 * MIB,
+            multiprocessors=132,
+            peer_bytes_s=450e9,
+            host_bytes_s=_C2C,
+            words=("gh200",),
+        ),
         Device(
             name="H200",
             bandwidth_bytes_s=4.8e12,
@@ -92,6 +112,37 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=_PCIE4,
             host_bytes_s=_PCIE4,
             words=("l40s",),
+        ),
+        Device(
+            name="L40",
+            bandwidth_bytes_s=864e9,
+            bf16_flops_s=181e12,
+            memory_bytes=46_068 * MIB,
+            multiprocessors=142,
+            peer_bytes_s=_PCIE4,
+            host_bytes_s=_PCIE4,
+            words=("l40",),
+        ),
+        Device(
+            name="L4",
+            bandwidth_bytes_s=300e9,
+            bf16_flops_s=121e12,
+            memory_bytes=23_034 * MIB,
+            multiprocessors=58,
+            peer_bytes_s=_PCIE4,
+            host_bytes_s=_PCIE4,
+            words=("l4",),
+        ),
+        Device(
+            name="T4",
+            bandwidth_bytes_s=300e9,
+            bf16_flops_s=8.1e12,  # float32's: Turing's tensor cores have float16, no bfloat16
+            memory_bytes=15_360 * MIB,
+            multiprocessors=40,
+            peer_bytes_s=_PCIE3,
+            host_bytes_s=_PCIE3,
+            words=("t4",),
+            float8=False,
         ),
         Device(
             name="A10G",

@@ -65,7 +65,9 @@ def test_status_drain_pause_and_threshold(service: CoordinatorService, folder: s
         status = json.loads(out)
         assert status["paused"] is True
         assert status["workers"][0]["drained"] is True
-        assert "spot training is paused" in run("status", "--address", service.address.admin)[1]
+        at = "--address", service.address.admin
+        assert "spot training is paused" in run("status", *at, "--credentials", folder)[1]
+        assert "wants its token, and none was given" in run("status", *at)[2]
         assert run("drain", folder, "--worker", "rollout-0", "--undo")[0] == 0
         assert client.poll(0.05) == []
         assert "threshold 3" in run("threshold", "3", folder)[1]

@@ -114,7 +114,7 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     (["objective.normalize_std=false"], "objective.normalize_std", "here it is objective.normalize=none"),
     (["rollout.n=8"], "rollout.n", "here it is rollout.rollouts_per_prompt"),
     (["num_generations=8"], "num_generations", "here it is rollout.rollouts_per_prompt"),
-    (["lora.rank=8"], "lora", "here it is learner.lora"),
+    (["lora.rank=8"], "lora.rank", "did you mean learner.lora.rank=8?"),
     (["actor_rollout_ref.rollout.n=4"], "actor_rollout_ref.rollout.n", "here it is rollout.rollouts_per_prompt=4"),
     (
         ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"],

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from launch.commands import cli
 from launch.commands.cli import app
+from launch.commands.flags import as_overrides
 from launch.errors import PacelineError
 from launch.interrupt import Interrupted
 from models.manifest import WeightsManifest  # a module of a lower layer, for its name
@@ -111,7 +113,7 @@ def fake_train(monkeypatch: pytest.MonkeyPatch, outcome: Callable[..., int]) -> 
 def test_train_gets_config_source_and_resume(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, str, bool, list[str]]] = []
 
-    def train(config: object, *, config_source: str, resume: bool, allowed: list[str]) -> int:
+    def train(config: object, *, config_source: str, resume: bool, allowed: list[str], step: int | None) -> int:
         calls.append((config.run.steps, config_source, resume, allowed))  # type: ignore[attr-defined]
         return 7
 
@@ -146,9 +148,9 @@ def test_files_that_describe_clusters_are_checked_all_and_each_fault_says_in_whi
     good, bad = ROOT / "examples/cluster/kuberay-cluster.yaml", tmp_path / "other.yaml"
     bad.write_text(good.read_text().replace("rayVersion: 2.60.0", "rayVersion: 2.9.0"))
     code, out, _ = run("check-cluster", str(good))
-    assert (code, out) == (0, f"{good}: nothing found\n")
+    assert (code, out) == (0, f"{good}: no fault found\n")
     code, out, err = run("check-cluster", str(bad), str(good))
-    assert (code, out) == (2, f"{good}: nothing found\n")
+    assert (code, out) == (2, f"{good}: no fault found\n")
     assert "spec.rayVersion" in err
     assert "other.yaml" in err
     assert "2.9.0" in err
@@ -158,7 +160,7 @@ def test_checking_a_file_for_ray_up_says_nothing_of_ray_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "launch", "check-cluster", "cluster.yaml"], cwd=ROOT, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "cluster.yaml: nothing found\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cluster.yaml: no fault found\n", "")
 
 
 def raising(error: BaseException) -> Callable[..., int]:
@@ -231,3 +233,63 @@ def test_a_reader_that_stops_early_is_no_failure(write_config: Write) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout.startswith("### `run`")
     assert done.stderr == ""
+
+
+def test_flags_of_another_trainer_are_read_as_keys(write_config: Write) -> None:
+    """As TRL's scripts and Hydra's launchers write them; an option of ours that is mistyped stays one."""
+    path = str(write_config())
+    trl = ["--learning_rate", "1e-5", "--num_generations=8", "--top_k", "-1", "--use_vllm", "--config-path=conf"]
+    code, _, err = run("config", *trl, path, "run.steps=7")
+    assert code == 2
+    for words in (
+        "learning_rate (override): unknown key here it is", "config-path (override): unknown key leave it out",
+        "learner.optimizer.lr=1e-05 rollout.rollouts_per_prompt=8 rollout.sampling.top_k=0 "
+        "rollout.engine.backend=vllm",
+    ):  # fmt: skip
+        assert words in " ".join(err.replace("\u2502", " ").split()), err
+    code, _, err = run("train", path, "--resme")
+    assert (code, "--resume" in err) == (2, True), err
+    code, _, err = run("config", path, "--", "--beta")
+    assert (code, "'--beta' is not an override" in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["c.yaml", "--allow", "--lr", "--resume"], ["c.yaml", "--allow", "--lr", "--resume"]),  # --lr is a value
+        (["c.yaml", "--resume", "--lr", "1"], ["c.yaml", "--resume", "lr=1"]),
+        (["--lr", "--seed", "3"], ["lr=true", "seed=3"]),
+        (["--flag", "run.steps=3", "-1"], ["run.steps=3", "-1", "flag=true"]),
+        (["a=1", "--", "--lr", "1"], ["a=1", "--", "--lr", "1"]),
+    ],
+)
+def test_a_flag_takes_what_follows_it_unless_that_is_a_key(given: list[str], wanted: list[str]) -> None:
+    assert as_overrides(given, {"--resume": False, "--allow": True}) == wanted
+
+
+def test_an_evaluation_is_a_table_of_sets_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._show_metrics(
+        {
+            "eval/reward": 0.5312,
+            "eval/aime/reward": 0.25,
+            "eval/aime/pass@8": 0.375,
+            "eval/aime/source/2024/reward": 0.125,
+            "eval/master_reward": 0.6875,
+            "eval/master_aime/reward": 0.8125,
+            "eval/failed": 3.0,
+        }
+    )
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if any(mark.isalnum() for mark in line)]
+    assert rows == [
+        ["held", "out", "reward", "failed", "pass@8"],
+        ["mean", "of", "sets", "0.5312", "3", "-"],
+        ["aime", "0.25", "-", "0.375"],
+        ["aime/source/2024", "0.125", "-", "-"],
+        ["full", "precision", "0.6875", "-", "-"],
+        ["full", "precision", "aime", "0.8125", "-", "-"],
+    ]
+
+
+def test_many_metrics_are_whole_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._show_metrics({f"eval/pass@{k}": 1 / k for k in range(1, 40)})
+    assert "pass@39" in capsys.readouterr().out.splitlines()[1]

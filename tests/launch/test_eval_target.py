@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from launch.commands.eval_target import find
 from launch.config import ConfigError
 from launch.errors import UsageError
+from models.durable import put_aside
 from tests.launch.test_export_model import run as run  # the fixture: checkpoints of step 1 and 2
 from tests.learner.tiny import write_config
 
@@ -81,9 +82,12 @@ def test_or_takes_one(tmp_path: Path, run: Path) -> None:
         ("run", {"step": 7}, "no checkpoint of step 7"),
         ("run", {"best": True}, "no best model in"),
         ("run/checkpoints/step_000001", {"step": 2}, "is the checkpoint of step 1"),
+        ("run/checkpoints/step_000002.damaged", {}, "is not named as a checkpoint, step_000010"),
         ("run/config.yaml", {"config": Path("x.yaml")}, "is a configuration already"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(run: Path, tmp_path: Path, what: str, options: dict, said: str) -> None:
+    if what.endswith("damaged"):
+        put_aside(run / "checkpoints/step_000002", "damaged")
     with pytest.raises(UsageError, match=re.escape(said)):
         find(tmp_path / what, [], **options)

@@ -17,6 +17,7 @@ from launch.errors import UsageError
 from models.checkpoint import load_model
 from models.compressed_tensors import quantization_config
 from models.config import ModelConfigError
+from models.durable import seal
 from models.formats import FORMATS
 from models.low_bit import quantised
 from tests.learner.tiny import make_sequences, make_trainer, write_config
@@ -59,6 +60,7 @@ def test_in_few_bits_it_is_what_engines_are_handed_and_what_was_evaluated_is_not
     state = run / "checkpoints/step_000002/state.json"
     evaluations = {"2": {"eval/reward": 0.5, "eval/master_reward": 0.4}}
     state.write_text(json.dumps({"step": 2, "evaluations": evaluations}))
+    seal(state.parent)
     said = export(run, tmp_path / "out", quantization="w8a8")
     assert "2 RL steps, in w8a8; rollouts and evaluations of the run are in w8a8" in said
     found = load_file(tmp_path / "out/model.safetensors")

@@ -99,7 +99,7 @@ def test_named_strategies_modes_and_bfloat16(config: Path) -> None:
 
 def test_a_missing_model_is_named(config: Path) -> None:
     code, _, err = run(str(config), "model.path=elsewhere")
-    assert code == 1
+    assert code == 2
     assert "elsewhere" in err
     assert "Traceback" not in err
 

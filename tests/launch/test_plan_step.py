@@ -97,9 +97,15 @@ def test_a_device_must_be_known(config: Path) -> None:
 
 
 def test_a_missing_model_is_named(config: Path) -> None:
-    code, _, err = run(str(config), "model.path=elsewhere", "--device", "H100")
-    assert code == 1
-    assert "elsewhere" in err
+    """With the one file that is needed, and the line that brings it: before anything is said of a GPU."""
+    code, _, err = run(str(config), "model.path=elsewhere", "--device", "B9")
+    said = " ".join(err.replace("\u2502", " ").split())
+    assert code == 2
+    assert "elsewhere/config.json does not exist" in said
+    assert "this one file is enough: hf download OWNER/elsewhere config.json --local-dir" in said
+    code, _, err = run(str(config), "model.path=Qwen/Qwen2.5-7B", "--device", "H100")
+    said = " ".join(err.replace("\u2502", " ").split())
+    assert "hf download Qwen/Qwen2.5-7B config.json --local-dir hub/Qwen2.5-7B, then model.path=hub/Qwen2.5-7B" in said
     assert "Traceback" not in err
 
 

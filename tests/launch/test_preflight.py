@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.transport.security import write_keys
 from examples.guess_and_check.make_data import write_all
 from launch.commands.cli import app
 from launch.commands.preflight import Command, preflight
@@ -62,14 +63,24 @@ def tokenizer_without_bytes(inputs: Path) -> str:
     return f"model.tokenizer={folder}"
 
 
+TRAINED = ["rollout.workers=2", "drafter.train=true"]
+
+
+def keys(inputs: Path, roles: tuple[str, ...]) -> Path:
+    folder = inputs / f"keys-{len(roles)}"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_keys(folder, roles)
+    return folder
+
+
 Case = Callable[[Path], list[str]]
 GOOD = '{"prompt": "1", "answer": "1"}\n'
 CASES: dict[str, tuple[Case, str, str]] = {  # overrides, the key, what the message must say
     "gemma": (
         lambda root: [model_like(root, "gemma", architectures=["GemmaForCausalLM"])],
         "model.path",
-        "GemmaForCausalLM is not supported by this version: rollouts need one of LlamaForCausalLM, Qwen2ForCausalLM, "
-        "Qwen3ForCausalLM with full attention",
+        "GemmaForCausalLM is not supported by this version: rollouts need one of LlamaForCausalLM, "
+        "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM with full attention",
     ),
     "quantized": (
         lambda root: [model_like(root, "gptq", quantization_config={"quant_method": "gptq"})],
@@ -136,6 +147,31 @@ CASES: dict[str, tuple[Case, str, str]] = {  # overrides, the key, what the mess
         "reward.terms.0.function",
         "nowhere",
     ),
+    "no keys": (
+        lambda root: [*TRAINED, f"coordinator.curve.directory={root}/data"],
+        "coordinator.curve.directory",
+        "make the files with python -m coordinator keys",
+    ),
+    "only the coordinator's keys": (
+        lambda root: [*TRAINED, f"coordinator.curve.directory={keys(root, ('coordinator',))}"],
+        "coordinator.curve.directory",
+        "worker-key.json",
+    ),
+    "no host": (
+        lambda root: [*TRAINED, "coordinator.host=not a host"],
+        "coordinator.host",
+        "'not a host' is no address of this machine",
+    ),
+    "another machine's address": (
+        lambda root: [*TRAINED, "coordinator.host=192.0.2.7"],  # of no machine: kept for documents
+        "coordinator.host",
+        "'192.0.2.7' is no address of this machine",
+    ),
+    "another machine's address for the admin service": (
+        lambda root: [*TRAINED, "coordinator.admin_host=192.0.2.7"],
+        "coordinator.admin_host",
+        "name one of this machine's addresses",
+    ),
     "a hub model": (
         lambda root: ["model.path=Qwen/Qwen2.5-0.5B-Instruct"],
         "model.path",
@@ -155,12 +191,25 @@ CASES: dict[str, tuple[Case, str, str]] = {  # overrides, the key, what the mess
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_stops_a_run_is_known_before_ray(inputs: Path, name: str) -> None:
+def test_what_stops_a_run_is_known_before_ray(inputs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     overrides, key, words = CASES[name]
     issues = found(inputs, *overrides(inputs))
     assert issues
     assert issues[0].startswith(f"{key}: "), issues
     assert words in issues[0], issues
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0", "lo"])
+def test_a_coordinators_own_keys_and_addresses_are_silent(
+    inputs: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    all_keys = f"coordinator.curve.directory={keys(inputs, ('coordinator', 'worker', 'driver'))}"
+    assert found(inputs, *TRAINED, all_keys, f"coordinator.host={host}") == []
+    assert found(inputs, "coordinator.host=192.0.2.7") == []  # no drafter is trained: there is no coordinator
+    elsewhere = [*TRAINED, "cluster.address=head:6379", "coordinator.host=192.0.2.7"]
+    assert not any(issue.startswith("coordinator") for issue in found(inputs, *elsewhere))
 
 
 def test_what_is_right_is_silent(inputs: Path) -> None:

@@ -1,13 +1,19 @@
 """Starting and attaching: dead addresses, wrong addresses, and a session inside a session."""
 
 import os
+import resource
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import ray
+from ray._private.utils import validate_socket_filepath
 
 from launch.cluster import session as ray_sessions
 from launch.cluster.session import RaySessionError, check_reachable, ray_session
@@ -33,6 +39,85 @@ def test_bad_address_is_an_error_at_once(address: str, match: str) -> None:
     with pytest.raises(RaySessionError) as error:
         check_reachable(address.format(port=free_port()), timeout_s=2.0)
     assert match in f"{error.value.message} {error.value.remedy}"
+
+
+@contextmanager
+def listener(kind: str) -> Iterator[int]:
+    """A server that is not Ray's; its port."""
+    if kind == "silent":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield server.getsockname()[1]
+        return
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["silent", "HTTP"])
+def test_another_server_is_no_cluster_and_ray_is_not_asked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for minutes."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **arguments: pytest.fail("asked"))
+    with (
+        listener(kind) as port,
+        pytest.raises(RaySessionError, match=f"listens at 127.0.0.1:{port}, but .* not answered as Ray's GCS") as error,
+        ray_session(address=f"127.0.0.1:{port}", connect_timeout_s=1.0),
+    ):
+        pass
+    assert "6379 unless ray start --port" in str(error.value.remedy)
+
+
+class Started(BaseException):
+    """Ray was asked to start."""
+
+
+def started(**arguments: object) -> None:
+    raise Started
+
+
+def starts_of(error: Exception, monkeypatch: pytest.MonkeyPatch, root: Path) -> tuple[int, RaySessionError]:
+    """How often a head is started that always fails with `error`, and what is said."""
+    starts = []
+
+    def init(**arguments: object) -> None:
+        starts.append(arguments)
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(RaySessionError) as told:
+        ray_sessions._start_head({}, root)
+    return len(starts), told.value
+
+
+def test_a_path_too_long_for_rays_sockets_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path("/tmp/" + "x" * 90 + "/ray")
+    with pytest.raises(OSError, match="AF_UNIX") as error:
+        validate_socket_filepath(f"{root}/session/sockets/raylet")
+    starts, told = starts_of(error.value, monkeypatch, root)
+    assert starts == 1
+    over = len(f"{root}/session/sockets/raylet") - 107
+    assert f"{root} is too long by {over} bytes" in str(told.remedy)
+    assert "RAY_TMPDIR" in str(told.remedy)
+
+
+@pytest.mark.parametrize(("limit_gib", "enough"), [(3, False), (8, False), (64, True), (None, True)])
+def test_too_few_addresses_are_named_before_ray_is_started(
+    limit_gib: int | None, enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 3 GiB the raylet died, with 8 GiB beside an object store of 7 GiB ray.init never returned."""
+    limit = resource.RLIM_INFINITY if limit_gib is None else limit_gib * 2**30
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", started)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        pytest.raises(Started if enough else RaySessionError, match=r"^$" if enough else r"ulimit -v"),
+        ray_session(object_store_bytes=7 * 2**30),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("failures", "starts"), [(1, 2), (5, 2)])

@@ -5,13 +5,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from launch.cluster.processes import MARK, end_processes, mark, sweep
+from launch.cluster.processes import MARK, end_processes, mark, sessions_of_their_own, sweep
 from launch.cluster.watch import LEAST_FAILURES, RayWatch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
@@ -170,3 +170,21 @@ def test_what_is_left_ends_after_this_process_whose_exit_code_is_its_own(session
         driver.communicate("75\n", timeout=20)
         assert driver.returncode == 75
         assert left.wait(20) == -9
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_a_thread_starts_as_ray_does_has_a_session_of_its_own_and_nothing_else_has(inside: bool) -> None:
+    def session_of(**options: object) -> int:
+        with sleeper(**options) as process:
+            return os.getsid(process.pid)
+
+    def started_elsewhere() -> None:
+        found.append(session_of(preexec_fn=int))
+
+    found: list[int] = []
+    with sessions_of_their_own() if inside else nullcontext():
+        assert (session_of(preexec_fn=int) == os.getsid(0)) is not inside
+        other = threading.Thread(target=started_elsewhere)
+        other.start()
+        other.join()
+    assert [*found, session_of(preexec_fn=int)] == [os.getsid(0)] * 2

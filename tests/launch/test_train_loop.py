@@ -14,6 +14,7 @@ from launch.config import Config, load_config
 from launch.dispatch import NoWorkersError
 from launch.interrupt import Interrupt, Interrupted
 from launch.run import train
+from launch.run.restore import DRAFTERS_DIR
 
 Write = Callable[..., Path]
 ORDER = ["begin", "publish", "eval 0", "step 1", "step 2", "eval 2", "save 2", "step 3", "eval 3", "save 3", "export"]
@@ -219,15 +220,17 @@ def test_a_checkpoint_needs_no_drafters(tmp_path: Path, failure: str | None) -> 
         drafter=None,
         dispatcher=SimpleNamespace(drafters=SimpleNamespace(save=write, saved_as=places.append), unheard=excused),
         learner=SimpleNamespace(save=lambda directory: (directory / "tensors").touch(), saved_as=bases.append),
-        observer=SimpleNamespace(event=lambda *event: events.append(event), progress=lambda *_: None),
+        observer=SimpleNamespace(
+            event=lambda *event: events.append(event), progress=lambda *_: None, sync=lambda: unheard.append("synced")
+        ),
         span=lambda _: nullcontext(),
     )
     assert train.save(job, tmp_path) == 4
-    assert unheard == ["begins", "ends"], "workers are not late because nobody listened"
+    assert unheard == ["begins", "synced", "ends"], "workers are not late because nobody listened"
     checkpoint = tmp_path / "checkpoints/step_000004"
     assert (checkpoint / "learner/tensors").is_file()
     assert bases == [checkpoint / "learner"]
-    assert (checkpoint / train.DRAFTERS_DIR).is_dir() == (failure is None)
-    assert places == ([str(checkpoint / train.DRAFTERS_DIR)] if failure is None else [])
+    assert (checkpoint / DRAFTERS_DIR).is_dir() == (failure is None)
+    assert places == ([str(checkpoint / DRAFTERS_DIR)] if failure is None else [])
     assert [kind for kind, _ in events] == (["drafters_not_saved"] if failure else []) + ["checkpoint"]
     assert failure is None or failure in events[0][1]

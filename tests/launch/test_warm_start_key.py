@@ -76,6 +76,12 @@ def test_what_does_not_is_none(key: Callable[..., str], checkout: Path, override
     assert key(checkout, override) == key(checkout)
 
 
+def test_the_demo_with_vllm_takes_the_demos_warm_start(key: Callable[..., str], checkout: Path) -> None:
+    """The Makefile's overrides: a learner on a CPU computes batch-invariantly unless it is told not to."""
+    vllm = "rollout.engine.backend=vllm", "rollout.engine.vllm_arguments={enforce_eager: true}"
+    assert key(checkout, "model.batch_invariant=null", *vllm) == key(checkout, "model.batch_invariant=true")
+
+
 def test_threads_count_as_they_are_resolved(
     key: Callable[..., str], checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

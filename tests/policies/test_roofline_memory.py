@@ -187,7 +187,12 @@ def test_checkpointing_and_ranks_shrink_the_learner() -> None:
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA GeForce RTX 4090", "RTX4090"),
         ("h100", "H100"),
-        ("Tesla T4", None),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GeForce GTX 1080", None),
     ],
 )
 def test_devices_are_found_by_what_cuda_and_ray_call_them(text: str, name: str | None) -> None:

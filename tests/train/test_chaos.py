@@ -30,6 +30,7 @@ def whole(runs: Runs) -> Path:
     return runs.root / "whole"
 
 
+@pytest.mark.long
 def test_a_run_of_which_every_part_is_killed_once_is_the_same_run(runs: Runs, whole: Path, ray_head: str) -> None:
     process = start(runs, ray_head, "killed-parts", *SETTINGS)
     folder = runs.root / "killed-parts"
@@ -43,6 +44,7 @@ def test_a_run_of_which_every_part_is_killed_once_is_the_same_run(runs: Runs, wh
     assert any("SIGKILL" in reason for reason in reasons(folder, "engine"))
 
 
+@pytest.mark.long
 def test_sigterm_to_a_worker_or_its_engine_costs_seconds_and_no_token(runs: Runs, whole: Path, ray_head: str) -> None:
     """A worker gives its requests back and is replaced, long before rollout.weight_sync_timeout_s (300 s)."""
     process = start(runs, ray_head, "terminated", *SETTINGS)

@@ -21,6 +21,7 @@ from launch.config import load_config
 from launch.drafter.training import DrafterTraining
 from launch.run import train
 from launch.run.job import Job
+from launch.run.restore import DRAFTERS_DIR
 from launch.run.rl_step import rl_step
 from models.checkpoint import init_model, save_model
 from policies.drafter.canary import Canary, CanaryVerdict
@@ -208,6 +209,7 @@ def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(
     long.is_as_untrained("fitted")
 
 
+@pytest.mark.long
 def test_hidden_states_of_the_learners_pass_do_as_well(long: LongRuns) -> None:
     """A fresh EAGLE-3 drafter, which reads three layers."""
     eagle3 = ("drafter.algorithm=eagle3", "drafter.recording.source=learner")
@@ -237,7 +239,7 @@ def test_ctrl_c_in_the_middle_of_a_rollout_costs_no_worker_and_no_drafter(
     assert graded < 2 * samples
     assert not any(long.says("stopped", kind) for kind in ("worker_lost", "drafters_not_saved", "recording_failed"))
     (saved,) = (long.folder("stopped") / "checkpoints").iterdir()
-    assert any((saved / train.DRAFTERS_DIR).iterdir())
+    assert any((saved / DRAFTERS_DIR).iterdir())
 
 
 def buffers_of(job: Job) -> list[Any]:

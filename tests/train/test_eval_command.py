@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from launch.commands.eval_target import find
+from launch.commands.status import read_run_status
 from launch.run.evaluate import evaluate
 from tests.train.conftest import SHARP, STEPS, Runs
 
@@ -24,6 +25,7 @@ def test_a_run_and_its_checkpoint_are_evaluated_as_the_run_did(
     rows = [json.loads(line) for line in (folder / "eval_samples.jsonl").read_text().splitlines()]
     assert len(rows) == 8, "all responses"
     assert {row["set"] for row in rows} == {"eval"}
+    assert read_run_status(folder).state == "finished"
     again = find(runs.root / "base/checkpoints" / f"step_{STEPS:06d}", [f"run.dir={tmp_path}", SHARP])
     with again.weights() as config:
         assert evaluate(config)[0] == last

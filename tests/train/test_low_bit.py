@@ -46,6 +46,7 @@ def test_the_last_weights_are_evaluated_in_both_precisions(runs: Runs, plain: li
     assert "eval/master_reward" in (runs.root / "w8a8/metrics.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_workers_drafts_training_hand_over_and_a_resume_change_nothing(runs: Runs, plain: list[dict[str, Any]]) -> None:
     everything = (
         *(SHARP, W8A8, "rollout.workers=2", "drafter.train=true", "drafter.micro_step_tokens=64"),

@@ -17,6 +17,7 @@ SETTINGS = (SHARP, "rollout.staleness=1", "run.steps=6", "rollout.workers=2", "c
 LEARNED = ("loss/mean", "grad_norm/mean", "reward/mean", "tokens/generated", "logprob_gap/mean", "staleness/mean")
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_in_parts_stopped_and_resumed_is_the_undisturbed_one(runs: Runs, ray_head: str) -> None:
     undisturbed = runs.alone(*SETTINGS)
     process, name = start(runs, ray_head, "one-step-off", *SETTINGS), "one-step-off"

@@ -70,6 +70,7 @@ def test_the_report_and_the_dashboard_draw_what_the_planner_wrote(runs: Runs, wh
     assert f"<b>Biased</b> {BIAS}" in (folder / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_killed_workers_and_engines_and_a_killed_driver_that_resumes_cost_no_token(
     runs: Runs, settings: tuple[str, ...], whole: list[dict[str, Any]], ray_head: str
 ) -> None:

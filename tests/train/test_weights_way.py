@@ -43,6 +43,7 @@ def test_phases_of_memory_change_no_number(runs: Runs, store: list[dict[str, Any
     assert "engine_awake" not in (runs.root / "moves" / "events.jsonl").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_killed_engines_and_workers_cost_no_number_whichever_way_weights_take(runs: Runs, ray_head: str) -> None:
     """With drafters that are trained meanwhile, whose trainers read the target's new weights from the store's copy."""

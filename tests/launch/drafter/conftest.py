@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from actors.engine.options import EngineOptions
 from actors.engine.types import EngineWindow, StrategyUse
 from actors.spot.types import MicroStep
-from coordinator.options import CoordinatorOptions
+from coordinator.options import CoordinatorOptions, CurveOptions
 from coordinator.transport.security import Keys
 from drafter.training.buffer import DataBuffer
 from launch.config.tree import Config
@@ -31,7 +31,7 @@ from tests.report.synthetic import config
 from tests.spot.support import record
 from tests.windows import engine_window
 
-NO_KEYS = Keys(CoordinatorOptions(), Path())  # at the loopback address nothing is encrypted
+NO_KEYS = Keys(CoordinatorOptions(curve=CurveOptions(enabled=False)), Path())  # writes nothing
 
 BUFFERS = {"n0": "buffer of n0", "n1": "buffer of n1"}
 

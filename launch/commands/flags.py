@@ -1,0 +1,40 @@
+"""Other trainers' flags on our command line: `--learning_rate 1e-5` is `learning_rate=1e-5`, which configuration then
+answers. Owns the rewriting only."""
+
+import difflib
+from typing import Any
+
+from typer.core import TyperCommand
+
+
+class WithOverrides(TyperCommand):
+    """A command that takes overrides: a flag that it has not is one of them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes_value = {
+            name: not getattr(param, "is_flag", False) and not getattr(param, "count", False)
+            for param in self.get_params(ctx)
+            for name in (param.opts if param.param_type_name == "option" else ())
+        }
+        return super().parse_args(ctx, as_overrides(args, takes_value))
+
+
+def as_overrides(args: list[str], options: dict[str, Any]) -> list[str]:
+    """`args` with every flag that is no option, and is not like one, as key=value. `options`: by name, whether one
+    takes a value. A flag without a value is true. They go behind all others, where overrides stand."""
+    left, rewritten, found = list(args), list[str](), list[str]()
+    while left:
+        token = left.pop(0)
+        name, equals, value = token.partition("=")
+        if token == "--":
+            return [*rewritten, *found, token, *left]
+        if name in options or not name.startswith("--") or difflib.get_close_matches(name, options, n=1, cutoff=0.8):
+            rewritten.append(token)
+            if options.get(name) and not equals and left:
+                rewritten.append(left.pop(0))
+            continue
+        if not equals:
+            follows = left and not left[0].startswith("--") and "=" not in left[0]
+            value = left.pop(0) if follows else "true"
+        found.append(f"{name.removeprefix('--')}={value}")
+    return [*rewritten, *found]
