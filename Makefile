@@ -16,7 +16,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 DEMO := examples/guess_and_check
 SEED ?= 0
 
-.PHONY: demo test test-gpu-pretended check bench install demo-vllm test-vllm install-vllm clean
+.PHONY: demo test test-all test-gpu-pretended check bench install demo-vllm test-vllm install-vllm clean
 .DEFAULT_GOAL := demo
 
 install: $(STAMP)
@@ -68,10 +68,16 @@ check: $(STAMP)
 
 # Two processes, a whole file each at a time; plain `python -m pytest` does the same one test after another.
 # What needs vLLM runs where it is installed, and skips where it is nowhere.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(wildcard $(VLLM_STAMP)),-m "not vllm")
+	$(PYTEST) $(if $(wildcard $(VLLM_STAMP)),-m "not vllm")
 	@if [ -e $(VLLM_STAMP) ]; then $(MAKE) --no-print-directory test-vllm; else \
 	  echo "vLLM tests not run: no $(VLLM); make test-vllm"; fi
+
+# And the long proofs, and every property test again with more examples; EXAMPLES=7: with others. CI runs this.
+test-all: test
+	$(PYTEST) -m "long and not vllm"
+	$(PYTEST) -m hypothesis --hypothesis-profile=random
 
 # What a GPU would run, on a pretended CUDA device in the CPU's torch (tests/pretended, docs/gpu.md); minutes.
 test-gpu-pretended: $(STAMP)
@@ -82,7 +88,7 @@ test-gpu-pretended: $(STAMP)
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -m vllm tests/vllm tests/drafter/test_export_vllm.py
 
-# The README's figures in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
+# The measured figures (docs/measured.md) in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
 # VLLM_PYTHON=PATH (default: that of `make install-vllm`), TRL_PYTHON=PATH, ARCTIC=PATH.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(addprefix --vllm-python ,$(or $(VLLM_PYTHON),$(wildcard $(VLLM_BIN)/python))) \

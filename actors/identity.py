@@ -1,11 +1,13 @@
 """Who an actor is to people: its name in `ray list actors`, and where its lines go. Knows nothing of Ray.
 
 An actor's lines are its log records and what its child processes write to stderr. They go to its own stderr, which
-Ray's dashboard shows, and to a file in the run's folder, if that can be reached from its node.
+Ray's dashboard shows, and to a file in the run's folder, if that can be reached from its node. What a child writes in
+one call is bounded (`ChildPrints`): user code that prints without end cannot fill the disk.
 """
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections import Counter
@@ -15,6 +17,8 @@ from typing import Any, TextIO
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PACKAGES = ("actors", "coordinator", "drafter", "launch", "models", "policies")
+PRINTS_BYTES = 1 << 16  # of what user code prints in one call
+_PIPE_BYTES = 1 << 16  # what a pipe of Linux holds
 _ABOVE = __name__.removesuffix("actors.identity")  # "paceline." where it was installed from a wheel
 _log = logging.getLogger(__name__)
 _given: Counter[str] = Counter()
@@ -48,9 +52,62 @@ def log_to(path: str | None, name: str) -> None:
     _log.info("%s is process %d on %s", name, os.getpid(), socket.gethostname())
 
 
-def child_stderr() -> int | None:
-    """For the stderr of a child process that nobody reads: the log file; None (inherit) where there is none."""
-    return None if _file is None else _file.fileno()
+class ChildPrints:
+    """The stderr of a child process that runs user code, copied to this actor's lines: at most PRINTS_BYTES of a call.
+
+    Give `writer` to the child as its stderr, then call `started`. Nothing here waits.
+    """
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self._room, self._left_out = PRINTS_BYTES, 0
+
+    def started(self) -> None:
+        """Close this process's copy of `writer`; the child has its own."""
+        os.close(self.writer)
+
+    def take(self) -> bool:
+        """Copy what has been written, one pipe's capacity at most; False: nobody can write any more."""
+        try:
+            part = os.read(self.reader, _PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        kept = part[: self._room]
+        self._room -= len(kept)
+        self._left_out += len(part) - len(kept)
+        _write(kept)
+        return bool(part)
+
+    def renew(self) -> None:
+        """A call is over: copy the rest, say how much was left out, and count from zero."""
+        for _ in range(2):  # the pipe holds no more, unless somebody goes on printing
+            if not self.take():
+                break
+        if self._left_out:
+            _write(f"... {self._left_out} bytes left out: only {PRINTS_BYTES} bytes of a call are kept\n".encode())
+        self._room, self._left_out = PRINTS_BYTES, 0
+
+    def close(self) -> None:
+        """The child has ended."""
+        self.renew()
+        os.close(self.reader)
+
+
+def _write(text: bytes) -> None:
+    with suppress(OSError):  # a full disk costs the lines, never the call
+        while text:
+            text = text[os.write(2 if _file is None else _file.fileno(), text) :]
+
+
+def ended(status: int | None) -> str:
+    """How a child process ended, by its exit status; None: it has not."""
+    if status is None:
+        return "it closed the descriptor of its answers"
+    try:
+        return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
 
 
 class _Tee:

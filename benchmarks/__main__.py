@@ -1,4 +1,4 @@
-"""The README's figures again, in short, beside the committed ones: `python -m benchmarks [--rows driver,rollout]`.
+"""The figures of docs/measured.md in short, beside the committed ones: `python -m benchmarks [--rows driver,rollout]`.
 
 Runs each row of benchmarks/rows.py in a process of its own within a time limit, whatever became of the others, and
 writes `results/bench.json` and `results/bench.md`. Exit code 1 if a row failed; a figure that moved is no failure.
@@ -57,7 +57,7 @@ def main(
         print(f"[{number}/{len(names)}] {name}", end=" ", flush=True)
         found[name] = run(name, ROWS[name], given, folder, left_s)
         print(f"{told(found[name])} ({(time.monotonic() - start_s) / 60:.1f} min in all)", flush=True)
-        write(out, "the README's figures in short", {"rows": found}, settings={"rows": names, "minutes": minutes})
+        write(out, "the measured figures in short", {"rows": found}, settings={"rows": names, "minutes": minutes})
         out.with_suffix(".md").write_text(table(found), encoding="utf-8")
     print(table(found))
     return int(any(row["outcome"] == "failed" for row in found.values()))
@@ -161,7 +161,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
         notes.append(f"beside other work, so no result: {', '.join(busy)}")
     notes.append(f"not run, many whole runs each: {', '.join(f'`python -m experiments.{name}`' for name in BY_HAND)}")
     seconds = sum(row.get("seconds", 0.0) for row in found.values())
-    title = f"# The README's figures in short\n\n{machine()['cpu']}, {machine()['cores']} cores, {seconds / 60:.1f} min"
+    title = f"# The measured figures in short\n\n{machine()['cpu']}, {machine()['cores']} cores, {seconds / 60:.1f} min"
     return "\n".join([f"{title}\n", markdown(HEAD, lines), "", *(f"- {note}" for note in notes), ""])
 
 

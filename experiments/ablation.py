@@ -1,7 +1,8 @@
 """What is each system worth, and all of them together? `python -m experiments.ablation [KEY=VALUE ...] [--seeds 0 1]`.
 
-Cells: nothing (plain decoding, full precision, as many rollouts of every prompt), tlt, das, efficient_rollout, duet,
-qarl and everything, on the demo and on the task with wide difficulty, by paired seeds. A cell is a system's example
+Cells: nothing (plain decoding, full precision, as many rollouts of every prompt), half (the same with half as many
+rollouts: what a halved budget gives without any system), tlt, das, efficient_rollout, duet, qarl and everything, on the
+demo and on the task with wide difficulty, by paired seeds. A cell is a system's example
 (`examples/systems`) on the task's data, prompts, lengths and reward, from the warm start of its seed, which all systems
 share. The protocol was written before the first run:
 
@@ -42,8 +43,8 @@ from launch.observe.journal import read
 Kind = Literal["timed", "learned"]
 EXAMPLES = ROOT / "examples"
 NOTHING = ("rollout.speculation={mode: off}", "drafter={train: false}")  # of the task's own example
-SYSTEMS = ("nothing", "tlt", "das", "efficient_rollout", "duet", "qarl", "everything")
-OTHER_TOKENS = ("nothing", "duet", "qarl", "everything")
+SYSTEMS = ("nothing", "half", "tlt", "das", "efficient_rollout", "duet", "qarl", "everything")
+OTHER_TOKENS = ("nothing", "half", "duet", "qarl", "everything")
 TASKS = ("guess_and_check", "long_guess_and_check")
 KNOWN = {"nothing": "grpo@1", "duet": "both_auto@0.5"}  # cells of experiments.token_budget
 OF_THE_TASK = (
@@ -77,14 +78,16 @@ class Run:
 
     @property
     def config(self) -> Path:
-        alone = self.system == "nothing"
+        alone = self.system in ("nothing", "half")
         return EXAMPLES / self.task / "config.yaml" if alone else EXAMPLES / f"systems/{self.system}.yaml"
 
     def overrides(self, model: Path) -> list[str]:
         """Of its configuration, from that warm start."""
         task = load_config(EXAMPLES / self.task / "config.yaml").config
         mine = ["warmup=null", f"model.path={model}", f"run.dir={self.run_dir}", f"run.seed={self.seed}", *QUIET]
-        mine += NOTHING if self.system == "nothing" else ()
+        mine += NOTHING if self.system in ("nothing", "half") else ()
+        if self.system == "half":
+            mine.append(f"rollout.rollouts_per_prompt={task.rollout.rollouts_per_prompt // 2}")
         mine += PLAIN if self.kind == "learned" else ()
         last = {pair.partition("=")[0]: pair for pair in (*of_the_task(task), *mine, *self.extra)}
         return list(last.values())
@@ -166,7 +169,7 @@ def calibrate(run_dir: Path) -> None:
 def in_order(tasks: Sequence[str], systems: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
     """Task, system, seed: complete pairs early, and another system first for every task and seed."""
     for turn, (seed, task) in enumerate((seed, task) for seed in seeds for task in tasks):
-        at = 2 * turn % len(systems)
+        at = 3 * turn % len(systems)
         for system in (*systems[at:], *systems[:at]):
             yield task, system, seed
 

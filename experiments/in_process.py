@@ -76,7 +76,9 @@ class Record:
         now_s = time.process_time()
         self.cpu_s, self._since_s = self.cpu_s + now_s - self._since_s, now_s
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float = 0.0) -> None:
+    def evaluation(
+        self, step: int, metrics: Mapping[str, float], seconds: float = 0.0, *, printed: bool = True
+    ) -> None:
         self.evaluations[step] = dict(metrics)
         self._since_s = time.process_time()
 
@@ -94,6 +96,9 @@ class Record:
         pass
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        pass
+
+    def sync(self) -> None:
         pass
 
 

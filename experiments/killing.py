@@ -16,6 +16,7 @@ import psutil
 from benchmarks.tools.turns import TITLES, processes_of
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
+from coordinator.admin.credentials import Credentials
 from launch.observe.journal import read
 
 VictimName = Literal["trainer", "rollout_worker", "engine", "coordinator", "buffer", "reward_worker", "learner"]
@@ -123,7 +124,7 @@ def _states(run_dir: Path) -> dict[str, str]:
     if address is None:
         return {}
     try:
-        with AdminClient(address.admin, timeout_s=1.0) as client:
+        with AdminClient(address.admin, Credentials.read(run_dir), timeout_s=1.0) as client:
             return {worker.name: worker.state for worker in client.status().workers}
     except (NoCoordinatorError, RequestRefusedError):
         return {}

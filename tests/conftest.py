@@ -19,25 +19,46 @@ from pathlib import Path
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, seed, settings
 
 import tests.pretended
 
 # How long an example takes is a matter of the machine and of what else it does.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# `make test` draws the same examples on every machine and in every run: nobody meets a new one by chance.
+settings.register_profile("same examples", settings.get_profile("any machine"), derandomize=True)
+# `make test-all`: --hypothesis-profile=random. Each property test runs _REPEATS times, each time from another seed. The
+# seeds stay until EXAMPLES is another number: what CI refuses can be repeated, and is the commit's fault.
+settings.register_profile("random", settings.get_profile("any machine"), print_blob=True)
+settings.load_profile("same examples")
 
+_REPEATS = 4
+_EXAMPLES = int(os.environ.get("EXAMPLES", "0"))
 _PRETENDED = Path(__file__).parent / "pretended"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if settings.get_current_profile_name() == "random" and is_hypothesis_test(metafunc.function):
+        metafunc.fixturenames.append("repeat")
+        metafunc.parametrize("repeat", range(_REPEATS))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    repeat = getattr(getattr(item, "callspec", None), "params", {}).get("repeat")
+    if isinstance(item, pytest.Function) and repeat is not None and is_hypothesis_test(item.obj):
+        seed(_EXAMPLES * _REPEATS + repeat)(item.obj)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out_what_needs_the_pretended_device(config, items)
+    _leave_out_long_proofs(config, items)
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.fixturenames.insert(0, "ray_head")  # type: ignore[attr-defined]
@@ -49,11 +70,25 @@ def _leave_out_what_needs_the_pretended_device(config: pytest.Config, items: lis
     """It would change this process for good: `make test-gpu-pretended` and tests/gpu/test_pretended.py load it."""
     if tests.pretended.active():
         return
-    left_out = [
-        item
-        for item in items
-        if item.get_closest_marker("pretended") is not None or item.path.is_relative_to(_PRETENDED)
-    ]
+    _leave_out(
+        config,
+        items,
+        lambda item: item.get_closest_marker("pretended") is not None or item.path.is_relative_to(_PRETENDED),
+    )
+
+
+def _leave_out_long_proofs(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test-all` selects them (-m long); so does a command that names one (FILE::TEST)."""
+    if re.search(r"\blong\b", config.option.markexpr) is None:
+        _leave_out(
+            config,
+            items,
+            lambda item: item.get_closest_marker("long") is not None and not any("::" in one for one in config.args),
+        )
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], which: Callable[[pytest.Item], bool]) -> None:
+    left_out = [item for item in items if which(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

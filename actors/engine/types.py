@@ -24,6 +24,7 @@ FloatArray = NDArray[np.float32]
 class FinishReason(StrEnum):
     STOP = "stop"  # a stop token was sampled, or one that completed a stop string; it is the last of the response
     LENGTH = "length"  # max_new_tokens or the model's limit was reached
+    TURNS = "turns"  # of an episode: environment.max_turns were taken; nothing of it was cut
     ANSWERED = "answered"  # by its StopRule the answer is there
     GIVEN_UP = "given_up"  # by its StopRule no answer is expected any more: not to be trained on
     ABORT = "abort"  # the driver asked for it; the tokens so far are valid

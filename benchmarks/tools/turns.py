@@ -14,6 +14,7 @@ import psutil
 
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
+from coordinator.admin.credentials import Credentials
 from launch.config import Config
 from launch.interrupt import Interrupt
 from launch.observe import Observer
@@ -84,7 +85,7 @@ def wait_for_trainers(run_dir: Path, workers: int, timeout_s: float = 120.0) -> 
             sys.exit(f"{run_dir.name}: its trainers are not up after {timeout_s:g} s")
         time.sleep(0.2)
     time.sleep(5.0)  # they start warm: a first micro-step on nothing
-    return AdminClient(address.admin)
+    return AdminClient(address.admin, Credentials.read(run_dir))
 
 
 def take_turns(jobs: Mapping[str, Job], steps: int) -> dict[str, list[float]]:

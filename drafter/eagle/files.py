@@ -37,6 +37,7 @@ def save_eagle(model: Drafting, directory: str | Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, path / WEIGHTS_FILE)
+    (path / WEIGHTS_FILE).chmod(0o644)  # safetensors writes 0600, and engines may run as another user
     own = {"drafter": model.kind, "qk_norm": model.block.q_norm is not None}
     shape = own | ({"layers": list(model.layers)} if model.layers else {}) | _shape(model.config)
     (path / CONFIG_FILE).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
@@ -55,6 +56,8 @@ def load_eagle(
     try:
         found: dict[str, Any] = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
         state = load_file(path / WEIGHTS_FILE)
+    except PermissionError as error:
+        raise EagleWeightsError(f"{path} cannot be read by this user ({error}): check the permissions") from error
     except Exception as error:
         raise EagleWeightsError(
             f"{path} holds no EAGLE drafter ({error}): rollout.speculation.eagle.path must name a directory with "

@@ -73,7 +73,8 @@ def test_a_missing_step_and_a_torn_file(
 def test_responses_are_compared_in_any_order_and_with_their_rewards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = [{"step": 1, "response": "four", "reward": 1.0, "at_s": 1.0}, {"step": 1, "response": "5", "reward": 0.0}]
+    said = [{"step": 1, "prompt": "2 + 2", "response": "four", "reward": 1.0, "at_s": 1.0}]
+    said += [{"step": 1, "prompt": "2 + 3", "response": "5", "reward": 0.0}]
     for name, samples in {
         "a": said,
         "b": [said[1] | {"at_s": 9.0}, said[0]],

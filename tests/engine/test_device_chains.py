@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.engine.batch.slots import SlotTable
@@ -106,6 +106,8 @@ requests_st = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6)), min_siz
 
 @settings(deadline=None, max_examples=25)
 @given(requests_st, st.sampled_from(["w4a16", "w8a8"]), st.booleans(), st.booleans())
+@example([(1, 0), (1, 0), (33, 0), (40, 1)], "w8a8", False, False)  # a step apart on one kind of CPU, as is the next
+@example([(1, 0), (1, 0), (27, 6), (40, 1)], "w8a8", False, False)
 def test_a_chain_is_its_passes_one_by_one(
     requests: list[tuple[int, int]], name: str, truncated: bool, graphs: bool
 ) -> None:
@@ -128,13 +130,14 @@ def test_a_chain_is_its_passes_one_by_one(
     kept = logits[real].isfinite()  # -inf where top-k or top-p leave a token out
     assert kept.all() != truncated or not real.any()
     # Where tokens are rounded to eight bits, other sums before it may round one otherwise: by a step, here and there.
-    apart = (logits[real][kept] - expected_logits[real][kept]).abs()
+    # A step is 0.024 in the mean of four logits' rows; keys that are wrong by a twentieth are 0.23 and more.
+    apart, exact = (logits[real][kept] - expected_logits[real][kept]).abs(), name == "w4a16"
     if apart.numel():
-        assert apart.max() < 1e-3 if name == "w4a16" else apart.mean() < 0.02
+        assert apart.max() < 1e-3 if exact else apart.mean() < 0.08
     assert changed(found_of.cache, before) <= found_of.own_slots()
     there = torch.tensor(sorted(changed(expected_of.cache, untouched)), dtype=torch.int64)
     for one, other in zip(found_of.cache.keys, expected_of.cache.keys, strict=True):
-        torch.testing.assert_close(one[there], other[there], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(one[there], other[there], rtol=1e-4, atol=1e-4 if exact else 0.02)
 
 
 def changed(cache: KVCache, before: torch.Tensor) -> set[int]:

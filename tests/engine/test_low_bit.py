@@ -338,7 +338,8 @@ def test_graphs_are_captured_again_only_when_the_precision_changes(folder: Path,
     for version, form in enumerate(("w8a8", "none", "none", "w8a8"), start=1):
         core.update_weights(*pack(published(masters, form), version))
         records.append(capture.records)
-        assert_same_tokens(run(core, requests), run(engine_of(target(later, form)), requests))
+        expected = run(engine_of(target(later, form)), requests)
+        assert_same_tokens(run(core, requests), expected, atol=1e-3 if form == "none" else 0.05)
     assert records == [records[0] * times for times in (1, 1, 2, 2, 3)]
     assert capture.replays > 0
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from actors.engine.types import FinishReason, Progress
+from actors.training.network import chunk_logprobs
 from models import ops
 from tests.engine.support import (
     FAMILIES,
@@ -122,9 +123,13 @@ def test_logprobs_are_those_of_the_learners_packed_forward(tmp_path: Path, famil
         request = next(r for r in requests if r.request_id == request_id)
         prompt = request.prompt_tokens.tolist()
         logits = logits_of(model, prompt + rollout.tokens.tolist())[len(prompt) - 1 : -1]
-        wanted = logits.log_softmax(-1).gather(1, torch.from_numpy(rollout.tokens).long()[:, None])[:, 0].numpy()
-        np.testing.assert_allclose(rollout.logprobs_t1, wanted, atol=1e-5)
-        np.testing.assert_allclose(rollout.logprobs, wanted, atol=1e-5)
+        drawn = torch.from_numpy(rollout.tokens).long()
+        wanted = logits.double().log_softmax(-1).gather(1, drawn[:, None])[:, 0].numpy()
+        np.testing.assert_allclose(rollout.logprobs_t1, wanted, atol=1e-6)
+        assert rollout.logprobs_t1 is not None
+        learned, learned_t1, _ = chunk_logprobs(lambda hidden: hidden, logits, drawn, 1.0)
+        assert learned.numpy().tobytes() == rollout.logprobs.tobytes()
+        assert learned_t1.numpy().tobytes() == rollout.logprobs_t1.tobytes()
         # The same logits through the same sampler: equal to the last bit.
         keys = torch.full((len(logits),), request.noise_key)
         positions = torch.arange(len(logits))

@@ -182,7 +182,9 @@ class Sampling(DrafterBase):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sampled", "one-hot", "eagle"])
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 9, 0.95)])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [pytest.param(1.0, 0, 1.0, marks=pytest.mark.long), (0.7, 9, 0.95)]
+)
 def test_pairs_of_tokens_through_the_engine(
     tmp_path_factory: pytest.TempPathFactory, kind: str, temperature: float, top_k: int, top_p: float
 ) -> None:

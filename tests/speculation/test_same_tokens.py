@@ -34,7 +34,9 @@ def policy_of(name: str, seed: int) -> StrategyPolicy:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [one if one == "qwen2" else pytest.param(one, marks=pytest.mark.long) for one in FAMILIES]
+)
 def test_tokens_and_logprobs_are_bitwise_those_without_speculation(tmp_path: Path, family: str) -> None:
     torch.set_num_threads(1)
     model = model_of(tmp_path, family)

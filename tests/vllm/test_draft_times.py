@@ -17,6 +17,18 @@ from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome
 from policies.speculation.strategy import PLAIN, Strategy
 
 DRAFT_S = 0.125
+TICK_S = 2.0**-10  # exact, as are its multiples
+
+
+class Ticking:
+    """A timer that goes on by TICK_S whenever it is read, so that a span is as long as it has readings."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += TICK_S
+        return self.now
 
 
 class Alternating(FixedPolicy):
@@ -92,7 +104,7 @@ def test_policies_hear_what_of_a_step_was_drafting() -> None:
     backend, policy = Pretended(), Alternating(Strategy.parse("eagle:3"), plain_steps=3)
     typed: Any = backend
     worker = WorkerDrafter("eagle", copies_target=False)
-    engine = VllmEngine(typed, max_running=4, progress_every_tokens=8, worker=worker, policy=policy)
+    engine = VllmEngine(typed, max_running=4, progress_every_tokens=8, worker=worker, policy=policy, timer=Ticking())
     prompt = np.arange(4, dtype=np.int32)
     engine.submit(
         [
@@ -104,13 +116,14 @@ def test_policies_hear_what_of_a_step_was_drafting() -> None:
         engine.step()
     plain, switching, drafting = policy.heard[:3], policy.heard[3], policy.heard[4:]
     assert [outcome.strategy for outcome in plain] == [PLAIN] * 3
-    assert all(outcome.draft_s < DRAFT_S for outcome in plain)
+    assert all(outcome.draft_s == 0.0 for outcome in plain)
     assert all(outcome.reached is None for outcome in plain)
     assert (switching.strategy, switching.kind) == (PLAIN, StepKind.DISTURBED), "it made the drafts of the next"
-    assert switching.draft_s >= DRAFT_S
+    assert switching.draft_s == DRAFT_S, "the host had none to offer yet"
     for outcome in drafting:
         assert (str(outcome.strategy), outcome.kind) == ("eagle:3", StepKind.USUAL)
-        assert DRAFT_S <= outcome.draft_s < DRAFT_S + 0.05, "and what the host does with its drafts"
+        assert outcome.draft_s == DRAFT_S + TICK_S, "and what the host does with its drafts"
+        assert outcome.elapsed_s > TICK_S
         assert outcome.rows == 2 * (1 + 3)
         assert outcome.prompt_ids is not None
         assert outcome.reached is not None

@@ -109,6 +109,7 @@ class VllmEngine:
         worker: WorkerDrafter | None = None,
         policy: StrategyPolicy | None = None,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
         on_step: Callable[[EngineStepRecord], None] | None = None,
         news: PassNews | None = None,
     ) -> None:
@@ -129,6 +130,7 @@ class VllmEngine:
             drafters if worker is None else {**drafters, worker.name: worker},
             policy,
             on_failure=self._events.append,
+            timer=timer,
         )
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(table, backend.vocab_size)
@@ -141,7 +143,7 @@ class VllmEngine:
             names = [*drafters, *(() if worker is None else (worker.name,))]
             self._events += [DrafterFailed(name, backend.refusal, final=True) for name in names]
         self._queue = AdmissionQueue(table, watchers)
-        self._account = StepAccount(table, self._speculator, prompts, on_step, news=news)
+        self._account = StepAccount(table, self._speculator, prompts, on_step, timer, news=news)
         self._progress_every_tokens = progress_every_tokens
         self._idle = True
         # Of the step at hand: vLLM's requests that decode, the plan of their slots, and what came of it.

@@ -77,7 +77,7 @@ def target_logprobs(logits: Tensor, cutoff: Tensor, temperature: Tensor, tokens:
     token = tokens[:, None]
     drawn = target_probabilities(logits, cutoff, temperature).gather(1, token)[:, 0].log()
     logprobs = torch.where(temperature == 0, 0.0, drawn).float()
-    return logprobs, logits.float().log_softmax(1).gather(1, token)[:, 0]
+    return logprobs, ops.log_softmax(logits.float()).gather(1, token)[:, 0]
 
 
 def _coupled(logits: Tensor, cutoff: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
