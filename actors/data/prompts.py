@@ -40,6 +40,13 @@ class Prompt:
     set: str = ""  # its name, if there are several to train on
     success: float | None = None  # how often it was solved before this run, 0 to 1 (data.success)
 
+    @property
+    def asked(self) -> str:
+        """`raw` as people read it: the text, or the last message's; `text` where it is neither."""
+        last = self.raw[-1] if isinstance(self.raw, list) and self.raw else self.raw
+        said = last.get("content") if isinstance(last, dict) else last
+        return said if isinstance(said, str) else self.text
+
 
 @dataclass(slots=True, kw_only=True)
 class LoadReport:

@@ -22,7 +22,7 @@ from launch.config.show import to_yaml
 from launch.errors import PacelineError
 from launch.observe import environment, journal, live, now
 from launch.observe.journal import Journal
-from launch.observe.records import Sample, Span, StepRecord, length_metrics
+from launch.observe.records import Sample, Span, StepRecord, evenly, length_metrics
 from launch.observe.run_log import RunLog
 from launch.observe.sinks import RaySink, open_sinks
 from launch.observe.state import RunState, WorkerState
@@ -178,12 +178,15 @@ class Observer:
 
     def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
         """Responses of one RL step, or to one held-out set of the evaluation after it. observe.samples_per_step or
-        observe.eval_samples of them are kept, from the best to the worst reward; sinks get the former of either."""
+        observe.eval_samples of them are kept: from the best to the worst reward; before these, of an evaluation, half
+        as many first responses to prompts all over the set, the same in every evaluation. Sinks get the former of
+        either."""
         observe = self._config.observe
         most = observe.eval_samples if held_out else observe.samples_per_step
         count = len(samples) if most is None else min(most, len(samples))
-        ranked = sorted(samples, key=lambda sample: -sample.reward)
-        picks = [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
+        followed = evenly([i for i, sample in enumerate(samples) if sample.sample == 0], count // 2)
+        others = sorted(set(range(len(samples))) - set(followed), key=lambda i: (-samples[i].reward, i))
+        picks = [samples[i] for i in (*followed, *evenly(others, count - len(followed)))]
         name = "eval_samples" if held_out else "samples"
         with self._lock:
             for sample in picks:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from actors.environments.types import Said
 from launch.observe.drafter import TRAIN_SPAN, StepDrafter
 from launch.observe.speculation import StepSpeculation
 
+T = TypeVar("T")
 PHASES = ("rollout", "reward_wait", "learn", "publish", "sync")  # parts of seconds["step"]
 SPAN_KINDS = (
     "decode",
@@ -66,6 +68,14 @@ class Sample:
     set: str = ""  # the held-out set; empty: of training
     version: int | None = None  # of the weights that sampled it: the RL steps that had been done
     turns: Sequence[Said] = ()  # of an episode, behind the prompt; `response` is what the model said of it
+    asked: str = ""  # of `prompt`, what the record asks: without template and system prompt
+    sample: int | None = None  # of an evaluation: which response to the prompt, from 0; equal ones have equal noise
+
+
+def evenly(values: Sequence[T], count: int) -> list[T]:
+    """At most `count` of them, from the first to the last."""
+    count = min(count, len(values))
+    return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
 def length_metrics(lengths: Sequence[int]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from launch.observe.live import duration
 from launch.observe.timeline import write_trace
 from launch.report.against import NOTE as AGAINST_NOTE
 from launch.report.against import against_data, against_tables
+from launch.report.before_after import BeforeAfter, before_after_html, said
 from launch.report.collect import chart_data
 from launch.report.summary import DrafterSummary, RunSummary, SpeculationSummary, seconds_text, summarise
 from launch.report.tables import (
@@ -136,7 +137,7 @@ def render(run_dir: Path, against: Path | None = None) -> str:
         *_charts(
             data,
             summary,
-            _evaluation(data["evaluation"])
+            _evaluation(data["evaluation"], summary.before_after)
             + _section("samples", "Responses", samples_table(picked_samples(run_dir)), SAMPLES_NOTE),
         ),
         _section("events", "Events", events_table(events), "Failures and recoveries are red."),
@@ -290,8 +291,11 @@ def _against(run_dir: Path, other: Path | None) -> str:
     return _section("against", "Against another run", against_tables(run_dir, other), AGAINST_NOTE)
 
 
-def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:
-    return _section("evaluation", "Evaluation", evaluations_table(rows), EVALUATION_NOTE) if rows else ""
+def _evaluation(rows: Sequence[Mapping[str, Any]], found: BeforeAfter | None) -> str:
+    if not rows:
+        return ""
+    answers = "" if found is None else f"<h3>Responses {said(found)}</h3>{before_after_html(found)}"
+    return _section("evaluation", "Evaluation", evaluations_table(rows) + answers, EVALUATION_NOTE)
 
 
 def _token_budget(data: Mapping[str, Any], s: TokenBudgetSummary) -> tuple[str, str, str, str]:

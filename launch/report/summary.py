@@ -20,6 +20,7 @@ from launch.observe.records import PHASES
 from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of, summed
 from launch.observe.symptoms import symptoms
 from launch.precision import MASTER_REWARD, precision_text
+from launch.report.before_after import BeforeAfter, before_after, before_after_table, said
 from launch.report.token_budget import TokenBudgetSummary, budget_rows, token_budget_summary
 from policies.speculation.catalogue import TRAINED
 
@@ -92,6 +93,7 @@ class RunSummary:
     objective: str | None = None  # its name
     groups_refilled: int | None = None  # sampled in further rounds; None: no dynamic sampling
     tokens_refilled: int = 0  # of `tokens`
+    before_after: BeforeAfter | None = None  # None: no held-out prompt was answered in two evaluations
     warnings: Sequence[str] = ()  # signs that nothing was learned, each with a remedy
 
 
@@ -141,6 +143,7 @@ def summarise(run_dir: Path) -> RunSummary:
         objective=_text(run_options(run_dir, "objective").get("name")),
         groups_refilled=round(math.fsum(refilled)) if (refilled := numbers(steps, "groups/refilled")) else None,
         tokens_refilled=round(math.fsum(numbers(steps, "tokens/refilled"))),
+        before_after=before_after(read(run_dir / "eval_samples.jsonl")),
         warnings=[str(symptom) for symptom in symptoms(steps, over=True)],
     )
 
@@ -232,6 +235,9 @@ def print_summary(
     summary = write_summary(run_dir)
     console = console or Console()
     console.print(summary_table(summary))
+    if summary.before_after is not None:
+        console.print(Text(said(summary.before_after)), soft_wrap=True)
+        console.print(before_after_table(summary.before_after, console.width))
     # Below the table, each on a line of its own however long it is: they are there to be copied.
     best = summary.best_model if best_text(summary) else None  # else it is the last one
     for label, path in (("model", model or summary.model), ("best model", best), ("report", report)):

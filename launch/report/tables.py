@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from launch.config.tree import EVAL_SET
 from launch.observe.environment import rows as environment_rows
 from launch.observe.journal import read
+from launch.observe.records import evenly
 
-T = TypeVar("T")
 MAX_EVENTS = 200
 MOST_SAMPLES = 32  # shown of a step, or of a set
 SAMPLE_STEPS = 6  # RL steps whose responses are shown, from the first to the last
@@ -106,12 +106,6 @@ def _of_a_few_steps(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if (step := int(sample.get("step", 0))) in picked:
             by_place.setdefault((step, str(sample.get("set", ""))), []).append(sample)
     return [sample for found in by_place.values() for sample in evenly(found, MOST_SAMPLES)]
-
-
-def evenly(values: Sequence[T], count: int) -> list[T]:
-    """At most `count` of them, from the first to the last."""
-    count = min(count, len(values))
-    return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
 def evaluations_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -84,7 +84,11 @@ def _sampled(job: Job, *, told: bool = True) -> dict[str, float]:
         ks = job.config.eval.at or sorted({1, held.samples})
         measured[held.name] = set_metrics(groups, ks, job.config.reward)
         if told:
-            responses = [member.sample(group.pick, held.name) for group in groups for member in group.members]
+            responses = [
+                member.sample(group.pick, held.name, batch.place(member.rollout.request_id)[1])
+                for group in groups
+                for member in group.members
+            ]
             job.observer.samples(job.steps_done, responses, held_out=True)
             job.observer.judged(job.steps_done, by_prompt(groups, held.name, job.config.reward))
         if not measured[held.name]:

@@ -39,8 +39,8 @@ class Graded:
         newest = self.rollout.tokens.size - sum(tokens for _, tokens in self.begun)
         return (*self.begun, (self.rollout.weights_version, newest))
 
-    def sample(self, pick: Pick, held_out: str = "") -> Sample:
-        """`held_out`: the set, of an evaluation."""
+    def sample(self, pick: Pick, held_out: str = "", number: int | None = None) -> Sample:
+        """`held_out`: the set, of an evaluation; `number`: which response to the prompt it is, from 0."""
         return Sample(
             uid=pick.prompt.uid,
             set=held_out,
@@ -54,6 +54,8 @@ class Graded:
             error=self.grade.error,
             version=self.rollout.weights_version,
             turns=() if self.episode is None else self.episode.said,
+            asked=pick.prompt.asked,
+            sample=number,
         )
 
 
