@@ -1,21 +1,24 @@
-"""The demo on several seeds: `python -m benchmarks.seeds [--seeds 0 1 2 3 4] [KEY=VALUE ...]`.
+"""An example on several seeds: `python -m benchmarks.seeds [--config FILE] [--seeds 0 1 2 3 4] [KEY=VALUE ...]`.
 
-Owns the table `benchmarks/results/demo_seeds.{json,md}`: held-out reward before and after RL, its spread over prompts,
-and the time of each run, warm start included. The metric is the one the example fixes in its README; nothing is
-selected: every seed that was asked for is in the table. Each run goes through the program as a user would start it.
+Owns the tables `benchmarks/results/demo_seeds.{json,md}` (examples/guess_and_check) and EXAMPLE_seeds of other
+examples: held-out reward before and after RL, its spread over prompts, and where the time went. The metric is the one
+the example fixes in its README; nothing is selected: every seed that was asked for is in the table. Each run goes
+through the program as a user would start it. `--beside KEY=VALUE` runs each seed once more with that override and
+compares the seconds of rollouts, the two in turn first.
 """
 
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any
 
 from benchmarks.harness import DEMO, RESULTS, ROOT, command, machine, markdown, write
 from launch.observe.journal import read
+from launch.observe.records import PHASES
 
 GOAL_POINTS = 0.10
 
@@ -34,6 +37,9 @@ class SeedResult:
     tokens_per_s: float  # median over RL steps
     rl_s: float  # sum of the RL steps
     wall_s: float  # the whole command, from start to exit
+    phases_s: Mapping[str, float] = field(default_factory=dict)  # of the RL steps, by phase
+    saved_s: float = 0.0  # by speculation, of the engines' seconds of decoding, as the run itself estimates
+    beside: float | None = None  # seconds of rollouts of the run with the override, by this one's; None: not run
 
     @property
     def gain(self) -> float:
@@ -70,22 +76,30 @@ def summarise(seed: int, records: list[dict[str, Any]], wall_s: float) -> SeedRe
         tokens_per_s=median(r["tokens_per_s"] for r in steps),
         rl_s=sum(r["seconds/step"] for r in steps),
         wall_s=wall_s,
+        phases_s={phase: sum(r.get(f"seconds/{phase}", 0.0) for r in steps) for phase in PHASES},
+        saved_s=sum(r.get("speculation/saved_s", 0.0) for r in steps),
     )
 
 
-def table(results: Sequence[SeedResult], of: Mapping[str, Any]) -> str:
+def table(results: Sequence[SeedResult], of: Mapping[str, Any], config: Path, beside: str = "") -> str:
     """Markdown."""
-    head = "seed | before | after | gain | spread before | spread after | RL steps | RL, s | tokens/s | run, s"
+    example = config.resolve().parent.relative_to(ROOT)
+    head = (
+        "seed | before | after | gain | spread before | spread after | RL steps | rollout, s | learn, s | RL, s | "
+        "tokens/s | run, s | speculation saved, s" + (f" | rollouts with `{beside}`" if beside else "")
+    )
     rows = [
         f"{r.seed} | {r.before:.3f} | {r.after:.3f} | {r.gain:+.3f} | {r.spread_before:.2f} | {r.spread_after:.2f} | "
-        f"{r.rl_steps} | {r.rl_s:.0f} | {r.tokens_per_s:,.0f} | {r.wall_s:.0f}"
+        f"{r.rl_steps} | {r.phases_s['rollout']:.0f} | {r.phases_s['learn']:.0f} | {r.rl_s:.0f} | "
+        f"{r.tokens_per_s:,.0f} | {r.wall_s:.0f} | {r.saved_s:+.1f}"
+        + ("" if r.beside is None else f" | {r.beside:.2f}x")
         for r in results
     ]
     reached = sum(r.gain >= GOAL_POINTS for r in results)
     return (
-        "# The demo on several seeds\n\n"
-        "Held-out reward at T = 1 as fixed in `examples/guess_and_check/README.md`; spread: standard deviation over "
-        "the held-out prompts of a prompt's mean reward. Written by `python -m benchmarks.seeds`.\n\n"
+        f"# {example} on several seeds\n\n"
+        f"Held-out reward as fixed in `{example}/README.md`; spread: standard deviation over the held-out prompts of a "
+        "prompt's mean reward; run: the whole command. Written by `python -m benchmarks.seeds`.\n\n"
         f"{markdown(head, rows)}\n\n"
         f"At least {100 * GOAL_POINTS:.0f} points on {reached} of {len(results)} seeds; "
         f"mean {fmean(r.before for r in results):.3f} -> {fmean(r.after for r in results):.3f}. "
@@ -93,23 +107,41 @@ def table(results: Sequence[SeedResult], of: Mapping[str, Any]) -> str:
     )
 
 
+def with_beside(
+    seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float, beside: str
+) -> SeedResult:
+    """The seed's run, and by how much longer the rollouts took with `beside`. Odd seeds begin with that run."""
+    runs = {"seed": [*overrides], "beside": [*overrides, beside]}
+    order = reversed(runs) if seed % 2 else iter(runs)
+    found = {name: run_seed(seed, config, run_dir, runs[name], timeout_s, name) for name in order}
+    ratio = found["beside"].phases_s["rollout"] / found["seed"].phases_s["rollout"]
+    return replace(found["seed"], beside=ratio)
+
+
 def main(
     *overrides: Annotated[str, "KEY=VALUE of the configuration"],
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     config: Path = DEMO / "config.yaml",
+    beside: Annotated[str, "KEY=VALUE of a second run of each seed"] = "",
     run_dir: Annotated[Path | None, "default: a new folder in runs/"] = None,
     timeout_s: Annotated[float, "limit of one run"] = 1800.0,
-    out: Path = RESULTS / "demo_seeds.json",
+    out: Annotated[Path | None, "default: in benchmarks/results, by the example's name"] = None,
 ) -> None:
+    config = config.resolve()
     folder = (run_dir or ROOT / "runs" / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    written = out or RESULTS / ("demo_seeds.json" if config.parent == DEMO else f"{config.parent.name}_seeds.json")
     results: list[SeedResult] = []
     for seed in seeds:
-        results.append(run_seed(seed, config, folder, overrides, timeout_s))
+        if beside:
+            results.append(with_beside(seed, config, folder, overrides, timeout_s, beside))
+        else:
+            results.append(run_seed(seed, config, folder, overrides, timeout_s))
         found = {"seeds": [asdict(r) | {"gain": r.gain} for r in results]}
-        write(out, "does the demo learn, on how many seeds?", found, settings={"overrides": overrides})
-        out.with_suffix(".md").write_text(table(results, machine()), encoding="utf-8")
+        settings = {"overrides": overrides, "beside": beside}
+        write(written, "does the example learn, on how many seeds?", found, settings=settings)
+        written.with_suffix(".md").write_text(table(results, machine(), config, beside), encoding="utf-8")
         print(f"seed {seed}: {results[-1].before:.3f} -> {results[-1].after:.3f} in {results[-1].wall_s:.0f} s")
-    print(table(results, machine()))
+    print(table(results, machine(), config, beside))
 
 
 if __name__ == "__main__":

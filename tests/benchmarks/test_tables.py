@@ -1,10 +1,12 @@
 """How benchmark records become figures: worked out by hand on small inputs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks import rl_step_vs_trl, seeds
+from benchmarks.harness import ROOT
 
 
 def record(step: int, at_s: float) -> dict[str, Any]:
@@ -33,9 +35,14 @@ def test_a_seed_is_summarised_from_its_first_and_last_evaluation() -> None:
     result = seeds.summarise(7, records, wall_s=30.0)
     assert (result.before, result.after, result.gain) == (0.4, 0.75, pytest.approx(0.35))
     assert (result.rl_steps, result.rl_s, result.tokens_per_s) == (2, 4.0, 15.0)
-    text = seeds.table([result], {"cores": 2, "cpu": "a CPU"})
+    machine, config = {"cores": 2, "cpu": "a CPU"}, ROOT / "examples/smollm/config.yaml"
+    text = seeds.table([result], machine, config)
+    assert text.startswith("# examples/smollm on several seeds")
     assert "| 7 | 0.400 | 0.750 | +0.350 |" in text
     assert "10 points on 1 of 1 seeds" in text
+    text = seeds.table([replace(result, beside=1.25)], machine, config, "rollout.speculation.mode=off")
+    assert "rollouts with `rollout.speculation.mode=off` |" in text
+    assert "| 1.25x |" in text
 
 
 def test_a_run_without_its_last_evaluation_is_refused() -> None:
