@@ -11,7 +11,7 @@ from tests.fleet.conftest import STEPS
 from tests.notices.metadata import Aws
 from tests.train.conftest import SHARP, Runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # beside four busy processes
 
 
 def job(nodes: Nodes, runs: Runs, layout: str, *, workers: str = "2") -> Job:
