@@ -1,6 +1,6 @@
 """The `data:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -24,6 +24,27 @@ class TrainSetOptions(PromptsOptions, frozen=True, extra="forbid"):
     weight: Annotated[float, Field(gt=0, le=1e9, description="share of the prompts, beside the others' weights")] = 1.0
 
 
+class ReasoningGymOptions(BaseModel, frozen=True, extra="forbid"):
+    """Tasks from a data set of the package reasoning-gym, to train on and held out."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in metrics and ids; see dataset")]
+    dataset: Annotated[str | None, Field(description="reasoning-gym's name of the data set; default: name")] = None
+    size: Annotated[int, Field(ge=1, le=100_000, description="different questions to train on")] = 1000
+    eval: Annotated[
+        int, Field(ge=0, le=100_000, description="held-out questions, none of them to train on; 0: no held-out set")
+    ] = 64
+    weight: Annotated[float, Field(gt=0, le=1e9, description="share of the prompts, beside the others' weights")] = 1.0
+    seed: Annotated[
+        int, Field(ge=0, le=2**31, description="of the questions, whatever run.seed is; held-out ones have seed + 1e6")
+    ] = 0
+    config: Annotated[dict[str, Any], Field(description="the data set's own keys, as {max_terms: 3}")] = {}
+
+    @property
+    def source(self) -> str:
+        """The data set's name in reasoning-gym."""
+        return self.dataset or self.name
+
+
 class SuccessOptions(BaseModel, frozen=True, extra="forbid"):
     """What is known of how often each training prompt was solved, by an earlier model or by this one."""
 
@@ -40,7 +61,12 @@ class SuccessOptions(BaseModel, frozen=True, extra="forbid"):
         return self.field is not None or self.file is not None
 
 
-PROMPTS_ONLY = ("source_field", "sets", "success")  # of DataOptions: what says nothing about texts and tokens
+PROMPTS_ONLY = (
+    "source_field",
+    "sets",
+    "reasoning_gym",
+    "success",
+)  # of DataOptions: what says nothing about texts and tokens
 
 
 class DataOptions(BaseModel, frozen=True, extra="forbid"):
@@ -51,6 +77,10 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     sets: Annotated[
         tuple[TrainSetOptions, ...], Field(description="sets to train on by name, instead of data.train, which is one")
+    ] = ()
+    reasoning_gym: Annotated[
+        tuple[ReasoningGymOptions, ...],
+        Field(description="generated tasks to train on and to evaluate on, instead of data.train and data.sets"),
     ] = ()
     success: SuccessOptions = SuccessOptions()
     eval: Annotated[str | None, Field(description="held-out prompts in any of the same forms")] = None

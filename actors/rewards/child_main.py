@@ -4,7 +4,8 @@ imported by Paceline, and imports none of it, so that it starts fast.
 Both are taken out of the user's way before any of the user's code runs: descriptor 0 is /dev/null then, 1 is the log,
 and programs that the user starts inherit neither pipe. A process that the user's code forks off never answers.
 
-Kinds: `symbolic` a question about expressions -> bool, by math-verify (symbolic.py); `pattern` text -> bool;
+Kinds: `symbolic` a question about expressions -> bool, by math-verify (symbolic.py); `reasoning_gym`
+an answer -> its score, by its data set (gym.py); `pattern` text -> bool;
 `function` responses -> an outcome for each, by the user's function (calling.py); `signature` of such a function ->
 what it asks for.
 """
@@ -19,6 +20,7 @@ import re
 import resource
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,12 @@ from typing import Any
 def symbolic(_: str) -> Callable[[Any], Any]:
     compare: Callable[[Any], Any] = _beside("symbolic").comparison()
     return compare
+
+
+def reasoning_gym(_: str) -> Callable[[Any], Any]:
+    warnings.simplefilter("ignore")  # of numpy, about answers that are no numbers
+    score: Callable[[Any], Any] = _beside("gym").scorer()
+    return score
 
 
 def pattern(expression: str) -> Callable[[Any], bool]:
@@ -117,6 +125,7 @@ def main() -> None:
 
     kinds: dict[str, Callable[[str], Callable[[Any], Any]]] = {
         "symbolic": symbolic,
+        "reasoning_gym": reasoning_gym,
         "pattern": pattern,
         "function": function,
         "signature": signature,

@@ -14,6 +14,7 @@ from typing import Self
 
 from actors.rewards.assembly import Assembly, Call, weighed
 from actors.rewards.callables import FormatTerm, PythonTerm
+from actors.rewards.generated import ReasoningGymTerm
 from actors.rewards.hosted import HostedTerm
 from actors.rewards.lanes import Lane, lanes_of
 from actors.rewards.maths import MathTerm
@@ -231,5 +232,6 @@ def _build_term(options: RewardTerm, key: str) -> Term:
         "format": lambda: FormatTerm(options, key),
         "python": lambda: PythonTerm(options, key),
         "environment": EnvironmentTerm,
+        "reasoning_gym": lambda: ReasoningGymTerm(options, key),
     }
     return builders[options.kind]()

@@ -6,7 +6,8 @@ Owns where an answer is read, and when algebra is asked: everything that `equal_
 The answer is the content of the last \boxed{...} with something in it, after the end of the thinking part if there is
 one; boxes joined by commas or "and" are one answer. `answer: first` reads the first instead. Without a box there is no
 answer, unless `fallback` says otherwise: `gsm8k` reads the last `#### ...` line, `answer_line` the last `Answer: ...`
-line, `last_number` the last number of the response. The gold answer is read in actors.rewards.gold.
+line, `last_number` the last number of the response, `response` all of it. The gold answer is read in
+actors.rewards.gold.
 """
 
 import re
@@ -32,14 +33,21 @@ def read_answer(response: str, fallback: str, which: str = "last", *, thinking: 
     """The answer of a response, None if it gives none. `which`: the "last" box or the "first". `thinking`: see
     first_boxed."""
     answer = last_boxed(response) if which == "last" else first_boxed(response, thinking=thinking)
-    if answer is None and fallback != "none":
-        end = final_part(response)
-        if fallback == "gsm8k":
-            answer = last_hashes(end)
-        else:
-            found = (_LAST_NUMBER if fallback == "last_number" else _ANSWER_LINE).findall(end)
-            answer = next((text.strip(" *") for text in reversed(found) if text.strip(" *$")), None)
-    return answer or None
+    return answer or unmarked_answer(response, fallback)
+
+
+def unmarked_answer(response: str, fallback: str) -> str | None:
+    """What `fallback` reads where nothing marks an answer."""
+    end = final_part(response)
+    match fallback:
+        case "none":
+            return None
+        case "response":
+            return end.strip() or None
+        case "gsm8k":
+            return last_hashes(end) or None
+    found = (_LAST_NUMBER if fallback == "last_number" else _ANSWER_LINE).findall(end)
+    return next((text.strip(" *") for text in reversed(found) if text.strip(" *$")), None)
 
 
 class MathTerm:

@@ -9,11 +9,11 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     """One summand of the reward."""
 
     kind: Annotated[
-        Literal["math", "code", "format", "python", "judge", "environment"],
+        Literal["math", "code", "format", "python", "judge", "environment", "reasoning_gym"],
         Field(
             description="math: math-verify; code: unit tests; format: a pattern; python: your function or class; "
             "judge: a language model behind an OpenAI-compatible endpoint; environment: the sum of what it gave the "
-            "turns"
+            "turns; reasoning_gym: the data set's own scorer"
         ),
     ]
     name: Annotated[
@@ -29,8 +29,11 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
         ),
     ] = "last"
     fallback: Annotated[
-        Literal["none", "gsm8k", "answer_line", "last_number"],
-        Field(description="math: without \\boxed: no answer, the last '####' line, 'Answer:' line, or number"),
+        Literal["none", "gsm8k", "answer_line", "last_number", "response"],
+        Field(
+            description="math without \\boxed, reasoning_gym without <answer>: no answer, the last '####' line, "
+            "'Answer:' line or number, or all of the response"
+        ),
     ] = "none"
     pattern: Annotated[
         str | None,

@@ -24,8 +24,8 @@ from policies.roofline.devices import DEVICES, device_named
 from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
 from policies.speculation.strategy import PLAIN, Strategy
 
-MISSING_TRAIN = Issue("data.train", "required and missing", remedy="set it, or data.sets, to the prompts to train on")
-RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions", "models")
+MISSING_TRAIN = Issue("data.train", "required and missing", remedy="set it, data.sets or data.reasoning_gym")
+RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions", "models", "reasoning_gym")
 
 
 def check_values(config: Config, *, training: bool = True) -> list[Issue]:

@@ -72,7 +72,7 @@ def abort_issues(c: Config) -> Iterator[Issue]:
 
 def _term(key: str, term: RewardTerm) -> Iterator[Issue]:
     """A term that needs more of a response than its answer."""
-    if term.kind in ("format", "judge"):
+    if term.kind in ("format", "judge", "reasoning_gym"):
         said = f"{term.kind} reads the whole response, and {KEY} ends it behind the answer"
         yield Issue(f"{key}.kind", said, remedy=f"leave the term out, or set {_OFF}")
     elif term.kind == "python" and not term.prefix_sufficient:

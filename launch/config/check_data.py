@@ -22,6 +22,7 @@ def set_issues(c: Config) -> Iterator[Issue]:
                 f"two sets are called {one.name!r}: metrics would not tell them apart",
                 remedy="rename one",
             )
+    yield from _generated(c)
     if success.field is not None and success.file is not None:
         yield Issue("data.success.file", "is set, and so is data.success.field", remedy="leave one of them out")
     if success.min > success.max:
@@ -38,3 +39,26 @@ def set_issues(c: Config) -> Iterator[Issue]:
             "is set, and so is rollout.skip.target, by which prompts that are settled are rare already",
             remedy="leave one of them out",
         )
+
+
+def _generated(c: Config) -> Iterator[Issue]:
+    """Of data.reasoning_gym, whose files become data.sets and eval.sets."""
+    data, tasks = c.data, c.data.reasoning_gym
+    key = "data.reasoning_gym"
+    if tasks and (other := "train" if data.train is not None else "sets" if data.sets else ""):
+        yield Issue(f"data.{other}", f"is set, and so is {key}, which is trained on instead", remedy="leave one out")
+    if data.eval is not None and any(task.eval for task in tasks):
+        yield Issue(
+            "data.eval",
+            f"is one set, and {key} holds questions out as others",
+            remedy=f"make it one of eval.sets, or set eval: 0 in {key}",
+        )
+    taken = {one.name for one in c.eval.sets}
+    for index, task in enumerate(tasks):
+        if task.name in taken:
+            yield Issue(
+                f"{key}.{index}.name",
+                f"two sets are called {task.name!r}: metrics would not tell them apart",
+                remedy=f"choose another name for this one, with dataset: {task.source}",
+            )
+        taken.add(task.name)

@@ -35,8 +35,13 @@ def eval_issues(c: Config) -> Iterator[Issue]:
             yield Issue(
                 key, f"two sets are called {one.name!r}: metrics would not tell them apart", remedy="rename one"
             )
-        elif one.name in TAKEN:
-            yield Issue(key, f"{one.name!r} stands for something else in metrics", remedy="choose another name")
+    for key, one in sets.items():
+        if one.name in TAKEN:
+            yield Issue(
+                f"{key.removesuffix('.path')}.name",
+                f"{one.name!r} stands for something else in metrics",
+                remedy="choose another name",
+            )
     most = max((one.samples or 0 for one in sets.values()), default=0)
     if sets and c.eval.at is not None and max(c.eval.at) > most:
         yield Issue(
@@ -62,7 +67,7 @@ def _best_metric(c: Config) -> Iterator[Issue]:
             *(f"maj@{k}" for k in ks if maths and k > 1),
         }
     known = {f"eval/{name}" for name in set.intersection(*by_set.values())}
-    if c.eval.sets:
+    if c.eval.sets or c.data.reasoning_gym:
         known |= {f"eval/{which}/{name}" for which, names in by_set.items() for name in names}
     if metric not in known:
         yield Issue(

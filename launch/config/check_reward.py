@@ -13,7 +13,12 @@ from launch.config.tree import Config
 _TAKEN = ("mean", "std")  # reward/mean and reward/std are metrics of the whole reward
 _REQUIRED = {"format": ("pattern",), "python": ("function",), "judge": ("url", "model", "template")}
 _USED_BY = {
-    **{"pattern": ("format", "judge"), "fallback": ("math",), "memory_mb": ("code",), "answer": ("math", "code")},
+    **{
+        "pattern": ("format", "judge"),
+        "fallback": ("math", "reasoning_gym"),
+        "memory_mb": ("code",),
+        "answer": ("math", "code"),
+    },
     **dict.fromkeys(("function", "prefix_sufficient", "batch_size", "cpus", "gpus"), ("python",)),
     **dict.fromkeys(("arguments", "concurrency"), ("python", "judge")),
     **dict.fromkeys(("url", "model", "template", "retries", "key_env"), ("judge",)),

@@ -22,7 +22,7 @@ JUDGE_S = 60.0  # reward.terms.*.timeout_s of a judge
 def implied(values: dict[str, Any]) -> dict[str, str]:
     """Writes into a document's values what others of them make a better default, where nothing is written; the dotted
     keys that got one: where it comes from. A document that is not valid is left as it is."""
-    return _objective_name(values) | _first_answers(values) | _own_reward(values) | _patience(values)
+    return _objective_name(values) | _own_reward(values) | _first_answers(values) | _patience(values)
 
 
 def _objective_name(values: dict[str, Any]) -> dict[str, str]:
@@ -59,14 +59,18 @@ def _first_answers(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _own_reward(values: dict[str, Any]) -> dict[str, str]:
-    """An environment of the user's says itself what turns are worth."""
-    environment, reward = values.get("environment"), values.get("reward") or {}
-    if not (isinstance(environment, Mapping) and environment.get("factory")) or not isinstance(reward, Mapping):
+    """An environment of the user's says itself what turns are worth, reasoning-gym's data sets what answers are."""
+    environment, data, reward = (values.get(name) or {} for name in ("environment", "data", "reward"))
+    if not isinstance(reward, Mapping) or "terms" in reward:
         return {}
-    if "terms" in reward:
+    if isinstance(environment, Mapping) and environment.get("factory"):
+        term, origin = {"kind": "environment"}, "environment.factory"
+    elif isinstance(data, Mapping) and data.get("reasoning_gym"):
+        term, origin = {"kind": "reasoning_gym", "fallback": "response"}, "data.reasoning_gym"
+    else:
         return {}
-    values["reward"] = {**reward, "terms": [{"kind": "environment"}]}
-    return {"reward.terms": "environment.factory"}
+    values["reward"] = {**reward, "terms": [term]}
+    return {"reward.terms": origin}
 
 
 def _reads_first(term: Any) -> Any:

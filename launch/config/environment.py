@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from actors.engine.capabilities import BACKENDS
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
+from launch.config import gym
 from launch.config.check_lora import lora_fit
 from launch.config.hub import download_line
 from launch.config.issues import Issue
@@ -129,6 +130,9 @@ def _packages(c: Config) -> Iterator[Issue]:
             check_version()
         except UnsupportedVllmError as error:
             yield Issue("rollout.engine.backend", str(error))
+    for index, term in enumerate(c.reward.terms):
+        if term.kind == "reasoning_gym" and gym.version() is None and not _remote(c):
+            yield Issue(f"reward.terms.{index}.kind", f"{gym.PACKAGE} is not installed", remedy=gym.INSTALL)
     if c.observe.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         yield Issue("observe.wandb_project", "wandb is not installed", remedy="pip install -e '.[wandb]'")
     elif c.observe.wandb_project is not None and not _wandb_login():

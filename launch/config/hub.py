@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launch import cache
+from launch.config.gym import generated
 from launch.config.issues import ConfigError, Issue
 from launch.config.paths import replaced, written
 from launch.config.tree import Config
@@ -64,11 +65,13 @@ def require_shape(path: str) -> None:
 
 
 def converted(config: Config, say: Callable[[str], None] = lambda text: None) -> Config:
-    """`config` with the folder of its model where `model.path` is a GGUF file or `package:NAME`, an installed package
-    that holds one. The folder is made from the file's content once: `run.dir`/models/NAME-SHA256.
+    """`config` with the files of its data.reasoning_gym, and with the folder of its model where `model.path` is a GGUF
+    file or `package:NAME`, an installed package that holds one. The folder is made from the file's content once:
+    `run.dir`/models/NAME-SHA256.
 
-    Raises ConfigError if there is no such file or package, or if models.gguf refuses the file.
+    Raises ConfigError if there is no such file or package, or if models.gguf refuses the file; as `generated`.
     """
+    config = generated(config, say)
     value = config.model.path
     if not value.endswith(GGUF) and not value.startswith(PACKAGE):
         return config

@@ -168,20 +168,27 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def train_sets(self) -> dict[str, TrainSetOptions]:
-        """Whatever is trained on, by the key of its path: data.sets, or data.train as the set `train`."""
+        """Whatever is trained on, by the key of its path: data.sets, or data.train as the set `train`. What
+        data.reasoning_gym asks for has no path before launch.config.gym has made its files."""
         sets = {f"data.sets.{index}.path": one for index, one in enumerate(self.data.sets)}
+        for index, task in enumerate(self.data.reasoning_gym):
+            sets[f"data.reasoning_gym.{index}"] = TrainSetOptions(name=task.name, path="", weight=task.weight)
         if not sets and self.data.train is not None:
             sets = {"data.train": TrainSetOptions(name=TRAIN_SET, path=self.data.train)}
         return sets
 
     @property
     def eval_sets(self) -> dict[str, EvalSetOptions]:
-        """Whatever is evaluated on, by the key of its path: eval.sets, or data.eval as the set `eval`. What a set does
-        not say of its samples and their sampling is filled in from the section."""
+        """Whatever is evaluated on, by the key of its path: eval.sets, or data.eval as the set `eval`, and what
+        data.reasoning_gym holds out. What a set does not say of its samples and their sampling is filled in from the
+        section."""
         e = self.eval
         sets = {f"eval.sets.{index}.path": one for index, one in enumerate(e.sets)}
         if not sets and self.data.eval is not None:
             sets = {"data.eval": EvalSetOptions(name=EVAL_SET, path=self.data.eval)}
+        for index, task in enumerate(self.data.reasoning_gym):
+            if task.eval:
+                sets[f"data.reasoning_gym.{index}"] = EvalSetOptions(name=task.name, path="")
         usual = {
             "samples": e.samples,
             "temperature": e.temperature,
