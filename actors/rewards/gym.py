@@ -90,9 +90,7 @@ def dataset(name: str, config: dict[str, Any], **own: int) -> Any:
             raise RefusedError(f"config.{key}", f"{name} has no such key", f"{hint}it has {', '.join(known) or 'none'}")
     values = {k: tuple(v) if isinstance(defaults[k], tuple) and isinstance(v, list) else v for k, v in config.items()}
     try:
-        chosen = options(**values, **{key: value for key, value in own.items() if key in defaults})
-        chosen.validate()
-        return made_by(config=chosen)
+        return made_by(config=options(**values, **{key: value for key, value in own.items() if key in defaults}))
     except Exception as error:
         said = ", ".join(f"{key}={defaults[key]!r}" for key in known)
         raise RefusedError("config", f"{name} refuses it: {_text(error)}", f"its defaults: {said}") from error

@@ -15,7 +15,8 @@ def test_schema_has_every_key_once_with_a_description() -> None:
     assert len(names) == len(set(names))
     text = schema_markdown()
     assert all(f"`{name}`" in text for name in names)
-    assert by_name()["reward.terms.*.kind"].expected == "one of math, code, format, python, judge, environment"
+    kinds = "one of math, code, format, python, judge, environment, reasoning_gym"
+    assert by_name()["reward.terms.*.kind"].expected == kinds
     assert by_name()["rollout.engine.threads"].expected == "an integer, >= 1, <= 4096 or null"
 
 

