@@ -131,6 +131,51 @@ def evaluate(
         typer.echo(f"report     {write_report(folder)}")
 
 
+@app.command(cls=WithOverrides)
+def chat(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WHAT", help="a run's, checkpoint's or model's folder, or a configuration", show_default=False
+        ),
+    ],
+    overrides: Overrides = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="answer this, and end")] = None,
+    single: Annotated[bool, typer.Option("--single", help="each prompt by itself: no conversation")] = False,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0, max=10, help="0 is greedy; default: the run's")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="of an answer; default: the run's")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", help="of a run: this checkpoint; default: its model")] = None,
+    best: Annotated[bool, typer.Option("--best", help="of a run: its best model")] = False,
+    debug: Debug = False,
+) -> None:
+    """Ask a model in the terminal, or line by line from a pipe, with the template and sampling of its run."""
+    with failures(debug, into_pipe=True):
+        from launch.commands.eval_target import find
+        from launch.config import ConfigError
+        from launch.config.hub import fetched
+        from launch.config.overrides import contradictions
+
+        if issues := contradictions(overrides or []):
+            raise ConfigError(issues)
+        target = find(what, overrides or [], step=step, best=best)
+        with target.weights() as chosen:
+            chosen = fetched(chosen, lambda text: typer.echo(text, err=True))
+            from launch.commands.chat import chat as run
+
+            run(
+                chosen,
+                target.what,
+                prompt=prompt,
+                single=single,
+                temperature=temperature,
+                max_new_tokens=max_tokens,
+            )
+
+
 def _show_metrics(metrics: Mapping[str, float]) -> None:
     """A table of sets and metrics; `eval/<set>/source/<source>/<metric>` is a line of its own."""
     from rich import box

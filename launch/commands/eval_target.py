@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 
 from actors.training.checkpoint import LEARNER_DIR, checkpoints, step_of
 from launch.config import Config, load_config
+from launch.config.hub import GGUF, PACKAGE
 from launch.config.load import load_values
-from launch.config.paths import tokenizer_dir
+from launch.config.paths import replaced, tokenizer_dir
 from launch.errors import UsageError
 from launch.run_folder import best_model
 
@@ -45,7 +46,8 @@ class Target:
 def find(
     what: Path, overrides: Sequence[str], *, config: Path | None = None, step: int | None = None, best: bool = False
 ) -> Target:
-    """`what`: a configuration file, the folder of a run or of one of its checkpoints, or of a Hugging Face model.
+    """`what`: a configuration file, the folder of a run or of one of its checkpoints, or of a Hugging Face model, a
+    GGUF file, or `package:NAME` (launch.config.hub.converted makes a folder of the last two).
 
     `config`: how to evaluate; default: as the run did, or as `overrides` say. `step`: the checkpoint of a run; `best`:
     its best model; default: its exported model, or else its newest checkpoint. Raises UsageError, ConfigError.
@@ -55,24 +57,27 @@ def find(
     run, step = _run_of(what, step)
     if run is None and (step is not None or best):
         raise UsageError(f"--step and --best are for runs, and {what} is none", remedy="give the folder of a run")
-    if what.is_file():
+    of_gguf = what.name.endswith(GGUF) or str(what).startswith(PACKAGE)
+    if what.is_file() and not of_gguf:
         if config is not None:
             raise UsageError(f"{what} is a configuration already", remedy="leave --config out")
         return Target(config=load_config(what, overrides, training=False).config, what="model.path")
     if run is not None:
         loaded = load_config(config or run / "config.yaml", overrides, training=False).config
         return _of_run(run, loaded, step, best)
-    if (what / "config.json").is_file():
+    if (what / "config.json").is_file() or of_gguf:
         if config is not None:
             return Target(
-                config=with_model(load_config(config, overrides, training=False).config, what), what=str(what)
+                config=_as(load_config(config, overrides, training=False).config, what, of_gguf), what=str(what)
             )
         name = re.sub(r"[^A-Za-z0-9._-]", "-", what.resolve().name).lstrip(".-") or "model"
-        values = {"run": {"name": name}, "model": {"path": str(what.resolve())}, "data": {}}
+        path = str(what) if of_gguf else str(what.resolve())
+        values = {"run": {"name": name}, "model": {"path": path}, "data": {}}
         return Target(config=load_values(values, str(what), overrides, training=False).config, what=str(what))
     raise UsageError(
         f"{what} is neither a configuration file nor the folder of a run, a checkpoint or a Hugging Face model",
-        remedy="a run's folder has config.yaml, a checkpoint's state.json, a model's config.json",
+        remedy="a run's folder has config.yaml, a checkpoint's state.json, a model's config.json; a model may also be "
+        "a .gguf file or package:NAME",
     )
 
 
@@ -104,6 +109,10 @@ def _of_run(run: Path, config: Config, step: int | None, best: bool) -> Target:
         raise UsageError(f"no checkpoint of step {step} in {run}", remedy=f"there are {', '.join(map(str, there))}")
     step = there[-1] if step is None else step
     return Target(config=config, what=f"step {step} of {run}", checkpoint=(run, step))
+
+
+def _as(config: Config, what: Path, of_gguf: bool) -> Config:
+    return replaced(config, "model.path", str(what)) if of_gguf else with_model(config, what)
 
 
 def with_model(config: Config, model: Path) -> Config:

@@ -178,13 +178,13 @@ class Observer:
 
     def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
         """Responses of one RL step, or to one held-out set of the evaluation after it. observe.samples_per_step or
-        observe.eval_samples of them are kept: from the best to the worst reward; before these, of an evaluation, half
-        as many first responses to prompts all over the set, the same in every evaluation. Sinks get the former of
-        either."""
+        observe.eval_samples of them are kept: from the best to the worst reward; of an evaluation three
+        in four are first responses to prompts all over the set, the same prompts each time. Sinks get the former of
+        either number."""
         observe = self._config.observe
         most = observe.eval_samples if held_out else observe.samples_per_step
         count = len(samples) if most is None else min(most, len(samples))
-        followed = evenly([i for i, sample in enumerate(samples) if sample.sample == 0], count // 2)
+        followed = evenly([i for i, sample in enumerate(samples) if sample.sample == 0], count * 3 // 4)
         others = sorted(set(range(len(samples))) - set(followed), key=lambda i: (-samples[i].reward, i))
         picks = [samples[i] for i in (*followed, *evenly(others, count - len(followed)))]
         name = "eval_samples" if held_out else "samples"

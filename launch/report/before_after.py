@@ -1,6 +1,7 @@
 """The same held-out prompts at a run's first evaluation and at its last: what the model answered, and its reward.
 
-Read from eval_samples.jsonl, where every evaluation keeps the first response to the same prompts (Observer.samples).
+Every evaluation keeps the first response to the same prompts in eval_samples.jsonl (Observer.samples), and the mean
+reward of every prompt in eval_prompts.jsonl, of which the counts are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,38 +32,54 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeAfter:
-    """Of `prompts` held-out prompts whose first responses both evaluations kept."""
+    """Of all held-out prompts that both evaluations graded."""
 
     first_step: int  # RL steps done at the first evaluation
     last_step: int
     prompts: int
-    better: int  # with a higher reward at the last evaluation
+    better: int  # with a higher mean reward at the last evaluation
     worse: int
     examples: Sequence[Example]  # at most SHOWN: the first in order that got better, then the first others
 
 
-def before_after(samples: Sequence[Mapping[str, Any]]) -> BeforeAfter | None:
-    """From the records of eval_samples.jsonl. None: no two evaluations kept a response to the same prompt."""
-    by_step: dict[int, dict[tuple[str, str], Mapping[str, Any]]] = {}
-    for sample in samples:
-        if sample.get("sample") == 0 and sample.get("reward") is not None:
-            by_step.setdefault(sample["step"], {})[str(sample.get("set", "")), str(sample.get("uid", ""))] = sample
-    if len(by_step) < 2:
+def before_after(samples: Sequence[Mapping[str, Any]], prompts: Sequence[Mapping[str, Any]]) -> BeforeAfter | None:
+    """From the records of eval_samples.jsonl and eval_prompts.jsonl. None: no two evaluations, or no prompt whose first
+    response both of them kept."""
+    rewards = _by_step(prompts)
+    kept = _by_step([sample for sample in samples if sample.get("sample") == 0])
+    if len(rewards) < 2 or not {min(rewards), max(rewards)} <= kept.keys():
         return None
-    first, last = by_step[min(by_step)], by_step[max(by_step)]
-    pairs = [_example(sample, last[key]) for key, sample in first.items() if key in last]
+    first, last = min(rewards), max(rewards)
+    changes = [
+        rewards[last][key]["reward"] - row["reward"] for key, row in rewards[first].items() if key in rewards[last]
+    ]
+    pairs = [
+        _example(kept[first][key], kept[last][key])
+        for key in rewards[first]
+        if key in kept[first] and key in kept[last]
+    ]
     if not pairs:
         return None
     better = [pair for pair in pairs if pair.reward_after > pair.reward_before]
     others = [pair for pair in pairs if pair.reward_after <= pair.reward_before]
     return BeforeAfter(
-        first_step=min(by_step),
-        last_step=max(by_step),
-        prompts=len(pairs),
-        better=len(better),
-        worse=sum(pair.reward_after < pair.reward_before for pair in others),
+        first_step=first,
+        last_step=last,
+        prompts=len(changes),
+        better=sum(change > 0 for change in changes),
+        worse=sum(change < 0 for change in changes),
         examples=[*better, *others][:SHOWN],
     )
+
+
+def _by_step(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[tuple[str, str], Mapping[str, Any]]]:
+    """By step, and by set and prompt, in their order; those without a reward are left out."""
+    found: dict[int, dict[tuple[str, str], Mapping[str, Any]]] = {}
+    for record in records:
+        if isinstance(record.get("reward"), int | float):
+            key = str(record.get("set", "")), str(record.get("uid", ""))
+            found.setdefault(record["step"], {})[key] = record
+    return found
 
 
 def _example(before: Mapping[str, Any], after: Mapping[str, Any]) -> Example:

