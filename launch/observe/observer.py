@@ -26,7 +26,7 @@ from launch.observe.records import Sample, Span, StepRecord, evenly, length_metr
 from launch.observe.run_log import RunLog
 from launch.observe.sinks import RaySink, open_sinks
 from launch.observe.state import RunState, WorkerState
-from launch.observe.symptoms import Watch
+from launch.observe.symptoms import Watch, example
 from launch.observe.timeline import SpanJoiner, to_json, write_trace
 
 FILES = (
@@ -74,7 +74,7 @@ class Observer:
             precision="" if form == "none" else form,
             step=resume_from or 0,
         )
-        self._watch = Watch()
+        self._watch, self._example = Watch(), ""
         self._recall()
         self._console = console if console is not None else Console(stderr=False)
         self._live: Live | None = None
@@ -132,7 +132,7 @@ class Observer:
             self._log.write(self._clock(), line)
             if self._config.observe.live and self._live is None:
                 self._console.print(line, highlight=False, soft_wrap=True)
-            for symptom in self._watch.take(scalars):
+            for symptom in self._watch.take(scalars, self._example):
                 self._state.warnings.append(f"{symptom.kind}: {symptom.message}")
                 self._report(symptom.kind, str(symptom), "yellow")
 
@@ -189,6 +189,8 @@ class Observer:
         picks = [samples[i] for i in (*followed, *evenly(others, count - len(followed)))]
         name = "eval_samples" if held_out else "samples"
         with self._lock:
+            if not held_out:
+                self._example = example(samples)
             for sample in picks:
                 self._journals[name].write({"step": step, **asdict(sample)})
             shown = picks[:: max(len(picks) // max(observe.samples_per_step, 1), 1)][: observe.samples_per_step]

@@ -63,6 +63,7 @@ class Sample:
     finish_reason: str
     answer: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)  # reward by term
+    notes: Sequence[str] = ()  # why it scored what it scored: "math: no answer in the response"
     error: str | None = None  # why grading failed
     uid: str = ""  # of the prompt: data.id_field, else set and record number
     set: str = ""  # the held-out set; empty: of training

@@ -3,14 +3,18 @@ Pure: from the metrics of RL steps, in order; the same rules serve the run while
 (`symptoms`).
 
 Never stops a run. A rule waits until chance is no explanation: PATIENCE_STEPS steps in a row with enough groups or
-responses in them, or a trend over the whole run. A run that is over is judged by what it has.
+responses in them, or a trend over the whole run. A run that is over is judged by what it has. Only `no_reward` does not
+wait, for it says what is so: nothing was rewarded yet.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, TypeGuard
+
+from launch.observe.records import Sample
 
 PATIENCE_STEPS = 3
 MIN_GROUPS = 32  # where one group in four differs, so many in a row without one have a chance of 1e-4
@@ -19,8 +23,11 @@ BUDGET_STEPS = 8  # a budget may be exceeded for so long by chance: prompts diff
 MOSTLY = 0.9  # of the responses were cut
 FEW_STEPS = 8  # looked back on for what becomes rare
 FEW = 0.25  # of the groups, or of the entropy at the start
+FIRST_GROUPS = 8  # with no reward at all
 TREND_STEPS = 40  # the trend is looked at after so many steps, and whenever their number has doubled
 TREND_ERRORS = 1.0  # a rise below so many standard errors is none
+NO_REWARD = "no_reward"
+_SHOWN = 160  # characters of a response
 _LOOK = "look at some responses in samples.jsonl or the report"
 
 READ = frozenset(  # of a step's hundreds of metrics; a run may have many thousand steps
@@ -56,22 +63,55 @@ class Watch:
         """A step of an earlier part of the run: counts, but is not judged."""
         self._rows.append({name: row[name] for name in READ if name in row})
 
-    def take(self, row: Row) -> list[Symptom]:
-        """What this step makes certain and was not told yet."""
+    def take(self, row: Row, example: str = "") -> list[Symptom]:
+        """What this step makes certain and was not told yet. `example`: of its responses, where none was rewarded."""
         self.recall(row)
         found = [symptom for symptom in symptoms(self._rows) if symptom.kind not in self._told]
         self._told |= {symptom.kind for symptom in found}
-        return found
+        return [
+            replace(symptom, message=f"{symptom.message}{example}") if symptom.kind == NO_REWARD else symptom
+            for symptom in found
+        ]
+
+
+def example(samples: Sequence[Sample]) -> str:
+    """What most of these responses lack, by the reward's notes, and one of them. Empty where one was rewarded."""
+    if not samples or any(sample.reward != 0 for sample in samples):
+        return ""
+    notes = Counter(note for sample in samples for note in sample.notes)
+    most = [(note, count) for note, count in notes.most_common(1) if 2 * count >= len(samples)]
+    said = "".join(f" ({note}: {count} of {len(samples)})" for note, count in most)
+    text = samples[0].response
+    return f"{said}; the first response is {text[:_SHOWN]!r}{' ...' if len(text) > _SHOWN else ''}"
 
 
 def symptoms(rows: Sequence[Row], *, over: bool = False) -> list[Symptom]:
     """What is wrong at the end of `rows`, the metrics of a run's RL steps. over: no more steps will come."""
     no_signal = _no_signal(rows, over) or _little_signal(rows)
-    found = [no_signal, _truncated(rows, over)]
+    found = [no_signal or _no_reward(rows), _truncated(rows, over)]
     if no_signal is None:  # where nothing is learned, a flat reward is no news
         found.append(_flat_reward(rows, over))
     found.append(_over_budget(rows))
     return [symptom for symptom in found if symptom is not None]
+
+
+def _no_reward(rows: Sequence[Row]) -> Symptom | None:
+    """Not one response was worth anything since the run began."""
+    if not all(row.get("reward/mean") == 0 == row.get("reward/std") for row in rows):
+        return None
+    if math.fsum(_number(row, "groups/total") - _number(row, "groups/ungraded") for row in rows) < FIRST_GROUPS:
+        return None
+    steps = "RL step 1" if len(rows) == 1 else f"RL steps 1 to {len(rows)}"
+    cut = 100 * _mean(rows, "rollouts/truncated_share")
+    return Symptom(
+        NO_REWARD,
+        f"all rewards of {steps} are 0, and nothing can be learned from that",
+        "in this order: "
+        + (f"raise rollout.sampling.max_new_tokens ({cut:.0f} % of responses were cut), " if cut >= 50 else "")
+        + "lower rollout.sampling.temperature (small models babble at 1.0), say the form of an answer in "
+        "data.system_prompt, let the reward read answers in free text (reward.terms: fallback: last_number or "
+        "response), take easier prompts",
+    )
 
 
 def _no_signal(rows: Sequence[Row], over: bool) -> Symptom | None:

@@ -51,6 +51,7 @@ class Graded:
             finish_reason=self.rollout.finish_reason,
             answer=str(pick.prompt.record.get("answer", "")),
             parts=self.grade.parts,
+            notes=self.grade.notes,
             error=self.grade.error,
             version=self.rollout.weights_version,
             turns=() if self.episode is None else self.episode.said,

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from rich.console import Console
 from launch.observe import Observer, StepRecord
 from launch.observe.journal import read
 from launch.observe.live import render
+from launch.observe.records import Sample
 from launch.observe.state import RunState
-from launch.observe.symptoms import READ, Row, Watch, symptoms, trend
+from launch.observe.symptoms import READ, Row, Watch, example, symptoms, trend
 from launch.report import write_report
 from launch.report.summary import print_summary
 from tests.launch.test_observer import make_config
@@ -45,7 +47,7 @@ def kinds(rows: list[Row], *, over: bool = False) -> list[str]:
 def test_a_dead_run_is_told_after_three_steps_and_once() -> None:
     watch = Watch()
     told = [[symptom.kind for symptom in watch.take(DEAD)] for _ in range(50)]
-    assert told == [[], [], ["no_signal", "truncated"], *[[]] * 47]
+    assert told == [["no_reward"], [], ["no_signal", "truncated"], *[[]] * 47]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,38 @@ def test_games_that_nobody_ends_are_named_by_their_turns() -> None:
     assert "100 % of episodes ended at environment.max_turns" in found.remedy
 
 
+def test_a_first_step_without_any_reward_says_so_with_a_response_and_what_to_do() -> None:
+    samples = [
+        Sample(
+            prompt="2 + 2",
+            response="babble " * 40 if index == 0 else "5",
+            reward=0.0,
+            tokens=9,
+            finish_reason="stop",
+            notes=("reasoning_gym: no answer in the response",) if index < 6 else ("reasoning_gym: answered 5",),
+        )
+        for index in range(8)
+    ]
+    ended = DEAD | {"rollouts/truncated_share": 0.1}
+    (told,) = Watch().take(ended, example(samples))
+    assert told.kind == "no_reward"
+    assert told.message.startswith(
+        "all rewards of RL step 1 are 0, and nothing can be learned from that (reasoning_gym: no answer in the "
+        "response: 6 of 8); the first response is 'babble babble"
+    )
+    assert told.message.endswith("' ...")
+    for remedy in ("rollout.sampling.temperature", "data.system_prompt", "fallback: last_number", "easier"):
+        assert remedy in told.remedy
+    assert "max_new_tokens" not in told.remedy
+    assert "max_new_tokens (94 % of responses were cut)" in symptoms([DEAD])[0].remedy
+    assert example([*samples, replace(samples[0], reward=0.01)]) == example([]) == ""
+    assert "(" not in example([replace(sample, notes=(str(i),)) for i, sample in enumerate(samples)])
+    few = ended | {"groups/total": 4.0}
+    assert [[symptom.kind for symptom in symptoms([few] * n)] for n in (1, 2)] == [[], ["no_reward"]]
+    assert symptoms([few] * 2)[0].message.startswith("all rewards of RL steps 1 to 2 are 0")
+    assert kinds([ALIVE, ended]) == kinds([ended | {"groups/ungraded": 16.0}]) == []
+
+
 def test_zero_variance_groups_that_train_do_not_hide_it() -> None:
     """objective.drop_zero_variance=false: every group is used, none teaches anything."""
     assert kinds([DEAD | {"groups/used": 16.0}] * 3) == ["no_signal", "truncated"]
@@ -77,7 +111,7 @@ def test_chance_is_no_symptom() -> None:
     small = {"groups/total": 4.0, "rollouts/truncated": 15.0}
     assert kinds([ALIVE] * 30) == []
     assert kinds([DEAD, DEAD, ALIVE, DEAD, DEAD]) == []
-    assert kinds([DEAD | small] * 3) == []  # 12 groups in a row
+    assert kinds([ALIVE, *[DEAD | small] * 3]) == []  # 12 groups in a row
     assert kinds([DEAD | small] * 8) == ["no_signal", "truncated"]
     assert (
         kinds([ALIVE | {"groups/varied": 0.0, "groups/ungraded": 16.0}] * 3) == []
@@ -137,7 +171,7 @@ def test_what_is_kept_of_a_step_is_what_symptoms_read() -> None:
 
 
 def test_a_run_that_is_over_is_judged_by_what_it_has() -> None:
-    assert kinds([DEAD]) == []
+    assert kinds([DEAD]) == ["no_reward"]
     assert kinds([DEAD], over=True) == ["no_signal", "truncated"]
     assert kinds([ALIVE, DEAD], over=True) == []
 
@@ -169,7 +203,12 @@ def test_it_is_on_the_terminal_in_the_events_the_summary_and_the_report(tmp_path
     out = StringIO()
     with Observer(tmp_path, make_config(live=True), console=Console(file=out, width=200)) as observer:
         for step in (1, 2, 3):
+            observer.samples(step, [Sample(prompt="?", response="hm", reward=0.0, tokens=1, finish_reason="stop")])
             observer.step(StepRecord(step=step, metrics=DEAD, seconds={"step": 1.0}))
+    assert (
+        "no_reward: all rewards of RL step 1 are 0, and nothing can be learned from that; the first response is 'hm'"
+        in (out.getvalue())
+    )
     assert "groups 0/16  cut 94 %" in out.getvalue()
     assert "no_signal: nothing to learn from in the last 3 RL steps" in out.getvalue()
     events = {event["kind"]: event["message"] for event in read(tmp_path / "events.jsonl")}
