@@ -230,9 +230,11 @@ def require_low_bit(config: ModelConfig, form: LowBitFormat) -> None:
     }
     for tensor, (dimension, depth) in inputs.items():
         matrix = f"the {depth} inputs of model.layers.*.{tensor}.weight ({dimension})"
-        if form.group is not None and depth % form.group:
+        sizes = form.group_sizes
+        if sizes and all(depth % size for size in sizes):
             raise ModelConfigError(
-                f"rollout.quantization={form.name} has groups of {form.group} inputs, which do not divide {matrix}: "
+                f"rollout.quantization={form.name} has groups of {' or '.join(map(str, sizes))} inputs, which do not "
+                f"divide {matrix}: "
                 "use w8a8 or fp8, which have one scale per output, or none"
             )
         if depth > DEEPEST:

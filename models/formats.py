@@ -11,6 +11,7 @@ from typing import Literal
 Quantization = Literal["none", "w8a8", "w4a8", "w3a8", "w2a8", "w4a16", "fp8"]
 SCALE_SUFFIX = "_scale"  # of the tensor that holds a quantised tensor's scales: NAME.weight, NAME.weight_scale
 ZERO_SUFFIX = "_zero"
+NARROW_GROUP = 64  # inputs, of a matrix that a format's own groups do not divide
 DEEPEST = 131_072  # inputs whose products of eight bits an int32 sum always holds: 127 * 127 * DEEPEST < 2^31
 
 
@@ -20,11 +21,12 @@ class LowBitFormat:
 
     Values are dense: one byte each, or two to a byte (bits below 8, the even input in the low half; three and two bits
     have fewer levels in the same room). Scales are float32, zero points uint8, one of each per output and group.
+    Groups are chosen per matrix: `group` inputs where that divides K, else 64 (SmolLM2-135M has 576 inputs and 1,536).
     """
 
     name: Quantization
     bits: int
-    group: int | None  # inputs that share a scale; None: all of a row
+    group: int | None  # inputs that share a scale, at most; None: all of a row
     activations: Literal["int8", "float8_e4m3fn", "none"]  # per token, symmetric; none: as they are
     stored: Literal["int8", "uint8", "float8_e4m3fn"]  # a key of models.manifest.ITEM_BYTES
     devices: tuple[str, ...]
@@ -39,13 +41,22 @@ class LowBitFormat:
         """Whether there are zero points."""
         return self.group is not None
 
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Inputs to a group: what a matrix may have, the first choice first. Empty: all of a row."""
+        if self.group is None:
+            return ()
+        return (self.group, NARROW_GROUP) if self.group > NARROW_GROUP else (self.group,)
+
     def groups(self, depth: int) -> int:
-        """Scales of one output. Raises ValueError where groups do not divide the inputs."""
+        """Scales of one output. Raises ValueError where no groups divide the inputs."""
         if self.group is None:
             return 1
-        if depth % self.group:
-            raise ValueError(f"{self.name} has groups of {self.group} inputs, which do not divide {depth}")
-        return depth // self.group
+        for size in self.group_sizes:
+            if depth % size == 0:
+                return depth // size
+        sizes = " or ".join(map(str, self.group_sizes))
+        raise ValueError(f"{self.name} has groups of {sizes} inputs, which do not divide {depth}")
 
 
 FORMATS: Mapping[str, LowBitFormat] = {

@@ -54,7 +54,7 @@ def quantise(weight: Tensor, form: LowBitFormat) -> LowBitWeight:
         return LowBitWeight(form, (exact / scales).to(torch.float8_e4m3fn), scales)
     if form.group is None:
         return LowBitWeight(form, *quantise_rows(exact))
-    exact = exact.reshape(len(exact), groups, form.group)
+    exact = exact.reshape(len(exact), groups, -1)
     most = 2**form.bits - 1
     low, high = exact.amin(2, keepdim=True).clamp(max=0), exact.amax(2, keepdim=True).clamp(min=0)
     scales = _positive(over(high - low, most))

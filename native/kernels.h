@@ -141,7 +141,8 @@ struct StackShape {
   int64_t layers, hidden, query_heads, kv_heads, head_dim, intermediate;
   int64_t vocab, positions;  // rows of the embedding and of the angle tables
   float eps, scale;           // of every norm; of attention scores
-  int64_t bits, group;        // of the blocks' products, inputs to a group (0: all); bits 0: they are of the other dtype
+  int64_t bits;               // of the blocks' products; 0: they are of the other dtype
+  int64_t hidden_groups, query_groups, inner_groups;  // scales of an output whose inputs are the hidden state, ...
 
   // Bytes that `decoder_stack` needs for this many rows.
   template <typename T>

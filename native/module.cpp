@@ -186,9 +186,10 @@ NB_MODULE(paceline_native, m) {
   });
   nb::class_<paceline::StackShape>(m, "StackShape")
       .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float, float, int64_t,
-                    int64_t>(),
+                    int64_t, int64_t, int64_t>(),
            "layers"_a, "hidden"_a, "query_heads"_a, "kv_heads"_a, "head_dim"_a, "intermediate"_a, "vocab"_a,
-           "positions"_a, "eps"_a, "scale"_a, "bits"_a = 0, "group"_a = 0)
+           "positions"_a, "eps"_a, "scale"_a, "bits"_a = 0, "hidden_groups"_a = 1,
+           "query_groups"_a = 1, "inner_groups"_a = 1)
       .def("workspace_bytes", [](const paceline::StackShape& shape, bool half, int64_t rows) {
         return half ? shape.workspace_bytes<bf16>(rows) : shape.workspace_bytes<float>(rows);
       });

@@ -89,10 +89,9 @@ void take_angles(const StackShape& s, const float* cos, const float* sin, const 
 // out [rows, columns] = x [rows, depth] W^T + bias (or null), W one of a block's products.
 template <typename T>
 void project(const StackShape& s, const T* x, const void* weight, const T* bias, T* out, int64_t rows, int64_t columns,
-             int64_t depth, int threads) {
+             int64_t depth, int64_t groups, int threads) {
   if (s.bits == 0)
     return linear(x, depth, static_cast<const T*>(weight), true, bias, out, rows, columns, depth, threads);
-  const int64_t groups = s.group == 0 ? 1 : depth / s.group;
   low_bit_linear(x, depth, {static_cast<const uint8_t*>(weight), s.bits, columns, depth, groups}, bias, out, rows,
                  threads);
 }
@@ -107,7 +106,7 @@ void attention_half(const StackShape& s, const StackLayer<T>& layer, const Stack
   const int64_t qkv_width = q_width + 2 * kv_width;
   const AttentionShape attention{rows,    s.query_heads, s.kv_heads, s.head_dim, q_width,
                                  kv_width, kv_width,     s.scale,    threads};
-  project(s, input, layer.qkv, layer.qkv_bias, a.qkv, rows, qkv_width, hidden, threads);
+  project(s, input, layer.qkv, layer.qkv_bias, a.qkv, rows, qkv_width, hidden, s.hidden_groups, threads);
   over_rows(rows, qkv_width, threads, [&](int64_t first, int64_t count) {
     const T *qkv = a.qkv + first * qkv_width, *v = qkv + q_width + kv_width;
     T* k = a.k + first * kv_width;
@@ -118,7 +117,7 @@ void attention_half(const StackShape& s, const StackLayer<T>& layer, const Stack
   });
   paged_attention<T>(a.q, k_cache, v_cache, step.pages, step.query_offsets, step.tree_mask, step.tree_width,
                      a.attended, attention);
-  project(s, a.attended, layer.o, layer.o_bias, a.projected, rows, hidden, q_width, threads);
+  project(s, a.attended, layer.o, layer.o_bias, a.projected, rows, hidden, q_width, s.query_groups, threads);
 }
 
 // a.stream += a.projected, and the norm of the sum, for what comes next.
@@ -134,9 +133,10 @@ void add_and_norm(const StackShape& s, int64_t rows, const T* norm, T* target, A
 // a.normed -> a.projected: what the block's MLP adds to the residual stream.
 template <typename T>
 void mlp_half(const StackShape& s, const StackLayer<T>& layer, int64_t rows, Activations<T>& a, int threads) {
-  project(s, a.normed, layer.gate_up, layer.gate_up_bias, a.gate_up, rows, 2 * s.intermediate, s.hidden, threads);
+  project(s, a.normed, layer.gate_up, layer.gate_up_bias, a.gate_up, rows, 2 * s.intermediate, s.hidden, s.hidden_groups,
+          threads);
   swiglu(a.gate_up, a.activated, rows, s.intermediate, threads);
-  project(s, a.activated, layer.down, layer.down_bias, a.projected, rows, s.hidden, s.intermediate, threads);
+  project(s, a.activated, layer.down, layer.down_bias, a.projected, rows, s.hidden, s.intermediate, s.inner_groups, threads);
 }
 
 }  // namespace paceline

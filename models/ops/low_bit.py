@@ -127,8 +127,8 @@ def low_bit_versions(weight: LowBitWeight) -> tuple[int, ...]:
 
 def packable(weight: LowBitWeight) -> bool:
     """Whether the kernel has panels for the weight (an extension built before it existed has none)."""
-    group = weight.format.group
-    if weight.format.activations != "int8" or (group is not None and group % _TILE_INPUTS != 0):
+    form, depth = weight.format, weight.inputs
+    if form.activations != "int8" or (form.group is not None and depth // form.groups(depth) % _TILE_INPUTS != 0):
         return False
     there = weight.values.is_cpu and hasattr(kernels, "low_bit_linear")
     return there and weight.scales.dtype is torch.float32 and takes(weight.scales)

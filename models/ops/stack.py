@@ -130,7 +130,9 @@ class DecoderStack:
             eps=eps,
             scale=head_dim**-0.5,
             bits=0 if form is None else form.container_bits,
-            group=0 if form is None or form.group is None else form.group,
+            hidden_groups=1 if form is None else form.groups(hidden),
+            query_groups=1 if form is None else form.groups(q_width),
+            inner_groups=1 if form is None else form.groups(intermediate),
         )
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._workspace_rows = 0

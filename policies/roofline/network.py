@@ -15,6 +15,9 @@ class LowBits(Protocol):
     def group(self) -> int | None:
         """Inputs that share a scale and a zero point; None: a row, without a zero point."""
 
+    def groups(self, depth: int) -> int:
+        """Scales of a row of so many inputs."""
+
     @property
     def activations(self) -> str:
         """ "none", or the dtype of eight bits that tokens are rounded to."""
@@ -27,6 +30,9 @@ class _EightBits:
     bits: int = 8
     group: int | None = None
     activations: str = "int8"
+
+    def groups(self, depth: int) -> int:
+        return 1
 
 
 _LARGEST_HEAD = 0.5  # of the bytes of a copy's layers; beyond it the copy's head is read in eight bits
@@ -82,7 +88,7 @@ class Network:
         low = self.low_bits
         if low is None:
             return outputs * inputs * self.item_bytes
-        of_groups = 4 if low.group is None else 5 * (inputs // low.group)
+        of_groups = (4 if low.group is None else 5) * low.groups(inputs)
         return outputs * (inputs // (1 if low.bits == 8 else 2) + of_groups)
 
     @property

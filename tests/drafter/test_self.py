@@ -34,7 +34,7 @@ def test_the_format_is_the_cheapest_that_the_device_computes_and_the_model_can_b
     wide, tiny = wide_model(tmp_path / "wide"), tiny_model(tmp_path)
     auto = SelfOptions()
     assert format_of(auto, wide) is FORMATS["w4a8"]
-    assert format_of(auto, tiny) is FORMATS["w8a8"]  # of 32 inputs, not a group of 128
+    assert format_of(auto, tiny) is FORMATS["w8a8"]  # of 32 inputs, not a group of 64
     assert format_of(SelfOptions(format="w8a8"), wide) is FORMATS["w8a8"]
     assert (auto.on("cpu"), auto.on("cuda"), SelfOptions(format="none").on("cpu")) == ("w4a8", "w8a8", None)
 

@@ -20,7 +20,7 @@ from models.low_bit import quantise
 from models.low_bit_copy import LARGEST_HEAD, copy_bytes, head_format, low_bit_copy, round_again
 from models.ops.low_bit import low_bit_linear, low_bit_panels, requantise
 from models.ops.native import kernels
-from models.transformer import LowBitProjection, Transformer
+from models.transformer import Block, LowBitProjection, Transformer
 from tests.engine.support import FAMILIES, VOCAB, write_config
 from tests.native import needs_native
 
@@ -119,6 +119,18 @@ def test_the_call_is_the_separate_passes(tmp_path: Path, family: str, dtype: tor
         assert_equal_bits(Scene(model, seed, 1 + seed), copy, 7)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": 192}, {"intermediate_size": 320}, {"num_attention_heads": 4, "head_dim": 16}], ids=str
+)
+def test_matrices_of_one_copy_may_have_groups_of_128_and_of_64(tmp_path: Path, changes: dict[str, int]) -> None:
+    model = wide_model(tmp_path, **changes)
+    copy = low_bit_copy(model, FORMATS["w4a8"])
+    round_again(copy, model)
+    stored = [getattr(block, name).stored for block in copy.blocks for name in Block.PROJECTIONS]
+    assert {weight.inputs // weight.scales.shape[1] for weight in stored} == {64, 128}
+    assert_equal_bits(Scene(model, 3, 4), copy, 7)
+
+
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Transformer]:
     model = wide_model(tmp_path_factory.mktemp("model"))
@@ -197,7 +209,7 @@ def test_weights_that_are_not_finite_give_some_tokens(copied: tuple[Transformer,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", ["w4a8", "w8a8", "w3a8", "w2a8"])
-@pytest.mark.parametrize("shape", [(48, 256), (51, 128), (7, 384)], ids=str)
+@pytest.mark.parametrize("shape", [(48, 256), (51, 128), (7, 384), (33, 192)], ids=str)
 def test_rounding_in_one_pass_gives_the_panels_of_quantise(
     dtype: torch.dtype, form: str, shape: tuple[int, int]
 ) -> None:

@@ -182,7 +182,7 @@ void stack(const char* dtype) {
   }
   auto cos = numbers(positions * head_dim / 2, 90, 1.0f), sin = numbers(cos.size(), 91, 1.0f);
   auto cache_k = values<T>(layers * blocks * block * kv_heads * head_dim, 92), cache_v = values<T>(cache_k.size(), 93);
-  StackShape shape{layers, hidden, heads, kv_heads, head_dim, inner, vocab, positions, 1e-6f, 0.25f, 0, 0};
+  StackShape shape{layers, hidden, heads, kv_heads, head_dim, inner, vocab, positions, 1e-6f, 0.25f, 0, 1, 1, 1};
   StackWeights<T> weights{of.data(), vector(vocab * hidden, 2.0f), vector(hidden, 2.0f), cos.data(), sin.data()};
   const std::vector<int64_t> tokens = {1, 60, 7, 8, 30}, places = {10, 11, 20, 21, 22}, slots = {26, 27, 52, 53, 54};
   const std::vector<int32_t> tables = {5, 3, 0, 4, 2, 6}, queries = {0, 2, 5}, lens = {12, 23};

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.formats import DEEPEST, FORMATS
-from models.low_bit import LowBitWeight, quantise
+from models.low_bit import LowBitWeight, dequantise, quantise
 from models.ops import low_bit_reference
 from models.ops.low_bit import low_bit_linear, low_bit_panels, packable, prepack_low_bit, quantise_tokens
 from models.ops.low_bit_reference import reference
@@ -52,7 +52,7 @@ def test_a_product_has_the_bits_of_the_oracle(
     name: str, dtype: torch.dtype, rows: int, columns: int, depth: int, with_bias: bool, threads: int, seed: int
 ) -> None:
     if FORMATS[name].group is not None:
-        depth = (1 + depth // 128) * 128
+        depth = (1 + depth // 64) * 64
     weight = weight_of(name, columns, depth, seed)
     wide = rows_of(rows, 2 * depth + 3, dtype, seed)
     x = wide[:, 1 : depth + 1]  # rows are apart, and not aligned
@@ -61,6 +61,18 @@ def test_a_product_has_the_bits_of_the_oracle(
     found = low_bit_linear(x, weight, bias)
     torch.set_num_threads(1)
     assert_same_bits(found, reference(x, weight, bias))
+
+
+@pytest.mark.parametrize(("depth", "groups"), [(64, 1), (128, 1), (192, 3), (576, 9), (1536, 12)])
+@pytest.mark.parametrize("name", ["w4a8", "w3a8", "w2a8"])
+def test_a_matrix_that_groups_of_128_do_not_divide_has_groups_of_64(name: str, depth: int, groups: int) -> None:
+    weight, x = weight_of(name, 40, depth), rows_of(30, depth)
+    assert weight.scales.shape == (40, groups)
+    assert packable(weight)
+    assert_same_bits(low_bit_linear(x, weight), reference(x, weight))
+    exact = torch.randn(40, depth, generator=torch.Generator().manual_seed(0))
+    steps = weight.scales.repeat_interleave(depth // groups, 1)
+    assert ((dequantise(weight) - exact).abs() <= 0.501 * steps).all(), "every value is rounded in its own group"
 
 
 @pytest.mark.parametrize("group", [8, 16, 48, 64, 192])
@@ -74,9 +86,10 @@ def test_groups_that_are_no_whole_tiles_are_left_to_the_oracle(group: int) -> No
         assert_same_bits(low_bit_linear(x, weight), reference(x, weight))
 
 
+@pytest.mark.parametrize("depth", [512, 576])
 @pytest.mark.parametrize("name", INTEGER)
-def test_every_number_of_rows_gives_a_row_the_same_bits_on_any_number_of_threads(name: str) -> None:
-    weight, x = weight_of(name, 1030, 512), rows_of(70, 512)
+def test_every_number_of_rows_gives_a_row_the_same_bits_on_any_number_of_threads(name: str, depth: int) -> None:
+    weight, x = weight_of(name, 1030, depth), rows_of(70, depth)
     expected = reference(x, weight)
     for rows in range(1, 71):
         torch.set_num_threads(1 + rows % 2)

@@ -47,7 +47,7 @@ def random_model(family: str, dtype: torch.dtype, seed: int = 0, **changed: int)
 
 def low_bit_model(family: str, dtype: torch.dtype, name: str, seed: int = 0) -> Transformer:
     """A `random_model`, of a width that the format's groups divide, whose matrices are in few bits."""
-    grouped = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
+    grouped = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "head_dim": 48}  # of 128, 64, 64
     model = random_model(family, dtype, seed, **({} if FORMATS[name].group is None else grouped))
     masters = [getattr(block, product).weight for block in model.blocks for product in Block.PROJECTIONS]
     with model.storing(FORMATS[name]):
@@ -220,7 +220,7 @@ def test_low_bit_weights_changed_in_place_are_never_stale(name: str) -> None:
 
 def test_products_of_one_stack_are_in_one_format() -> None:
     model, other = low_bit_model("qwen2", torch.float32, "w4a8"), low_bit_model("qwen2", torch.float32, "w2a8")
-    exact = random_model("qwen2", torch.float32, hidden_size=128, intermediate_size=256, num_attention_heads=4)
+    exact = random_model("qwen2", torch.float32, hidden_size=128, intermediate_size=320, num_attention_heads=4)
     for first, second, reason in ((model, other, "in w4a8"), (model, exact, "in w4a8"), (exact, other, "is in w2a8")):
         first.blocks[1] = second.blocks[0]
         with pytest.raises(ValueError, match=f"layer 1 qkv: .*{reason}"):

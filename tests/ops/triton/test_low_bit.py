@@ -84,7 +84,7 @@ def test_integer_products_are_the_oracles_bit_for_bit(
     name: str, dtype: torch.dtype, rows: int, columns: int, depth: int, bias: bool, seed: int
 ) -> None:
     form = FORMATS[name]
-    inputs = depth * 128 if form.group else depth * 77  # rows of bytes end inside a tile, too
+    inputs = depth * 64 if form.group else depth * 77  # rows of bytes end inside a tile, too
     x = random(rows, inputs, dtype=dtype, seed=seed)
     weight = quantise(random(columns, inputs, seed=seed + 1), form)
     added = random(columns, dtype=dtype, seed=seed + 2) if bias else None
