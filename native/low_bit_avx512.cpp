@@ -16,56 +16,77 @@ inline __m512i four_values(const int8_t* p) {
   return _mm512_set1_epi32(all);
 }
 
+// sums += kM rows of four values at x times kN vectors of weights. In assembler: with the intrinsic, whose vectors are of
+// another type, GCC 12 keeps up to half of the sums in memory, and the products of 9 rows and more take twice the time.
+template <int kM, int kN>
+PACELINE_INLINE void add_products(__m512i (&sums)[kM][kN], const __m512i (&weights)[kN], const int8_t* x,
+                                  int64_t stride) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kM; ++m) {
+    const __m512i each = four_values(x + m * stride);
+#pragma GCC unroll 4
+    for (int c = 0; c < kN; ++c) asm("vpdpbusd %2, %1, %0" : "+v"(sums[m][c]) : "v"(weights[c]), "v"(each));
+  }
+}
+
+// What a pass over the inputs reads: kN panels `apart` bytes from each other, rows `stride` bytes from each other, and
+// the bytes of the next panels, of which `rate` come into the second-level cache while 64 of these are used.
+struct Reading {
+  const uint8_t* at;
+  const int8_t* x;
+  const char* next;
+  int64_t apart, stride, rate;
+};
+
+// Exact sums of `steps` x 64 bytes of each panel; goes on to the bytes behind them.
+template <int kBits, int kM, int kN>
+PACELINE_INLINE void sum_inputs(Reading& r, int64_t steps, __m512i (&sums)[kM][kN]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kM; ++m)
+#pragma GCC unroll 4
+    for (int c = 0; c < kN; ++c) sums[m][c] = _mm512_setzero_si512();
+  const __m512i low = _mm512_set1_epi8(15);
+  const uint8_t* at = r.at;
+  const int8_t* x = r.x;
+  const char* next = r.next;
+  for (int64_t s = 0; s < steps; ++s, at += 64, next += r.rate) {
+    __m512i weights[kN];
+#pragma GCC unroll 4
+    for (int c = 0; c < kN; ++c) {
+      _mm_prefetch(next + c * r.apart, _MM_HINT_T1);
+      weights[c] = _mm512_loadu_si512(at + c * r.apart);
+    }
+    if constexpr (kBits == 8) {
+      add_products<kM, kN>(sums, weights, x, r.stride);
+      x += kQuad;
+    } else {
+      __m512i half[kN];
+#pragma GCC unroll 4
+      for (int c = 0; c < kN; ++c) half[c] = _mm512_and_si512(weights[c], low);
+      add_products<kM, kN>(sums, half, x, r.stride);
+#pragma GCC unroll 4
+      for (int c = 0; c < kN; ++c) half[c] = _mm512_and_si512(_mm512_srli_epi16(weights[c], 4), low);
+      add_products<kM, kN>(sums, half, x + kQuad, r.stride);
+      x += 2 * kQuad;
+    }
+  }
+  r.at = at, r.x = x, r.next = next;
+}
+
 // kM rows times kN panels from number `panel` on. Meanwhile, as in linear_avx512.cpp, the `turn`-th of `turns` parts of
 // the next kN panels comes into the second-level cache.
 template <typename T, int kBits, int kM, int kN>
 void block(const LowBitProduct<T>& p, int64_t row, int64_t panel, int64_t turn, int64_t turns) {
   const LowBitPanels& w = p.weight;
   const int64_t stride = padded_depth(w.depth), apart = w.bytes(), groups = kBits == 8 ? 1 : w.groups;
-  const int64_t steps = w.value_bytes() / 64 / groups, rate = 64 / turns;
-  const int8_t* x = p.x.values + row * stride;
+  const int64_t steps = w.value_bytes() / 64 / groups;
   const uint8_t* at = w.values(panel);
   const char* next = reinterpret_cast<const char*>(at + kN * apart) + turn * (w.value_bytes() / turns);
-  const __m512i low = _mm512_set1_epi8(15);
-  __m512 totals[kM][kN];
-#pragma GCC unroll 12
-  for (int m = 0; m < kM; ++m)
-#pragma GCC unroll 4
-    for (int c = 0; c < kN; ++c) totals[m][c] = _mm512_setzero_ps();
+  Reading reading{at, p.x.values + row * stride, next, apart, stride, 64 / turns};
+  alignas(64) float totals[kM][kN][kPanel];  // in memory: the registers are full of sums
   for (int64_t g = 0; g < groups; ++g) {
     __m512i sums[kM][kN];
-#pragma GCC unroll 12
-    for (int m = 0; m < kM; ++m)
-#pragma GCC unroll 4
-      for (int c = 0; c < kN; ++c) sums[m][c] = _mm512_setzero_si512();
-    auto step = [&](const __m512i (&weights)[kN]) __attribute__((always_inline)) {
-#pragma GCC unroll 12
-      for (int m = 0; m < kM; ++m) {
-        __m512i each = four_values(x + m * stride);
-#pragma GCC unroll 4
-        for (int c = 0; c < kN; ++c) sums[m][c] = _mm512_dpbusd_epi32(sums[m][c], weights[c], each);
-      }
-      x += kQuad;
-    };
-    for (int64_t s = 0; s < steps; ++s, at += 64, next += rate) {
-      __m512i weights[kN];
-#pragma GCC unroll 4
-      for (int c = 0; c < kN; ++c) {
-        _mm_prefetch(next + c * apart, _MM_HINT_T1);
-        weights[c] = _mm512_loadu_si512(at + c * apart);
-      }
-      if constexpr (kBits == 8) {
-        step(weights);
-      } else {
-        __m512i half[kN];
-#pragma GCC unroll 4
-        for (int c = 0; c < kN; ++c) half[c] = _mm512_and_si512(weights[c], low);
-        step(half);
-#pragma GCC unroll 4
-        for (int c = 0; c < kN; ++c) half[c] = _mm512_and_si512(_mm512_srli_epi16(weights[c], 4), low);
-        step(half);
-      }
-    }
+    sum_inputs<kBits, kM, kN>(reading, steps, sums);
 #pragma GCC unroll 4
     for (int c = 0; c < kN; ++c) {  // unrolled, or the sums would live in memory
       const __m512i zero = kBits == 8 ? _mm512_set1_epi32(kEightBitZero)
@@ -76,18 +97,17 @@ void block(const LowBitProduct<T>& p, int64_t row, int64_t panel, int64_t turn, 
       for (int m = 0; m < kM; ++m) {
         __m512i away = _mm512_mullo_epi32(zero, _mm512_set1_epi32(p.x.sums[(row + m) * groups + g]));
         __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[m][c], away));
-        totals[m][c] = _mm512_add_ps(totals[m][c], _mm512_mul_ps(exact, scale));
+        __m512 before = g == 0 ? _mm512_setzero_ps() : _mm512_load_ps(totals[m][c]);
+        _mm512_store_ps(totals[m][c], _mm512_add_ps(before, _mm512_mul_ps(exact, scale)));
       }
     }
   }
-#pragma GCC unroll 4
   for (int c = 0; c < kN; ++c) {
     int64_t column = (panel + c) * kPanel;
     __mmask16 lanes = first_lanes(w.columns - column);
     __m512 bias = p.bias == nullptr ? _mm512_setzero_ps() : widened(p.bias + column, lanes);
-#pragma GCC unroll 12
     for (int m = 0; m < kM; ++m) {
-      __m512 value = _mm512_mul_ps(totals[m][c], _mm512_set1_ps(p.x.scales[row + m]));
+      __m512 value = _mm512_mul_ps(_mm512_load_ps(totals[m][c]), _mm512_set1_ps(p.x.scales[row + m]));
       if (p.bias != nullptr) value = _mm512_add_ps(value, bias);
       store_rounded(p.out + (row + m) * w.columns + column, value, lanes);
     }
