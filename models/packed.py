@@ -11,7 +11,8 @@ from models.transfer import upload
 
 
 class PackedContext:
-    """Sequences laid end to end; each token attends to itself and the earlier tokens of its own segment.
+    """Sequences laid end to end; each token attends to itself and the earlier tokens of its own segment, and to those
+    of the segments that its own continues (`from_lengths`), so that what sequences begin with alike is there once.
 
     `cu_seqlens`: int32 [S+1], 0 = cu_seqlens[0] <= ... <= cu_seqlens[S] = T; positions restart at 0 in each segment.
     Where lengths are known on the host, `from_lengths` spares all host synchronisations on CUDA.
@@ -31,16 +32,21 @@ class PackedContext:
         self.positions = torch.arange(offsets.numel(), device=cu_seqlens.device) - offsets
 
     @classmethod
-    def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "PackedContext":
-        """Segments of these lengths, in tokens."""
-        there = upload(packed_arrays(lengths), device)
-        return cls.uploaded(lengths, there["cu_seqlens"], there["positions"])
+    def from_lengths(
+        cls, lengths: Sequence[int], device: torch.device | str = "cpu", parents: Sequence[int] | None = None
+    ) -> "PackedContext":
+        """Segments of these lengths, in tokens. `parents`: see `ops.Segments`."""
+        there = upload(packed_arrays(lengths, parents), device)
+        return cls.uploaded(lengths, there["cu_seqlens"], there["positions"], parents)
 
     @classmethod
-    def uploaded(cls, lengths: Sequence[int], cu_seqlens: Tensor, positions: Tensor) -> "PackedContext":
+    def uploaded(
+        cls, lengths: Sequence[int], cu_seqlens: Tensor, positions: Tensor, parents: Sequence[int] | None = None
+    ) -> "PackedContext":
         """Of `packed_arrays`, which somebody copied to the device among other things."""
         context = cls.__new__(cls)
-        context.cu_seqlens, context.positions, context.segments = cu_seqlens, positions, ops.Segments(lengths)
+        context.cu_seqlens, context.positions = cu_seqlens, positions
+        context.segments = ops.Segments(lengths, parents)
         return context
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -48,9 +54,14 @@ class PackedContext:
         return ops.packed_attention(q, k, v, self.cu_seqlens, q.shape[-1] ** -0.5, segments=self.segments)
 
 
-def packed_arrays(lengths: Sequence[int]) -> dict[str, np.ndarray]:
-    """`cu_seqlens` int32 [S + 1] and `positions` int64 [T] of segments of these lengths."""
+def packed_arrays(lengths: Sequence[int], parents: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    """`cu_seqlens` int32 [S + 1] and `positions` int64 [T] of segments of these lengths; one with a parent goes on
+    where that ends."""
     sizes = np.asarray(lengths, dtype=np.int64)
     ends = np.concatenate(([0], sizes.cumsum()))
-    positions = np.arange(int(ends[-1])) - np.repeat(ends[:-1], sizes)
+    first = np.zeros(len(sizes), np.int64)
+    for segment, parent in enumerate(() if parents is None else parents):
+        if parent >= 0:
+            first[segment] = first[parent] + sizes[parent]
+    positions = np.arange(int(ends[-1])) - np.repeat(ends[:-1] - first, sizes)
     return {"cu_seqlens": ends.astype(np.int32), "positions": positions}

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -184,37 +185,82 @@ void for_each(const std::vector<Task>& tasks, int threads, Function run) {
 
 }  // namespace
 
+// How packed rows hang together: segment s continues parents[s], an earlier one, or begins a sequence (-1, or no
+// parents). Segments are in depth-first order: all that continue one, directly or not, follow it without a gap.
+class Forest {
+ public:
+  Forest(const PackedSegments& segments, int64_t rows)
+      : offsets_(segments.offsets), parents_(segments.parents), before_(segments.count), end_(segments.count) {
+    check_offsets(offsets_, count(), rows, "cu_seqlens");
+    for (int64_t s = 0; s < count(); ++s) {
+      int64_t last = s - 1;  // what s may continue: the segment before it, or one that that continues
+      while (last >= 0 && last != parent(s)) last = parent(last);
+      if (last != parent(s))
+        throw std::invalid_argument("parents: segment " + std::to_string(s) + " continues segment " +
+                                    std::to_string(parent(s)) + ", which is not in depth-first order");
+      before_[s] = last < 0 ? 0 : before_[last] + rows_of(last);
+    }
+    for (int64_t s = count() - 1; s >= 0; --s) {
+      end_[s] = std::max(end_[s], s + 1);
+      if (parent(s) >= 0) end_[parent(s)] = std::max(end_[parent(s)], end_[s]);
+    }
+  }
+
+  int64_t count() const { return static_cast<int64_t>(before_.size()); }
+  int64_t parent(int64_t s) const { return parents_ == nullptr ? -1 : parents_[s]; }
+  int64_t start(int64_t s) const { return offsets_[s]; }
+  int64_t rows_of(int64_t s) const { return offsets_[s + 1] - offsets_[s]; }
+  int64_t before(int64_t s) const { return before_[s]; }  // rows of all that it continues
+  int64_t end(int64_t s) const { return end_[s]; }        // behind the last segment that continues it
+
+  // The rows that row `rows - 1` of segment s may see, in order of position.
+  void places(int64_t s, int64_t rows, int32_t* out) const {
+    std::iota(out + before_[s], out + before_[s] + rows, static_cast<int32_t>(start(s)));
+    for (int64_t p = parent(s); p >= 0; p = parent(p))
+      std::iota(out + before_[p], out + before_[p] + rows_of(p), static_cast<int32_t>(start(p)));
+  }
+
+ private:
+  const int32_t *offsets_, *parents_;
+  std::vector<int64_t> before_, end_;
+};
+
 template <typename T>
-void packed_attention(const T* q, const T* k, const T* v, const int32_t* offsets, int64_t segments, T* out,
+void packed_attention(const T* q, const T* k, const T* v, const PackedSegments& segments, T* out,
                       const AttentionShape& shape) {
-  check_offsets(offsets, segments, shape.rows, "cu_seqlens");
+  const Forest forest(segments, shape.rows);
   const int64_t group = shape.query_heads / shape.kv_heads, width = shape.head_dim;
-  for_each(tasks_of(offsets, segments, shape.kv_heads, kRowsPerTask), shape.threads, [&](const Task& task) {
-    int64_t start = offsets[task.segment];
+  for_each(tasks_of(segments.offsets, segments.count, shape.kv_heads, kRowsPerTask), shape.threads, [&](const Task& task) {
+    int64_t start = forest.start(task.segment), before = forest.before(task.segment);
     Scratch& scratch = scratch_of_thread();
-    scratch.reserve(task.last_row, width);
-    for (int64_t j = 0; j < task.last_row; ++j) scratch.place[j] = static_cast<int32_t>(start + j);
+    scratch.reserve(before + task.last_row, width);
+    forest.places(task.segment, task.last_row, scratch.place.data());
     Keys<T> keys{k + task.kv_head * width, v + task.kv_head * width, shape.k_stride, shape.v_stride, width,
-                 {scratch.place.data(), true}};
+                 {scratch.place.data(), before == 0}};
     for (int64_t row = task.first_row; row < task.last_row; ++row) {
       int64_t head = task.kv_head * group;
-      attend(q + (start + row) * shape.q_stride + head * width, group, keys, row + 1, shape.scale, {}, scratch,
+      attend(q + (start + row) * shape.q_stride + head * width, group, keys, before + row + 1, shape.scale, {}, scratch,
              out + ((start + row) * shape.query_heads + head) * width);
     }
   });
 }
 
-// Gradients of one (segment, kv head). Its query rows and heads are taken kTile at a time, so that each gradient of a
-// key or value is read and written once per tile. Every sum has one order: queries rising, heads inside a query.
+// Gradients of the keys and values that the segments of one unit may see: those of the unit, and before them those that
+// it continues. Query rows and heads are taken kTile at a time, so that each gradient of a key or value is read and
+// written once per tile. Every sum has one order: queries rising, heads inside a query.
 template <typename T>
 class Backward {
  public:
-  Backward(const AttentionShape& shape, const Keys<T>& keys, int64_t rows, Scratch& scratch)
-      : shape_(shape), keys_(keys), padded_((rows + kLanes - 1) / kLanes * kLanes), scratch_(scratch) {
-    scratch.weight.resize(kTile * padded_);
-    scratch.d_weight.resize(kTile * padded_);
-    scratch.d_keys.assign(rows * keys.head_dim, 0.0f);
-    scratch.d_values.assign(rows * keys.head_dim, 0.0f);
+  Backward(const AttentionShape& shape, int64_t rows, Scratch& scratch) : shape_(shape), scratch_(scratch) {
+    scratch.d_keys.assign(rows * shape.head_dim, 0.0f);
+    scratch.d_values.assign(rows * shape.head_dim, 0.0f);
+  }
+
+  // The queries that follow see the first of `rows` keys; key j's gradient is the `into[j]`-th.
+  void begin(const Keys<T>& keys, const int32_t* into, int64_t rows) {
+    keys_ = keys, into_ = into, padded_ = (rows + kLanes - 1) / kLanes * kLanes;
+    scratch_.weight.resize(kTile * padded_);
+    scratch_.d_weight.resize(kTile * padded_);
   }
 
   // With p = softmax(s), s = scale q.k: ds = p (do.v - sum p do.v), dq = scale sum ds_j k_j.
@@ -255,12 +301,14 @@ class Backward {
 
   template <int kCount>
   void add(int64_t n, int first = 0) {
-    for (int64_t at = 0; at < keys_.head_dim; at += kLanes) {
+    const int64_t width = keys_.head_dim;
+    for (int64_t at = 0; at < width; at += kLanes) {
       f32x8 q[kCount], d[kCount];
       for (int i = 0; i < kCount; ++i) q[i] = load(queries_[first + i] + at), d[i] = load(d_outs_[first + i] + at);
-      float *d_key = scratch_.d_keys.data() + at, *d_value = scratch_.d_values.data() + at;
+      float *d_keys = scratch_.d_keys.data() + at, *d_values = scratch_.d_values.data() + at;
       const float *weight = scratch_.weight.data() + first * padded_, *ds = scratch_.d_weight.data() + first * padded_;
-      for (int64_t j = 0; j < n; ++j, d_key += keys_.head_dim, d_value += keys_.head_dim) {
+      for (int64_t j = 0; j < n; ++j) {
+        float *d_key = d_keys + into_[j] * width, *d_value = d_values + into_[j] * width;
         f32x8 for_key = load(d_key), for_value = load(d_value);
 #pragma GCC unroll 4
         for (int i = 0; i < kCount; ++i) {
@@ -274,39 +322,95 @@ class Backward {
   }
 
   const AttentionShape& shape_;
-  const Keys<T>& keys_;
-  const int64_t padded_;
+  Keys<T> keys_{};
+  const int32_t* into_ = nullptr;
+  int64_t padded_ = 0;
   Scratch& scratch_;
   const T *queries_[kTile], *d_outs_[kTile];
   int used_ = 0;
 };
 
+// Segments [first, last) whose gradients one task computes. Of a trunk, a segment that much continues, the gradients of
+// keys and values are sums over units; what each unit adds to those is kept until all have.
+struct Unit {
+  int64_t first, last;
+  bool trunk;
+};
+
+constexpr int64_t kTrunkShare = 8;  // a trunk has more than one in so many of all rows behind it
+
+std::vector<Unit> units_of(const Forest& forest, int64_t rows) {
+  std::vector<Unit> units;
+  for (int64_t s = 0; s < forest.count();) {
+    int64_t end = forest.end(s), below = forest.start(end - 1) + forest.rows_of(end - 1) - forest.start(s);
+    bool trunk = end > s + 1 && below * kTrunkShare > rows;
+    units.push_back({s, trunk ? s + 1 : end, trunk});
+    s = units.back().last;
+  }
+  return units;
+}
+
 template <typename T>
-void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v, const int32_t* offsets,
-                               int64_t segments, T* grad_q, T* grad_k, T* grad_v, const AttentionShape& shape) {
-  check_offsets(offsets, segments, shape.rows, "cu_seqlens");
+void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v, const PackedSegments& segments,
+                               T* grad_q, T* grad_k, T* grad_v, const AttentionShape& shape) {
+  const Forest forest(segments, shape.rows);
   const int64_t group = shape.query_heads / shape.kv_heads, width = shape.head_dim;
-  const int64_t whole = std::numeric_limits<int32_t>::max();
-  for_each(tasks_of(offsets, segments, shape.kv_heads, whole), shape.threads, [&](const Task& task) {
-    int64_t start = offsets[task.segment], rows = task.last_row;
+  const std::vector<Unit> units = units_of(forest, shape.rows);
+  const int64_t count = static_cast<int64_t>(units.size());
+  std::vector<std::vector<float>> kept(2 * count * shape.kv_heads);  // of keys, then of values, from position 0 on
+  auto kept_of = [&](int64_t unit, int64_t kv_head, int of) -> std::vector<float>& {
+    return kept[(unit * shape.kv_heads + kv_head) * 2 + of];
+  };
+  auto store_rows = [&](const float* from, int64_t row, int64_t kv_head, T* to) {
+    to += (row * shape.kv_heads + kv_head) * width;
+    for (int64_t at = 0; at < width; at += kLanes) store(to + at, load(from + at));
+  };
+  std::vector<Task> tasks;
+  for (int64_t unit = 0; unit < count; ++unit)
+    for (int64_t head = 0; head < shape.kv_heads; ++head) tasks.push_back({unit, head, 0, 0});
+  for_each(tasks, shape.threads, [&](const Task& task) {
+    const Unit& unit = units[task.segment];
+    const int64_t first_row = forest.start(unit.first), shared = forest.before(unit.first);
+    const int64_t rows = forest.start(unit.last - 1) + forest.rows_of(unit.last - 1) - first_row;
     Scratch& scratch = scratch_of_thread();
-    scratch.reserve(rows, width);
-    for (int64_t j = 0; j < rows; ++j) scratch.place[j] = static_cast<int32_t>(start + j);
-    Keys<T> keys{k + task.kv_head * width, v + task.kv_head * width, shape.k_stride, shape.v_stride, width,
-                 {scratch.place.data(), true}};
-    Backward<T> backward(shape, keys, rows, scratch);
-    for (int64_t row = 0; row < rows; ++row)
-      for (int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head) {
-        int64_t at = ((start + row) * shape.query_heads + head) * width;
-        backward.query(q + (start + row) * shape.q_stride + head * width, grad + at, row + 1, grad_q + at);
+    Backward<T> backward(shape, shared + rows, scratch);
+    for (int64_t s = unit.first; s < unit.last; ++s) {
+      const int64_t start = forest.start(s), before = forest.before(s), own = forest.rows_of(s);
+      scratch.reserve(before + own, width);
+      forest.places(s, own, scratch.place.data());
+      scratch.next_place.resize(before + own);
+      for (int64_t j = 0; j < before + own; ++j)
+        scratch.next_place[j] = static_cast<int32_t>(j < shared ? j : shared + scratch.place[j] - first_row);
+      Keys<T> keys{k + task.kv_head * width, v + task.kv_head * width, shape.k_stride, shape.v_stride, width,
+                   {scratch.place.data(), before == 0}};
+      backward.begin(keys, scratch.next_place.data(), before + own);
+      for (int64_t row = 0; row < own; ++row)
+        for (int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head) {
+          int64_t at = ((start + row) * shape.query_heads + head) * width;
+          backward.query(q + (start + row) * shape.q_stride + head * width, grad + at, before + row + 1, grad_q + at);
+        }
+      backward.flush(before + own);
+    }
+    const int64_t keep = (shared + (unit.trunk ? rows : 0)) * width;
+    kept_of(task.segment, task.kv_head, 0).assign(scratch.d_keys.begin(), scratch.d_keys.begin() + keep);
+    kept_of(task.segment, task.kv_head, 1).assign(scratch.d_values.begin(), scratch.d_values.begin() + keep);
+    for (int64_t row = 0; row < rows && !unit.trunk; ++row) {
+      store_rows(scratch.d_keys.data() + (shared + row) * width, first_row + row, task.kv_head, grad_k);
+      store_rows(scratch.d_values.data() + (shared + row) * width, first_row + row, task.kv_head, grad_v);
+    }
+  });
+  tasks.erase(std::remove_if(tasks.begin(), tasks.end(), [&](const Task& t) { return !units[t.segment].trunk; }),
+              tasks.end());
+  for_each(tasks, shape.threads, [&](const Task& task) {
+    const int64_t s = units[task.segment].first, first = forest.before(s) * width, size = forest.rows_of(s) * width;
+    for (int of = 0; of < 2; ++of) {
+      float* sums = kept_of(task.segment, task.kv_head, of).data() + first;
+      for (int64_t unit = task.segment + 1; unit < count && units[unit].first < forest.end(s); ++unit) {
+        const float* more = kept_of(unit, task.kv_head, of).data() + first;
+        for (int64_t at = 0; at < size; at += kLanes) store(sums + at, load(sums + at) + load(more + at));
       }
-    backward.flush(rows);
-    for (int64_t row = 0; row < rows; ++row) {
-      int64_t target = ((start + row) * shape.kv_heads + task.kv_head) * width;
-      for (int64_t at = 0; at < width; at += kLanes) {
-        store(grad_k + target + at, load(scratch.d_keys.data() + row * width + at));
-        store(grad_v + target + at, load(scratch.d_values.data() + row * width + at));
-      }
+      for (int64_t row = 0; row < forest.rows_of(s); ++row)
+        store_rows(sums + row * width, forest.start(s) + row, task.kv_head, of == 0 ? grad_k : grad_v);
     }
   });
 }
@@ -382,8 +486,8 @@ void PageTable::check(const int32_t* query_offsets, int64_t max_queries) const {
 }
 
 #define INSTANTIATE(T)                                                                                                 \
-  template void packed_attention(const T*, const T*, const T*, const int32_t*, int64_t, T*, const AttentionShape&);    \
-  template void packed_attention_backward(const T*, const T*, const T*, const T*, const int32_t*, int64_t, T*, T*, T*, \
+  template void packed_attention(const T*, const T*, const T*, const PackedSegments&, T*, const AttentionShape&);      \
+  template void packed_attention_backward(const T*, const T*, const T*, const T*, const PackedSegments&, T*, T*, T*,   \
                                           const AttentionShape&);                                                      \
   template void paged_attention(const T*, const T*, const T*, const PageTable&, const int32_t*, const uint8_t*,        \
                                 int64_t, T*, const AttentionShape&);

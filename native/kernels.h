@@ -50,13 +50,20 @@ struct AttentionShape {
   int threads;
 };
 
+// Rows of packed segments: segment i has the rows [offsets[i], offsets[i + 1]). With `parents` (or null) it continues the
+// segment parents[i] < i, or begins a sequence (-1): its rows see those of all that it continues. Depth-first order.
+struct PackedSegments {
+  const int32_t *offsets, *parents;
+  int64_t count;
+};
+
 template <typename T>
-void packed_attention(const T* q, const T* k, const T* v, const int32_t* offsets, int64_t segments, T* out,
+void packed_attention(const T* q, const T* k, const T* v, const PackedSegments& segments, T* out,
                       const AttentionShape& shape);
 
 template <typename T>
-void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v, const int32_t* offsets,
-                               int64_t segments, T* grad_q, T* grad_k, T* grad_v, const AttentionShape& shape);
+void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v, const PackedSegments& segments,
+                               T* grad_q, T* grad_k, T* grad_v, const AttentionShape& shape);
 
 // Where the tokens of each request lie in the KV cache.
 struct PageTable {
@@ -90,6 +97,18 @@ void sample_topk(const T* logits, int64_t stride, const float* cutoff, const flo
 
 // log-softmax of rows [rows, vocab]: at the drawn token the number that `sample` gives for temperature 1.
 void log_softmax(const float* x, float* out, int64_t rows, int64_t vocab, int threads);
+
+// Of each row of logits, [rows] each: the largest, the logarithm of the sum of exp((logit - top) / temperature), the same
+// at temperature 1, that sum, and the entropy of softmax(logits / temperature).
+struct SoftmaxFacts {
+  float *top, *log_total, *log_total_t1, *total, *entropy;
+};
+
+// Logits [rows, vocab] become the terms of their softmax, exp((logit - top) / temperature), not yet divided by their sum,
+// which the target's term is reduced by: -total times the gradient of log softmax at the target. Sums are those of
+// `sample` and `log_softmax`. temperature > 0.
+void softmax_terms(float* x, const int64_t* targets, float temperature, int64_t rows, int64_t vocab, int threads,
+                   const SoftmaxFacts& facts);
 
 void random_words(const int64_t* keys, const int64_t* positions, int64_t rows, int64_t vocab, int64_t* out);
 

@@ -105,26 +105,26 @@ NB_MODULE(paceline_native, m) {
                          at<const int64_t>(slots), rows, width, cache_slots);
     });
   });
-  m.def("packed_attention", [](bool half, Address q, Address k, Address v, Address offsets, int64_t segments,
-                               Address out, int64_t rows, int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t q_stride,
+  m.def("packed_attention", [](bool half, Address q, Address k, Address v, Address offsets, Address parents,
+                               int64_t segments, Address out, int64_t rows, int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t q_stride,
                                int64_t k_stride, int64_t v_stride, float scale, int threads) {
     AttentionShape shape{rows, query_heads, kv_heads, head_dim, q_stride, k_stride, v_stride, scale, threads};
     by_dtype(half, [&](auto* tag) {
       using T = STORAGE(tag);
-      paceline::packed_attention(at<const T>(q), at<const T>(k), at<const T>(v), at<const int32_t>(offsets), segments,
-                                 at<T>(out), shape);
+      paceline::packed_attention(at<const T>(q), at<const T>(k), at<const T>(v),
+                                 {at<const int32_t>(offsets), at<const int32_t>(parents), segments}, at<T>(out), shape);
     });
   });
   m.def("packed_attention_backward",
-        [](bool half, Address grad, Address q, Address k, Address v, Address offsets, int64_t segments, Address grad_q,
-           Address grad_k, Address grad_v, int64_t rows, int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t q_stride,
+        [](bool half, Address grad, Address q, Address k, Address v, Address offsets, Address parents,
+           int64_t segments, Address grad_q, Address grad_k, Address grad_v, int64_t rows, int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t q_stride,
            int64_t k_stride, int64_t v_stride, float scale, int threads) {
           AttentionShape shape{rows, query_heads, kv_heads, head_dim, q_stride, k_stride, v_stride, scale, threads};
           by_dtype(half, [&](auto* tag) {
             using T = STORAGE(tag);
             paceline::packed_attention_backward(at<const T>(grad), at<const T>(q), at<const T>(k), at<const T>(v),
-                                                at<const int32_t>(offsets), segments, at<T>(grad_q), at<T>(grad_k),
-                                                at<T>(grad_v), shape);
+                                                {at<const int32_t>(offsets), at<const int32_t>(parents), segments},
+                                                at<T>(grad_q), at<T>(grad_k), at<T>(grad_v), shape);
           });
         });
   m.def("paged_attention",
@@ -165,6 +165,12 @@ NB_MODULE(paceline_native, m) {
   });
   m.def("log_softmax", [](Address x, Address out, int64_t rows, int64_t vocab, int threads) {
     paceline::log_softmax(at<const float>(x), at<float>(out), rows, vocab, threads);
+  });
+  m.def("softmax_terms", [](Address x, Address targets, float temperature, int64_t rows, int64_t vocab, int threads,
+                            Address top, Address log_total, Address log_total_t1, Address total, Address entropy) {
+    paceline::softmax_terms(at<float>(x), at<const int64_t>(targets), temperature, rows, vocab, threads,
+                            {at<float>(top), at<float>(log_total), at<float>(log_total_t1), at<float>(total),
+                             at<float>(entropy)});
   });
   m.def("random_words", [](Address keys, Address positions, int64_t rows, int64_t vocab, Address out) {
     paceline::random_words(at<const int64_t>(keys), at<const int64_t>(positions), rows, vocab, at<int64_t>(out));

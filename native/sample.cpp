@@ -1,5 +1,7 @@
 // Gumbel-max sampling with both log-probs, in two passes over a row of logits, and log-softmax of whole rows: both add
 // up the vocabulary in one order, so that the log-prob of a token is the same number in both.
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernels.h"
@@ -117,6 +119,41 @@ void log_softmax(const float* x, float* out, int64_t rows, int64_t vocab, int th
     }
     const float log_total = total.log();
     for (int64_t at = 0; at < vocab; ++at) out[row * vocab + at] = (logits[at] - top) - log_total;
+  }
+}
+
+void softmax_terms(float* x, const int64_t* targets, float temperature, int64_t rows, int64_t vocab, int threads,
+                   const SoftmaxFacts& facts) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows > 1)
+  for (int64_t row = 0; row < rows; ++row) {
+    float* logits = x + row * vocab;
+    const bool same = temperature == 1.0f;
+    const float top = largest_of(logits, vocab), scaled_top = top / temperature;
+    LongSum total, total_t1, moment;
+    for (int64_t first = 0; first < vocab; first += kStep) {
+      f32x8 mass = {}, mass_t1 = {}, weighted = {};
+      for (int w = 0; w < 4; ++w) {
+        int64_t at = first + w * kLanes;
+        if (at >= vocab) break;
+        const int count = static_cast<int>(std::min<int64_t>(kLanes, vocab - at));
+        f32x8 logit = part(logits, vocab, at), below = (same ? logit : logit / temperature) - scaled_top;
+        f32x8 term = exp_term(below);
+        if (!same) mass_t1 += exp_term(logit - top);
+        mass += term;
+        weighted = fma(term, max(splat(-87.0f), below), weighted);
+        store(logits + at, term, count);
+      }
+      total.add(mass);
+      if (!same) total_t1.add(mass_t1);
+      moment.add(weighted);
+    }
+    facts.top[row] = top;
+    facts.log_total[row] = total.log();
+    facts.log_total_t1[row] = same ? facts.log_total[row] : total_t1.log();
+    facts.total[row] = static_cast<float>(total.value());
+    facts.entropy[row] = static_cast<float>(std::log(total.value()) - moment.value() / total.value());
+    float& own = logits[targets[row]];
+    own = static_cast<float>(own - total.value());  // exact where it has nearly all of the mass
   }
 }
 

@@ -126,11 +126,13 @@ struct LongSum {
     high += __builtin_convertvector(halves[1], f64x4);
   }
 
-  // Natural logarithm of the sum, rounded once.
-  float log() const {
+  double value() const {
     f64x4 x = low + high;
-    return static_cast<float>(std::log((x[0] + x[2]) + (x[1] + x[3])));
+    return (x[0] + x[2]) + (x[1] + x[3]);
   }
+
+  // Natural logarithm of the sum, rounded once.
+  float log() const { return static_cast<float>(std::log(value())); }
 };
 
 inline float largest(f32x8 x) {

@@ -7,13 +7,14 @@ batch over micro-batches and ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.training.packing import build_micro_batch, input_tokens, plan_packed, plan_padded
+from actors.training.packing import build_micro_batch, bundles_of, input_tokens, plan_packed, plan_padded
 from actors.training.parallel import Rank
 from actors.training.types import Demonstration, TrainSequence
 from models.packed import PackedContext, packed_arrays
@@ -25,19 +26,19 @@ class TokenBatch:
     """One micro-batch on the device, where it came in one copy; [T] all tokens, [R] response tokens that were drawn."""
 
     tokens: Tensor  # int64 [T]
-    context: PackedContext  # of S segments
+    context: PackedContext
     rows: Tensor  # int64 [R]
     targets: Tensor  # int64 [R]
     coefficients: Tensor  # float32 [R], of each token's loss in the mini-batch's loss
     advantages: Tensor  # float32 [R]; zeros for demonstrations
     sampler_logprobs: Tensor  # float32 [R], of the sampling distribution; zeros for demonstrations
     sampler_logprobs_t1: Tensor | None  # float32 [R]; zeros for demonstrations; None where the engine gives none
-    segments: Tensor  # int64 [S + 1], from 0 to R: whose response each token is of
+    segments: Tensor  # int64 [S + 1], from 0 to R: whose response each token is of, of S sequences
     samplers: Tensor  # int64 [R], the number of the rollout worker that drew each token; zeros for demonstrations
     response_lengths: tuple[int, ...]  # [S]
     indices: tuple[int, ...]  # [S], of each sequence in the mini-batch
     sequences: tuple[TrainSequence | Demonstration, ...]  # [S]; none on a rank without work
-    starts: tuple[int, ...]  # [S], of each sequence in `tokens`
+    places: tuple[NDArray[np.int64], ...]  # [S], of each sequence's input in `tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +65,29 @@ def build_mini_batch(
     *,
     budget_tokens: int,
     packing: bool,
+    shared: bool = False,
     samplers: Mapping[str, int] | None = None,
 ) -> MiniBatch:
-    """Plan for all ranks, lay out this rank's micro-batches and move them to its device. `samplers`: the numbers of
-    the rollout workers, by name; None: 0 for all."""
+    """Plan for all ranks, lay out this rank's micro-batches and move them to its device. `shared`: with packing, what
+    sequences of a micro-batch begin with alike is computed once. `samplers`: the numbers of the rollout workers, by
+    name; None: 0 for all."""
     prompts = [s.prompt_tokens for s in sequences]
     responses = [s.response_tokens for s in sequences]
-    lengths = [input_tokens(len(p), len(r)) for p, r in zip(prompts, responses, strict=True)]
-    planner = plan_packed if packing else plan_padded
-    plan = planner(lengths, budget_tokens=budget_tokens, ranks=rank.size)
-    computed = sum(
-        sum(lengths[i] for i in m) if packing else len(m) * max(lengths[i] for i in m) for r in plan for m in r if m
-    )
+    if packing and shared:
+        bundles, lengths = bundles_of(prompts, responses, budget_tokens=budget_tokens, ranks=rank.size)
+        planned = plan_packed(lengths, budget_tokens=budget_tokens, ranks=rank.size)
+        plan = [[[i for b in bin for i in bundles[b]] for bin in bins] for bins in planned]
+    else:
+        lengths = [input_tokens(len(p), len(r)) for p, r in zip(prompts, responses, strict=True)]
+        plan = (plan_packed if packing else plan_padded)(lengths, budget_tokens=budget_tokens, ranks=rank.size)
+
+    drawn = [s.drawn for s in sequences]
+    lay_out = partial(build_micro_batch, padded=not packing, shared=packing and shared)
+    laid_out = [[lay_out(m, prompts, responses, drawn) for m in bins] for bins in plan]
+    computed = sum(flat.tokens.size for flats in laid_out for flat in flats if flat.indices)
     micro = []
-    for indices in plan[rank.index]:
-        flat = build_micro_batch(indices, prompts, responses, [s.drawn for s in sequences], padded=not packing)
+    for flat in laid_out[rank.index]:
+        indices = flat.indices
         chosen = [sequences[i] for i in indices]
         learned = [s for s in chosen if isinstance(s, TrainSequence)]
         nothing = np.zeros(flat.rows.size)
@@ -98,9 +107,8 @@ def build_mini_batch(
             "segments": np.cumsum([0, *flat.response_lengths]),
             "samplers": np.repeat(np.array(drew, np.int64), flat.response_lengths),
         }
-        lengths = np.diff(flat.cu_seqlens).tolist()
         there = upload(
-            packed_arrays(lengths)
+            packed_arrays(flat.lengths, flat.parents)
             | {name: values.astype(np.int64) for name, values in integers.items()}
             | {name: values.astype(np.float32) for name, values in floats.items()},
             rank.device,
@@ -108,7 +116,7 @@ def build_mini_batch(
         micro.append(
             TokenBatch(
                 tokens=there["tokens"],
-                context=PackedContext.uploaded(lengths, there["cu_seqlens"], there["positions"]),
+                context=PackedContext.uploaded(flat.lengths, there["cu_seqlens"], there["positions"], flat.parents),
                 rows=there["rows"],
                 targets=there["targets"],
                 coefficients=there["coefficients"],
@@ -118,9 +126,9 @@ def build_mini_batch(
                 segments=there["segments"],
                 samplers=there["samplers"],
                 response_lengths=tuple(flat.response_lengths.tolist()),
-                indices=tuple(indices),
+                indices=indices,
                 sequences=tuple(chosen),
-                starts=tuple(flat.cu_seqlens[: len(chosen)].tolist()),
+                places=flat.places,
             )
         )
     return MiniBatch(tuple(micro), sum(s.drawn_tokens for s in sequences), computed)

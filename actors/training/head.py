@@ -1,13 +1,17 @@
-"""The head of the native network on a device: from hidden states to log-probs and back, in chunks of rows.
+"""The head of the native network: from hidden states to log-probs and back, in chunks of rows.
 
-Owns how many rows are computed at once and the gradients of log-softmax, written out: a chunk's logits are computed
-again in the backward pass and become their own gradient in place, and every chunk adds to one gradient of the weight.
-On the CPU, whose numbers are not to change by a bit, autograd does it (`actors.training.network`).
+Owns how many rows are computed at once and the gradients of log-softmax, written out.
+On a device: a chunk's logits are computed again in the backward pass and become their own gradient in place, and every
+chunk adds to one gradient of the weight.
+On the CPU with a frozen weight (LoRA): the gradient of a log-prob is computed with it, so nothing is computed again.
+On the CPU else, autograd does it (`actors.training.network`).
 """
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -110,3 +114,76 @@ class _HeadLogprobs(torch.autograd.Function):
             elif wants_weight:
                 grad_weight = table.t() @ hidden[rows]
         return torch.cat(grads) if wants_hidden else None, grad_weight, None, None, None, None
+
+
+def frozen_head_logprobs(
+    states: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    chunk_rows: int,
+    invariant: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `head_logprobs` of the states [T, H] at `rows` int64 [R], R > 0, with targets int64 [R]: on the CPU, for a
+    weight [V, H] without gradient. A row with several targets is computed once. The entropies have no gradient."""
+    needed, at = np.unique(rows.numpy(), return_inverse=True)
+    hidden = states.index_select(0, torch.from_numpy(needed))
+    found: tuple[Tensor, Tensor, Tensor] = _FrozenHead.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, at, targets, temperature, chunk_rows, invariant
+    )
+    return found
+
+
+class _FrozenHead(torch.autograd.Function):
+    """With z = logits / T and p = softmax(z), d log p_t / d hidden = (W_t - p W) / T. Of the targets t of one row the
+    first is taken out of the sum before it is multiplied, (p - 1_t) W, for W_t and p W are near each other where p_t is
+    near 1; the others add W_t' - W_t."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        at: NDArray[np.int64],
+        targets: Tensor,
+        temperature: float,
+        chunk_rows: int,
+        invariant: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        count, drawn = len(hidden), targets.numpy()
+        order = np.argsort(at, kind="stable")
+        first = np.searchsorted(at[order], np.arange(count + 1))  # of each row, in `order`
+        taken = drawn[order[first[:-1]]]
+        others = np.flatnonzero(drawn != taken[at])
+        rows, apart_at = torch.from_numpy(at), torch.from_numpy(others)
+        chosen, parts, slopes = torch.empty(len(at)), [], []
+        for start in range(0, count, chunk_rows):
+            end = min(start + chunk_rows, count)
+            table = ops.head(hidden[start:end], weight, invariant=invariant).float()
+            here = torch.from_numpy(order[first[start] : first[end]])
+            chosen[here] = table[rows[here] - start, targets[here]]
+            parts.append(ops.softmax_terms(table, torch.from_numpy(taken[start:end]), temperature))
+            if ctx.needs_input_grad[0]:
+                slope = (table.to(weight.dtype) @ weight).float()
+                slopes.append(slope.div_(parts[-1].total[:, None] * -temperature))
+        top, log_total, log_total_t1, _, entropy = (torch.cat(column)[rows] for column in zip(*parts, strict=True))
+        if slopes:
+            apart = weight[drawn[others]].float().sub_(weight[taken[at[others]]].float()).div_(temperature)
+            ctx.save_for_backward(torch.cat(slopes), rows, apart, rows[apart_at], apart_at)
+        ctx.dtype = hidden.dtype
+        logprobs_t1 = (chosen - top) - log_total_t1
+        logprobs = logprobs_t1.clone()
+        if temperature != 1.0:
+            logprobs = (chosen / temperature - top / temperature) - log_total
+        ctx.mark_non_differentiable(logprobs_t1, entropy)
+        return logprobs, logprobs_t1, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor, __: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+        slopes, rows, apart, apart_rows, apart_at = ctx.saved_tensors
+        weights = grad.new_zeros(len(slopes)).index_add_(0, rows, grad)
+        for_hidden = (slopes * weights[:, None]).index_add_(0, apart_rows, apart * grad[apart_at, None])
+        return for_hidden.to(ctx.dtype), None, None, None, None, None, None

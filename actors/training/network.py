@@ -1,8 +1,8 @@
 """The target model as the learner uses it: tokens in, log-probs of the response tokens out.
 
 Owns which implementation is built, and the log-softmax over the vocabulary, which is computed in chunks of rows so
-that the logits of all tokens never exist together (on CUDA: `actors.training.head`). Knows nothing of losses,
-optimizers or ranks.
+that the logits of all tokens never exist together (on CUDA and with a frozen head: `actors.training.head`). Knows
+nothing of losses, optimizers or ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from actors.training.head import chunk_bytes_on, chunk_rows_of, head_logprobs
+from actors.training.head import chunk_bytes_on, chunk_rows_of, frozen_head_logprobs, head_logprobs
 from models import ops
 from models.auto import AutoTransformer, attention_of
 from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
 from models.formats import LowBitFormat
 from models.lora import attach
+from models.ops.native import takes
 from models.options import LoraOptions, ModelOptions
 from models.packed import PackedContext
 from models.transformer import MASTER, Transformer, final_states
@@ -135,6 +136,14 @@ class LogProbModel(nn.Module):
         self.chunk_rows = chunk_rows_of(self.vocab_size, chunk_bytes_on(device))
         self.written_out = device.type == "cuda" and isinstance(network, Transformer)
 
+    @property
+    def frozen_head(self) -> bool:
+        """The head needs no gradient, and the kernels compute that of its log-probs with them."""
+        if not isinstance(self.network, Transformer) or self.entropy_gradient:
+            return False
+        weight = self.network.head_weight
+        return takes(weight) and not weight.requires_grad
+
     @contextmanager
     def telling(self, tell: Callable[[Tensor], None], layers: tuple[int, ...] = ()) -> Iterator[None]:
         """Forwards inside the block tell what they computed at their tokens, detached: [T, W], the outputs of `layers`
@@ -155,7 +164,19 @@ class LogProbModel(nn.Module):
         Returns float32 [R] each: log-softmax(logits / temperature) (differentiable), log-softmax(logits), and the
         entropy of softmax(logits / temperature) in nats; the last two without gradient (see `entropy_gradient`).
         """
-        hidden = self._states(tokens, context).index_select(0, rows)
+        states = self._states(tokens, context)
+        if self.frozen_head and rows.numel():
+            assert isinstance(self.network, Transformer)
+            return frozen_head_logprobs(
+                states,
+                self.network.head_weight,
+                rows,
+                targets,
+                temperature,
+                chunk_rows=self.chunk_rows,
+                invariant=self.network.batch_invariant,
+            )
+        hidden = states.index_select(0, rows)
         if self.written_out:
             assert isinstance(self.network, Transformer)
             return head_logprobs(

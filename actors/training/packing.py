@@ -5,7 +5,11 @@ Padded (for comparison): sequences keep their order, each is filled up to the lo
 padding is computed like any other token. Both give one layout: the network sees a flat row of tokens and segment
 borders, and `rows` says which hidden states predict response tokens.
 
-The plan depends on lengths only and is the same on every rank, which need not talk about it.
+Shared: of packed sequences, what several begin with alike (a system prompt, the prompt of a group, the same short
+answer) is laid out once; segments then continue others (`ops.Segments`), and a sequence's tokens are no one piece.
+
+The plan depends on lengths, and on which prompts are equal, only; it is the same on every rank, which need not talk
+about it.
 """
 
 from bisect import bisect_left, insort
@@ -21,6 +25,7 @@ Bins = list[list[int]]  # [micro-batch] -> indices into the mini-batch
 Plan = list[Bins]  # [rank]; all ranks have equally many
 PAIRS_UP_TO = 1024  # sequences; filling by pairs is quadratic: about 10 ms for so many
 MAX_EXCESS = 0.01  # work of the most loaded rank above the mean that is left as it is
+PIECES_PER_RANK = 4  # bundles of a rank, so that ranks differ by little; where there are several
 BISECTIONS = 5  # the last one is finer than 2 % of the budget
 
 
@@ -30,10 +35,12 @@ class MicroBatch:
 
     indices: tuple[int, ...]  # which sequences of the mini-batch, in this order; empty on a rank without work
     tokens: NDArray[np.int64]  # [T]
-    cu_seqlens: NDArray[np.int32]  # [S + 1], from 0 to T
+    lengths: tuple[int, ...]  # of the segments; they add up to T
+    parents: tuple[int, ...] | None  # the segment that each continues, or -1; None: none does
+    places: tuple[NDArray[np.int64], ...]  # of each sequence's input, in `tokens`
     rows: NDArray[np.int64]  # [R], positions in `tokens` whose hidden state predicts a response token that was drawn
     targets: NDArray[np.int64]  # [R], those response tokens
-    response_lengths: NDArray[np.int64]  # [S], tokens drawn; `rows` is sequence after sequence
+    response_lengths: NDArray[np.int64]  # of each sequence, tokens drawn; `rows` is sequence after sequence
 
 
 def input_tokens(prompt_tokens: int, response_tokens: int) -> int:
@@ -170,6 +177,31 @@ def plan_padded(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Pl
     return [bins[rank::ranks] for rank in range(ranks)]
 
 
+def bundles_of(
+    prompts: Sequence[NDArray[np.int32]], responses: Sequence[NDArray[np.int32]], *, budget_tokens: int, ranks: int
+) -> tuple[Bins, list[int]]:
+    """Sequences of one prompt together, and the tokens of each bundle when the prompt is there once: what a plan of
+    shared micro-batches puts into bins. A bundle fits the budget, and several ranks get pieces that can be dealt
+    evenly; else its group is cut."""
+    groups: dict[bytes, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        groups.setdefault(prompt.tobytes(), []).append(i)
+    own = [len(response) - 1 for response in responses]
+    total = sum(len(prompts[g[0]]) + sum(own[i] for i in g) for g in groups.values())
+    most = budget_tokens if ranks == 1 else min(budget_tokens, total // (ranks * PIECES_PER_RANK))
+    bundles: Bins = []
+    lengths: list[int] = []
+    for group in groups.values():
+        first = len(prompts[group[0]])
+        for i in group:
+            if i == group[0] or lengths[-1] + own[i] > most:
+                bundles.append([])
+                lengths.append(first)
+            bundles[-1].append(i)
+            lengths[-1] += own[i]
+    return bundles, lengths
+
+
 def build_micro_batch(
     indices: Sequence[int],
     prompts: Sequence[NDArray[np.int32]],
@@ -177,9 +209,10 @@ def build_micro_batch(
     drawn: Sequence[NDArray[np.bool_] | None] | None = None,
     *,
     padded: bool = False,
+    shared: bool = False,
 ) -> MicroBatch:
-    """Lay the chosen sequences end to end. `prompts`, `responses` and which of their tokens were `drawn` (None: all)
-    are those of the whole mini-batch.
+    """Lay the chosen sequences end to end, `padded` or `shared` if asked. `prompts`, `responses` and which of their
+    tokens were `drawn` (None: all) are those of the whole mini-batch.
 
     Without indices the result is one token that predicts nothing: a rank without work still has to take part in the
     collectives of the sharded model.
@@ -187,40 +220,72 @@ def build_micro_batch(
     if not indices:
         empty = np.zeros(0, np.int64)
         return MicroBatch(
-            indices=(),
             tokens=np.zeros(1, np.int64),
-            cu_seqlens=np.array([0, 1], np.int32),
+            indices=(),
+            lengths=(1,),
+            parents=None,
+            places=(),
             rows=empty,
             targets=empty,
             response_lengths=empty,
         )
-    p = np.array([len(prompts[i]) for i in indices])
-    t = np.array([len(responses[i]) for i in indices])
-    used = p + t - 1
-    space = np.full_like(used, used.max()) if padded else used
-    starts = np.cumsum(space) - space
-    tokens = np.zeros(int(space.sum()), np.int64)
-    flat = np.concatenate([part for i in indices for part in (prompts[i], responses[i][:-1])])
-    tokens[_ranges(starts, used)] = flat
-    rows = _ranges(starts + p - 1, t)
-    targets = np.concatenate([responses[i] for i in indices]).astype(np.int64)
-    masks = [None if drawn is None else drawn[i] for i in indices]
-    if any(mask is not None for mask in masks):
-        kept = [np.ones(n, np.bool_) if m is None else m for m, n in zip(masks, t.tolist(), strict=True)]
-        t = np.array([np.count_nonzero(mask) for mask in kept])
-        rows, targets = rows[np.concatenate(kept)], targets[np.concatenate(kept)]
+    inputs = [np.concatenate((prompts[i], responses[i][:-1])) for i in indices]
+    parents = None
+    if shared:
+        tokens, lengths, parents, places = lay_out_shared(inputs)
+    else:
+        used = [len(tokens) for tokens in inputs]
+        lengths = [max(used)] * len(used) if padded else used
+        starts = np.cumsum(lengths) - lengths
+        places = [np.arange(start, start + length) for start, length in zip(starts, used, strict=True)]
+        tokens = np.zeros(sum(lengths), np.int64)
+        tokens[np.concatenate(places)] = np.concatenate(inputs)
+    rows, targets, counts = [], [], []
+    for i, place in zip(indices, places, strict=True):
+        mask = None if drawn is None else drawn[i]
+        kept = slice(None) if mask is None else mask
+        rows.append(place[len(prompts[i]) - 1 :][kept])
+        targets.append(responses[i][kept])
+        counts.append(len(rows[-1]))
     return MicroBatch(
         indices=tuple(indices),
         tokens=tokens,
-        cu_seqlens=np.append(starts, tokens.size).astype(np.int32),
-        rows=rows,
-        targets=targets,
-        response_lengths=t.astype(np.int64),
+        lengths=tuple(lengths),
+        parents=parents,
+        places=tuple(places),
+        rows=np.concatenate(rows),
+        targets=np.concatenate(targets).astype(np.int64),
+        response_lengths=np.array(counts, np.int64),
     )
 
 
-def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """starts[0] .. starts[0] + lengths[0] - 1, starts[1] .. and so on: [sum(lengths)]."""
-    before = np.cumsum(lengths) - lengths
-    ranges: NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
-    return ranges
+def lay_out_shared(
+    inputs: Sequence[NDArray[np.int32]],
+) -> tuple[NDArray[np.int64], list[int], tuple[int, ...], list[NDArray[np.int64]]]:
+    """The sequences as a radix tree in depth-first order: its tokens [T]; of each edge, which is a segment, the length
+    and the parent; of each sequence the places of its tokens. Time: sorting, and the tokens once."""
+    places = [np.zeros(0, np.int64)] * len(inputs)
+    fresh: list[NDArray[np.int32]] = []
+    parent_of = dict[int, int]()  # row that begins a segment -> the row before it
+    rows, before, path = 0, np.zeros(0, np.int32), np.zeros(0, np.int64)
+    for i in sorted(range(len(inputs)), key=lambda i: inputs[i].astype(">i4").tobytes()):
+        common = common_prefix(before, inputs[i])
+        fresh.append(inputs[i][common:])
+        path = np.concatenate((path[:common], np.arange(rows, rows + len(fresh[-1]))))
+        if len(fresh[-1]):
+            parent = int(path[common - 1]) if common else -1
+            parent_of[rows] = parent
+            if common:
+                parent_of.setdefault(parent + 1, parent)  # a branch ends the segment that was whole so far
+        rows, before, places[i] = rows + len(fresh[-1]), inputs[i], path
+    starts = np.array(sorted(parent_of), np.int64)
+    parents = np.searchsorted(starts, [parent_of[start] for start in starts.tolist()], side="right") - 1
+    lengths = np.diff(np.append(starts, rows))
+    return np.concatenate(fresh).astype(np.int64), lengths.tolist(), tuple(parents.tolist()), places
+
+
+def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """Tokens that both begin with."""
+    shorter = min(len(a), len(b))
+    differ = a[:shorter] != b[:shorter]
+    return int(differ.argmax()) if differ.any() else shorter

@@ -10,6 +10,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.training.batches import TokenBatch
@@ -17,7 +18,7 @@ from actors.training.packing import input_tokens
 from actors.training.parallel import Rank
 from actors.training.types import Demonstration, TrainSequence
 from drafter.training.records import SequenceRecord
-from models.transfer import start_download
+from models.transfer import start_download, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class StepRecording:
     def take(self, states: Tensor, batch: TokenBatch) -> None:
         """What the network computed at the tokens of a micro-batch, [T, W]."""
         start_s = perf_counter()
-        for sequence, start in zip(batch.sequences, batch.starts, strict=True):
+        for sequence, places in zip(batch.sequences, batch.places, strict=True):
             if id(sequence) in self._kept:
-                self.records.append(self._record(sequence, states[start : start + _rows(sequence)]))
+                self.records.append(self._record(sequence, _taken(states, places)))
         self.seconds += perf_counter() - start_s
 
     def metrics(self, rank: Rank) -> dict[str, float]:
@@ -81,6 +82,14 @@ class StepRecording:
             width=host.shape[1],
             target_version=self._version,
         )
+
+
+def _taken(states: Tensor, places: NDArray[np.int64]) -> Tensor:
+    """The rows of one sequence: a view where they are one piece, so not on devices."""
+    first, last = int(places[0]), int(places[-1])
+    if last - first + 1 == len(places):
+        return states[first : last + 1]
+    return states.index_select(0, upload({"places": places}, states.device)["places"])
 
 
 def _rows(sequence: TrainSequence | Demonstration) -> int:

@@ -97,6 +97,8 @@ class Trainer:
         self.network = self.module.network
         self.network.set_activation_checkpointing(learner.activation_checkpointing)
         self.module.entropy_gradient = objective.entropy_coef > 0
+        # What sequences begin with alike is computed once. Not on devices, whose attention would unroll it again.
+        self.shares_prefixes = isinstance(self.network, Transformer) and self.rank.device.type == "cpu"
         self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._reference: Reference | None = None
         if objective.kl != "none":
@@ -405,6 +407,7 @@ class Trainer:
             self.rank,
             budget_tokens=self.options.micro_batch_tokens,
             packing=self.options.packing,
+            shared=self.shares_prefixes,
             samplers=samplers,
         )
 

@@ -10,7 +10,7 @@ from models.ops.chain import DraftChain
 from models.ops.eagle import EaglePasses
 from models.ops.low_bit import low_bit_linear, mirrored_linear, prepack_low_bit, requantise
 from models.ops.matmul import head, linear, prepack
-from models.ops.sampling import cutoff, log_softmax, sample, sample_topk
+from models.ops.sampling import cutoff, log_softmax, sample, sample_topk, softmax_terms
 from models.ops.segments import Segments
 from models.ops.stack import DecoderStack, StackLayer
 from models.ops.tokenwise import add_rms_norm, apply_rope, rms_norm, rope_write, split_qkv, swiglu, write_kv
@@ -42,6 +42,7 @@ __all__ = [
     "rope_write",
     "sample",
     "sample_topk",
+    "softmax_terms",
     "split_qkv",
     "swiglu",
     "write_kv",

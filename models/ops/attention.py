@@ -8,7 +8,9 @@ rounding.
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -29,18 +31,26 @@ def packed_attention(
 
     q [T, Hq, D], k and v [T, Hkv, D] with Hq a multiple of Hkv; cu_seqlens int32 [S + 1], from 0 to T, non-decreasing.
     Returns [T, Hq, D]. `segments`, the same lengths on the host: without, CUDA waits for them at every call and pads
-    all segments to the longest. Raises ValueError on inconsistent offsets.
+    all segments to the longest. With `segments.parents` rows see those of the segments that theirs continues, too; on
+    the CPU the result is bitwise that of whole sequences. Raises ValueError on inconsistent offsets or parents.
     """
+    native = takes(q, k, v) and not q.shape[2] % _LANES
+    if segments is not None and segments.parents is not None and not native:
+        alone = segments.unrolled_on(q.device)
+        q, k, v = (x.index_select(0, alone.rows) for x in (q, k, v))
+        out = packed_attention(q, k, v, alone.cu_seqlens, scale, segments=alone.segments)
+        return out.index_select(0, alone.places)
     if q.is_cuda and segments is not None:
         return varlen.packed_attention(q, k, v, cu_seqlens, segments, scale)
-    if not takes(q, k, v) or q.shape[2] % _LANES:
+    if not native:
         longest = None if segments is None else segments.longest
         return reference.packed_attention(q, k, v, cu_seqlens, scale, max_seqlen=longest)
     _check_heads(q, k, v)
+    parents = None if segments is None else segments.parents
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        result: Tensor = _PackedAttention.apply(q, k, v, cu_seqlens, scale)  # type: ignore[no-untyped-call]
+        result: Tensor = _PackedAttention.apply(q, k, v, cu_seqlens, parents, scale)  # type: ignore[no-untyped-call]
         return result
-    return _packed_attention(dense_rows(q), dense_rows(k), dense_rows(v), as_int32(cu_seqlens), scale)
+    return _packed_attention(dense_rows(q), dense_rows(k), dense_rows(v), as_int32(cu_seqlens), parents, scale)
 
 
 def paged_attention(
@@ -148,9 +158,13 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit together")
 
 
-def _packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+def _packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, parents: NDArray[np.int32] | None, scale: float
+) -> Tensor:
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"{q.shape[0]} query rows, but {k.shape[0]} keys")
+    if parents is not None and len(parents) + 1 != cu_seqlens.shape[0]:
+        raise ValueError(f"{len(parents)} parents for {cu_seqlens.shape[0] - 1} segments")
     rows, query_heads, head_dim = q.shape
     out = q.new_empty((rows, query_heads, head_dim))
     kernels.packed_attention(  # type: ignore[union-attr]
@@ -159,6 +173,7 @@ def _packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale
         k.data_ptr(),
         v.data_ptr(),
         cu_seqlens.data_ptr(),
+        0 if parents is None else parents.ctypes.data,
         cu_seqlens.shape[0] - 1,
         out.data_ptr(),
         rows,
@@ -178,15 +193,23 @@ class _PackedAttention(torch.autograd.Function):
     """Saves no scores: the backward computes them again, so memory stays linear in T."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        parents: NDArray[np.int32] | None,
+        scale: float,
+    ) -> Tensor:
         q, k, v, cu_seqlens = dense_rows(q), dense_rows(k), dense_rows(v), as_int32(cu_seqlens)
         ctx.save_for_backward(q, k, v, cu_seqlens)
-        ctx.scale = scale
-        return _packed_attention(q, k, v, cu_seqlens, scale)
+        ctx.parents, ctx.scale = parents, scale
+        return _packed_attention(q, k, v, cu_seqlens, parents, scale)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         q, k, v, cu_seqlens = ctx.saved_tensors
         grad = grad.contiguous()
         rows, query_heads, head_dim = q.shape
@@ -198,6 +221,7 @@ class _PackedAttention(torch.autograd.Function):
             k.data_ptr(),
             v.data_ptr(),
             cu_seqlens.data_ptr(),
+            0 if ctx.parents is None else ctx.parents.ctypes.data,
             cu_seqlens.shape[0] - 1,
             grad_q.data_ptr(),
             grad_k.data_ptr(),
@@ -212,4 +236,4 @@ class _PackedAttention(torch.autograd.Function):
             ctx.scale,
             torch.get_num_threads(),
         )
-        return grad_q, grad_k, grad_v, None, None
+        return grad_q, grad_k, grad_v, None, None, None

@@ -4,7 +4,7 @@ A draw depends on the row's logits, cutoff, temperature, key and position only. 
 Log-softmax is here too, since on the CPU it adds up a row in the sampler's order.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +70,38 @@ def log_softmax(logits: Tensor) -> Tensor:
         table: Tensor = _LogSoftmax.apply(logits)  # type: ignore[no-untyped-call]
         return table
     return _log_softmax(logits)
+
+
+class SoftmaxTerms(NamedTuple):
+    """Of rows of logits, float32 [R] each."""
+
+    top: Tensor  # the largest logit
+    log_total: Tensor  # log of the sum of exp((logits - top) / T)
+    log_total_t1: Tensor  # the same for T = 1
+    total: Tensor  # that sum for T
+    entropy: Tensor  # of softmax(logits / T), nats
+
+
+def softmax_terms(logits: Tensor, targets: Tensor, temperature: float) -> SoftmaxTerms:
+    """Overwrites logits [R, V], float32 on the CPU with native kernels, with exp((logits - top) / T), less `total` at
+    targets int64 [R]: that is -total times the gradient of log-softmax(logits / T)[target], T > 0.
+
+    Log-softmax at any token is (logit / T - top / T) - log_total, bitwise as `sample` and `log_softmax` have it.
+    """
+    rows, vocab = logits.shape
+    if targets.shape != (rows,) or not logits.is_contiguous() or not takes(logits) or logits.dtype is not torch.float32:
+        raise ValueError(f"softmax_terms takes contiguous float32 rows, not {tuple(logits.shape)} {logits.dtype}")
+    facts = SoftmaxTerms(*torch.empty(5, rows))
+    kernels.softmax_terms(  # type: ignore[union-attr]
+        logits.data_ptr(),
+        as_int64(targets).data_ptr(),
+        temperature,
+        rows,
+        vocab,
+        torch.get_num_threads(),
+        *(fact.data_ptr() for fact in facts),
+    )
+    return facts
 
 
 def sample_topk(

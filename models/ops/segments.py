@@ -1,4 +1,5 @@
-"""Packed segments whose lengths the host knows, and how to pad them without much waste. Owns plans; computes nothing.
+"""Packed segments whose lengths the host knows, what they continue, and how to pad them without much waste. Owns plans;
+computes nothing.
 
 Padding all segments to the longest costs several times the work of long-tailed lengths. Groups of similar lengths, each
 padded to its own longest, cost at most `MAX_PADDED_WORK` times the work that there is.
@@ -27,12 +28,26 @@ class PaddedGroups:
     shapes: tuple[tuple[int, int], ...]  # (segments, width) of each group
 
 
-class Segments:
-    """Lengths of segments laid end to end; some may be 0."""
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """Segments that share what they continue, as E rows of independent ones: each that nothing continues, with all
+    that it continues before it."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    segments: "Segments"
+    cu_seqlens: Tensor  # int32
+    rows: Tensor  # int64 [E], the packed row in each place
+    places: Tensor  # int64 [T], the first place of each packed row
+
+
+class Segments:
+    """Lengths of segments laid end to end; some may be 0. `parents`: the earlier segment that each continues, whose
+    rows its own see, or -1, in depth-first order; None: all are sequences of their own."""
+
+    def __init__(self, lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
         self.lengths = tuple(int(length) for length in lengths)
+        self.parents = None if parents is None else np.asarray(parents, np.int32)
         self._placed: dict[torch.device, PaddedGroups] = {}
+        self._unrolled: dict[torch.device, Unrolled] = {}
 
     @cached_property
     def longest(self) -> int:
@@ -48,6 +63,13 @@ class Segments:
         if device not in self._placed:
             self._placed[device] = _layout(self.lengths, device)
         return self._placed[device]
+
+    def unrolled_on(self, device: torch.device) -> Unrolled:
+        """Of segments with `parents`, made and uploaded once: for attention that knows independent ones only."""
+        if device not in self._unrolled:
+            assert self.parents is not None
+            self._unrolled[device] = _unroll(self.lengths, self.parents.tolist(), device)
+        return self._unrolled[device]
 
 
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
@@ -85,3 +107,20 @@ def _layout(lengths: Sequence[int], device: torch.device) -> PaddedGroups:
         at += index.size
     there = upload({"rows": np.concatenate(rows or [np.zeros(0, np.int64)]), "places": places}, device)
     return PaddedGroups(there["rows"], there["places"], tuple(shapes))
+
+
+def _unroll(lengths: Sequence[int], parents: Sequence[int], device: torch.device) -> Unrolled:
+    starts = np.cumsum(lengths) - np.asarray(lengths)
+    paths: list[np.ndarray] = []
+    for length, start, parent in zip(lengths, starts, parents, strict=True):
+        own = np.arange(start, start + length)
+        paths.append(own if parent < 0 else np.concatenate((paths[parent], own)))
+    continued = set(parents)
+    leaves = [path for segment, path in enumerate(paths) if segment not in continued]
+    rows = np.concatenate(leaves)
+    found, places = np.unique(rows, return_index=True)
+    assert len(found) == sum(lengths)
+    whole = [len(path) for path in leaves]
+    offsets = np.concatenate(([0], np.cumsum(whole))).astype(np.int32)
+    there = upload({"rows": rows, "places": places, "cu_seqlens": offsets}, device)
+    return Unrolled(Segments(whole), there["cu_seqlens"], there["rows"], there["places"])

@@ -89,9 +89,9 @@ void attention(const char* dtype) {
   AttentionShape shape{rows, heads, kv_heads, head_dim, heads * head_dim, kv_heads * head_dim, kv_heads * head_dim,
                        0.2041f, 2};
   std::vector<T> out(q.size()), grad_q(q.size()), grad_k(k.size()), grad_v(v.size());
-  packed_attention(q.data(), k.data(), v.data(), offsets.data(), 3, out.data(), shape);
+  packed_attention(q.data(), k.data(), v.data(), {offsets.data(), nullptr, 3}, out.data(), shape);
   print<T>("packed_attention", dtype, {&out});
-  packed_attention_backward(grad.data(), q.data(), k.data(), v.data(), offsets.data(), 3, grad_q.data(),
+  packed_attention_backward(grad.data(), q.data(), k.data(), v.data(), {offsets.data(), nullptr, 3}, grad_q.data(),
                             grad_k.data(), grad_v.data(), shape);
   print<T>("packed_attention_backward", dtype, {&grad_q, &grad_k, &grad_v});
 

@@ -1,4 +1,4 @@
-"""The device's head (`actors.training.head`) against autograd's (`chunk_logprobs`), on the CPU."""
+"""The written-out heads (`actors.training.head`) against autograd's (`chunk_logprobs`), on the CPU."""
 
 from typing import Any
 
@@ -6,8 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from actors.training.head import LOGITS_CHUNK_BYTES, chunk_bytes_on, chunk_rows_of, head_logprobs
+from actors.training.head import (
+    LOGITS_CHUNK_BYTES,
+    chunk_bytes_on,
+    chunk_rows_of,
+    frozen_head_logprobs,
+    head_logprobs,
+)
 from actors.training.network import chunk_logprobs
+from models import ops
+from tests.native import needs_native
 
 
 def computed(dtype: torch.dtype, chunk_rows: int | None, temperature: float, with_entropy: bool, rows: int = 23) -> Any:
@@ -84,3 +92,84 @@ def test_chunks_are_cut_by_the_devices_memory(monkeypatch: pytest.MonkeyPatch) -
     assert chunk_rows_of(151_936, chunk_bytes_on(torch.device("cuda", 0))) == 2176
     Properties.total_memory = 2**30
     assert chunk_rows_of(151_936, chunk_bytes_on(torch.device("cuda", 0))) == 110
+
+
+def frozen_case(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """States, a frozen weight, rows of which some have several targets and one is nearly certain, targets, slopes."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(37, 16, generator=generator).to(dtype)
+    states = torch.randn(9, 16, generator=generator).to(dtype)
+    states[4] = weight[3] * 1.2
+    rows = torch.tensor([7, 2, 2, 4, 2, 0, 7, 4, 8])
+    targets = torch.tensor([5, 6, 1, 3, 6, 36, 5, 20, 0])
+    return states, weight, rows, targets, torch.randn(9, generator=generator)
+
+
+@needs_native
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk_rows", [1, 2, 100])
+def test_the_frozen_head_is_bitwise_the_other_and_its_gradient_that_of_float64(
+    chunk_rows: int, temperature: float
+) -> None:
+    states, weight, rows, targets, slopes = frozen_case(torch.float32)
+    ours = states.clone().requires_grad_()
+    out = frozen_head_logprobs(ours, weight, rows, targets, temperature, chunk_rows=chunk_rows, invariant=True)
+    theirs = chunk_logprobs(lambda h: ops.linear(h, weight, None, invariant=True), states[rows], targets, temperature)
+    assert torch.equal(out[0], theirs[0])
+    assert torch.equal(out[1], theirs[1])
+    torch.testing.assert_close(out[2], theirs[2], rtol=1e-5, atol=1e-6)
+    assert not out[2].requires_grad
+    (out[0] * slopes).sum().backward()
+    exact = states.double().requires_grad_()
+    logprobs = F.log_softmax(exact[rows] @ weight.double().T / temperature, -1)
+    (logprobs.gather(1, targets[:, None])[:, 0] * slopes.double()).sum().backward()
+    assert ours.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=2e-5, atol=2e-6)
+
+
+@needs_native
+def test_a_nearly_certain_token_keeps_its_gradient() -> None:
+    """W_t - p W would lose it: both are near W_t."""
+    states, weight, _, targets, _ = frozen_case(torch.float32)
+    ours = states[4:5].clone().requires_grad_()
+    only, at = torch.zeros(1, dtype=torch.int64), targets[3:4]
+    logprob = frozen_head_logprobs(ours, weight, only, at, 0.9, chunk_rows=8, invariant=True)[0]
+    assert -1e-3 < float(logprob.detach()) < 0
+    logprob.sum().backward()
+    exact = states[4:5].double().requires_grad_()
+    F.log_softmax(exact @ weight.double().T / 0.9, -1)[0, int(at)].backward()
+    assert ours.grad is not None
+    assert exact.grad is not None
+    assert float((ours.grad - exact.grad).norm() / exact.grad.norm()) < 1e-5
+
+
+@needs_native
+def test_the_frozen_head_in_bfloat16_is_as_near_as_rounding_allows() -> None:
+    states, weight, rows, targets, slopes = frozen_case(torch.bfloat16)
+    found = []
+    for ours in (True, False):
+        x = states.clone().requires_grad_()
+        if ours:
+            out = frozen_head_logprobs(x, weight, rows, targets, 0.7, chunk_rows=2, invariant=True)
+        else:
+            out = chunk_logprobs(lambda h: ops.linear(h, weight, None, invariant=True), x[rows], targets, 0.7)
+        found.append((out[0].detach(), torch.autograd.grad((out[0] * slopes).sum(), x)[0].float()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert (found[0][1] - found[1][1]).abs().max() <= 0.04 * found[1][1].abs().max()
+
+
+@needs_native
+def test_softmax_terms_of_a_real_vocabulary_are_those_of_float64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 49_153, generator=generator).mul(4)
+    targets = torch.tensor([0, 49_152, 777])
+    terms = logits.clone()
+    facts = ops.softmax_terms(terms, targets, 0.7)
+    wide = logits.double() / 0.7
+    probs = wide.softmax(-1)
+    torch.testing.assert_close(facts.entropy.double(), -(probs * wide.log_softmax(-1)).sum(-1), rtol=1e-6, atol=0)
+    own = F.one_hot(targets, 49_153)
+    torch.testing.assert_close(terms.double() / facts.total[:, None], probs - own, rtol=1e-5, atol=1e-9)
+    at_one = (logits - facts.top[:, None]) - facts.log_total_t1[:, None]
+    assert torch.equal(at_one, ops.log_softmax(logits))

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from actors.training.packing import Plan, build_micro_batch, plan_packed, plan_padded
+from actors.training.packing import (
+    Plan,
+    build_micro_batch,
+    bundles_of,
+    lay_out_shared,
+    plan_packed,
+    plan_padded,
+)
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -135,12 +142,12 @@ RESPONSES = [np.array([4, 5, 6], np.int32), np.array([7, 8], np.int32)]
 def test_layout_by_hand() -> None:
     packed = build_micro_batch([1, 0], PROMPTS, RESPONSES)
     assert packed.tokens.tolist() == [3, 7, 1, 2, 4, 5]
-    assert packed.cu_seqlens.tolist() == [0, 2, 6]
+    assert packed.lengths == (2, 4)
     assert packed.rows.tolist() == [0, 1, 3, 4, 5]
     assert packed.targets.tolist() == [7, 8, 4, 5, 6]
     padded = build_micro_batch([1, 0], PROMPTS, RESPONSES, padded=True)
     assert padded.tokens.tolist() == [3, 7, 0, 0, 1, 2, 4, 5]
-    assert padded.cu_seqlens.tolist() == [0, 4, 8]
+    assert padded.lengths == (4, 4)
     assert padded.rows.tolist() == [0, 1, 5, 6, 7]
     assert padded.targets.tolist() == packed.targets.tolist()
 
@@ -156,10 +163,55 @@ def test_every_row_predicts_the_token_after_it(padded: bool, shapes: list[tuple[
     assert batch.tokens[batch.rows].tolist() == [
         (list(p) + list(r))[len(p) - 1 + k] for p, r in zip(prompts, responses, strict=True) for k in range(len(r))
     ]
-    segment = np.searchsorted(batch.cu_seqlens, batch.rows, side="right") - 1
+    segment = np.searchsorted(np.cumsum(batch.lengths), batch.rows, side="right")
     assert segment.tolist() == np.repeat(np.arange(len(shapes)), batch.response_lengths).tolist()
+
+
+def test_shared_layout_by_hand() -> None:
+    """Three answers to one prompt, two of them alike up to their second token, and a prompt that begins alike."""
+    prompts = [np.array(p, np.int32) for p in ([1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 9])]
+    responses = [np.array(r, np.int32) for r in ([5, 6, 7], [4], [5, 6, 8, 9], [5, 6])]
+    batch = build_micro_batch([0, 1, 2, 3], prompts, responses, shared=True)
+    assert batch.tokens.tolist() == [1, 2, 3, 5, 6, 8, 9, 5]
+    assert (batch.lengths, batch.parents) == ((2, 1, 2, 1, 2), (-1, 0, 1, 2, 0))
+    assert batch.rows.tolist() == [2, 3, 4, 2, 2, 3, 4, 5, 6, 7]
+    assert batch.targets.tolist() == [5, 6, 7, 4, 5, 6, 8, 9, 5, 6]
+    assert batch.response_lengths.tolist() == [3, 1, 4, 2]
+
+
+sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
+
+
+@given(sequences)
+def test_shared_tokens_are_laid_out_once(inputs: list[list[int]]) -> None:
+    arrays = [np.array(tokens, np.int32) for tokens in inputs]
+    tokens, lengths, parents, places = lay_out_shared(arrays)
+    assert len(tokens) == sum(lengths) == len({tuple(each[: n + 1]) for each in inputs for n in range(len(each))})
+    ends = np.cumsum(lengths)
+    for own, place in zip(inputs, places, strict=True):
+        assert tokens[place].tolist() == own
+        # What its last token sees, by the segments' parents, is the sequence itself.
+        segment, seen = int(np.searchsorted(ends, place[-1], side="right")), list[int]()
+        last = int(place[-1])
+        while segment >= 0:
+            seen = [*range(int(ends[segment]) - lengths[segment], last + 1), *seen]
+            segment = parents[segment]
+            last = int(ends[segment]) - 1
+        assert seen == place.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 4))
+def test_bundles_hold_every_sequence_once_within_the_budget(shapes: list[tuple[int, int]], ranks: int) -> None:
+    prompts = [np.arange(3 + kind, dtype=np.int32) for kind, _ in shapes]
+    responses = [np.zeros(length, np.int32) for _, length in shapes]
+    bundles, lengths = bundles_of(prompts, responses, budget_tokens=40, ranks=ranks)
+    assert sorted(i for bundle in bundles for i in bundle) == list(range(len(shapes)))
+    for bundle, length in zip(bundles, lengths, strict=True):
+        assert len({len(prompts[i]) for i in bundle}) == 1
+        assert length == len(prompts[bundle[0]]) + sum(len(responses[i]) - 1 for i in bundle)
+        assert length <= 40 or len(bundle) == 1
 
 
 def test_a_rank_without_work_has_a_token_that_predicts_nothing() -> None:
     batch = build_micro_batch([], PROMPTS, RESPONSES)
-    assert (batch.tokens.size, batch.rows.size, batch.cu_seqlens.tolist()) == (1, 0, [0, 1])
+    assert (batch.tokens.size, batch.rows.size, batch.lengths) == (1, 0, (1,))
