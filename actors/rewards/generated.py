@@ -16,13 +16,18 @@ from actors.rewards.options import RewardTerm
 from actors.rewards.types import GradeItem, GradingError, RewardConfigError, Score
 
 FIELDS = ("answer", "metadata", "reasoning_gym", "config")  # of a record, beside the prompt
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-def tagged_answer(response: str, fallback: str) -> str | None:
-    """The answer of a response, None if it gives none."""
-    found = _TAGGED.findall(final_part(response))
-    return found[-1].strip() if found else unmarked_answer(response, fallback)
+def tagged_answer(response: str, fallback: str, right: Any = None) -> str | None:
+    """The answer of a response, None if it gives none. `right`: the right one, which tells `auto` if it is a number."""
+    end = final_part(response)
+    if found := _TAGGED.findall(end):
+        return found[-1].strip()
+    if fallback != "auto":
+        return unmarked_answer(response, fallback)
+    return unmarked_answer(response, "last_number") if _NUMBER.fullmatch(str(right)) else end.strip() or None
 
 
 class ReasoningGymTerm:
@@ -46,7 +51,7 @@ class ReasoningGymTerm:
                 f"the record has no field {missing[0]!r} (fields: {', '.join(sorted(item.record)) or 'none'}); records "
                 "of data.reasoning_gym have it"
             )
-        answer = tagged_answer(item.response, self._fallback)
+        answer = tagged_answer(item.response, self._fallback, item.record["answer"])
         if answer is None:
             return Score(0.0, "no answer in the response")
         try:

@@ -6,7 +6,7 @@ Owns where an answer is read, and when algebra is asked: everything that `equal_
 The answer is the content of the last \boxed{...} with something in it, after the end of the thinking part if there is
 one; boxes joined by commas or "and" are one answer. `answer: first` reads the first instead. Without a box there is no
 answer, unless `fallback` says otherwise: `gsm8k` reads the last `#### ...` line, `answer_line` the last `Answer: ...`
-line, `last_number` the last number of the response, `response` all of it. The gold answer is read in
+line, `last_number` the last number of the response. The gold answer is read in
 actors.rewards.gold.
 """
 
@@ -42,8 +42,6 @@ def unmarked_answer(response: str, fallback: str) -> str | None:
     match fallback:
         case "none":
             return None
-        case "response":
-            return end.strip() or None
         case "gsm8k":
             return last_hashes(end) or None
     found = (_LAST_NUMBER if fallback == "last_number" else _ANSWER_LINE).findall(end)

@@ -29,10 +29,11 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
         ),
     ] = "last"
     fallback: Annotated[
-        Literal["none", "gsm8k", "answer_line", "last_number", "response"],
+        Literal["none", "gsm8k", "answer_line", "last_number", "auto"],
         Field(
             description="math without \\boxed, reasoning_gym without <answer>: no answer, the last '####' line, "
-            "'Answer:' line or number, or all of the response"
+            "'Answer:' line or number; auto, of reasoning_gym: the last number where the right answer is one, else all "
+            "of the response"
         ),
     ] = "none"
     pattern: Annotated[

@@ -43,6 +43,8 @@ def reward_issues(c: Config) -> Iterator[Issue]:
         for name, kinds in _USED_BY.items():
             if term.kind not in kinds and getattr(term, name) != RewardTerm.model_fields[name].default:
                 yield Issue(f"{key}.{name}", f"only kind {' or '.join(kinds)} uses it, this term is {term.kind}")
+        if term.kind == "math" and term.fallback == "auto":
+            yield Issue(f"{key}.fallback", "only kind reasoning_gym uses auto", remedy="set it to last_number")
         yield from _texts(key, term)
 
 

@@ -66,7 +66,7 @@ def _own_reward(values: dict[str, Any]) -> dict[str, str]:
     if isinstance(environment, Mapping) and environment.get("factory"):
         term, origin = {"kind": "environment"}, "environment.factory"
     elif isinstance(data, Mapping) and data.get("reasoning_gym"):
-        term, origin = {"kind": "reasoning_gym", "fallback": "response"}, "data.reasoning_gym"
+        term, origin = {"kind": "reasoning_gym", "fallback": "auto"}, "data.reasoning_gym"
     else:
         return {}
     values["reward"] = {**reward, "terms": [term]}

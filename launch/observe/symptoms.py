@@ -109,8 +109,8 @@ def _no_reward(rows: Sequence[Row]) -> Symptom | None:
         "in this order: "
         + (f"raise rollout.sampling.max_new_tokens ({cut:.0f} % of responses were cut), " if cut >= 50 else "")
         + "lower rollout.sampling.temperature (small models babble at 1.0), say the form of an answer in "
-        "data.system_prompt, let the reward read answers in free text (reward.terms: fallback: last_number or "
-        "response), take easier prompts",
+        "data.system_prompt, let the reward read answers in free text (reward.terms: fallback: last_number, "
+        "or auto), take easier prompts",
     )
 
 

@@ -70,7 +70,7 @@ def test_what_becomes_of_it_is_sets_with_their_weights_and_a_reward(tmp_path: Pa
         {"name": "gcd", "size": 3, "eval": 0},
         data={"prompt_field": "question", "id_field": "id", "source_field": "kind", "system_prompt": "Number only."},
     )
-    assert [(term.kind, term.fallback) for term in asked.reward.terms] == [("reasoning_gym", "response")]
+    assert [(term.kind, term.fallback) for term in asked.reward.terms] == [("reasoning_gym", "auto")]
     assert list(asked.train_sets) == ["data.reasoning_gym.0", "data.reasoning_gym.1"]
     made = generated(asked)
     assert [(one.name, one.weight) for one in made.data.sets] == [("easy", 3.0), ("gcd", 1.0)]
@@ -138,6 +138,7 @@ def test_what_the_package_refuses_is_told_by_key(tmp_path: Path, task: Json, key
         ({"reasoning_gym": [{"name": "gcd", "size": 0}]}, {}, "data.reasoning_gym.0.size", ">= 1"),
         ({"reasoning_gym": [{"name": "gcd", "sise": 1}]}, {}, "data.reasoning_gym.0.sise", "size"),
         ({}, {"rollout": {"abort": {"enabled": True}}}, "reward.terms.0.kind", "reads the whole response"),
+        ({}, {"reward": {"terms": [{"kind": "math", "fallback": "auto"}]}}, "reward.terms.0.fallback", "last_number"),
         ({}, {"checkpoint": {"best_metric": "eval/gdc/reward"}}, "checkpoint.best_metric", "eval/gcd/reward"),
     ],
 )
