@@ -121,6 +121,8 @@ def load_prompts(
     usable. `tools`: see `make_template`."""
     if split == "train" and options.sets:
         return _mixture(options, tokenizer, tools)
+    if options.reasoning_gym:
+        raise DataError("data.reasoning_gym: its files are not made yet; launch.config.hub.converted makes them")
     path = options.train if split == "train" else options.eval
     if path is None:
         raise DataError(f"data.{split} is not set: there are no such prompts")
@@ -136,6 +138,8 @@ def load_set(
     tools: Sequence[dict[str, Any]] = (),
 ) -> PromptSet:
     """The prompts of one set, whose path is written under `key`. DataError as load_prompts."""
+    if not one.path:
+        raise DataError(f"{key}: its files are not made yet; launch.config.hub.converted makes them")
     known = rates(options.success) if split == "train" else Rates()
     own = {name: value for name in _OWN if (value := getattr(one, name)) is not None}
     options = options.model_copy(update=own | ({f"{split}_split": one.split} if one.split else {}))

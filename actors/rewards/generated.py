@@ -23,7 +23,8 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 def tagged_answer(response: str, fallback: str, right: Any = None) -> str | None:
     """The answer of a response, None if it gives none. `right`: the right one, which tells `auto` if it is a number."""
     end = final_part(response)
-    if found := _TAGGED.findall(end):
+    found: list[str] = _TAGGED.findall(end)
+    if found:
         return found[-1].strip()
     if fallback != "auto":
         return unmarked_answer(response, fallback)

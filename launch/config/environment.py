@@ -131,8 +131,8 @@ def _packages(c: Config) -> Iterator[Issue]:
         except UnsupportedVllmError as error:
             yield Issue("rollout.engine.backend", str(error))
     for index, term in enumerate(c.reward.terms):
-        if term.kind == "reasoning_gym" and gym.version() is None and not _remote(c):
-            yield Issue(f"reward.terms.{index}.kind", f"{gym.PACKAGE} is not installed", remedy=gym.INSTALL)
+        if term.kind == "reasoning_gym" and not _remote(c) and (fault := gym.unusable()):
+            yield Issue(f"reward.terms.{index}.kind", fault, remedy=gym.INSTALL)
     if c.observe.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         yield Issue("observe.wandb_project", "wandb is not installed", remedy="pip install -e '.[wandb]'")
     elif c.observe.wandb_project is not None and not _wandb_login():

@@ -24,15 +24,17 @@ from launch.config.tree import Config, EvalSetOptions
 
 KEY = "data.reasoning_gym"
 FOLDER = "reasoning_gym"  # below run.dir
-PACKAGE, INSTALL = "reasoning-gym", "pip install 'paceline[reasoning-gym]'"
+PACKAGE, VERSION, INSTALL = "reasoning-gym", "0.1.25", "pip install 'paceline[reasoning-gym]'"
 
 
-def version() -> str | None:
-    """Of the installed package; None: it is not."""
+def unusable() -> str:
+    """Why the installed package cannot be used; empty if it can. Other versions make other questions of a seed, and
+    may have scorers that run what a model writes."""
     try:
-        return importlib.metadata.version(PACKAGE)
+        installed = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return f"the package {PACKAGE} is not installed"
+    return "" if installed == VERSION else f"{PACKAGE} {installed} is installed, and {VERSION} is what is supported"
 
 
 def generated(config: Config, say: Callable[[str], None] = lambda text: None) -> Config:
@@ -41,14 +43,13 @@ def generated(config: Config, say: Callable[[str], None] = lambda text: None) ->
     asked = config.data.reasoning_gym
     if not asked:
         return config
-    installed = version()
-    if installed is None:
-        raise ConfigError([Issue(KEY, f"the package {PACKAGE} is not installed", remedy=INSTALL)])
+    if fault := unusable():
+        raise ConfigError([Issue(KEY, fault, remedy=INSTALL)])
     train, held_out, issues = list[TrainSetOptions](), list[EvalSetOptions](), list[Issue]()
     for index, one in enumerate(asked):
-        folder = _folder(config, one, installed)
+        folder = _folder(config, one)
         if not cache.found(folder, say):
-            issue = _make(folder, one, f"{KEY}.{index}", installed, say)
+            issue = _make(folder, one, f"{KEY}.{index}", say)
             if issue is not None:
                 issues.append(issue)
                 continue
@@ -77,13 +78,13 @@ def _request(one: ReasoningGymOptions) -> dict[str, Any]:
     return {"dataset": one.source, "size": one.size, "eval": one.eval, "seed": one.seed, "config": one.config}
 
 
-def _folder(config: Config, one: ReasoningGymOptions, installed: str) -> Path:
-    said = json.dumps([installed, _request(one)], sort_keys=True)
+def _folder(config: Config, one: ReasoningGymOptions) -> Path:
+    said = json.dumps([VERSION, _request(one)], sort_keys=True)
     digest = hashlib.sha256(said.encode()).hexdigest()
     return Path(config.run.dir) / FOLDER / f"{one.source}-{digest[:16]}"
 
 
-def _make(folder: Path, one: ReasoningGymOptions, key: str, installed: str, say: Callable[[str], None]) -> Issue | None:
+def _make(folder: Path, one: ReasoningGymOptions, key: str, say: Callable[[str], None]) -> Issue | None:
     """Makes the files of one entry, or says why not."""
     made = folder.with_name(f".{folder.name}.{os.getpid()}")
     say(f"{key}: making {one.size} + {one.eval} held-out questions of {one.source} in {folder}, once")
@@ -93,7 +94,7 @@ def _make(folder: Path, one: ReasoningGymOptions, key: str, installed: str, say:
         if refused is not None:
             below = "name" if refused["key"] == "dataset" and one.dataset is None else refused["key"]
             return Issue(f"{key}.{below}", refused["message"], remedy=refused["remedy"])
-        described = {PACKAGE: installed, **_request(one)}
+        described = {PACKAGE: VERSION, **_request(one)}
         (made / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         cache.keep(made, folder, "the questions")
     except OSError as error:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.config import ConfigError, gym
+from actors.data import DataError, load_prompts, load_set
+from launch.config import ConfigError, check_environment, gym
 from launch.config.gym import generated
 from launch.config.load import load_values
 from launch.config.tree import Config
@@ -160,12 +161,28 @@ def test_without_the_package_it_says_how_to_get_it(tmp_path: Path, monkeypatch: 
         patched.setenv("PYTHONPATH", str(tmp_path / "broken"))
         with pytest.raises(ConfigError, match=r"No module named 'no_such_dependency'\n.*pip install 'paceline\[reason"):
             generated(asked)
-    monkeypatch.setattr(gym, "PACKAGE", "no-such-package")
-    with pytest.raises(ConfigError, match=r"no-such-package is not installed\n *pip install 'paceline\[reasoning-gym"):
-        generated(asked)
+    for name, value, words in (
+        ("VERSION", "9.9", "reasoning-gym 0.1.25 is installed, and 9.9 is what is supported"),
+        ("PACKAGE", "no-such-package", "no-such-package is not installed"),
+    ):
+        monkeypatch.setattr(gym, name, value)
+        with pytest.raises(ConfigError, match=rf"{words}\n *pip install 'paceline\[reasoning-gym"):
+            generated(asked)
+        (issue,) = [one for one in check_environment(asked) if one.key == "reward.terms.0.kind"]
+        assert words in issue.message
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(ConfigError, match=r"data.reasoning_gym.0: cannot write .*\n *free space, or set run.dir"):
         generated(config(tmp_path / "runs", {"name": "gcd", "size": 2}))
+
+
+def test_files_that_are_not_made_are_no_folder(tmp_path: Path) -> None:
+    """Whoever loads a configuration without launch.config.hub: an empty path would be the current folder."""
+    asked = config(tmp_path, {"name": "gcd"})
+    with pytest.raises(DataError, match=r"data\.reasoning_gym: its files are not made yet"):
+        load_prompts(asked.data, "train", None)
+    ((key, held),) = asked.eval_sets.items()
+    with pytest.raises(DataError, match=r"data\.reasoning_gym\.0: its files are not made yet"):
+        load_set(asked.data, held, key, "eval", None)
