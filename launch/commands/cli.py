@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 Ray was lost, 130 int
 
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -105,11 +104,14 @@ def evaluate(
     ] = None,
     step: Annotated[int | None, typer.Option("--step", help="of a run: this checkpoint; default: its model")] = None,
     best: Annotated[bool, typer.Option("--best", help="of a run: its best model")] = False,
+    base: Annotated[
+        bool, typer.Option("--base", help="of a run: the model that it began with too, and the difference")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate a model on the held-out prompts (data.eval, or eval.sets): reward, pass@k, maj@k, and all responses."""
     with failures(debug):
-        from launch.commands.eval_target import find
+        from launch.commands.eval_target import base_of, find
         from launch.config import ConfigError
         from launch.config.hub import fetched
         from launch.config.overrides import contradictions
@@ -119,16 +121,24 @@ def evaluate(
         target = find(what, overrides or [], config=config, step=step, best=best)
         if not target.config.eval_sets:
             raise UsageError(f"{what} has no held-out prompts", remedy="set data.eval=FILE, or eval.sets")
+        began = base_of(target) if base else None
         with target.weights() as chosen:
             chosen = fetched(chosen, typer.echo)
             _require(chosen, "eval")
+            from launch.commands.eval_show import show_comparison, show_metrics
             from launch.report import write_report
-            from launch.run.evaluate import evaluate as run
+            from launch.run.evaluate import evaluate_each
 
-            metrics, folder = run(chosen)
-        _show_metrics(metrics)
+            if began is not None:
+                _require(began, "eval")
+            *before, (metrics, folder) = evaluate_each([began, chosen] if began is not None else [chosen])
+        base_folder = before[0][1] if before else None
+        if base_folder is None:
+            show_metrics(metrics)
+        else:
+            show_comparison(base_folder, folder)
         typer.echo(f"responses  {folder / 'eval_samples.jsonl'}")
-        typer.echo(f"report     {write_report(folder)}")
+        typer.echo(f"report     {write_report(folder, against=base_folder)}")
 
 
 @app.command(cls=WithOverrides)
@@ -174,30 +184,6 @@ def chat(
                 temperature=temperature,
                 max_new_tokens=max_tokens,
             )
-
-
-def _show_metrics(metrics: Mapping[str, float]) -> None:
-    """A table of sets and metrics; `eval/<set>/source/<source>/<metric>` is a line of its own."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    cells: dict[str, dict[str, float]] = {}
-    for name, value in metrics.items():
-        where, _, metric = name.removeprefix("eval/").rpartition("/")
-        if where.startswith("master_") or metric.startswith("master_"):
-            where, metric = f"full precision {where.removeprefix('master_')}".strip(), metric.removeprefix("master_")
-        cells.setdefault(where, {})[metric] = value
-    several = any(where and "source/" not in where for where in cells)
-    table = Table("held out", box=box.SIMPLE_HEAD)
-    columns = list(dict.fromkeys(metric for row in cells.values() for metric in row))
-    for metric in columns:
-        table.add_column(metric, justify="right", no_wrap=True)
-    for where, row in cells.items():
-        values = (f"{row[metric]:.4g}" if metric in row else "-" for metric in columns)
-        table.add_row(where or ("mean of sets" if several else "all"), *values)
-    # Into a file or a pipe: whole lines, however many metrics there are.
-    Console(width=None if sys.stdout.isatty() else 24 + 16 * len(columns)).print(table)
 
 
 @app.command("config", cls=WithOverrides)

@@ -27,6 +27,7 @@ class Target:
     config: Config
     what: str  # for people
     checkpoint: tuple[Path, int] | None = None
+    run: Path | None = None  # whose model it is
 
     @contextmanager
     def weights(self) -> Iterator[Config]:
@@ -99,16 +100,38 @@ def _of_run(run: Path, config: Config, step: int | None, best: bool) -> Target:
     if best:
         if step is not None:
             raise UsageError("--step and --best are two models", remedy="give one of them")
-        return Target(config=with_model(config, best_model(run)), what=f"the best model of {run}")
+        return Target(config=with_model(config, best_model(run)), what=f"the best model of {run}", run=run)
     if step is None and (run / "model/config.json").is_file():
-        return Target(config=with_model(config, run / "model"), what=f"the model of {run}")
+        return Target(config=with_model(config, run / "model"), what=f"the model of {run}", run=run)
     there = [step_of(path) for path in checkpoints(run / "checkpoints")]
     if not there:
         raise UsageError(f"no model and no checkpoint in {run}", remedy="see checkpoint.every")
     if step is not None and step not in there:
         raise UsageError(f"no checkpoint of step {step} in {run}", remedy=f"there are {', '.join(map(str, there))}")
     step = there[-1] if step is None else step
-    return Target(config=config, what=f"step {step} of {run}", checkpoint=(run, step))
+    return Target(config=config, what=f"step {step} of {run}", checkpoint=(run, step), run=run)
+
+
+def base_of(target: Target) -> Config:
+    """`target.config` with what its run began with (weights, and adapters to go on from), as the run NAME-base. Raises
+    UsageError."""
+    if target.run is None:
+        raise UsageError(f"--base is for runs, and {target.what} is none", remedy="give the folder of a run")
+    from launch.run.warmup import initial_weights  # which imports ray, and `paceline chat` goes without
+
+    began = load_config(target.run / "config.yaml", []).config
+    try:
+        base = initial_weights(began)
+        why = f"no config.json in {base}" if not (base / "config.json").is_file() else ""
+    except OSError as error:  # what the warm start was made of, and is known by
+        why = str(error)
+    if why:
+        raise UsageError(
+            f"the model that {target.run} began with is not here: {why}",
+            remedy="bring it back; the run's own evaluation before training is in its metrics.jsonl (step 0)",
+        )
+    config = replaced(with_model(target.config, base), "learner.lora", began.learner.lora)
+    return replaced(config, "run.name", f"{config.run.name}-base")
 
 
 def _as(config: Config, what: Path, of_gguf: bool) -> Config:
@@ -116,7 +139,10 @@ def _as(config: Config, what: Path, of_gguf: bool) -> Config:
 
 
 def with_model(config: Config, model: Path) -> Config:
-    """`config` with the weights of the folder `model`, and the tokenizer it had, if that is still there."""
+    """`config` with the weights of the folder `model`, and the tokenizer it had, if that is still there. Adapters to go
+    on from are in those weights already."""
     tokenizer = tokenizer_dir(config)
     path = {"path": str(model.resolve()), "tokenizer": tokenizer if Path(tokenizer).is_dir() else None}
+    if config.learner.lora is not None:
+        config = replaced(config, "learner.lora.path", None)
     return config.model_copy(update={"model": config.model.model_copy(update=path)})

@@ -104,26 +104,29 @@ def shortened(text: str, width: int) -> str:
 def said(found: BeforeAfter) -> str:
     """`before and after 24 RL steps: 5 of 8 held-out prompts got better, 1 worse`."""
     steps = found.last_step - found.first_step
-    return (
-        f"before and after {steps} RL step{'s' * (steps != 1)}: {found.better} of {found.prompts} held-out "
-        f"prompt{'s' * (found.prompts != 1)} got better, {found.worse} worse"
-    )
+    return f"before and after {steps} RL step{'s' * (steps != 1)}: {counts(found)}"
 
 
-def before_after_table(found: BeforeAfter, width: int) -> Table:
-    """For a terminal of `width` columns: two lines for each prompt."""
+def counts(found: BeforeAfter) -> str:
+    """`5 of 8 held-out prompts got better, 1 worse`."""
+    prompts = f"prompt{'s' * (found.prompts != 1)}"
+    return f"{found.better} of {found.prompts} held-out {prompts} got better, {found.worse} worse"
+
+
+def before_after_table(found: BeforeAfter, width: int, names: tuple[str, str] = ("before", "after")) -> Table:
+    """For a terminal of `width` columns: two lines for each prompt, called `names`."""
     width = min(width, _WIDEST)
     prompts = [shortened(example.prompt, round(width * _PROMPT_SHARE)) for example in found.examples]
     marks = [f"{reward:.3g}" for e in found.examples for reward in (e.reward_before, e.reward_after)]
-    left = max(width - max(map(len, prompts)) - max(map(len, marks)) - len("before") - 4 * 2, _NARROWEST)
+    left = max(width - max(map(len, prompts)) - max(map(len, marks)) - max(map(len, names)) - 4 * 2, _NARROWEST)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for style, justify in (("", "left"), ("dim", "left"), ("", "right"), ("", "left")):
         table.add_column(style=style, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for prompt, example in zip(prompts, found.examples, strict=True):
         better = "green" if example.reward_after > example.reward_before else ""
         for head, when, reward, response, style in (
-            (prompt, "before", example.reward_before, example.before, ""),
-            ("", "after", example.reward_after, example.after, better),
+            (prompt, names[0], example.reward_before, example.before, ""),
+            ("", names[1], example.reward_after, example.after, better),
         ):
             cells = (head, when, f"{reward:.3g}", shortened(response, left) or "(empty)")
             table.add_row(*(Text(cell, style=style) for cell in cells))

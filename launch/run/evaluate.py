@@ -8,15 +8,16 @@ compute with the same weights in model.dtype.
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from actors.engine.capabilities import BACKENDS
 from launch.batch import EVAL_EPOCH, Batch, Pick
-from launch.cluster.session import ray_session
+from launch.cluster.session import RaySession, ray_session
 from launch.cluster.versions import compared
 from launch.config import Config
 from launch.errors import PacelineError, show
-from launch.interrupt import interrupt_flag
+from launch.interrupt import Interrupt, interrupt_flag
 from launch.observe import Observer
 from launch.precision import MASTER_REWARD
 from launch.reward_functions import code_paths
@@ -103,18 +104,31 @@ def _sampled(job: Job, *, told: bool = True) -> dict[str, float]:
 def evaluate(config: Config) -> tuple[dict[str, float], Path]:
     """`paceline eval`: start the actors, evaluate model.path, and end them. The metrics, and the folder with the
     responses."""
-    if not config.eval_sets:
-        raise PacelineError("there is nothing to evaluate on", remedy="set data.eval=FILE, or eval.sets")
-    config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"train": False})})
-    run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
+    ((metrics, folder),) = evaluate_each([config])
+    return metrics, folder
+
+
+def evaluate_each(configs: Sequence[Config]) -> list[tuple[dict[str, float], Path]]:
+    """`evaluate` of several configurations that differ in model and name, one after the other on one start of Ray."""
+    for config in configs:
+        if not config.eval_sets:
+            raise PacelineError("there is nothing to evaluate on", remedy="set data.eval=FILE, or eval.sets")
     with (
         interrupt_flag() as interrupt,
         ray_session(
-            address=config.cluster.address,
+            address=configs[0].cluster.address,
             on_lost=show,
-            lost_after_s=config.cluster.ray_timeout_s,
-            code_paths=code_paths(config),
+            lost_after_s=configs[0].cluster.ray_timeout_s,
+            code_paths=code_paths(configs[0]),
         ) as session,
+    ):
+        return [_evaluated(config, interrupt, session) for config in configs]
+
+
+def _evaluated(config: Config, interrupt: Interrupt, session: RaySession) -> tuple[dict[str, float], Path]:
+    config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"train": False})})
+    run_dir = Path(config.run.dir) / f"{config.run.name}.eval-{time.strftime('%Y%m%d-%H%M%S')}"
+    with (
         Observer(run_dir, config) as observer,
         open_job(
             config,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launch.commands import cli
 from launch.commands.cli import app
+from launch.commands.eval_show import show_metrics
 from launch.commands.flags import as_overrides
 from launch.errors import PacelineError
 from launch.interrupt import Interrupted
@@ -268,7 +268,7 @@ def test_a_flag_takes_what_follows_it_unless_that_is_a_key(given: list[str], wan
 
 
 def test_an_evaluation_is_a_table_of_sets_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._show_metrics(
+    show_metrics(
         {
             "eval/reward": 0.5312,
             "eval/aime/reward": 0.25,
@@ -291,5 +291,5 @@ def test_an_evaluation_is_a_table_of_sets_and_metrics(capsys: pytest.CaptureFixt
 
 
 def test_many_metrics_are_whole_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._show_metrics({f"eval/pass@{k}": 1 / k for k in range(1, 40)})
+    show_metrics({f"eval/pass@{k}": 1 / k for k in range(1, 40)})
     assert "pass@39" in capsys.readouterr().out.splitlines()[1]

@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from launch.commands.eval_target import find
+from launch.commands.eval_target import base_of, find
 from launch.config import ConfigError
 from launch.errors import UsageError
 from models.durable import put_aside
@@ -100,3 +100,31 @@ def test_what_cannot_be_meant_is_refused(run: Path, tmp_path: Path, what: str, o
         put_aside(run / "checkpoints/step_000002", "damaged")
     with pytest.raises(UsageError, match=re.escape(said)):
         find(tmp_path / what, [], **options)
+
+
+def test_the_model_that_a_run_began_with(finished: Path, tmp_path: Path) -> None:
+    target = find(finished, [HELD_OUT, "eval.samples=9"])
+    config = base_of(target)
+    assert (config.model.path, config.run.name) == (str(tmp_path / "model"), "run-base")
+    assert (config.eval.samples, config.data.eval) == (9, "e.jsonl"), "as the trained one is evaluated"
+    assert base_of(find(finished, [HELD_OUT], step=1)).model.path == str(tmp_path / "model")
+    with pytest.raises(UsageError, match="--base is for runs"):
+        base_of(find(tmp_path / "model", [HELD_OUT]))
+    (tmp_path / "model/config.json").unlink()
+    with pytest.raises(UsageError, match=r"the model that .* began with is not here") as refused:
+        base_of(target)
+    assert "step 0" in str(refused.value.remedy)
+
+
+def test_adapters_to_go_on_from_are_the_base_models_and_are_merged_in_the_trained_one(
+    finished: Path, tmp_path: Path
+) -> None:
+    document = yaml.safe_load((finished / "config.yaml").read_text())
+    document["learner"] = {"lora": {"rank": 4, "path": str(tmp_path / "adapter")}}
+    document.pop("objective")
+    (finished / "config.yaml").write_text(yaml.safe_dump(document))
+    target = find(finished, [HELD_OUT])
+    trained, began = target.config.learner.lora, base_of(target).learner.lora
+    assert trained is not None
+    assert began is not None
+    assert (trained.path, began.path) == (None, str(tmp_path / "adapter"))
