@@ -446,7 +446,8 @@ def main() -> None:
 
 
 def _load(config: Path, overrides: list[str] | None, *, fetch: bool = False) -> "Loaded":
-    """A model in a GGUF file is converted; `fetch`: what Hub ids name is fetched too, where it is not here."""
+    """A model in a GGUF file is converted, files of data.reasoning_gym are made; `fetch`: what Hub ids name is fetched
+    too, where it is not here."""
     from launch.config import ConfigError, load_config
     from launch.config.overrides import contradictions
 
@@ -455,7 +456,8 @@ def _load(config: Path, overrides: list[str] | None, *, fetch: bool = False) -> 
     loaded = load_config(config, overrides or [])
     from launch.config.hub import converted, fetched
 
-    return replace(loaded, config=(fetched if fetch else converted)(loaded.config, typer.echo))
+    made = fetched if fetch else converted
+    return replace(loaded, config=made(loaded.config, lambda text: typer.echo(text, err=True)))  # stdout: the result
 
 
 def _require(config: "Config", command: "Command") -> None:

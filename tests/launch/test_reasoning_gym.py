@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from actors.data import DataError, load_prompts, load_set
-from launch.config import ConfigError, check_environment, gym
+from launch.commands.cli import app
+from launch.config import ConfigError, check_environment, gym, load_config
 from launch.config.gym import generated
 from launch.config.load import load_values
 from launch.config.tree import Config
@@ -186,3 +188,13 @@ def test_files_that_are_not_made_are_no_folder(tmp_path: Path) -> None:
     ((key, held),) = asked.eval_sets.items()
     with pytest.raises(DataError, match=r"data\.reasoning_gym\.0: its files are not made yet"):
         load_set(asked.data, held, key, "eval", None)
+
+
+def test_what_config_prints_is_a_configuration_the_first_time_too(tmp_path: Path) -> None:
+    data = {"reasoning_gym": [{"name": "gcd", "size": 2, "eval": 1}]}
+    own = {"run": {"name": "own", "dir": str(tmp_path)}, "model": {"path": "hub/model"}, "data": data}
+    (tmp_path / "own.yaml").write_text(json.dumps(own))
+    printed = CliRunner().invoke(app, ["config", str(tmp_path / "own.yaml")]).stdout
+    (tmp_path / "printed.yaml").write_text(printed)
+    asked = load_config(tmp_path / "own.yaml").config
+    assert load_config(tmp_path / "printed.yaml").config == generated(asked)
