@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ADAPTER_DIR = "adapter"  # in a model directory that has adapters merged: these by themselves
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+# How huggingface_hub lays a repository out in its cache.
+_CACHED = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
 _PREFIX, _A, _B, _SUFFIX = "base_model.model.", "lora_A.weight", "lora_B.weight", "weight"
 # What would make it compute something else than W + scale * B A, unless it is one of these values.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -189,7 +191,8 @@ def write_adapter(
     tensors: "Iterable[tuple[str, Tensor]]", options: LoraOptions, base: str, out_dir: str | os.PathLike[str]
 ) -> None:
     """Write a directory that `peft.PeftModel.from_pretrained` loads onto the model at `base`; it appears, or is
-    replaced, only when complete."""
+    replaced, only when complete. A folder of Hugging Face's cache is named by its Hub id and revision, for other
+    machines."""
     from safetensors.torch import save_file
 
     out = Path(out_dir)
@@ -212,8 +215,10 @@ def write_adapter(
 
 
 def _config(options: LoraOptions, base: str) -> dict[str, Any]:
+    from_hub = _CACHED.search(base)
     return {
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": f"{from_hub['owner']}/{from_hub['name']}" if from_hub else base,
+        **({"revision": from_hub["revision"]} if from_hub else {}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

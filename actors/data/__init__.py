@@ -1,6 +1,6 @@
 """Data: prompts and demonstrations from files, in tokens and in order. No Ray, no torch in here."""
 
-from actors.data.endings import check_stop_tokens, end_tokens
+from actors.data.endings import check_stop_tokens, end_tokens, note_end_tokens
 from actors.data.errors import DataError
 from actors.data.order import PromptOrder
 from actors.data.prompts import (
@@ -28,4 +28,5 @@ __all__ = [
     "load_prompts",
     "load_set",
     "load_tokenizer",
+    "note_end_tokens",
 ]

@@ -25,6 +25,21 @@ def end_tokens(options: DataOptions, tokenizer: Tokenizer, model_dir: str | Path
     return tuple(dict.fromkeys([int(tokenizer.eos_token_id), *named, *([] if turn is None else [turn])]))
 
 
+def note_end_tokens(model_dir: Path, tokens: Sequence[int]) -> None:
+    """Have other programs end responses where the run's ended: `tokens` are eos_token_id in generation_config.json of
+    a model directory that was written now. Left as it is where its files name them all already."""
+    file, config = model_dir / GENERATION_CONFIG, json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    own = ("bos_token_id", "eos_token_id", "pad_token_id")
+    there = file.is_file()
+    known = json.loads(file.read_text(encoding="utf-8")) if there else {k: config[k] for k in own if k in config}
+    named = known.get("eos_token_id")
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if set(tokens) <= set(ids):
+        return
+    known["eos_token_id"] = list(dict.fromkeys([*ids, *tokens]))
+    file.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+
+
 def check_stop_tokens(ids: Sequence[int], vocab_size: int, key: str) -> None:
     """DataError, which begins with `key`, if the model has no such token: it could never end a response."""
     if outside := [i for i in ids if not 0 <= i < vocab_size]:

@@ -4,8 +4,10 @@ Owns which checkpoint it is; the learner's own code reads and writes it.
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
+from actors.data import DataError, note_end_tokens
 from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state, step_of
 from actors.training.options import LearnerOptions
 from actors.training.trainer import Trainer
@@ -13,6 +15,7 @@ from launch.config import Config, load_config
 from launch.config.paths import tokenizer_dir
 from launch.errors import UsageError
 from launch.precision import note_evaluation
+from launch.run.inputs import stop_tokens_of, tokenizer_of
 from launch.run.restore import require_readable
 from launch.run.resume import UNSEALED
 from launch.run.warmup import initial_weights
@@ -69,6 +72,8 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
     trainer.load_weights(found[step] / LEARNER_DIR)
     form = FORMATS.get(quantization)
     trainer.export(out, form)
+    with suppress(DataError):  # no tokenizer is there: none is exported either
+        note_end_tokens(out, stop_tokens_of(config, tokenizer_of(config)))
     evaluated = read_state(found[step]).get("evaluations", {}).get(str(step), {})
     note_evaluation(config, out, step, evaluated, weights=None if form is None else form.name)
     said = "" if form is None else f", in {form.name}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.data import note_end_tokens
 from launch.observe.journal import replace
 from launch.precision import REWARD, evaluated_as
 from launch.run.job import Job
@@ -25,6 +26,7 @@ def keep_best(job: Job, run_dir: Path) -> None:
         return
     (folder / BEST_RECORD).unlink(missing_ok=True)  # a folder without it was not finished
     job.learner.export(folder)
+    note_end_tokens(folder, job.sampling.stop_token_ids)
     record: dict[str, Any] = {"step": step, metric: value}
     if options.rollout.quantization != "none":  # what is kept is what is trained, what was measured are its rollouts
         record |= {"evaluated_as": evaluated_as(options), "weights": options.model.dtype}

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from actors.data import note_end_tokens
 from actors.training.checkpoint import (
     LEARNER_DIR,
     CheckpointError,
@@ -228,6 +229,7 @@ def run(
             raise
         observer.progress("export")
         job.learner.export(run_dir / "model")
+        note_end_tokens(run_dir / "model", job.sampling.stop_token_ids)
         note_evaluation(config, run_dir / "model", job.steps_done, job.evaluations.get(str(job.steps_done), {}))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.data import DataError, end_tokens
+from actors.data import DataError, end_tokens, note_end_tokens
 from actors.data.options import DataOptions
 
 CHATML = (
@@ -67,3 +67,37 @@ def test_bad_lists_are_named(tmp_path: Path, plain_tokenizer: Any) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(DataError, match=r"model\.path: .*generation_config\.json cannot be read"):
         end_tokens(PLAIN, plain_tokenizer, tmp_path, VOCABULARY)
+
+
+def exported(folder: Path, config: dict[str, object], generation: dict[str, object] | None = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        write(folder, **generation)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "tokens", "written"),
+    [
+        ({"eos_token_id": 2, "bos_token_id": 1}, None, (2, 7), {"bos_token_id": 1, "eos_token_id": [2, 7]}),
+        ({"eos_token_id": 2}, {"eos_token_id": 5, "top_p": 0.8}, (2, 7), {"eos_token_id": [5, 2, 7], "top_p": 0.8}),
+        ({}, None, (7,), {"eos_token_id": [7]}),
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 2]}, (2, 7), None),
+        ({"eos_token_id": 2}, None, (2,), None),
+    ],
+)
+def test_an_exported_model_says_what_ended_its_responses(
+    tmp_path: Path,
+    config: dict[str, object],
+    generation: dict[str, object] | None,
+    tokens: tuple[int, ...],
+    written: dict[str, object] | None,
+) -> None:
+    """None: nothing is written where the model's files say so already."""
+    file = exported(tmp_path, config, generation) / "generation_config.json"
+    before = file.read_text() if file.is_file() else None
+    note_end_tokens(tmp_path, tokens)
+    if written is None:
+        assert (file.read_text() if file.is_file() else None) == before
+    else:
+        assert json.loads(file.read_text()) == written

@@ -9,8 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.engine.types import Rollout
+from launch.commands.chat import Chat
+from launch.commands.eval_target import find
 from launch.config import load_config
+from launch.config.paths import replaced
+from launch.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples/smollm/config.yaml"
@@ -48,3 +55,30 @@ def test_two_rl_steps_of_the_real_model(tmp_path: Path) -> None:
     train, held_out = ((made / f"{split}.jsonl").read_text().splitlines() for split in ("train", "eval"))
     assert (len(train), len(held_out)) == (800, 64)
     assert not {json.loads(line)["prompt"] for line in train} & {json.loads(line)["prompt"] for line in held_out}
+    check_other_programs(run)
+
+
+def check_other_programs(run: Path) -> None:
+    """What plain transformers and peft load gives the text of our engine: the exported best or last model, and the
+    adapters over the converted base, by the name in their file."""
+    peft = pytest.importorskip("peft")
+    exported = run.parent / "exported"
+    command = [sys.executable, "-m", "launch", "export", str(run), "--out", str(exported)]
+    assert subprocess.run(command, cwd=ROOT, env=os.environ, timeout=300).returncode == 0
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    merged = AutoModelForCausalLM.from_pretrained(exported).eval()
+    adapted = peft.AutoPeftModelForCausalLM.from_pretrained(exported / "adapter").eval()
+    config = replaced(find(run, []).config, "rollout.sampling.temperature", 0.0)
+    chat = Chat(config, single=True)
+    for prompt in ("What is 7 - 6?", "State the final answer to the following arithmetic problem: 12 + 9 ="):
+        system = {"role": "system", "content": config.data.system_prompt}
+        messages = [system, {"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        tokens = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        *_, ours = chat.answer(prompt, Interrupt())
+        with torch.no_grad():
+            made = merged.generate(tokens, max_new_tokens=24, do_sample=False)[0, tokens.shape[1] :]
+            gap = (merged(tokens).logits - adapted(tokens).logits).abs().max()
+        assert isinstance(ours, Rollout)
+        assert made.tolist() == ours.tokens.tolist()
+        assert gap < 1e-3

@@ -27,12 +27,14 @@ class FakeJob(SimpleNamespace):
             config=config.model_copy(update=update),
             steps_done=max(rewards),
             evaluations={str(step): {"eval/reward": reward} for step, reward in rewards.items()},
+            sampling=SimpleNamespace(stop_token_ids=(2, 7)),
             learner=SimpleNamespace(export=self.export),
             observer=SimpleNamespace(event=lambda kind, message: self.events.append(f"{kind}: {message}")),
         )
 
     def export(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text('{"eos_token_id": 2}')
         self.exported.append(folder.name)
 
 
@@ -56,6 +58,7 @@ def test_kept_where_it_is_better_than_everything_before(
     if better:
         step = max(rewards)
         assert json.loads((tmp_path / "best/best.json").read_text()) == {"step": step, "eval/reward": rewards[step]}
+        assert json.loads((tmp_path / "best/generation_config.json").read_text()) == {"eos_token_id": [2, 7]}
         assert f"eval/reward {rewards[step]:.3f} after step {step}" in job.events[0]
         keep_best(job, tmp_path)  # resumed here: it is there
         assert len(job.exported) == 1

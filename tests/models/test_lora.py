@@ -273,6 +273,24 @@ def test_tensors_of_another_model_are_refused(folder: Path, tmp_path: Path) -> N
     assert "safetensors" in fault
 
 
+@pytest.mark.parametrize(
+    ("base", "named"),
+    [
+        ("/cache/hub/models--Qwen--Qwen2.5-0.5B/snapshots/" + "a1" * 20, ("Qwen/Qwen2.5-0.5B", "a1" * 20)),
+        ("/runs/models/SmolLM2.Q4_1-b179c9523d0e6a0f", ("/runs/models/SmolLM2.Q4_1-b179c9523d0e6a0f", None)),
+        ("/cache/models--gpt2/snapshots/main", ("/cache/models--gpt2/snapshots/main", None)),
+    ],
+)
+def test_an_adapter_names_its_base_as_it_can_be_loaded(
+    folder: Path, tmp_path: Path, base: str, named: tuple[str, str | None]
+) -> None:
+    """A model that was fetched from the Hub by its id there, which is the same on every machine."""
+    options = LoraOptions(rank=2)
+    write_adapter(adapter_parameters(adapted_model(folder, options), options), options, base, tmp_path / "a")
+    written = json.loads((tmp_path / "a/adapter_config.json").read_text())
+    assert (written["base_model_name_or_path"], written.get("revision")) == named
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 def test_peft_itself_reads_ours_and_we_read_its(folder: Path, tmp_path: Path) -> None:
@@ -286,9 +304,10 @@ def test_peft_itself_reads_ours_and_we_read_its(folder: Path, tmp_path: Path) ->
     model = adapted_model(folder, options)
     write_adapter(adapter_parameters(model, options), options, str(tmp_path / "base"), tmp_path / "ours")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(tokens[None]).logits[0], logits(model, tokens), rtol=1e-4, atol=1e-4)
+    found = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "ours")  # by the name in its file
+    for theirs in (peft.PeftModel.from_pretrained(base, tmp_path / "ours"), found):
+        with torch.no_grad():
+            torch.testing.assert_close(theirs(tokens[None]).logits[0], logits(model, tokens), rtol=1e-4, atol=1e-4)
     fresh = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"),
         peft.LoraConfig(r=2, lora_alpha=3, use_rslora=True, target_modules=["q_proj", "down_proj"]),
