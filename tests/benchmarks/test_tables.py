@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import rl_step_vs_trl, seeds
+from benchmarks import engine_smollm, rl_step_vs_trl, seeds
 from benchmarks.harness import ROOT
 
 
@@ -50,3 +50,37 @@ def test_a_run_without_its_last_evaluation_is_refused() -> None:
         seeds.summarise(7, [evaluation(0, 0.4), record(1, 1.0)], wall_s=1.0)
     with pytest.raises(ValueError, match="seed 7"):
         seeds.summarise(7, [record(1, 1.0)], wall_s=1.0)
+
+
+def smollm_row(requests: int, prompt_tokens: int, **seconds: list[tuple[float, float]]) -> dict[str, Any]:
+    """A cell of five new tokens; (prefill, decoding) seconds by contender."""
+    names = {"ours": "paceline w8a8", "llama": "llama.cpp Q4_0", "vllm": "vllm bfloat16"}
+    row: dict[str, Any] = {"requests": requests, "prompt_tokens": prompt_tokens, "new_tokens": 5}
+    for at, phase in enumerate(("prefill_s", "decode_s")):
+        row[phase] = {names[name]: [pair[at] for pair in pairs] for name, pairs in seconds.items()}
+    return row | {"tokens_per_s": engine_smollm.rates(row)}
+
+
+def test_prefill_and_decoding_have_rates_and_goals_of_their_own() -> None:
+    one = smollm_row(1, 60, ours=[(0.1, 0.02), (9.0, 9.0), (0.1, 0.02)], llama=[(0.2, 0.03)], vllm=[(0.3, 0.4)])
+    assert one["tokens_per_s"]["prefill"] == {"paceline w8a8": 600.0, "llama.cpp Q4_0": 300.0, "vllm bfloat16": 200.0}
+    assert one["tokens_per_s"]["decode"] == {"paceline w8a8": 200.0, "llama.cpp Q4_0": 133.3, "vllm bfloat16": 10.0}
+    four = smollm_row(4, 60, ours=[(1.0, 0.5)], llama=[(0.5, 0.4)])
+    assert [line.removeprefix("- ") for line in engine_smollm.goals([one, four])] == [
+        "met: prefill, 1 x 60: paceline w8a8 is 2.00x llama.cpp Q4_0, goal 1",
+        "met: decode, 1 x 60: paceline w8a8 is 1.50x llama.cpp Q4_0, goal 1.5",
+        "**missed**: prefill, 4 x 60: paceline w8a8 is 0.50x llama.cpp Q4_0, goal 1",
+        "**missed**: decode, 4 x 60: paceline w8a8 is 0.80x llama.cpp Q4_0, goal 1",
+    ]
+    text = engine_smollm.table([one, four])
+    assert "| 1 | 60 | 200 | 133 | 10 |" in text
+    assert "| 4 | 60 | 32 | 40 |  |" in text
+
+
+def test_large_cells_are_asked_once_and_last() -> None:
+    small, large = ({"requests": count, "prompt_tokens": 500} for count in (1, 64))
+    assert [(number, row["requests"]) for number, row in engine_smollm.order([large, small], 2)] == [
+        (0, 1),
+        (1, 1),
+        (0, 64),
+    ]
