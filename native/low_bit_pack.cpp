@@ -162,7 +162,10 @@ void quantise_row(const T* x, int64_t depth, int64_t groups, int8_t* values, int
       i32x8 q = (i32x8)(load(x + k, count) * inverse + shift) - (i32x8)shift;
       total += q;
       i8x8 narrow = __builtin_convertvector(q, i8x8);
-      std::memcpy(values + k, &narrow, count);
+      if (count == kLanes)
+        std::memcpy(values + k, &narrow, kLanes);  // one store: a length that varies would be a call
+      else
+        std::memcpy(values + k, &narrow, count);
     }
     if (sums != nullptr) {
       sums[g] = 0;
