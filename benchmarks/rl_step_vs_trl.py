@@ -1,10 +1,13 @@
 """A whole RL step beside TRL's GRPOTrainer: `python -m benchmarks.rl_step_vs_trl --trl-python PATH`.
 
-Owns the comparison and `benchmarks/results/rl_step_vs_trl.json`. Both sides start from the same warm-started
-checkpoint and do the same: 16 prompts x 8 responses of up to 200 tokens, two optimizer steps, no KL, two threads.
-Ours is the real program in fast mode (Ray, two rollout workers, math-verify); TRL runs `trl_grpo.py` in its own
-interpreter, for TRL is no dependency. On a busy machine TRL's two threads wait for each other and it becomes tens of
-times slower: then no speed-up is written. Runs alternate, so that a noisy machine hurts both; the time of a step is
+Owns the comparison and `benchmarks/results/rl_step_vs_trl.json` (`--task smollm`: `rl_step_vs_trl_smollm.json`). Both
+sides start from the same checkpoint and do the same, without KL, with two threads:
+- `demo`: the tiny demo's model, warm-started, 16 prompts x 8 responses of up to 200 tokens, two optimizer steps.
+- `smollm`: SmolLM2-135M-Instruct with LoRA of rank 16 on all linear layers, `examples/smollm`'s sums and system prompt,
+  8 prompts x 8 responses of up to 24 tokens, one optimizer step; without the drafter that is fitted and trained.
+Ours is the real program (Ray, two rollout workers, its graders; of `demo` in fast mode); TRL runs `trl_grpo.py` in its
+own interpreter, for TRL is no dependency. On a busy machine TRL's two threads wait for each other and it becomes tens
+of times slower: then no speed-up is written. Runs alternate, so that a noisy machine hurts both; the time of a step is
 from the end of the step before it to its own end, whatever happened in between; the first steps of each run are left
 out.
 """
@@ -14,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +25,8 @@ from statistics import median
 from typing import Annotated, Any
 
 from benchmarks.harness import DEMO, RESULTS, ROOT, command, is_busy, write
+from launch.config import load_config
+from launch.config.hub import converted
 from launch.observe.journal import read
 
 
@@ -32,8 +38,45 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """What both sides train on. TRL takes the options of `trl_grpo.py`."""
+
+    config: Path
+    record: str
+    ours: Mapping[str, object]  # overrides of the configuration
+    trl: Mapping[str, object]
+
+
+TASKS = {
+    "demo": Task(
+        DEMO / "config.yaml",
+        "rl_step_vs_trl.json",
+        {"warmup": "null", "model.batch_invariant": "false", "data.eval": "null"},
+        {"prompts": 16, "mini_batches": 2, "max_new_tokens": 200, "lr": 3e-4, "reward": "boxed"},
+    ),
+    "smollm": Task(
+        ROOT / "examples/smollm/config.yaml",
+        "rl_step_vs_trl_smollm.json",
+        {"drafter.train": "false", "drafter.offline": "null", "eval.every": 1000},
+        {
+            "prompts": 8,
+            "mini_batches": 1,
+            "max_new_tokens": 24,
+            "temperature": 0.7,
+            "lr": 2e-4,
+            "reward": "last_number",
+            "lora_rank": 16,
+        },
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
+    task: Task
     checkpoint: Path
+    train: Path  # the prompts, as TRL reads them
+    system: list[str]  # the system prompt before them, if any
     steps: int  # per run
     discard: int  # first steps of each run that are not counted
     threads: int
@@ -47,12 +90,19 @@ def warm_start(run_dir: Path, timeout_s: float) -> Path:
     return Path(done.stdout.splitlines()[-1])
 
 
+def prepared(task: Task, checkpoint: Path | None, runs: Path, timeout_s: float) -> tuple[Path, Path, list[str]]:
+    """The model's folder, the file of training records, and the configuration's system prompt, if it has one."""
+    if task is TASKS["demo"]:
+        return (checkpoint or warm_start(runs, timeout_s)).resolve(), DEMO / "data/train.jsonl", []
+    config = converted(load_config(task.config, [f"run.dir={runs}"]).config, print)
+    (train,), system = config.data.sets, config.data.system_prompt
+    return (checkpoint or Path(config.model.path)).resolve(), Path(train.path).resolve(), [system] if system else []
+
+
 def run_ours(plan: Plan, seed: int, work: Path) -> list[Step]:
     overrides = {
-        "warmup": "null",
+        **plan.task.ours,
         "model.path": plan.checkpoint,
-        "model.batch_invariant": "false",
-        "data.eval": "null",
         "learner.threads": plan.threads,
         "rollout.workers": plan.threads,
         "rollout.engine.threads": 1,
@@ -62,7 +112,7 @@ def run_ours(plan: Plan, seed: int, work: Path) -> list[Step]:
         "run.name": "ours",
         "run.dir": work,
     }
-    command = [sys.executable, "-m", "launch", "train", str(DEMO / "config.yaml")]
+    command = [sys.executable, "-m", "launch", "train", str(plan.task.config)]
     command += [f"{key}={value}" for key, value in overrides.items()]
     run(command, plan, {})
     return our_steps(read(work / "ours" / "metrics.jsonl"), plan.discard)
@@ -81,8 +131,10 @@ def our_steps(records: list[dict[str, Any]], discard: int) -> list[Step]:
 def run_trl(plan: Plan, python: Path, seed: int, work: Path) -> tuple[list[Step], dict[str, str]]:
     out = work / "trl.json"
     command = [str(python), "-m", "benchmarks.trl_grpo", "--model", str(plan.checkpoint)]
-    command += ["--train", str(DEMO / "data/train.jsonl"), "--out", str(out), "--work", str(work / "trl")]
+    command += ["--train", str(plan.train), "--out", str(out), "--work", str(work / "trl")]
     command += ["--steps", str(plan.steps), "--threads", str(plan.threads), "--seed", str(seed)]
+    command += [word for name, value in plan.task.trl.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command += [word for text in plan.system for word in ("--system-prompt", text)]
     run(command, plan, {"OMP_NUM_THREADS": str(plan.threads)})
     result = json.loads(out.read_text(encoding="utf-8"))
     return [Step(**step) for step in result["steps"]][plan.discard :], result["versions"]
@@ -112,18 +164,21 @@ def medians(steps: list[Step]) -> dict[str, float]:
 
 def main(
     *,
-    trl_python: Annotated[Path, "interpreter in which `import trl` works"],
-    checkpoint: Annotated[Path | None, "warm-started model; default: the demo's, made if needed"] = None,
+    trl_python: Annotated[Path, "interpreter in which `import trl` works (and `import peft`, of smollm)"],
+    task: Annotated[str, "what is trained", tuple(TASKS)] = "demo",
+    checkpoint: Annotated[Path | None, "the model; default: the task's, made if needed"] = None,
     steps: Annotated[int, "RL steps of one run"] = 9,
     discard: Annotated[int, "first steps of a run left out, at least 1"] = 1,
     repeats: Annotated[int, "runs of each side, alternating"] = 3,
     threads: int = 2,
     timeout_s: Annotated[float, "limit of one run"] = 1200.0,
-    out: Path = RESULTS / "rl_step_vs_trl.json",
+    out: Annotated[Path | None, "default: the task's record in benchmarks/results"] = None,
 ) -> None:
     if not 1 <= discard < steps:
         sys.exit("--discard must be at least 1 and less than --steps")
-    plan = Plan((checkpoint or warm_start(ROOT / "runs", timeout_s)).resolve(), steps, discard, threads, timeout_s)
+    chosen = TASKS[task]
+    model, train, system = prepared(chosen, checkpoint, ROOT / "runs", timeout_s)
+    plan = Plan(chosen, model, train, system, steps, discard, threads, timeout_s)
     ours: list[Step] = []
     theirs: list[Step] = []
     versions: dict[str, str] = {}
@@ -147,13 +202,14 @@ def main(
         record["speedup_tokens_per_s"] = a["tokens_per_s"] / b["tokens_per_s"]
         print(f"speed-up: {record['speedup_step']:.2f}x per step, {record['speedup_tokens_per_s']:.2f}x in tokens/s")
     settings = {
+        "task": task,
         "steps": steps,
         "discard": discard,
         "threads": threads,
         "repeats": repeats,
         "seed": list(range(repeats)),
     }
-    write(out, "a whole RL step beside TRL's GRPOTrainer", record, settings=settings)
+    write(out or RESULTS / chosen.record, "a whole RL step beside TRL's GRPOTrainer", record, settings=settings)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,18 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import transformers
 import trl
-from datasets import load_dataset
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.harness import command
 
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
@@ -26,6 +27,27 @@ def boxed_answer(prompts: list[str], completions: list[str], answer: list[str], 
     """1 if the first closed box holds the answer. Cheaper than math-verify, which Paceline runs: in TRL's favour."""
     found = (BOXED.search(completion) for completion in completions)
     return [float(match is not None and match.group(1) == gold) for match, gold in zip(found, answer, strict=True)]
+
+
+def last_number(prompts: list[Any], completions: list[Any], answer: list[str], **_: object) -> list[float]:
+    """1 if the last number of the response is the answer."""
+    found = (NUMBER.findall(completion[0]["content"]) for completion in completions)
+    return [float(bool(numbers) and numbers[-1] == gold) for numbers, gold in zip(found, answer, strict=True)]
+
+
+REWARDS = {"boxed": boxed_answer, "last_number": last_number}
+
+
+def records(path: Path, system_prompt: str | None) -> Dataset:
+    """Prompts and answers; prompts as messages where there is a system prompt: TRL then applies the chat template."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for row in rows:
+        prompt = row["prompt"]
+        if system_prompt is not None:
+            prompt = [{"role": "system", "content": system_prompt}, {"role": "user", "content": prompt}]
+        found.append({"prompt": prompt, "answer": str(row["answer"])})
+    return Dataset.from_list(found)
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
@@ -54,17 +76,27 @@ def main(
     samples: int = 8,
     mini_batches: int = 2,
     max_new_tokens: int = 200,
+    temperature: float = 1.0,
     lr: float = 3e-4,
+    reward: Annotated[str, "", tuple(REWARDS)] = "boxed",
+    system_prompt: str | None = None,
+    lora_rank: Annotated[int, "of adapters on all linear layers, alpha 32; 0: all weights are trained"] = 0,
     seed: int = 0,
 ) -> None:
     torch.set_num_threads(threads)
     rollouts = prompts * samples
     clock = Clock()
+    lora = None
+    if lora_rank:
+        from peft import LoraConfig  # not installed where only whole models are compared
+
+        lora = LoraConfig(r=lora_rank, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear")
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
-        reward_funcs=boxed_answer,
-        train_dataset=load_dataset("json", data_files=str(train), split="train"),
+        reward_funcs=REWARDS[reward],
+        train_dataset=records(train, system_prompt),
+        peft_config=lora,
         callbacks=[clock],
         args=GRPOConfig(
             output_dir=str(work),
@@ -77,7 +109,7 @@ def main(
             gradient_accumulation_steps=1,
             num_generations=samples,
             max_completion_length=max_new_tokens,
-            temperature=1.0,
+            temperature=temperature,
             top_p=1.0,
             top_k=0,
             beta=0.0,
