@@ -50,6 +50,9 @@ def as_expected(error: BaseException) -> PacelineError | None:
         return as_expected(cause)
     if isinstance(error, PacelineError):
         return error
+    if type(error).__module__.startswith("ray.") and type(error).__name__ == "OutOfMemoryError":
+        # The first line says how much of the node's memory was used; a page about Ray follows.
+        return PacelineError(f"Ray ended a process: {_first_line(error)}", remedy=_MEMORY_REMEDY)
     remedy = getattr(error, "remedy", None)
     if f"{type(error).__module__}.".startswith(_OURS):
         return PacelineError(str(error) or type(error).__name__, remedy=remedy if isinstance(remedy, str) else None)
@@ -57,6 +60,16 @@ def as_expected(error: BaseException) -> PacelineError | None:
         remedy = "free space there, or choose another run.dir" if error.errno in FULL else _OS_REMEDIES.get(type(error))
         return PacelineError(_os_message(error), remedy=remedy)
     return None
+
+
+_MEMORY_REMEDY = (
+    "end other programs on that machine, or need less: fewer rollout.workers, a smaller rollout.engine.kv_tokens, "
+    "learner.lora; then --resume, or the same command where no RL step was done"
+)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 _OS_REMEDIES: dict[type[BaseException], str] = {
