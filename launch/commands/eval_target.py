@@ -2,6 +2,7 @@
 Owns which configuration and which weights that is; evaluates nothing.
 """
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,8 +76,10 @@ def find(
         path = str(what) if of_gguf else str(what.resolve())
         values = {"run": {"name": name}, "model": {"path": path}, "data": {}}
         return Target(config=load_values(values, str(what), overrides, training=False).config, what=str(what))
+    near = difflib.get_close_matches(what.name, [path.name for path in what.parent.glob("*")], n=1)
     raise UsageError(
-        f"{what} is neither a configuration file nor the folder of a run, a checkpoint or a Hugging Face model",
+        f"{what} is neither a configuration file nor the folder of a run, a checkpoint or a Hugging Face model"
+        + "".join(f"; did you mean {what.parent / name}?" for name in near if not what.exists()),
         remedy="a run's folder has config.yaml, a checkpoint's state.json, a model's config.json; a model may also be "
         "a .gguf file or package:NAME",
     )
@@ -105,7 +108,12 @@ def _of_run(run: Path, config: Config, step: int | None, best: bool) -> Target:
         return Target(config=with_model(config, run / "model"), what=f"the model of {run}", run=run)
     there = [step_of(path) for path in checkpoints(run / "checkpoints")]
     if not there:
-        raise UsageError(f"no model and no checkpoint in {run}", remedy="see checkpoint.every")
+        every = config.checkpoint.every
+        raise UsageError(
+            f"no model and no checkpoint in {run} yet",
+            remedy=f"a run writes checkpoints (checkpoint.every={every}: RL steps) and at its end its model: "
+            f"paceline status {run}",
+        )
     if step is not None and step not in there:
         raise UsageError(f"no checkpoint of step {step} in {run}", remedy=f"there are {', '.join(map(str, there))}")
     step = there[-1] if step is None else step

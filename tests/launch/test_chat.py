@@ -176,12 +176,15 @@ def test_what_cannot_be_asked_is_named_with_a_remedy(run: Path, tmp_path: Path, 
     code, _, error = invoked(str(tmp_path / "nowhere"), "--prompt", "x")
     assert code == 2
     assert "is neither a configuration file nor the folder of a run" in " ".join(error.split())
+    (tmp_path / "a-run").mkdir()
+    assert "did you mean" in invoked(str(tmp_path / "a-runn"), "--prompt", "x")[2]
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "config.yaml").write_text((run / "config.yaml").read_text())
     code, _, error = invoked(str(unfinished), "--prompt", "x")
     assert code == 2
     assert "no model and no checkpoint in" in error
+    assert "checkpoint.every=" in error
     assert "no best model in" in invoked(str(unfinished), "--best", "--prompt", "x")[2]
     untemplated = tmp_path / "untemplated"
     untemplated_copy(run / "model", untemplated, tokenizer_folder)
