@@ -57,6 +57,7 @@ class CostModel:
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._passes, self._drafts = PassCosts(calibration), DraftCosts(calibration)
         self._switches: dict[str, Typical] = {}
+        self._late: dict[str, tuple[Drafting, int, float]] = {}  # by drafter: a late draft before its usual ones
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential
         self._common = 0.0  # of the surprises of late, a logarithm
         self._steps: list[Step] = []  # not learned from yet
@@ -138,7 +139,7 @@ class CostModel:
         """Some microseconds, and a fit of a millisecond after 4, 8, 16 ... Returns by how much it took longer than was
         to be expected, as a logarithm."""
         load, rows = step.load, step.rows
-        requests = load.running
+        requests = max(load.running, 1)  # none: prompts alone
         usual, late = step.is_usual, step.caught_up
         seconds = step.elapsed_s - step.draft_s
         if not (usual or late or step.prompt_tokens) or seconds <= 0.0:
@@ -155,10 +156,17 @@ class CostModel:
             return surprise
         if usual:
             self._drafts.add(strategy, requests, draft_s)
+            if first := self._late.pop(strategy.drafter, None):
+                self._switched(*first)
+        elif late and self._drafts.at(strategy, requests) is None:
+            self._late[strategy.drafter] = strategy, requests, draft_s
         elif late:
-            switch_s = max(draft_s - (self._drafts.at(strategy, requests) or 0.0), 1e-7)
-            self._switches.setdefault(strategy.drafter, Typical()).add(math.log(switch_s))
+            self._switched(strategy, requests, draft_s)
         return surprise
+
+    def _switched(self, strategy: Drafting, requests: int, draft_s: float) -> None:
+        switch_s = max(draft_s - (self._drafts.at(strategy, requests) or 0.0), 1e-7)
+        self._switches.setdefault(strategy.drafter, Typical()).add(math.log(switch_s))
 
     def refined(self, key: CalibrationKey) -> Calibration:
         """What to keep for the next run: everything measured, without the drift of this one."""

@@ -60,6 +60,7 @@ class PassCosts:
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._exact: dict[tuple[int, int], _Shape] = {}  # by requests and rows
         self._calibrated = calibration is not None and bool(calibration.passes)
+        self._decoded = self._calibrated  # a pass without prompts was measured: they alone do not tell what one takes
         self._seen, self._fit_at = 0, _LAST_FIT if self._calibrated else _FIRST_FIT
         self._lines: dict[tuple[int, int, int], float] = {}  # the roofline's seconds
         self._factors: dict[tuple[int, int], float] = {}  # by requests and rows: what measured passes differ from it
@@ -85,8 +86,8 @@ class PassCosts:
             self._note(shape)
 
     def at(self, requests: int, rows: int, context_tokens: int) -> float | None:
-        """Seconds, of a context within an eighth; None before anything was measured."""
-        if self.roofline is None:
+        """Seconds, of a context within an eighth; None before a pass without prompts was measured."""
+        if self.roofline is None or not self._decoded:
             return None
         shift = context_tokens.bit_length() - 4
         key = requests, rows, context_tokens >> shift << shift if shift > 0 else context_tokens
@@ -139,7 +140,8 @@ class PassCosts:
                 self._note(shape)
                 self._factors.clear()
         shape.context_tokens += (context_tokens - shape.context_tokens) / min(usual.count + 1, _SETTLED)
-        if self._seen >= self._fit_at:
+        if self._seen >= self._fit_at or (sure and not self._decoded):
+            self._decoded |= sure
             self._fit()
         return surprise
 
@@ -183,7 +185,9 @@ class PassCosts:
             MeasuredPass(shape.requests, shape.rows, round(shape.context_tokens), shape.seconds(before), shape.weight)
             for shape in shapes
         ]
-        after = self.roofline = fit_roofline(passes, before)
+        # An early fit knew next to nothing that could hold a later one.
+        known = self._calibrated or self._seen > _KNOWN
+        after = self.roofline = fit_roofline(passes, before if known else None)
         for shape, one in zip(shapes, passes, strict=True):
             shape.usual.move_to(math.log(one.seconds / after.seconds(one.requests, one.rows, one.context_tokens)))
             self._note(shape)

@@ -108,6 +108,9 @@ class BegMabPolicy:
     def renewed(self, drafter: str) -> None:
         self._failed.discard(drafter)  # and of what was measured the paper's window forgets by itself
 
+    def new_target(self) -> None:
+        pass
+
     def plain_s(self, load: Load) -> float | None:
         return self._costs.known_s(load.running, load.running, load.context_tokens)
 

@@ -21,6 +21,8 @@ class DrafterEntry:
     is_network: bool = False  # it computes passes of its own: graphs are captured for them
     trained: bool = False  # drafter.train trains it
     shares_cache: bool = False  # it computes over the KV cache that an engine of a full-precision target lends it
+    level: float = 0.0  # before it was measured: a drafted token of all requests, in plain steps of the target
+    prepares: float = 0.0  # and, after new weights of the target, until it can draft, in passes over one row
     native: str | None = None  # class of the native extension that it cannot do without
 
 
@@ -36,6 +38,7 @@ CATALOGUE: dict[str, DrafterEntry] = {
             needs_weights=True,
             is_network=True,
             trained=True,
+            level=0.15,
         ),
         DrafterEntry(name="ngram", arms=("ngram:12", "ngram:6", "ngram:3"), native="Ngrams"),
         # A copy of the target in few bits. It follows the target without being trained.
@@ -45,6 +48,8 @@ CATALOGUE: dict[str, DrafterEntry] = {
             accepts=0.99,
             is_network=True,
             shares_cache=True,
+            level=0.5,
+            prepares=10.0,
         ),
     )
 }

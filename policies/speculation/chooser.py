@@ -13,6 +13,7 @@ from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel, Expected
 from policies.speculation.catalogue import CATALOGUE
 from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.preparation import Preparation
 from policies.speculation.strategy import PLAIN, Strategy
 
 HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as a step of a small model ...
@@ -21,7 +22,11 @@ MARGIN = 0.02  # what an arm must promise beyond another: the largest of several
 MOST_S = 0.2  # of an allowance that was not spent: what other loads saved up buys no storm of trials
 GRANT_S = 4e-3  # of exploration before the allowance has grown; or a plain step, and one more of few requests
 FEW = 4  # request-steps below which a drafter is hardly seen
+DEAR, PART = 3.0, 0.4  # so often must the allowance hold the stake of a trial that may lose such a part of a step:
+# acceptance does not depend on the load, and where fewer requests run it is learned for less
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
+LOSSES = 1.0  # times `exploration`: a drafter that has lost so much of the decode time is out for a while
+PAST_STEPS = 4096  # what was decoded, lost and saved so many steps ago counts for half
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
 
 
@@ -56,7 +61,10 @@ class AdaptivePolicy:
         self.acceptance = AcceptanceModel(self._arms) if acceptance is None else acceptance
         self._max_running, self._exploration, self._lag = max_running, exploration, lag
         self._gone: set[str] = set()  # drafters that failed
-        self._credit_s, self._granted = 0.0, False
+        self._credit_s, self._granted_s = 0.0, 0.0
+        self._preparation = Preparation()
+        self._decoded_s = 0.0
+        self._saved_s: dict[str, float] = {}  # by drafter, beside plain decoding
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
         self._evaluating = False
         self._running, self._last = 0, PLAIN
@@ -106,6 +114,8 @@ class AdaptivePolicy:
 
     def record(self, outcome: StepOutcome) -> None:
         self.costs.observe(outcome)
+        if outcome.reached is not None:
+            self._preparation.drafted(outcome.strategy.drafter)
         self._evaluating = outcome.kind is StepKind.EVALUATION
         if not self._evaluating:
             self._outcomes.append(outcome)
@@ -123,6 +133,13 @@ class AdaptivePolicy:
         for hold in self._holds:
             hold.left = 0
 
+    def new_target(self) -> None:
+        self._digest()
+        self._preparation.new_target()
+        for hold in self._holds:
+            if _prepares(hold.strategy.drafter):
+                hold.left = 0
+
     def plain_s(self, load: Load) -> float | None:
         return self.costs.known_s(load.running, load.running, load.context_tokens)
 
@@ -134,6 +151,10 @@ class AdaptivePolicy:
         outcomes, self._outcomes = self._outcomes, []
         if not outcomes:
             return
+        keep = 0.5 ** (len(outcomes) / PAST_STEPS)
+        self._decoded_s *= keep
+        for drafter in self._saved_s:
+            self._saved_s[drafter] *= keep
         drafted: dict[Strategy, list[StepOutcome]] = {}
         plainly = 0
         for outcome in outcomes:
@@ -141,6 +162,9 @@ class AdaptivePolicy:
             if usual:
                 earned_s = self._exploration * outcome.elapsed_s
                 self._credit_s = min(self._credit_s + earned_s, max(MOST_S, self._credit_s))
+            if outcome.load.running:
+                self._decoded_s += outcome.elapsed_s
+                self._preparation.decoded(outcome.elapsed_s)
             if outcome.strategy.depth and (usual or outcome.reached is not None):
                 drafted.setdefault(outcome.strategy, []).append(outcome)
             else:
@@ -149,8 +173,34 @@ class AdaptivePolicy:
             self._settle(drafted)
         for strategy, steps in drafted.items():
             self.acceptance.learn(strategy, steps)
+            self._balance(strategy.drafter, steps)
         if plainly:
             self.acceptance.passed(plainly)
+
+    def _balance(self, drafter: str, steps: list[StepOutcome]) -> None:
+        """Book what the drafter saved beside plain decoding. Of a gain, no more than it may lose is kept."""
+        saved_s = self._saved_s.get(drafter, 0.0)
+        for outcome in steps:
+            plain_s = None if outcome.kind is StepKind.DISTURBED else self.plain_s(outcome.load)
+            if plain_s is not None:
+                saved_s += plain_s * (1 + outcome.accepted / outcome.load.running) - outcome.elapsed_s
+        self._saved_s[drafter] = min(saved_s, self._may_lose_s)
+
+    @property
+    def _may_lose_s(self) -> float:
+        return self._granted_s + LOSSES * self._exploration * self._decoded_s
+
+    def _losers(self) -> set[str]:
+        """Drafters that lost more than one may: they are out until more has been decoded."""
+        most_s = self._may_lose_s
+        return {drafter for drafter, saved_s in self._saved_s.items() if -saved_s > most_s + self._once_s(drafter)}
+
+    def _once_s(self, drafter: str) -> float:
+        """Seconds of making it ready, or of catching up: an investment, to be earned back."""
+        seconds = self.costs.switch_s(drafter)
+        if seconds is None and _prepares(drafter):
+            return CATALOGUE[drafter].prepares * (self.costs.step_s(1, 1, 1) or 0.0)
+        return seconds or 0.0
 
     def _settle(self, drafted: dict[Strategy, list[StepOutcome]]) -> None:
         """Of the stake of a trial stays what it lost against the best arm; if nothing came of it, the whole."""
@@ -164,7 +214,7 @@ class AdaptivePolicy:
                 continue
             took_s = outcome.elapsed_s
             # Nor is a step that the machine interrupted; a copy of the target is late where it was made anew.
-            if outcome.kind is not StepKind.CAUGHT_UP or not self._catch_up_s(strategy.drafter):
+            if outcome.kind is not StepKind.CAUGHT_UP or _prepares(strategy.drafter):
                 took_s = min(took_s, 2 * (self.expected_s(outcome) or took_s))
             lost_s += took_s - (outcome.load.running + outcome.accepted) / rate
         if steps:
@@ -177,15 +227,20 @@ class AdaptivePolicy:
             hold.reason = Reason.TOO_MANY
             return
         candidates = self._candidates(running)
-        plain_s = self.costs.step_s(running, running, load.context_tokens)
         if not candidates:
             hold.reason = Reason.NO_DRAFTER
             return
+        plain_s = self.costs.step_s(running, running, load.context_tokens)
         if plain_s is None:
             hold.reason, hold.left = Reason.UNMEASURED, 1
             return
-        if not self._granted:
-            self._granted, self._credit_s = True, max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
+        if not self._granted_s:
+            self._granted_s = self._credit_s = max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
+        if losers := self._losers():
+            candidates = [i for i in candidates if self._arms[i].drafter not in losers]
+            if not candidates:
+                hold.reason, hold.left = Reason.PLAIN_IS_FASTER, max(int(hold.seconds / plain_s), 1)
+                return
         expected = self.acceptance.expected(load.prompt_ids)
         rates = [self._rate(load, i, float(expected.rows[i]), float(expected.accepted[i])) for i in candidates]
         drafting, first = max((rate, -i) for i, rate in zip(candidates, rates, strict=True))
@@ -210,32 +265,53 @@ class AdaptivePolicy:
         hold.left = int(hold.seconds / step_s)
         if best is not PLAIN:  # What it promises is followed no further than it was seen.
             hold.left = min(hold.left, int(self.acceptance.seen(best) / running))
-        hold.left = max(hold.left, 1)
+        # The step that makes a drafter ready does not tell what its drafts take: the next one does.
+        hold.left = max(hold.left, 1 + (_prepares(best.drafter) and self.costs.draft_s(best, running) is None))
 
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
         """Tokens per second of an arm whose drafts have so many rows per request, so many of them accepted."""
         strategy = self._arms[arm]
-        seconds = self._seconds(load, strategy, rows) + self._switch_s(strategy) / STAY_STEPS
-        return load.running * (1 + accepted) / seconds
+        seconds = self._seconds(load, strategy, rows)
+        return load.running * (1 + accepted) / (seconds + self._joining_s(load, strategy, seconds))
 
     def _seconds(self, load: Load, strategy: Strategy, rows: float, *, hoping: bool = False) -> float:
-        """A step of it. Drafting whose cost nobody knows costs nothing; nor, to an optimist, does one hardly seen: its
-        first drafts may have read an index."""
-        count = _rounded(load.running * (1 + rows))
-        step_s = self.costs.step_s(load.running, count, load.context_tokens)
+        """A step of it. Drafting whose cost nobody knows costs what such a drafter's passes do, so nothing of one that
+        has none; nor, to an optimist, does one hardly seen: its first drafts may have read an index."""
+        running = load.running
+        step_s = self.costs.step_s(running, _rounded(running * (1 + rows)), load.context_tokens)
         assert step_s is not None
-        if hoping and self.acceptance.seen(strategy) < FEW:
+        entry = CATALOGUE.get(strategy.drafter)
+        level = 0.0 if entry is None else entry.level
+        if hoping and not level and self.acceptance.seen(strategy) < FEW:
             return step_s
-        return step_s + (self.costs.draft_s(strategy, load.running) or 0.0)
+        draft_s = self.costs.draft_s(strategy, running)
+        if draft_s is None and level:
+            plain_s = self.costs.step_s(running, running, load.context_tokens)
+            assert plain_s is not None
+            draft_s = level * strategy.depth * plain_s
+        return step_s + (draft_s or 0.0)
+
+    def _joining_s(self, load: Load, strategy: Strategy, seconds: float) -> float:
+        """Per step of so many seconds: what starting the drafter costs, spread over the steps that it may stay."""
+        if price_s := self._prepare_s(strategy.drafter):
+            plain_s = self.costs.step_s(load.running, load.running, load.context_tokens)
+            assert plain_s is not None
+            known = self.costs.draft_s(strategy, load.running) is not None
+            remaining_s = self._preparation.remaining_s(price_s, plain_s, known=known)
+            return price_s / max(remaining_s / seconds, 1.0)
+        return self._switch_s(strategy) / STAY_STEPS
+
+    def _prepare_s(self, drafter: str) -> float:
+        """Seconds until it can draft for the target's weights."""
+        return 0.0 if not _prepares(drafter) or self._preparation.ready(drafter) else self._once_s(drafter)
 
     def _switch_s(self, strategy: Strategy) -> float:
         """What catching up costs if it is the next to draft."""
         return 0.0 if strategy.drafter == self._last.drafter else self._catch_up_s(strategy.drafter)
 
     def _catch_up_s(self, drafter: str) -> float:
-        """One that computes over the target's KV cache has nothing to catch up with: it was late for other reasons."""
-        entry = CATALOGUE.get(drafter)
-        return 0.0 if entry is not None and entry.shares_cache else self.costs.switch_s(drafter) or 0.0
+        """One that is made ready has nothing to catch up with: it was late for that."""
+        return 0.0 if _prepares(drafter) else self._once_s(drafter)
 
     def _trial(
         self, load: Load, candidates: list[int], expected: Expected, best: Strategy, rate: float
@@ -243,22 +319,29 @@ class AdaptivePolicy:
         """The arm that might gain the most for what its trial may lose, and that; None: none that the allowance pays
         for could change the choice."""
         chosen, most = None, 0.0
+        step_s = load.running / rate
         for i in candidates:
             arm = self._arms[i]
             if arm is best:
                 continue
             hoped = float(expected.hoped[i])
             seconds = self._seconds(load, arm, max(float(expected.rows[i]), hoped), hoping=True)
-            gain = load.running * (1 + hoped) / (seconds + self._switch_s(arm) / STAY_STEPS) / rate - 1
+            gain = load.running * (1 + hoped) / (seconds + self._joining_s(load, arm, seconds)) / rate - 1
             if gain <= MARGIN:
                 continue
             # If it drafts all it may, and nothing of it stands. Then the best arm is switched on again.
-            lost_s = self._seconds(load, arm, arm.tokens_to_verify, hoping=True) - load.running / rate
+            lost_s = self._seconds(load, arm, arm.tokens_to_verify, hoping=True) - step_s
             again_s = 0.0 if arm.drafter == best.drafter else self._catch_up_s(best.drafter)
-            stake_s = max(lost_s, 0.0) + self._switch_s(arm) + again_s
-            if stake_s <= self._credit_s and gain > most * max(stake_s, 1e-9):
+            stake_s = max(lost_s, 0.0) + self._switch_s(arm) + self._prepare_s(arm.drafter) + again_s
+            needed_s = min(DEAR * stake_s, max(stake_s, MOST_S)) if lost_s > PART * step_s else stake_s
+            if needed_s <= self._credit_s and gain > most * max(stake_s, 1e-9):
                 chosen, most = (arm, stake_s), gain / max(stake_s, 1e-9)
         return chosen
+
+
+def _prepares(drafter: str) -> bool:
+    entry = CATALOGUE.get(drafter)
+    return entry is not None and entry.prepares > 0
 
 
 def _bucket(running: int) -> int:

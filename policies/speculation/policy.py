@@ -112,6 +112,9 @@ class StrategyPolicy(Protocol):
     def renewed(self, drafter: str) -> None:
         """The drafter has new weights: what was measured of it is past."""
 
+    def new_target(self) -> None:
+        """The target has new weights: a copy of it has to be made anew."""
+
     def plain_s(self, load: Load) -> float | None:
         """Seconds of a plain decoding step of that load; None: never measured, or not lately."""
 
@@ -164,6 +167,9 @@ class FixedPolicy:
 
     def renewed(self, drafter: str) -> None:
         self._failed = self._failed and drafter != self._strategy.drafter
+
+    def new_target(self) -> None:
+        pass
 
     def plain_s(self, load: Load) -> float | None:
         return None

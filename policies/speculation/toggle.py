@@ -123,6 +123,9 @@ class RooflinePolicy:
     def renewed(self, drafter: str) -> None:
         self._failed = self._failed and drafter != self._ladder[0].drafter
 
+    def new_target(self) -> None:
+        pass
+
     def plain_s(self, load: Load) -> float | None:
         return self._costs.known_s(load.running, load.running, load.context_tokens)
 

@@ -35,6 +35,7 @@ class World:
     pass_s: Mapping[str, float] = field(default_factory=dict)  # by drafter, per level of depth: a network's passes
     catch_up_s: Mapping[str, float] = field(default_factory=dict)  # by drafter, when switched on ...
     catch_up_row_s: float = 0.0  # ... and per token that it has not followed, up to CONTEXT_TOKENS per request
+    prepare_s: Mapping[str, float] = field(default_factory=dict)  # by drafter, at its first draft for new weights
     says: Mapping[str, float] = field(default_factory=dict)  # by drafter, in how many steps it has something to say: 1
     problems: Mapping[int, float] = field(default_factory=dict)  # by problem, what of `accept` it has: 1
 
@@ -155,6 +156,7 @@ class Simulation:
     steps: list[Step] = field(default_factory=list)
     tokens: float = 0.0  # per request
     _followed: dict[str, float] = field(default_factory=dict)  # by drafter: tokens when it last drafted
+    _ready: set[str] = field(default_factory=set)  # drafters, for the target's weights
     _prompt_ids: dict[int, Int64Array] = field(default_factory=dict)
     _draw: np.random.Generator = field(init=False)
 
@@ -173,6 +175,11 @@ class Simulation:
         self.steps += done
         return done
 
+    def new_target(self) -> None:
+        """Other weights from now on."""
+        self._ready.clear()
+        self.policy.new_target()
+
     def _step(self, world: World, count: int, prefill: bool, evaluation: bool) -> Step:
         prompt_ids = self._prompt_ids.get(count)
         if prompt_ids is None:
@@ -182,6 +189,9 @@ class Simulation:
         reached, stood = world.drafts(strategy, prompt_ids, self._draw)
         drafted = int((reached > 0).sum()) * strategy.tokens_to_verify
         late_s = world.switched_on_s(strategy, count, self.tokens - self._followed.get(strategy.drafter, 0.0))
+        if strategy.depth and strategy.drafter not in self._ready:
+            late_s += world.prepare_s.get(strategy.drafter, 0.0)
+            self._ready.add(strategy.drafter)
         drafting_s = world.drafting_s(strategy) + late_s
         noise = max(0.2, 1 + world.noise * self._draw.normal())
         rows = count + drafted + 300 * prefill

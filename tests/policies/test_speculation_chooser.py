@@ -18,6 +18,7 @@ from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
     Running,
     Simulation,
+    Step,
     World,
     arms,
     bound_share,
@@ -461,3 +462,63 @@ def test_memory_does_not_grow_with_steps(running: int) -> None:
     before = len(pickle.dumps(simulation.policy))
     simulation.run(DEEP, constant(running), 20_000)
     assert len(pickle.dumps(simulation.policy)) < 1.2 * before
+
+
+# A copy of the target, which is made anew for every update.
+
+COPY = World(
+    {"self": 0.95, "suffix": 0.4},
+    fixed_s=20e-3,
+    row_s=2.5e-3,
+    draft_s={"suffix": 0.3e-3, "self": 0.1e-3},
+    pass_s={"self": 6e-3},
+    prepare_s={"self": 0.25},
+)
+COPIED = (*DEFAULT, *arms("self:3", "self:5", "self:7"))
+
+
+def updates(number: int, steps: int, running: int, seed: int = 0) -> list[Step]:
+    """Of a first run without calibration: `steps` of so many requests for each of the target's weights."""
+    simulation, done = simulate(seed, COPIED), []
+    for _ in range(number):
+        simulation.new_target()
+        done += simulation.run(COPY, constant(running), steps)
+    return done
+
+
+def test_a_copy_whose_preparation_cannot_be_earned_back_is_made_once_at_most() -> None:
+    """Eight steps for each of the weights bring less than the ten that making it takes."""
+    for seed in SEEDS:
+        steps = updates(30, 8, 1, seed)
+        assert sum(step.switched_on_s > 0 for step in steps) <= 1
+        assert speedup(steps) >= 0.97
+
+
+def test_one_that_earns_it_back_is_made_in_a_first_run() -> None:
+    """Weights serve 300 steps, of which a copy saves half."""
+    for seed in SEEDS:
+        steps = updates(4, 300, 1, seed)
+        assert share_of(steps[300:], "self") >= 0.8
+        assert speedup(steps) >= 1.4
+
+
+def test_at_many_requests_where_it_loses_it_is_never_made() -> None:
+    for seed in SEEDS:
+        steps = updates(6, 60, 32, seed)
+        assert share_of(steps, "self") == 0
+        assert speedup(steps) >= 0.985
+
+
+def share_of(steps: Sequence[Step], drafter: str) -> float:
+    return sum(step.strategy.drafter == drafter for step in steps) / len(steps)
+
+
+def test_prompts_alone_do_not_tell_what_a_pass_takes() -> None:
+    """But what many rows cost: the first step that decodes after them is plain, and no draft of many rows follows."""
+    policy = build(COPIED)
+    prompts = replace(outcome(PLAIN, 1, 0, 0, 0.45, kind=StepKind.DISTURBED, prompt_tokens=180), load=Load(0, 0, 0))
+    policy.record(prompts)
+    assert policy.choose(load(32)) == PLAIN
+    assert policy.reason is Reason.UNMEASURED
+    policy.record(outcome(PLAIN, 32, 0, 0, 0.1))
+    assert policy.choose(load(32)).depth <= 2

@@ -108,6 +108,9 @@ class Mixed:
     def renewed(self, drafter: str) -> None:
         pass
 
+    def new_target(self) -> None:
+        pass
+
     def unavailable(self, drafter: str) -> None:
         self.strategies = [s for s in self.strategies if s.drafter != drafter] or [PLAIN]
 

@@ -105,6 +105,18 @@ class StepAccount:
             if strategy.depth or not self._turn % SAMPLED:
                 expected_s = policy.expected_s(outcome)
             policy.record(outcome)
+        elif policy is not None and plan.prefill_tokens:  # its time tells what many rows cost
+            rest = StepOutcome(
+                kind=_kind(evaluation, False, False),
+                strategy=strategy,
+                load=load,
+                prompt_tokens=plan.prefill_tokens,
+                drafted=0,
+                accepted=0,
+                elapsed_s=elapsed_s,
+                draft_s=0.0,
+            )
+            policy.record(rest)
         timed_s = elapsed_s if typical else 0.0
         meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)
         if policy is not None and reason is not None:

@@ -162,6 +162,8 @@ class Speculator:
         if self._hidden is not None:
             self._hidden.clear()
         self._budget.new_target()
+        if self.policy is not None:
+            self.policy.new_target()
         self._tell(lambda drafter: drafter.new_target(version))
 
     def update(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> str:
