@@ -71,7 +71,7 @@ def wave(task: Task, number: int, count: int, epoch: int, temperature: float = 1
     for i in range(count):
         turn, index = divmod(number * groups + i // GROUP, len(task.prompts))
         sample = turn * GROUP + i % GROUP
-        sampling = SamplingParams(MAX_NEW_TOKENS, temperature, stop_token_ids=task.stop_token_ids)
+        sampling = SamplingParams(task.max_new_tokens, temperature, stop_token_ids=task.stop_token_ids)
         key = noise_key(SEED, epoch, index, sample)
         requests.append(
             Request(
@@ -89,9 +89,15 @@ def waves(task: Task, number: int, count: int, epoch: int, temperature: float = 
     return [wave(task, i, count, epoch, temperature) for i in range(number)]
 
 
-def engine_options(running: int) -> EngineOptions:
-    """Room for `running` requests, so that nothing waits for the cache."""
-    return EngineOptions(max_running=running, kv_tokens=max(4096, 320 * running))
+def engine_options(running: int, tokens: int = 320) -> EngineOptions:
+    """Room for `running` requests of so many tokens, so that nothing waits for the cache."""
+    return EngineOptions(max_running=running, kv_tokens=max(4096, tokens * running))
+
+
+def options_of(waves: Sequence[Sequence[Request]], running: int | None = None) -> EngineOptions:
+    """Of an engine that decodes `running` of these requests together; default: a whole wave."""
+    longest = max(len(r.prompt_tokens) + r.sampling.max_new_tokens for requests in waves for r in requests)
+    return engine_options(running or max(map(len, waves)), max(longest + 16, 320))  # and a block that is not full
 
 
 def decode(
@@ -104,14 +110,16 @@ def decode(
     history: History | None = None,
     running: int | None = None,
     record: bool = True,
+    ready: bool = True,
 ) -> Run:
     """Decode the waves one after the other in a fresh engine that has seen `history`. Only decoding is timed, and by
     itself what self-drafters do once per RL step.
 
-    running: requests decoded together at most; default: a whole wave.
+    running: requests decoded together at most; default: a whole wave. Not `ready`: self-drafters make their copy in the
+    time that counts, if they are asked at all.
     """
     steps: list[EngineStepRecord] = []
-    options = engine_options(running or max(map(len, waves)))
+    options = options_of(waves, running)
     engine = NativeEngine(
         target.model,
         options,
@@ -128,7 +136,7 @@ def decode(
     responses: dict[int, Tokens] = {}
     start_s = perf_counter()
     for drafter in (drafters or {}).values():
-        if isinstance(drafter, SelfDrafter):
+        if ready and isinstance(drafter, SelfDrafter):
             drafter.plan_graphs([(1, Strategy("self", 1))], NO_CAPTURE)
     prep_s = perf_counter() - start_s
     gc.collect()

@@ -59,10 +59,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The demo's training prompts, in an order that mixes its difficulties, and what ends a response."""
+    """Prompts (the demo's: in an order that mixes its difficulties), and what ends a response."""
 
     prompts: list[NDArray[np.int32]]
     stop_token_ids: tuple[int, ...]
+    max_new_tokens: int = 200  # the demo's limit
 
 
 def find_demo(given: Path | None) -> Path:

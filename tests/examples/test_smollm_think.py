@@ -1,4 +1,4 @@
-"""The example that thinks aloud: its files are a split, demonstrations calculate correctly, lengths have a long tail."""
+"""The example that thinks aloud: its files are a split, demonstrations calculate correctly, lengths are long-tailed."""
 
 import json
 import random
