@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.observe.journal import read, replace
-from launch.report.before_after import BeforeAfter, before_after, before_after_table, counts
+from launch.report.before_after import BeforeAfter, before_after, before_after_lines, counts
 from launch.report.summary import run_options
 
 COMPARISON = "comparison.json"  # in the folder of the trained model's evaluation
@@ -85,7 +85,8 @@ def show_comparison(base: Path, trained: Path, console: Console | None = None) -
     found = _before_after(base, trained)
     if found is not None:
         console.print(Text(f"base and trained: {counts(found)}"))
-        console.print(before_after_table(found, console.width, ("base", "trained")))
+        for line in before_after_lines(found, console.width, ("base", "trained")):
+            console.print(line, soft_wrap=True)
 
 
 def standard_errors(base: Path, trained: Path) -> dict[str, float]:

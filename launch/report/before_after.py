@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from launch.report.tables import text_table
@@ -113,24 +112,33 @@ def counts(found: BeforeAfter) -> str:
     return f"{found.better} of {found.prompts} held-out {prompts} got better, {found.worse} worse"
 
 
-def before_after_table(found: BeforeAfter, width: int, names: tuple[str, str] = ("before", "after")) -> Table:
-    """For a terminal of `width` columns: two lines for each prompt, called `names`."""
+def before_after_lines(found: BeforeAfter, width: int, names: tuple[str, str] = ("before", "after")) -> list[Text]:
+    """For a terminal of `width` columns: two lines for each prompt, called `names`, behind it where all prompts are
+    short, else below it."""
     width = min(width, _WIDEST)
-    prompts = [shortened(example.prompt, round(width * _PROMPT_SHARE)) for example in found.examples]
+    prompts = [shortened(example.prompt, width) for example in found.examples]
+    beside = max(map(len, prompts)) <= width * _PROMPT_SHARE
+    indent = max(map(len, prompts)) + 2 if beside else 2
     marks = [f"{reward:.3g}" for e in found.examples for reward in (e.reward_before, e.reward_after)]
-    left = max(width - max(map(len, prompts)) - max(map(len, marks)) - max(map(len, names)) - 4 * 2, _NARROWEST)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for style, justify in (("", "left"), ("dim", "left"), ("", "right"), ("", "left")):
-        table.add_column(style=style, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    name, mark = max(map(len, names)), max(map(len, marks))
+    left = max(width - indent - name - mark - 2 * 2, _NARROWEST)
+    lines: list[Text] = []
     for prompt, example in zip(prompts, found.examples, strict=True):
         better = "green" if example.reward_after > example.reward_before else ""
+        heads = (prompt, "") if beside else ("", "")
+        if not beside:
+            lines.append(Text(prompt))
         for head, when, reward, response, style in (
-            (prompt, names[0], example.reward_before, example.before, ""),
-            ("", names[1], example.reward_after, example.after, better),
+            (heads[0], names[0], example.reward_before, example.before, ""),
+            (heads[1], names[1], example.reward_after, example.after, better),
         ):
-            cells = (head, when, f"{reward:.3g}", shortened(response, left) or "(empty)")
-            table.add_row(*(Text(cell, style=style) for cell in cells))
-    return table
+            said = (
+                (f"{when:<{name}}  ", "dim"),
+                f"{reward:>{mark}.3g}  ",
+                (shortened(response, left) or "(empty)", style),
+            )
+            lines.append(Text.assemble(f"{head:<{indent}}", *said))
+    return lines
 
 
 def before_after_html(found: BeforeAfter) -> str:

@@ -20,7 +20,7 @@ from launch.observe.records import PHASES
 from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of, summed
 from launch.observe.symptoms import symptoms
 from launch.precision import MASTER_REWARD, precision_text
-from launch.report.before_after import BeforeAfter, before_after, before_after_table, said
+from launch.report.before_after import BeforeAfter, before_after, before_after_lines, said
 from launch.report.token_budget import TokenBudgetSummary, budget_rows, token_budget_summary
 from policies.speculation.catalogue import TRAINED
 
@@ -237,7 +237,8 @@ def print_summary(
     console.print(summary_table(summary))
     if summary.before_after is not None:
         console.print(Text(said(summary.before_after)), soft_wrap=True)
-        console.print(before_after_table(summary.before_after, console.width))
+        for line in before_after_lines(summary.before_after, console.width):
+            console.print(line, soft_wrap=True)
     # Below the table, each on a line of its own however long it is: they are there to be copied.
     best = summary.best_model if best_text(summary) else None  # else it is the last one
     for label, path in (("model", model or summary.model), ("best model", best), ("report", report)):
