@@ -49,7 +49,7 @@ CATALOGUE: dict[str, DrafterEntry] = {
             is_network=True,
             shares_cache=True,
             level=0.5,
-            prepares=10.0,
+            prepares=7.0,
         ),
     )
 }

@@ -24,6 +24,7 @@ GRANT_S = 4e-3  # of exploration before the allowance has grown; or a plain step
 FEW = 4  # request-steps below which a drafter is hardly seen
 DEAR, PART = 3.0, 0.4  # so often must the allowance hold the stake of a trial that may lose such a part of a step:
 # acceptance does not depend on the load, and where fewer requests run it is learned for less
+GUESSED = 3.0  # times the price of making a drafter ready must be earned back where its drafts were never timed
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
 LOSSES = 1.0  # times `exploration`: a drafter that has lost so much of the decode time is out for a while
 PAST_STEPS = 4096  # what was decoded, lost and saved so many steps ago counts for half
@@ -298,7 +299,7 @@ class AdaptivePolicy:
             assert plain_s is not None
             known = self.costs.draft_s(strategy, load.running) is not None
             remaining_s = self._preparation.remaining_s(price_s, plain_s, known=known)
-            return price_s / max(remaining_s / seconds, 1.0)
+            return (price_s if known else GUESSED * price_s) / max(remaining_s / seconds, 1.0)
         return self._switch_s(strategy) / STAY_STEPS
 
     def _prepare_s(self, drafter: str) -> float:

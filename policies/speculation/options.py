@@ -95,7 +95,7 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
             "or refused"
         ),
     ] = "auto"
-    exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.01
+    exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.0025
     budget: Annotated[
         Literal["length_aware", "none"],
         Field(

@@ -9,7 +9,7 @@ from collections import deque
 REMEMBERED = 8  # updates
 FIRST_STEPS = 256  # plain steps that the first weights are expected to serve
 PATIENCE = 4.0  # prices that the first weights have served
-LONGER = 0.5  # of the time that weights have served: what they serve beyond all that is known
+LONGER = 1.0  # of the time that weights have served: what they serve beyond all that is known
 
 
 class Preparation:
@@ -47,4 +47,5 @@ class Preparation:
             if not known and served < PATIENCE * price_s:
                 return 0.0
             return max(FIRST_STEPS * plain_s - served, LONGER * served)
-        return (sum(max(lasted - served, 0.0) for lasted in self._lasted) + LONGER * served) / (len(self._lasted) + 1)
+        left = [lasted - served for lasted in self._lasted if lasted > served]
+        return (sum(left) + LONGER * served) / (len(left) + 1)
