@@ -53,7 +53,7 @@ def test_two_rl_steps_of_the_real_model(tmp_path: Path) -> None:
     assert (run / "model/tokenizer.json").is_file()
     (made,) = (tmp_path / "runs/reasoning_gym").iterdir()
     train, held_out = ((made / f"{split}.jsonl").read_text().splitlines() for split in ("train", "eval"))
-    assert (len(train), len(held_out)) == (800, 64)
+    assert (len(train), len(held_out)) == (120, 60)
     assert not {json.loads(line)["prompt"] for line in train} & {json.loads(line)["prompt"] for line in held_out}
     check_other_programs(run)
 
