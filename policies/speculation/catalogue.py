@@ -30,7 +30,9 @@ CATALOGUE: dict[str, DrafterEntry] = {
     entry.name: entry
     for entry in (
         DrafterEntry(
-            name="suffix", arms=("suffix:8", "suffix:4", "suffix:2", "suffix:16", "suffix:12x2/16"), native="Suffixes"
+            name="suffix",
+            arms=("suffix:8", "suffix:4", "suffix:2", "suffix:1", "suffix:16", "suffix:12x2/16"),
+            native="Suffixes",
         ),
         DrafterEntry(
             name="eagle",
