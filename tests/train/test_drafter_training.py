@@ -36,7 +36,7 @@ TRAINED = (
     "drafter.micro_step_tokens=64",
     "rollout.speculation={mode: fixed, strategies: ['eagle:3']}",
 )
-ADAPTIVE = (*TRAINED[:2], "rollout.speculation={mode: adaptive}")  # every default drafter and arm
+ADAPTIVE = (*TRAINED[:2], "rollout.speculation={mode: adaptive, exploration: 0.03}")  # every default drafter and arm
 FITTED = "drafter.offline={max_steps: 50, samples: 1}"
 Records = list[dict[str, Any]]
 
