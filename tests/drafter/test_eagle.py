@@ -102,6 +102,8 @@ class Turns:
     def unavailable(self, drafter: str) -> None:
         raise AssertionError(f"{drafter} failed")
 
+    def new_target(self) -> None: ...
+
     def plain_s(self, load: Load) -> float | None:
         return None
 
