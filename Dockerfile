@@ -2,7 +2,7 @@
 #   docker build --tag paceline .
 #   docker run --rm --gpus all --shm-size=8g --volume /shared:/shared paceline \
 #       paceline train /shared/my.yaml run.dir=/shared/runs
-# The versions are those of constraints.txt, and every node of a cluster runs one image: a node with another Python, Ray,
+# The versions are those of constraints/tested.txt, and every node of a cluster runs one image: a node with another Python, Ray,
 # torch or Paceline is not used. On a machine without a GPU, smaller:
 #   docker build --tag paceline --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 # Nothing secret is in the image: tokens and keys are given to containers when they start.
@@ -15,6 +15,6 @@ RUN apt-get update \
     && useradd --uid 1000 --create-home ray
 WORKDIR /opt/paceline
 COPY . .
-RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} .
+RUN pip install --no-cache-dir --constraint constraints/tested.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} .
 USER ray
 CMD ["paceline", "--help"]

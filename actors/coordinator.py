@@ -13,8 +13,8 @@ from pathlib import Path
 import ray
 
 from actors.identity import log_to
-from coordinator.events import Drain, Undrain
-from coordinator.options import CoordinatorOptions
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Drain, Undrain
 from coordinator.service import CoordinatorService
 
 _log = logging.getLogger(__name__)

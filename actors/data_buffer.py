@@ -20,9 +20,9 @@ import ray
 from ray.exceptions import RayError
 
 from actors.identity import log_to
+from config.drafter import BufferOptions
+from contracts.records import SequenceRecord
 from drafter.training.buffer import BufferStats, DataBuffer
-from drafter.training.records import SequenceRecord
-from policies.drafter.options import BufferOptions
 
 FETCH_TIMEOUT_S = 30.0
 _SOURCES = 1024

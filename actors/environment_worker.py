@@ -4,7 +4,7 @@ many.
 Owns which worker plays which episode, and their replacement. Nothing of an episode is lost with a worker: every call
 brings all actions so far, so another one plays it again up to there. Never decides what is sampled, and never waits.
 
-    pool = EnvironmentPool(config.environment, wake=dispatcher.wake)
+    pool = EnvironmentPool(options, wake=dispatcher.wake)
     pool.begin()
     pool.play(request_id, Call(...))
     for request_id, answer in pool.poll(): ...
@@ -23,9 +23,9 @@ from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
 
 from actors.environments.host import START_TIMEOUT_S, EnvironmentHost
-from actors.environments.options import EnvironmentOptions
-from actors.environments.types import Answer, Call
 from actors.identity import log_to, unique_name
+from config.environments import EnvironmentOptions
+from contracts.environments import Answer, Call
 
 _log = logging.getLogger(__name__)
 _MAX_LOSSES = 3  # workers that one call may lose

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_PACKAGES = ("actors", "coordinator", "drafter", "launch", "models", "policies")
+_PACKAGES = ("actors", "config", "contracts", "coordinator", "drafter", "launch", "models", "planner", "policies")
 PRINTS_BYTES = 1 << 16  # of what user code prints in one call
 _PIPE_BYTES = 1 << 16  # what a pipe of Linux holds
 _ABOVE = __name__.removesuffix("actors.identity")  # "paceline." where it was installed from a wheel

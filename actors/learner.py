@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
-from actors.handoff.types import Sent, Terms
 from actors.identity import log_to
 from actors.termination import on_sigterm
-from actors.training.options import LearnerOptions, OptimizerOptions
-from actors.training.types import Demonstration, StepResult, TrainSequence
-from models.formats import Quantization
+from config.formats import Quantization
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.handoff import Sent, Terms
+from contracts.training import Demonstration, StepResult, TrainSequence
 from models.manifest import TensorSpec, WeightsManifest
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
 
 _log = logging.getLogger(__name__)
 

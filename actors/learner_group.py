@@ -18,16 +18,16 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from actors.handoff.types import Offer, Sent, Terms, Way
 from actors.identity import unique_name
 from actors.learner import LearnerRank, LearnerSpec, Place
 from actors.training.errors import LearnerLostError, LossKind
-from actors.training.options import LearnerOptions, OptimizerOptions
-from actors.training.types import Demonstration, StepResult, TrainSequence
-from models.formats import Quantization
+from config.formats import Quantization
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.handoff import Offer, Sent, Terms, Way
+from contracts.training import Demonstration, StepResult, TrainSequence
 from models.manifest import TensorSpec, WeightsManifest
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
 
 GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0

@@ -13,8 +13,8 @@ import ray
 
 from actors.identity import log_to
 from actors.notices.http import Http
-from actors.notices.options import SpotOptions
 from actors.notices.watch import WatchEvent, watch
+from config.spot import SpotOptions
 
 
 def agent_of(node_id: str) -> str:

@@ -7,7 +7,7 @@ before the one that killed it, and the wrong rollout would be blamed. The actor 
 term says, and a call that was lost twice by itself. Never decides what a response is worth (`actors.rewards`), and
 never stops a step for one bad item.
 
-    with RewardPool(config.reward, on_event=observer.event) as pool:
+    with RewardPool(options, on_event=observer.event) as pool:
         pool.begin([batch.ids(index) for index in range(len(batch.picks))])
         dispatcher.run(requests, lambda r: pool.submit(r.request_id, GradeItem(...)), tick=pool.poll)
         grades = pool.drain()  # {request_id: Grade}; grade.error says why a rollout could not be graded
@@ -30,9 +30,9 @@ from actors.rewards import Grade, GradeItem
 from actors.rewards.assembly import Assembly, Call
 from actors.rewards.grader import HostGrader, LaneGrader, secret_of
 from actors.rewards.lanes import Lane, lanes_of
-from actors.rewards.options import RewardOptions
-from actors.rewards.types import RewardConfigError
 from actors.spans import Joiner
+from config.rewards import RewardOptions
+from contracts.rewards import RewardConfigError
 
 _GRACE_S = 10.0  # per term and for the call: a grader that keeps its own deadlines is never killed for them
 _CLOSE_TIMEOUT_S = 5.0

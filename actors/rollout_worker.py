@@ -35,9 +35,12 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from actors.engine.commands import Answered, Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
 from actors.engine.core import RolloutEngine
-from actors.engine.types import (
+from actors.identity import log_to
+from actors.spot_host import SpotEvent, SpotHost, SpotPlan
+from actors.termination import on_sigterm
+from contracts.engine import Answered, Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
+from contracts.rollout import (
     Answer,
     DrafterFailed,
     DriverEvent,
@@ -54,9 +57,6 @@ from actors.engine.types import (
     Slept,
     WeightsLoaded,
 )
-from actors.identity import log_to
-from actors.spot_host import SpotEvent, SpotHost, SpotPlan
-from actors.termination import on_sigterm
 from models.manifest import WeightsManifest
 
 EngineFactory = Callable[[], RolloutEngine]

@@ -19,8 +19,11 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from actors.engine.types import DrafterFailed, DrafterLoaded, Recorded
-from actors.spot.types import (
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import State, Stop, Train
+from contracts.records import SequenceRecord
+from contracts.rollout import DrafterFailed, DrafterLoaded, Recorded
+from contracts.spot import (
     Checkpointed,
     MicroStep,
     NeedData,
@@ -33,12 +36,9 @@ from actors.spot.types import (
     TrainStarted,
     TrainStopped,
 )
-from coordinator.events import State, Stop, Train
 from coordinator.member import Identity
-from coordinator.options import CoordinatorOptions
 from coordinator.transport.client import WorkerClient
 from coordinator.transport.security import ClientKeys
-from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
 
 _log = logging.getLogger(__name__)

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request
 from benchmarks.harness import RESULTS, command, markdown, write
 from benchmarks.tools.drafting import accept
 from benchmarks.tools.rollouts import MEASURED_EPOCH, Tokens, decode, engine_options, wave
 from benchmarks.tools.targets import Target, Task, find_demo, load_target, load_task
+from config.speculation import EagleOptions
+from config.strategy import Strategy
+from contracts.rollout import Request
 from drafter.eagle import Drafting, EagleDrafter, load_eagle
 from models import ops
 from models.packed import PackedContext
 from models.transformer import Transformer
-from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,16 @@ from typing import Annotated, Any
 
 import ray
 
-from actors.engine.commands import Abort, Submit
-from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
 from actors.engine.process import spawn_engine
-from actors.engine.types import Rollout
 from benchmarks.harness import RESULTS, command, quantiles_ms, write
 from benchmarks.tools.targets import fresh_model, random_prompts, requests_of
+from config.model import ModelOptions
+from config.rollout import EngineOptions, RolloutOptions, WorkerCount
+from contracts.engine import Abort, Submit
+from contracts.rollout import Rollout
 from launch.cluster.session import ray_session
 from launch.dispatch import RolloutDispatcher, spawner
 from models.checkpoint import save_model
-from models.options import ModelOptions
 
 TARGET_P99_MS = 20.0
 

@@ -25,7 +25,8 @@ from typing import Annotated, Any
 
 from benchmarks.harness import RESULTS, command, load, machine, quantiles_ms, save
 from benchmarks.tools.coordinator_swarm import Swarm
-from coordinator.events import (
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import (
     Busy,
     Changed,
     Event,
@@ -41,7 +42,6 @@ from coordinator.events import (
     Train,
 )
 from coordinator.machine import Machine
-from coordinator.options import CoordinatorOptions
 from coordinator.roster import Phase
 from coordinator.transport.server import CoordinatorServer
 

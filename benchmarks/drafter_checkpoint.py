@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 
 from actors.spot.checkpoints import Checkpoints, history, restore
-from actors.spot.types import Checkpointed
 from actors.training.persistence import save_tensors
 from benchmarks.harness import RESULTS, command, paired, write
 from benchmarks.tools.drafting import random_record
 from benchmarks.tools.targets import fresh_model
+from config.drafter import DrafterOptions
+from contracts.spot import Checkpointed
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
-from policies.drafter.options import DrafterOptions
 
 # The demo's target, and one with the vocabulary and (untied) head that make up most of a real drafter's checkpoint.
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -31,14 +31,14 @@ from benchmarks.harness import RESULTS, command, in_turns, paired, write
 from benchmarks.tools.drafting import random_record
 from benchmarks.tools.rollouts import record_history
 from benchmarks.tools.targets import find_demo, load_target, load_task
+from config.drafter import DrafterOptions
+from contracts.records import SequenceRecord
 from drafter.training.collect import collect_records
 from drafter.training.head import TargetHead
 from drafter.training.packing import pack_records
 from drafter.training.passes import run_passes
-from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
 from models.rope import RopeTable
-from policies.drafter.options import DrafterOptions
 
 BATCH = 8
 TAIL_MEDIAN, TAIL_SIGMA, TAIL_MAX = 256, 1.0, 2048  # tokens; sigma of the logarithm

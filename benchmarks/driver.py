@@ -29,13 +29,13 @@ from typing import Annotated, Any, cast
 import numpy as np
 
 from actors.data import Prompt
-from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
-from actors.engine.types import EngineWindow, SamplingParams
-from actors.handoff.types import Offer, Sent
 from actors.reward_pool import RewardPool
 from actors.rewards import Grade, GradeItem
 from benchmarks.driver_fakes import MIXES, OWN, SLOTS, TOKENS, Fleet, Mix, Replay, Worker
 from benchmarks.harness import RESULTS, command, load, write
+from config.rollout import EngineOptions, RolloutOptions, WorkerCount
+from contracts.handoff import Offer, Sent
+from contracts.rollout import EngineWindow, SamplingParams
 from examples.guess_and_check.make_data import build_tokenizer
 from launch.batch import Batch, Pick
 from launch.cluster.session import ray_session

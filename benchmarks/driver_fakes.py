@@ -14,8 +14,9 @@ import numpy as np
 import ray
 from ray import ObjectRefGenerator
 
-from actors.engine.commands import Abort, Command, ReceiveWeights, Submit, UpdateWeights
-from actors.engine.types import (
+from actors.rollout_worker import SupervisorStatus
+from contracts.engine import Abort, Command, ReceiveWeights, Submit, UpdateWeights
+from contracts.rollout import (
     EngineWindow,
     Event,
     Finished,
@@ -25,7 +26,6 @@ from actors.engine.types import (
     Sampled,
     WeightsLoaded,
 )
-from actors.rollout_worker import SupervisorStatus
 from launch.dispatch import arrivals
 
 SLOTS, TOKENS = 64, 128

@@ -32,8 +32,8 @@ def native_contender(path: str, dtype: str, threads: int, invariant: bool) -> An
     import torch
 
     from actors.engine.native.engine import NativeEngine
-    from actors.engine.options import EngineOptions
     from benchmarks.tools.targets import requests_of
+    from config.rollout import EngineOptions
     from models.checkpoint import load_model
 
     torch.set_num_threads(threads)
@@ -152,7 +152,7 @@ def main(
     *,
     contenders: Annotated[Sequence[str], "who takes part", CONTENDERS] = CONTENDERS,
     python_for: Annotated[Sequence[str], "CONTENDER=PYTHON: its interpreter"] = (),
-    models: Annotated[Sequence[str], "demo, or a size of models.inflate"] = ("demo", "20m"),
+    models: Annotated[Sequence[str], "demo, or a size of benchmarks.tools.inflating"] = ("demo", "20m"),
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     batches: Annotated[Sequence[int], "of equal lengths"] = (1, 8, 32, 64),
     new_tokens: Annotated[int, "of the equal lengths"] = 128,

@@ -24,11 +24,12 @@ from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.graphs import CudaGraphCapture
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
-from actors.engine.options import EngineOptions
 from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.contenders import WrongDrafter
 from benchmarks.tools.qwen import QWEN, qwen
 from benchmarks.tools.targets import requests_of
+from config.rollout import EngineOptions
+from config.strategy import PLAIN, Strategy
 from drafter.protocol import GraphCapture
 from models.config import ModelConfig
 from models.transformer import Transformer
@@ -36,7 +37,6 @@ from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.graph_memory import ModelShape, predict
 from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed_plan, naive_plan
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 
 # Four strategies, as in Table 5 of TLT.
 STRATEGIES = tuple(Strategy.parse(text) for text in ("suffix:4", "suffix:8", "suffix:6x2/12", "suffix:8x2/16"))

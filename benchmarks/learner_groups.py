@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
 from benchmarks.harness import RESULTS, ROOT, command, in_turns, paired, write
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.training import TrainSequence
 from launch.config import load_config
 from launch.config.hub import converted
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
 
 SYSTEM_TOKENS, LONGEST = 17, 24
 VOCAB = 40_000  # below SmolLM2's 49,152

@@ -22,14 +22,14 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import torch
 
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, join_group, leave_group, open_store
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
 from benchmarks.harness import RESULTS, command, in_turns, paired, write
 from benchmarks.tools.targets import SHAPE
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.training import TrainSequence
 
 T = TypeVar("T")
 VARIANTS: dict[str, dict[str, Any]] = {

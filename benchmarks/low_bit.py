@@ -37,7 +37,7 @@ from benchmarks.tools.low_bit_report import plot, refresh, table
 from benchmarks.tools.peers import Peer
 from benchmarks.tools.targets import SIZES, Target, Task, find_demo, load_target, load_task
 from benchmarks.tools.vllm_contenders import MAX_TOKENS, Case, packed
-from models.formats import FORMATS, Quantization
+from config.formats import FORMATS, Quantization
 
 PARTS = ("rollout", "learner", "publish", "agreement")
 QUESTION = "what do low-bit rollouts give, and what do they cost?"
@@ -225,10 +225,10 @@ def rollout(options: Options, demo_path: Path, entered: "Entered") -> None:
 
 def learner_seconds(size: str, models: Models, options: Options) -> Record:
     """An RL step over the demo's lengths, mirrored and not, and what it costs for ROLLOUTS rollouts."""
-    from actors.training.options import LearnerOptions, OptimizerOptions
     from actors.training.trainer import Trainer
-    from models.options import ModelOptions
-    from policies.options import ObjectiveOptions
+    from config.learner import LearnerOptions, OptimizerOptions
+    from config.model import ModelOptions
+    from config.objective import ObjectiveOptions
 
     count = ROLLOUTS if size == "demo" else 16
     sequences = make_step(count)

@@ -19,12 +19,12 @@ from benchmarks.harness import RESULTS, command, markdown, save
 from benchmarks.tools.a100_sweep import cells, fitted, relative_error
 from benchmarks.tools.engine_trace import kernels_before, traced_step
 from benchmarks.tools.qwen import QWEN, network, qwen
-from models.formats import FORMATS
+from config.formats import FORMATS
+from config.strategy import Strategy
 from policies.roofline.devices import DEVICES, Device
 from policies.roofline.kernels import draft_kernels, floor_bytes, launches, step_kernels
 from policies.roofline.memory import GIB
 from policies.roofline.timing import DEFAULT, step_time, time_of
-from policies.speculation.strategy import Strategy
 
 GRID = tuple((batch, 1, context) for batch in (1, 8, 32, 64) for context in (1024, 8192, 32_768))
 VERIFYING = ((1, 9, 4096), (32, 9, 2048))

@@ -19,21 +19,21 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
-from actors.engine.commands import Sleep, Submit, Wake
 from actors.engine.core import RolloutEngine
-from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
-from actors.engine.types import EngineIdle, Progress
 from actors.spot.process import spawn_trainer
-from actors.spot.types import MicroStep, NeedData, SpotTrainer, TrainSession, TrainStopped
 from benchmarks.harness import RESULTS, command, quantiles_ms, write
 from benchmarks.tools.drafting import random_record
 from benchmarks.tools.targets import SIZES, fresh_model, random_prompts, requests_of
-from drafter.training.records import SequenceRecord
+from config.drafter import DrafterOptions
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from contracts.engine import Sleep, Submit, Wake
+from contracts.records import SequenceRecord
+from contracts.rollout import EngineIdle, Progress
+from contracts.spot import MicroStep, NeedData, SpotTrainer, TrainSession, TrainStopped
 from models.checkpoint import save_model
 from models.config import ModelConfig
-from models.options import ModelOptions
-from policies.drafter.options import DrafterOptions
 
 ALLOWED_S = 0.05  # beside one micro-step
 DEADLINE_S = 30.0

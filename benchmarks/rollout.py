@@ -45,9 +45,9 @@ from benchmarks.tools.contenders import FIXED, FIXED_EAGLE, Contender, adaptive,
 from benchmarks.tools.rollout_report import merge, plot, table
 from benchmarks.tools.rollouts import MEASURED_EPOCH, WARMUP_EPOCH, History, Run, decode, engine_options, waves
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
+from config.strategy import PLAIN
 from policies.calibration.document import Calibration
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
-from policies.speculation.strategy import PLAIN
 
 ALWAYS = 6  # contenders that no time limit leaves out: all that choose
 PAUSE_S = 0.02  # between runs: what the last one left behind comes to an end

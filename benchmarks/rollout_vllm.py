@@ -33,7 +33,6 @@ from typing import Annotated, Any
 import numpy as np
 
 from actors.engine.batch.telemetry import EngineStepRecord
-from actors.engine.types import SamplingParams
 from benchmarks.harness import RESULTS, ROOT, command, interval, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.bound import PassCost, bucket, estimate_s, interpolated
@@ -42,7 +41,8 @@ from benchmarks.tools.rollouts import History
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
 from benchmarks.tools.vllm_contenders import MAX_TOKENS, Case, packed
 from benchmarks.tools.vllm_report import table, verdicts
-from policies.speculation.strategy import Strategy
+from config.strategy import Strategy
+from contracts.rollout import SamplingParams
 
 PYTHON = ROOT / ".venv-vllm/bin/python"
 BUILT_INS = ("ngram", "suffix", "draft_model")

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import Request, SamplingParams
 from benchmarks.engine_smollm import gguf_file
 from benchmarks.harness import RESULTS, ROOT, command, machine, markdown, write
 from benchmarks.tools.targets import requests_of
+from config.formats import FORMATS, LowBitFormat
+from config.rollout import EngineOptions
+from contracts.rollout import Request, SamplingParams
 from models.checkpoint import load_model
-from models.formats import FORMATS, LowBitFormat
 from models.gguf import convert
 from models.packed import PackedContext
 from models.transformer import Transformer

@@ -28,10 +28,10 @@ from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Settled
 from actors.engine.batch.stops import RuleStops
-from actors.engine.types import Request, StopRule
 from benchmarks.harness import RESULTS, command, in_turns, markdown, paired, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.targets import Target, Task, find_demo, load_target, load_task
+from contracts.rollout import Request, StopRule
 
 NEVER = "\u0007 no response says this"
 CALLS = 4000

@@ -22,8 +22,8 @@ from triton.runtime import driver
 
 from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.qwen import QWEN
+from config.formats import FORMATS
 from models.dtypes import DTYPES
-from models.formats import FORMATS
 from models.ops.triton import launch as launches
 from models.ops.triton import launch_drafting as drafting
 from models.ops.triton import launch_low_bit as low_bit

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from actors.handoff.receive import Receiver
 from actors.handoff.send import Layout, Sender
-from actors.handoff.types import Offer, Terms, Way
 from actors.processes.link import share_bytes, shared_bytes
 from benchmarks.harness import RESULTS, command, write
+from contracts.handoff import Offer, Terms, Way
 from models.device import choose_device
 from models.manifest import WeightsManifest, lay_out
 from models.pieces import Scatter, from_host

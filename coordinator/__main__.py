@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from config.coordinator import AdminOptions, CoordinatorOptions, CurveOptions
 from coordinator.address import AddressFileError
 from coordinator.admin.credentials import CERTIFICATE_FILE, KEY_FILE, CredentialsError, write_certificate
-from coordinator.options import AdminOptions, CoordinatorOptions, CurveOptions
 from coordinator.service import CoordinatorService, OptionsError
 from coordinator.transport.security import KeyFilesError, write_keys
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from coordinator.options import OPEN_TO_ALL
+from config.coordinator import OPEN_TO_ALL
 
 FILE_NAME = "coordinator.json"
 

@@ -6,9 +6,9 @@ It says its present state at every change and with every heartbeat, so a restart
 
 import math
 
-from coordinator.events import DriverEvent
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import DriverEvent
 from coordinator.link import Outlink
-from coordinator.options import CoordinatorOptions
 from coordinator.wire import Ack, Say, Tell
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Full, Queue
 
-from coordinator.events import Changed, Lost, Notice
+from contracts.coordinator import Changed, Lost, Notice
 from coordinator.status import Change
 
 CAPACITY = 10_000  # changes that a watcher may be behind

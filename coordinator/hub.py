@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import islice
 
-from coordinator.events import Changed, Command, ControlEvent, Notice, Output, Reregister, Stop, Train, WorkerMessage
+from contracts.coordinator import Changed, Command, ControlEvent, Notice, Output, Reregister, Stop, Train, WorkerMessage
 from coordinator.link import Fate, Inlink
 from coordinator.machine import IllegalTransitionError, Machine
 from coordinator.wire import DRIVER, Ack, Say, Tell, speaker

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from coordinator.events import DriverEvent, Register, RolloutComplete, RolloutStarted, WorkerEvent
+from contracts.coordinator import DriverEvent, Register, RolloutComplete, RolloutStarted, WorkerEvent
 from coordinator.wire import Ack, Say
 
 REPEAT_S = 0.25

@@ -12,7 +12,8 @@ Rules that hold after every step, whatever came in:
 
 import math
 
-from coordinator.events import (
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import (
     Busy,
     Changed,
     Drain,
@@ -36,7 +37,6 @@ from coordinator.events import (
     Undrain,
     WorkerMessage,
 )
-from coordinator.options import CoordinatorOptions
 from coordinator.roster import Ghost, Phase, Roster, Worker
 from coordinator.sessions import Sessions
 from coordinator.standing import NOTHING, Standing

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from zlib import crc32
 
-from coordinator.events import (
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import (
     Busy,
     Command,
     Heartbeat,
@@ -28,7 +29,6 @@ from coordinator.events import (
     WorkerEvent,
 )
 from coordinator.link import Outlink
-from coordinator.options import CoordinatorOptions
 from coordinator.wire import Ack, Say, Tell
 
 

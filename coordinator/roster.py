@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from coordinator.events import State
+from contracts.coordinator import State
 
 
 class Phase(StrEnum):

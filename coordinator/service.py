@@ -20,14 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from config.coordinator import LOOPBACK, OPEN_TO_ALL, CoordinatorOptions
+from contracts.coordinator import Changed, ControlEvent, Notice, RolloutComplete, RolloutStarted
 from coordinator.address import Address, reachable
 from coordinator.admin.credentials import given_certificate, service_certificate, service_token
 from coordinator.admin.server import AdminServer
-from coordinator.events import Changed, ControlEvent, Notice, RolloutComplete, RolloutStarted
 from coordinator.feed import Feed
 from coordinator.hub import Hub
 from coordinator.machine import Machine
-from coordinator.options import LOOPBACK, OPEN_TO_ALL, CoordinatorOptions
 from coordinator.standing import NOTHING, Standing, StandingFileError
 from coordinator.status import Status, read_status
 from coordinator.transport.security import server_keys

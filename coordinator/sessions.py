@@ -7,8 +7,8 @@ new epoch, told to all members. When the leader goes, the member that has traine
 
 from collections.abc import Callable
 
-from coordinator.events import Changed, Output, Register, SessionChanged, Started, State, Stop, Train
-from coordinator.options import CoordinatorOptions
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Changed, Output, Register, SessionChanged, Started, State, Stop, Train
 from coordinator.roster import Phase, Roster, Session, Worker
 
 

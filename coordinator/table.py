@@ -7,7 +7,7 @@ one worker arrive in the order in which they were sent, once: it is an error.
 
 from enum import Enum, auto
 
-from coordinator.events import Busy, Heartbeat, Idle, Leave, Started, State, Stopped, TrainerFailed
+from contracts.coordinator import Busy, Heartbeat, Idle, Leave, Started, State, Stopped, TrainerFailed
 from coordinator.roster import Phase
 
 Place = tuple[State, Phase | None]

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.events import Command, DriverEvent, Serial, Train, WorkerEvent, WorkerMessage
+from contracts.coordinator import Command, DriverEvent, Serial, Train, WorkerEvent, WorkerMessage
 
 MAX_FRAME_BYTES = 64 * 1024
 T = TypeVar("T")

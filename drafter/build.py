@@ -9,19 +9,19 @@ from importlib import import_module
 from types import ModuleType
 from typing import Protocol
 
+from config.catalogue import CATALOGUE, at_hand, weights_path
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
 from drafter.protocol import Drafter
 from models.ops.chain import DraftChain
 from models.ops.native import kernels
 from models.transformer import Transformer
-from policies.speculation.catalogue import CATALOGUE, at_hand, weights_path
-from policies.speculation.options import SpeculationOptions
-from policies.speculation.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
 
 
 class EngineShape(Protocol):
-    """What a drafter must know of `actors.engine.options.EngineOptions`."""
+    """What a drafter must know of `config.rollout.EngineOptions`."""
 
     @property
     def max_running(self) -> int: ...

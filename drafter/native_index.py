@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafts
-from policies.speculation.strategy import Strategy
 
 
 def propose(

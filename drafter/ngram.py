@@ -13,11 +13,11 @@ children per node.
 import numpy as np
 from numpy.typing import NDArray
 
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
 from drafter.native_index import propose
 from drafter.protocol import BatchView, Drafts
 from models.ops.native import kernels
-from policies.speculation.options import SpeculationOptions
-from policies.speculation.strategy import Strategy
 
 
 class NgramDrafter:

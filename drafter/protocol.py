@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from config.strategy import Strategy
 from models.transformer import Transformer
-from policies.speculation.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """What the target computed at consecutive positions, packed by request: rows as in `drafter.training.records`.
+    """What the target computed at consecutive positions, packed by request: rows as in `contracts.records`.
     Those of request r are rows offsets[r]:offsets[r+1], for positions lengths[r] - 1 - n .. lengths[r] - 2 (n rows; 0
     if none is kept). They are row index[t] of the source: nothing is copied before somebody gathers it, so that the
     index can travel to a GPU with whatever else a drafter uploads."""

@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from config.formats import FORMATS, LowBitFormat
+from config.speculation import SelfOptions, SpeculationOptions
+from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafts, GraphCapture, TargetPasses
 from models.config import ModelConfigError, require_low_bit
-from models.formats import FORMATS, LowBitFormat
 from models.low_bit_copy import copy_bytes, low_bit_copy, round_again
 from models.transformer import Transformer
-from policies.speculation.options import SelfOptions, SpeculationOptions
-from policies.speculation.strategy import Strategy
 
 
 class SelfDrafter:

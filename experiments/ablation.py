@@ -34,10 +34,10 @@ from typing import Annotated, Any, Literal
 
 from benchmarks.harness import ROOT, command, write
 from benchmarks.seeds import run_seed
+from config.tree import Config
 from experiments.ablation_report import write_pages
 from experiments.token_budget import Journal
 from launch.config import load_config
-from launch.config.tree import Config
 from launch.observe.journal import read
 
 Kind = Literal["timed", "learned"]

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import ROOT, command, write
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
 from policies.speculation.build import build_policy
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import Load, StepKind, StepOutcome, StrategyPolicy
-from policies.speculation.strategy import Strategy
 
 TARGET_NS = 50_000
 DRAFTERS = ("suffix", "ngram", "eagle")

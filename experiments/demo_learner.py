@@ -10,20 +10,20 @@ from statistics import fmean
 
 from actors.data import Prompt, load_prompts, load_tokenizer
 from actors.data.order import PromptOrder
-from actors.engine.types import Rollout
 from actors.rewards.grader import build
-from actors.rewards.types import GradeItem
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
 from benchmarks.harness import DEMO
 from benchmarks.tools.targets import Target
+from config.model import ModelOptions
+from contracts.rewards import GradeItem
+from contracts.rollout import Rollout
+from contracts.training import TrainSequence
 from launch.batch import Batch, Pick, sampling_params
 from launch.config import load_config
 from launch.run.groups import Graded, Group, training_sequences
 from launch.run.inputs import stop_tokens_of
 from models.checkpoint import save_model
 from models.manifest import WeightsManifest
-from models.options import ModelOptions
 from models.weights import Buffer
 
 

@@ -31,9 +31,9 @@ from benchmarks.tools.rollouts import (
     waves,
 )
 from benchmarks.tools.targets import SIZES, Target, Task, find_demo, load_target, load_task
+from config.speculation import SpeculationOptions
 from experiments.draft_budgets import figure_8, line
 from policies.speculation.build import build_budget
-from policies.speculation.options import SpeculationOptions
 
 AWARE = SpeculationOptions(budget="length_aware")
 

@@ -31,23 +31,23 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request, Rollout
 from benchmarks.figures import Line, Panel, draw
 from benchmarks.harness import ROOT, command, markdown, ratio_of_rates, write
 from benchmarks.tools.drafting import Acceptance, accept, drafting_engine
 from benchmarks.tools.fit_eagle import tell_fit
 from benchmarks.tools.targets import Target, deep_target, find_warm_start, load_target
+from config.drafter import BufferOptions, DrafterOptions
+from config.strategy import Strategy
+from contracts.records import SequenceRecord
+from contracts.rollout import Request, Rollout
 from drafter.training.buffer import DataBuffer
 from drafter.training.collect import collect_records
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
-from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
 from experiments.demo_learner import DemoLearner
 from launch.batch import Batch
-from policies.drafter.options import BufferOptions, DrafterOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 
 LAYERS = 8
 RUNNING = 64

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request
 from benchmarks.harness import ROOT, command, in_turns, markdown, write
 from benchmarks.tools.drafting import accept, drafting_engine
 from benchmarks.tools.rollouts import GROUP, MEASURED_EPOCH, decode, engine_options, record_history, wave
 from benchmarks.tools.targets import Target, deep_target, find_demo, load_target, load_task
+from config.drafter import Algorithm, DrafterOptions
+from contracts.rollout import Request
 from drafter.training.fit import TargetRecords
 from drafter.training.head import TargetHead
 from drafter.training.packing import MIN_ROWS
 from drafter.training.trainer import DrafterTrainer
 from drafter.training.variants import VARIANTS
-from policies.drafter.options import Algorithm, DrafterOptions
 
 LAYERS = 8
 LEARNING_RATE = 3e-3  # the demo's

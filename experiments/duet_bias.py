@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from actors.data import Prompt
 from actors.data.stop_strings import compile_marker
 from actors.engine.stopping import find_end, kept
-from actors.engine.types import Request, Rollout, Sampled, SamplingParams, StopRule
-from actors.rewards.types import Grade
 from benchmarks.harness import ROOT, command, machine, markdown, write
+from config.objective import ObjectiveOptions
+from contracts.rewards import Grade
+from contracts.rollout import Request, Rollout, Sampled, SamplingParams, StopRule
 from launch.batch import Pick
 from launch.run.groups import Graded, Group, given_up, training_sequences
 from policies.advantages import group_advantages
 from policies.objectives import sequence_coefficients
-from policies.options import ObjectiveOptions
 from policies.token_budget.window import LengthWindow
 
 THINK, RIGHT, WRONG, STOP = range(4)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
 from benchmarks.harness import command, markdown
 from benchmarks.tools.targets import DTYPES, fresh_model, random_prompts, requests_of
+from config.rollout import EngineOptions
 from models.transformer import Transformer
 
 PARTS = {  # first match of "file:function"

@@ -22,16 +22,16 @@ import torch
 
 from actors.engine.native.engine import NativeEngine
 from actors.training import trainer as learner
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
 from benchmarks.harness import ROOT, command, machine, markdown, write
 from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import find_warm_start, load_target
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.training import TrainSequence
 from experiments.demo_learner import DemoLearner
-from models.options import ModelOptions
 from policies.objectives import LossInputs, TokenLosses, token_losses
-from policies.options import ObjectiveOptions
 
 BURST_TOKENS = 8
 OBJECTIVES = {

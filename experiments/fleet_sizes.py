@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.harness import command, markdown, write
-from launch.simulate import load_scenario
-from launch.simulate.plot import sweep_svg
-from launch.simulate.study import Ablation, ablation, weak
+from planner.simulate import load_scenario
+from planner.simulate.plot import sweep_svg
+from planner.simulate.study import Ablation, ablation, weak
 
 SCENARIO = Path("examples/simulate/fleet_sizes.yaml")
 RESULTS = Path("experiments/results")

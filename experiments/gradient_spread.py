@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
 from benchmarks.harness import ROOT, command, machine, markdown, write
+from contracts.training import TrainSequence
 from experiments.task_spread import TASKS, batches, responses
 from launch.config import Config, load_config
 from policies.token_budget.allocation import allocate, bound, variance

@@ -20,18 +20,19 @@ import torch
 
 from actors.data.mixture import make_order
 from actors.engine.batch.core import BatchCore
-from actors.engine.commands import Submit, UpdateWeights
 from actors.engine.native.core import build as build_engine
-from actors.engine.types import Finished, Rejected, Request, Rollout
 from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
-from actors.environments.options import EnvironmentOptions
-from actors.environments.types import Answer, Call
 from actors.learner_group import StepUnderWay
 from actors.rewards import build
-from actors.training.options import OptimizerOptions
 from actors.training.trainer import Trainer
-from actors.training.types import Demonstration, StepResult, TrainSequence
+from config.environments import EnvironmentOptions
+from config.learner import OptimizerOptions
+from config.speculation import SpeculationOptions
+from contracts.engine import Submit, UpdateWeights
+from contracts.environments import Answer, Call
+from contracts.rollout import Finished, Rejected, Request, Rollout
+from contracts.training import Demonstration, StepResult, TrainSequence
 from launch.batch import sampling_params
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
@@ -53,7 +54,6 @@ from launch.run.warmup import warm_start
 from models.manifest import WeightsManifest
 from models.weights import Buffer
 from policies.lengths import LengthModel
-from policies.speculation.options import SpeculationOptions
 
 WORKER = "rollout-0"
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args
 
 from benchmarks.harness import DEMO, ROOT, command, machine, markdown, write
 from benchmarks.seeds import run_seed
-from policies.options import Name
+from config.objective import Name
 
 MISSING = "- | "
 

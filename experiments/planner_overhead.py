@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from actors.data import Prompt
-from actors.engine.types import FinishReason, Rollout, Sampled
 from actors.rewards import Grade
 from benchmarks.harness import DEMO, ROOT, command, markdown, write
+from contracts.rollout import FinishReason, Rollout, Sampled
 from launch.batch import Pick
 from launch.config import load_config
 from launch.run.groups import Graded, Group

@@ -27,11 +27,13 @@ from typing import Annotated, Any
 import torch
 
 from actors.data import load_prompts, load_tokenizer
-from actors.engine.options import EngineOptions
 from benchmarks.harness import ROOT, command, interval, markdown, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.rollouts import MEASURED_EPOCH, History, Run, decode, record_history, waves
 from benchmarks.tools.targets import Target, Task
+from config.drafter import Algorithm, DrafterOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
 from drafter.build import build_drafters
 from drafter.eagle import save_eagle
 from drafter.protocol import Drafter
@@ -44,9 +46,7 @@ from launch.run.inputs import stop_tokens_of
 from launch.run.warmup import initial_weights
 from models.checkpoint import load_model, parameter_count
 from policies.calibration.costs import CostModel
-from policies.drafter.options import Algorithm, DrafterOptions
 from policies.speculation.build import build_policy
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import StrategyPolicy
 
 CONFIG = ROOT / "examples/smollm_think/config.yaml"

@@ -21,8 +21,6 @@ import torch
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.hidden.recording import CHUNK_STEPS
-from actors.engine.options import EngineOptions
-from actors.engine.types import Event, Recorded, Request
 from benchmarks.harness import ROOT, command, paired, write
 from benchmarks.tools.targets import (
     DTYPES,
@@ -33,6 +31,8 @@ from benchmarks.tools.targets import (
     random_prompts,
     requests_of,
 )
+from config.rollout import EngineOptions
+from contracts.rollout import Event, Recorded, Request
 from models import weights
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer

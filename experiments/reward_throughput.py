@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 from actors.rewards import GradeItem, Grader, build
-from actors.rewards.options import RewardOptions, RewardTerm
 from benchmarks.harness import ROOT, command, interval, write
+from config.rewards import RewardOptions, RewardTerm
 
 CODE = "```python\ndef add(a, b):\n    return a + b\n```"
 TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]

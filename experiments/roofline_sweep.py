@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.harness import RESULTS, command, markdown, write
 from benchmarks.tools.decode_sweep import COPY, Cell, Score, Split, Sweep, network_of, read, score
-from policies.roofline.two_stage import OVERLAP, TwoStage, Work
+from benchmarks.tools.two_stage import OVERLAP, TwoStage, Work
 
 OVERLAPS = (1.2, OVERLAP, 2.0, 3.0, 100.0)  # the last is the larger of both, as in the paper
 _COLUMNS = {

@@ -23,19 +23,19 @@ import numpy as np
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request
 from benchmarks.figures import Line, Panel, draw
 from benchmarks.harness import ROOT, command, markdown, write
 from benchmarks.tools.drafting import Acceptance, accept
 from benchmarks.tools.rollouts import Tokens, engine_options, first_difference
 from benchmarks.tools.targets import Target, find_warm_start, load_target
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
+from contracts.rollout import Request
 from drafter.build import build_drafters
 from experiments.demo_learner import DemoLearner
 from models.packed import PackedContext
 from models.transformer import Transformer
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 
 FORMATS = ("w4a8", "w8a8")
 LENGTHS = (3, 5, 7)

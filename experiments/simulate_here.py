@@ -27,18 +27,18 @@ import torch
 
 from actors.data import load_prompts, load_tokenizer
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request, SamplingParams
 from benchmarks.harness import DEMO, ROOT, command, load, markdown, save, write
+from benchmarks.tools.inflating import PRESETS
 from benchmarks.tools.targets import find_demo, inflated, load_target
+from contracts.rollout import Request, SamplingParams
 from launch.config import Config, load_config
 from launch.observe import now
 from launch.observe.journal import read
 from launch.run.job import engine_options
-from launch.simulate.outcome import Outcome
-from launch.simulate.run import simulate
-from launch.simulate.scenario import Scenario, scenario_of
 from models.checkpoint import load_model, save_model
-from models.inflate import PRESETS
+from planner.simulate.outcome import Outcome
+from planner.simulate.run import simulate
+from planner.simulate.scenario import Scenario, scenario_of
 
 OUT = ROOT / "experiments/results/simulate_here.json"
 QUESTION = "how far is the simulator from real runs of this machine?"

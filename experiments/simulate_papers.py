@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from benchmarks.harness import ROOT, command, markdown, write
+from config.strategy import PLAIN, Strategy
 from launch.config.issues import ConfigError
-from launch.simulate import load_scenario, simulate
-from launch.simulate.acceptance import AcceptanceState
-from launch.simulate.costs import costs_of
-from launch.simulate.outcome import Outcome
-from launch.simulate.scenario import Scenario, with_values
-from policies.speculation.strategy import PLAIN, Strategy
+from planner.simulate import load_scenario, simulate
+from planner.simulate.acceptance import AcceptanceState
+from planner.simulate.costs import costs_of
+from planner.simulate.outcome import Outcome
+from planner.simulate.scenario import Scenario, with_values
 
 SCENARIOS = ROOT / "experiments/simulated"
 OUT = ROOT / "experiments/results/simulate_papers.json"

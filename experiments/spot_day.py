@@ -4,7 +4,7 @@
 
 Four cases: an interruption takes a node of eight workers, or one worker; with EC2's two minutes of notice, or without.
 Virtual time: exact, and the same on every machine. The scenario is examples/simulate/spot_day.yaml, which states every
-assumed time; `ettr` and `goodput` are defined in launch/simulate/outcome.py.
+assumed time; `ettr` and `goodput` are defined in planner/simulate/outcome.py.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.harness import command, markdown, write
-from launch.simulate import load_scenario, simulate
+from planner.simulate import load_scenario, simulate
 
 SCENARIO = Path("examples/simulate/spot_day.yaml")
 RESULTS = Path("experiments/results")

@@ -38,12 +38,12 @@ from benchmarks.tools.rollouts import (
     waves,
 )
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
+from config.catalogue import at_hand
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN, Strategy
 from experiments.grid_report import tables
 from policies.calibration.document import Calibration
-from policies.speculation.catalogue import at_hand
 from policies.speculation.defaults import default_arms
-from policies.speculation.options import SpeculationOptions
-from policies.speculation.strategy import PLAIN, Strategy
 
 SELF_DEPTHS = (3, 5, 7, 10)
 ALL = "all"  # of the drafters that a run has by default

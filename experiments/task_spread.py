@@ -25,17 +25,17 @@ from numpy.typing import NDArray
 from actors.data import Prompt
 from actors.data.order import PromptOrder
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Rollout
 from actors.rewards.grader import build
-from actors.rewards.types import GradeItem
 from benchmarks.harness import DEMO, ROOT, command, machine, markdown, write
 from benchmarks.tools.rollouts import engine_options
+from config.token_budget import AbortOptions, BudgetOptions
+from contracts.rewards import GradeItem
+from contracts.rollout import Rollout
 from launch.batch import Batch, Pick, sampling_params
 from launch.config import Config, load_config
 from launch.run.inputs import load_inputs
 from models.checkpoint import load_model
 from policies.token_budget.allocation import allocate, bound, variance
-from policies.token_budget.options import AbortOptions, BudgetOptions
 
 TASKS = (DEMO / "config.yaml", ROOT / "examples/long_guess_and_check/config.yaml")
 HOPELESS, ALWAYS = 0.02, 0.98  # success below and above which a prompt counts as one of these

@@ -37,8 +37,8 @@ from ray.experimental.collective import create_collective_group, destroy_all_col
 
 from actors.handoff.receive import Receiver
 from actors.handoff.send import Sender
-from actors.handoff.types import Offer, Terms
 from benchmarks.harness import ROOT, command, write
+from contracts.handoff import Offer, Terms
 from experiments.nodes import Nodes
 from models.manifest import lay_out
 

@@ -14,8 +14,8 @@ from itertools import accumulate
 from actors.data import Prompt
 from actors.data.stop_strings import stop_strings
 from actors.data.tokenizers import Tokenizer
-from actors.engine.options import SamplingOptions
-from actors.engine.types import FinishReason, Request, Rollout, SamplingParams, StopRule
+from config.rollout import SamplingOptions
+from contracts.rollout import FinishReason, Request, Rollout, SamplingParams, StopRule
 from models.noise import noise_key
 
 EVAL_EPOCH = -1  # of the first held-out set, -2 of the second, ...: epochs of training count from 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from actors.engine.calibrated import KEY, model_shape, precision_name
-from actors.engine.types import PassesDrifted, PassesKnown, PassesRefined, PassEvent
+from contracts.rollout import PassesDrifted, PassesKnown, PassesRefined, PassEvent
 from launch.config import Config, Issue
 from models.config import ModelConfigError
 from policies.calibration.costs import CostModel

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from models.durable import FULL, room
 
-OUR_PACKAGES = frozenset({"launch", "actors", "coordinator", "drafter", "policies", "models"})
+OUR_PACKAGES = frozenset(
+    {"actors", "config", "contracts", "coordinator", "drafter", "launch", "models", "planner", "policies"}
+)
 _ABOVE = __name__.removesuffix("launch.errors")  # "paceline." where it was installed from a wheel
 _OURS = tuple(f"{_ABOVE}{package}." for package in OUR_PACKAGES)
 

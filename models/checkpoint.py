@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from config.formats import SCALE_SUFFIX, LowBitFormat
 from models import ops
 from models.auto import AutoTransformer
 from models.config import ModelConfig, UnsupportedModelError, read_config
 from models.directory import SafetensorsDirectory, WeightsMismatchError, write_checkpoint
-from models.formats import SCALE_SUFFIX, LowBitFormat
 from models.layout import Slice, hf_layout
 from models.low_bit import is_quantised, named_parts, quantise
 from models.manifest import WeightsManifest

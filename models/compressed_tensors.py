@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from config.formats import FORMATS, LowBitFormat
 from models.directory import write_checkpoint
-from models.formats import FORMATS, LowBitFormat
 from models.low_bit import quantised
 
 _LAYOUTS: Mapping[str, str] = {"int8": "int-quantized", "float8_e4m3fn": "float-quantized"}  # by LowBitFormat.stored

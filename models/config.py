@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from models.formats import DEEPEST, LowBitFormat
+from config.formats import DEEPEST, LowBitFormat
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 

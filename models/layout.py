@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from config.formats import LowBitFormat, part_names
 from models.config import ModelConfig
-from models.formats import LowBitFormat, part_names
 
 
 @dataclass(frozen=True, slots=True)

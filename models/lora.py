@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from config.model import LoraOptions
 from models import ops
 from models.checkpoint import hf_targets
 from models.directory import SafetensorsDirectory
@@ -17,7 +18,6 @@ from models.dtypes import DTYPES
 from models.layout import hf_layout
 from models.low_bit import is_quantised, named_parts, quantise
 from models.manifest import TensorSpec
-from models.options import LoraOptions
 from models.peft import AdapterError, adapted, adapter_names, misfit, read_adapter
 from models.transformer import Adapter, Projection, Transformer
 

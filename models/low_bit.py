@@ -1,5 +1,5 @@
 """Weights in few bits: rounding to the nearest, and back. Owns the arithmetic; no file, no network, no
-products (`models.ops.low_bit`), no names (`models.formats`).
+products (`models.ops.low_bit`), no names (`config.formats`).
 
 W8A8 is the format that `compressed-tensors` calls int-quantized, which vLLM computes on CPUs and GPUs: symmetric, one
 scale per output row. Grouped formats are asymmetric: weight = scale * (value - zero), with 0 among what they can say.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.formats import FORMATS, LowBitFormat, part_names
+from config.formats import FORMATS, LowBitFormat, part_names
 
 LEVELS = 127  # -127 .. 127: symmetric, so that no zero point is needed and -w rounds to -q
 FP8_LARGEST = 448.0  # of float8_e4m3fn

@@ -4,9 +4,9 @@ Owns which weights are copied: the matrices of the layers, and a head that is la
 model's own memory. It never decides when the model has changed.
 """
 
+from config.formats import FORMATS, LowBitFormat
 from models import ops
 from models.config import require_low_bit
-from models.formats import FORMATS, LowBitFormat
 from models.transformer import Block, LowBitProjection, Transformer
 
 # A head takes part in every drafted token. Beyond this share of the layers' bytes it is read in eight bits.

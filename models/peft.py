@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from config.model import LORA_TARGETS, LoraOptions
 from models.config import ModelConfig
 from models.durable import sync
 from models.layout import Slice, hf_layout
 from models.manifest import TensorSpec
-from models.options import LORA_TARGETS, LoraOptions
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from config.formats import LowBitFormat, part_specs
 from models import ops
 from models.config import ModelConfig, require_low_bit
 from models.dtypes import DTYPES
-from models.formats import LowBitFormat, part_specs
 from models.layout import Slice, hf_layout
 from models.low_bit import LowBitWeight, quantise
 from models.rope import RopeTable, Rotation

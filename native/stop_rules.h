@@ -11,7 +11,7 @@ namespace paceline {
 
 constexpr int64_t kNowhere = int64_t{1} << 62;  // actors.engine.stopping.NOWHERE
 
-// actors.engine.types.Marker over a whole vocabulary.
+// contracts.rollout.Marker over a whole vocabulary.
 struct MarkerTable {
   const int32_t* rows;    // [vocab], the row of `moves` that a token has
   const uint16_t* moves;  // [kinds, states]; the last row is that of every other token

@@ -24,7 +24,7 @@ from typing import Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.options import Baseline, Normalize
+from config.objective import Baseline, Normalize
 
 EPSILON = 1e-6  # added to the std: keeps the quotient finite; relative change of an advantage: EPSILON / std
 TIE = 1e-9  # rewards closer than this, relative to max(1, |reward|), are equal: their spread is rounding, not signal

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actors.engine.types import EngineWindow
+from contracts.rollout import EngineWindow
 
 
 def engine_window(**fields: Any) -> EngineWindow:

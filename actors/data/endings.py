@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors.data.errors import DataError
-from actors.data.options import DataOptions
 from actors.data.templates import make_template
 from actors.data.tokenizers import Tokenizer
+from config.data import DataOptions
 
 GENERATION_CONFIG = "generation_config.json"
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from actors.data.errors import DataError
 from actors.data.stop_strings import marker_over_tokens, special_tokens, vocabulary_bytes
 from actors.data.tokenizers import Tokenizer
-from actors.engine.types import Marker
-from policies.token_budget.options import AnswerMarker
+from config.token_budget import AnswerMarker
+from contracts.rollout import Marker
 
 MIXED = (
     "rollout.abort: some prompts end with an opened thinking part and others do not, so that one rule cannot tell what "

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from actors.data.errors import DataError
 from actors.data.files import resolve
-from actors.data.options import DataOptions, PromptsOptions
 from actors.data.readers import BadRecord, Record, read_file
 from actors.data.success import Rates, rates
 from actors.data.templates import BadPromptError, Template, make_template
 from actors.data.tokenizers import Tokenizer
-from actors.training.options import WarmupOptions
-from actors.training.types import Demonstration
+from config.data import DataOptions, PromptsOptions
+from config.learner import WarmupOptions
+from contracts.training import Demonstration
 
 _EXAMPLES = 5  # bad records that a report quotes
 MAX_SOURCES = 64  # of one set

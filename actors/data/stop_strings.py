@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from actors.data.errors import DataError
 from actors.data.tokenizers import Tokenizer
-from actors.engine.types import Marker
+from contracts.rollout import Marker
 
 KEY = "rollout.sampling.stop_strings"
 _MOST = 1 << 16  # states, and kinds of tokens: a Marker numbers them by uint16

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.data.errors import DataError
-from actors.data.options import SuccessOptions
 from actors.data.templates import BadPromptError
+from config.data import SuccessOptions
 
 KEY = "data.success"
 NOTHING = SuccessOptions()

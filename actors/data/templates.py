@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.data.errors import DataError
-from actors.data.options import DataOptions
 from actors.data.tokenizers import Tokenizer
+from config.data import DataOptions
 
 _PROBE = "a prompt, to see that the template works before the data is read"
 

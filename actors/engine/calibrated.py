@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.engine.options import EngineOptions
-from actors.engine.types import EngineWindow, PassesDrifted, PassesKnown, PassesRefined, PassEvent
 from actors.engine.wire import Start
+from config.formats import Quantization
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from contracts.rollout import EngineWindow, PassesDrifted, PassesKnown, PassesRefined, PassEvent
 from models.config import ModelConfig, ModelConfigError, read_config
-from models.formats import Quantization
-from models.options import ModelOptions
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from models.formats import FORMATS
-from policies.speculation.catalogue import CATALOGUE
+from config.catalogue import CATALOGUE
+from config.formats import FORMATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

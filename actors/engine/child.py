@@ -13,9 +13,9 @@ from typing import Any
 
 from actors.engine import wire
 from actors.engine.core import EngineCore, build_core
-from actors.engine.types import EngineFailed, Event, Recorded
 from actors.processes.child import hear, run_child
 from actors.processes.link import Link, Message
+from contracts.rollout import EngineFailed, Event, Recorded
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from typing import Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.commands import Command, EngineCommand
-from actors.engine.types import Answer, Event
 from actors.engine.wire import Start
+from contracts.engine import Command, EngineCommand
+from contracts.rollout import Answer, Event
 
 
 class EngineCore(Protocol):

@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine import wire
-from actors.engine.commands import Command
 from actors.engine.core import RolloutEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import EngineDiedError, Event
 from actors.processes.parent import ChildProcess
-from models.formats import Quantization
-from models.options import LoraOptions, ModelOptions
+from config.formats import Quantization
+from config.model import LoraOptions, ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from contracts.engine import Command
+from contracts.rollout import EngineDiedError, Event
 from policies.calibration.document import Calibration
-from policies.speculation.options import SpeculationOptions
 
 NO_SPECULATION = SpeculationOptions(mode="off")
 NOTHING: Mapping[str, str] = {}

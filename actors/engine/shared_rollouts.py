@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import IntArray
+from contracts.rollout import IntArray
 
 
 def pack(rollouts: Iterable[tuple[IntArray, IntArray, int]]) -> NDArray[np.uint8]:

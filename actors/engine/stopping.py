@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import FinishReason, Marker, Request, StopRule
+from contracts.rollout import FinishReason, Marker, Request, StopRule
 from models.philox import KEEP, uniform
 
 _ORDER = (FinishReason.STOP, FinishReason.ANSWERED, FinishReason.LENGTH, FinishReason.GIVEN_UP)

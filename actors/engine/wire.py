@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from actors.engine.options import EngineOptions
-from actors.engine.types import Recorded
 from actors.processes.link import Bytes
-from models.formats import Quantization
-from models.options import LoraOptions, ModelOptions
+from config.formats import Quantization
+from config.model import LoraOptions, ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from contracts.rollout import Recorded
 from policies.calibration.document import Calibration
-from policies.speculation.options import SpeculationOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

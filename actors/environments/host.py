@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.environments.options import EnvironmentOptions
-from actors.environments.types import Answer, Call
 from actors.identity import ChildPrints, ended
 from actors.processes.modules import folders, looked_in
+from config.environments import EnvironmentOptions
+from contracts.environments import Answer, Call
 
 _SCRIPT = Path(__file__).with_name("child_main.py")
 START_TIMEOUT_S = 120.0  # imports of the user's module on a busy machine

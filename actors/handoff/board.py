@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actors.handoff.types import HandOffError
+from contracts.handoff import HandOffError
 
 _PAUSE_S = 0.005  # between two looks at most
 _ASK_S = 0.2

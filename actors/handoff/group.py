@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actors.handoff.board import Excuse
-from actors.handoff.types import HandOffError
+from contracts.handoff import HandOffError
 from models.nccl import abort_group, nccl_group
 from models.process_groups import finished, gloo_group
 

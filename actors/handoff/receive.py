@@ -12,8 +12,8 @@ from torch import Tensor
 from actors.handoff.board import Board, Excuse, connect, now_and_then, own_address, place_of
 from actors.handoff.group import BroadcastGroup
 from actors.handoff.send import COME_S, FORM_S, PATIENCE_S
-from actors.handoff.types import HandOffError, Offer, Received
 from actors.handoff.window import opened
+from contracts.handoff import HandOffError, Offer, Received
 from models.pieces import PieceSums, Scatter
 
 _PATIENCE = 6  # times the learner's, who may be waiting for another engine, or for a group to form

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from actors.handoff.board import Board, Excuse, connect, now_and_then, own_address, place_of
 from actors.handoff.group import BroadcastGroup
-from actors.handoff.types import HandOffError, Sent, Terms
 from actors.handoff.window import Window
+from contracts.handoff import HandOffError, Sent, Terms
 from models.checksum import BLOCK_BYTES
 from models.manifest import TensorSpec
 from models.pieces import PIECE_BYTES, PieceSums, in_pieces

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.handoff.types import HandOffError
+from contracts.handoff import HandOffError
 
 _NAME = "paceline-window-"
 

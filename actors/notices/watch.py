@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from actors.notices.aws import AwsAdapter
 from actors.notices.azure import AzureAdapter
 from actors.notices.gcp import GcpAdapter
-from actors.notices.options import SpotOptions
 from actors.notices.types import Adapter, Answer, AnswerError, Ask, News, Provider
+from config.spot import SpotOptions
 
 DETECT_TIMEOUT_S = 1.0
 TIMEOUT_S = 2.0

@@ -2,6 +2,6 @@
 
 from actors.rewards.grader import Grader, build
 from actors.rewards.sandbox import describe_confinement
-from actors.rewards.types import Grade, GradeItem, GradingError, RewardConfigError
+from contracts.rewards import Grade, GradeItem, GradingError, RewardConfigError
 
 __all__ = ["Grade", "GradeItem", "Grader", "GradingError", "RewardConfigError", "build", "describe_confinement"]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.rewards.lanes import Lane
-from actors.rewards.options import RewardTerm
-from actors.rewards.types import Grade, GradeItem
+from config.rewards import RewardTerm
+from contracts.rewards import Grade, GradeItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from actors.rewards.calling import Member
 from actors.rewards.child import ChildTimeoutError, DeadlineChild
 from actors.rewards.lanes import described, unusable
-from actors.rewards.options import RewardTerm
-from actors.rewards.types import GradeItem, GradingError, RewardConfigError, Score, Scored
+from config.rewards import RewardTerm
+from contracts.rewards import GradeItem, GradingError, RewardConfigError, Score, Scored
 
 
 class FormatTerm:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from actors.rewards.calling import Traits
 from actors.rewards.child import DeadlineChild
 from actors.rewards.lanes import traits_of
-from actors.rewards.options import RewardOptions, RewardTerm
-from actors.rewards.types import RewardConfigError
+from config.rewards import RewardOptions, RewardTerm
+from contracts.rewards import RewardConfigError
 
 _BY_LENGTH = ("tokens", "finish_reason", "group")  # what is another for a response that was stopped behind its answer
 

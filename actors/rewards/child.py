@@ -21,7 +21,7 @@ from typing import Any
 
 from actors.identity import ChildPrints, ended
 from actors.processes.modules import folders
-from actors.rewards.types import GradingError
+from contracts.rewards import GradingError
 
 _SCRIPT = Path(__file__).with_name("child_main.py")
 _FORK_TIMEOUT_S = 5.0  # a fork that takes longer, and the whole child is started again

@@ -22,7 +22,7 @@ from typing import Any
 
 from actors.rewards.sandbox import Trial
 from actors.rewards.supplied import resolve
-from actors.rewards.types import BadRecordError
+from contracts.rewards import BadRecordError
 
 _HOLDERS = ("input_output", "ground_truth", "reward_model", "verification_info", "tests", "test_cases", "answer")
 _SPLITS = (

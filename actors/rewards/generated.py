@@ -12,8 +12,8 @@ from typing import Any
 from actors.rewards.boxed import final_part
 from actors.rewards.child import ChildDiedError, ChildTimeoutError, DeadlineChild
 from actors.rewards.maths import unmarked_answer
-from actors.rewards.options import RewardTerm
-from actors.rewards.types import GradeItem, GradingError, RewardConfigError, Score
+from config.rewards import RewardTerm
+from contracts.rewards import GradeItem, GradingError, RewardConfigError, Score
 
 FIELDS = ("answer", "metadata", "reasoning_gym", "config")  # of a record, beside the prompt
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

@@ -18,9 +18,9 @@ from actors.rewards.generated import ReasoningGymTerm
 from actors.rewards.hosted import HostedTerm
 from actors.rewards.lanes import Lane, lanes_of
 from actors.rewards.maths import MathTerm
-from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.programs import CodeTerm
-from actors.rewards.types import (
+from config.rewards import RewardOptions, RewardTerm
+from contracts.rewards import (
     AsyncTerm,
     BadRecordError,
     Grade,

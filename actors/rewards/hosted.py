@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from actors.rewards.callables import member, scored_of
 from actors.rewards.calling import UserFunction, told
 from actors.rewards.lanes import described, unusable
-from actors.rewards.options import RewardTerm
-from actors.rewards.types import GradeItem, GradingError, Scored
+from config.rewards import RewardTerm
+from contracts.rewards import GradeItem, GradingError, Scored
 
 
 class HostedTerm:

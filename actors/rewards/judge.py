@@ -15,8 +15,8 @@ import aiohttp
 
 from actors.rewards.judge_template import FIELDS
 from actors.rewards.lanes import MOST_BACKOFF_S, backoff_s
-from actors.rewards.options import RewardTerm
-from actors.rewards.types import GradeItem, GradingError, Score, Scored
+from config.rewards import RewardTerm
+from contracts.rewards import GradeItem, GradingError, Score, Scored
 
 DEFAULT_PATTERN = r"[Ss]core:?\W*?([-+]?\d+(?:\.\d+)?)"
 _MOST_BYTES = 4 << 20  # of a reply, before and after it is decompressed

@@ -12,8 +12,8 @@ from typing import Any
 from actors.processes.modules import looked_in
 from actors.rewards.calling import Traits
 from actors.rewards.child import ChildTimeoutError, DeadlineChild
-from actors.rewards.options import RewardOptions, RewardTerm
-from actors.rewards.types import GradingError, RewardConfigError
+from config.rewards import RewardOptions, RewardTerm
+from contracts.rewards import GradingError, RewardConfigError
 
 _IMPORT_S = 120.0
 _PLAIN = Traits((), False, False)

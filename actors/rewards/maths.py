@@ -20,9 +20,9 @@ from actors.rewards.equality import equal_fast, is_certain, is_text, listed
 from actors.rewards.gold import UnreadableGoldError, gold_answer, last_hashes
 from actors.rewards.markup import MAX_CHARS, tidy
 from actors.rewards.numerals import amount
-from actors.rewards.options import RewardTerm
 from actors.rewards.relations import joined_words
-from actors.rewards.types import BadRecordError, GradeItem, GradingError, Score
+from config.rewards import RewardTerm
+from contracts.rewards import BadRecordError, GradeItem, GradingError, Score
 
 _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?\\?%)?")
 _KEPT_GOLDS, _MOST_MEMBERS = 65_536, 8

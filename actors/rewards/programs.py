@@ -13,9 +13,9 @@ from typing import Any
 from actors.rewards.boxed import thinks
 from actors.rewards.extraction import extract_code, without_demonstration, without_prose
 from actors.rewards.forms import read_tests, source_tests
-from actors.rewards.options import RewardTerm
 from actors.rewards.sandbox import Limits, Trial, run_confined
-from actors.rewards.types import BadRecordError, GradeItem, GradingError, Score
+from config.rewards import RewardTerm
+from contracts.rewards import BadRecordError, GradeItem, GradingError, Score
 
 _NEXT_STATEMENT = re.compile(r"\n(?=(?:class|def|if|print|from|import|assert)\b|#|@|```)")
 _METHOD = re.compile(r"(\w+)\(\)\.(\w+)")

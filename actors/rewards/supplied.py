@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from actors.rewards.flow import Flow, is_class, solutions
-from actors.rewards.types import BadRecordError
+from contracts.rewards import BadRecordError
 
 # Usual names of modules, which tests use without importing them as the reference solution happens to do it.
 _ALIASES = {

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actors.spot.types import Checkpointed
+from contracts.spot import Checkpointed
 from models.durable import CHECKSUMS_FILE, faults, seal, sync
 from models.weights import pack
 from policies.drafter.lineage import micro_steps

@@ -24,7 +24,7 @@ from actors.spot.groups import Transport
 from actors.spot.members import BrokenGroupError, Members
 from actors.spot.rendezvous import LIMIT_S
 from actors.spot.residence import Residence
-from actors.spot.types import (
+from contracts.spot import (
     MicroStep,
     NeedData,
     Published,

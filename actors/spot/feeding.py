@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.spot.types import Skipped
-from drafter.training.records import SequenceRecord
+from contracts.records import SequenceRecord
+from contracts.spot import Skipped
 from models.manifest import ITEM_BYTES
 
 LOW_PACKS, WANTED_PACKS, MOST_PACKS = 2, 4, 8  # ask below the first, for the second; the third is the limit

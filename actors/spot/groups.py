@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actors.spot.types import TrainSession
+from config.drafter import Collectives
+from contracts.spot import TrainSession
 from models.nccl import abort_group, has_nccl, nccl_group
 from models.process_groups import gloo_group
-from policies.drafter.options import Collectives
 
 _LOG = logging.getLogger(__name__)
 _READ_S = 1.0  # for others to read the last of a collective

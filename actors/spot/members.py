@@ -21,7 +21,7 @@ from torch import Tensor
 
 from actors.spot.groups import Group, Transport
 from actors.spot.rendezvous import LIMIT_S, Rendezvous, open_store
-from actors.spot.types import TrainSession
+from contracts.spot import TrainSession
 from models.process_groups import finished
 
 ALONE_S = 1.0

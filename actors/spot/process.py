@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from actors.processes.link import Bytes
 from actors.processes.parent import ChildProcess
 from actors.spot import wire
-from actors.spot.types import Published, SpotTrainer, TrainerEvent, TrainFailed, TrainSession
+from config.drafter import DrafterOptions
+from config.model import ModelOptions
+from contracts.records import SequenceRecord
+from contracts.spot import Published, SpotTrainer, TrainerEvent, TrainFailed, TrainSession
 from drafter.training.cut import cut_head
-from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
-from models.options import ModelOptions
-from policies.drafter.options import DrafterOptions
 
 
 class TrainerStartError(RuntimeError):

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from actors.spot.groups import Group, Transport, connect
-from actors.spot.types import TrainSession
+from contracts.spot import TrainSession
 
 LIMIT_S = 10.0  # rendezvous and collectives
 COME_S = 4.0  # for all members; then those who are there begin

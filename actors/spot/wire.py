@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.processes.link import Bytes
-from actors.spot.types import TrainSession
-from drafter.training.records import SequenceRecord
+from config.drafter import DrafterOptions
+from config.model import ModelOptions
+from contracts.records import SequenceRecord
+from contracts.spot import TrainSession
 from models.manifest import WeightsManifest, aligned
-from models.options import ModelOptions
-from policies.drafter.options import DrafterOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

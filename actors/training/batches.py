@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actors.training.packing import build_micro_batch, bundles_of, input_tokens, plan_packed, plan_padded
 from actors.training.parallel import Rank
-from actors.training.types import Demonstration, TrainSequence
+from contracts.training import Demonstration, TrainSequence
 from models.packed import PackedContext, packed_arrays
 from models.transfer import upload
 

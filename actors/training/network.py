@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from actors.training.head import chunk_bytes_on, chunk_rows_of, frozen_head_logprobs, head_logprobs
+from config.formats import LowBitFormat
+from config.model import LoraOptions, ModelOptions
 from models import ops
 from models.auto import AutoTransformer, attention_of
 from models.checkpoint import CausalModel, init_model, load_causal_model
 from models.config import UnsupportedModelError
-from models.formats import LowBitFormat
 from models.lora import attach
 from models.ops.native import takes
-from models.options import LoraOptions, ModelOptions
 from models.packed import PackedContext
 from models.transformer import MASTER, Transformer, final_states
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from actors.training.away import Away
-from actors.training.options import OptimizerOptions
+from config.learner import OptimizerOptions
 
 Named = list[tuple[str, nn.Parameter]]
 

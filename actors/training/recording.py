@@ -16,8 +16,8 @@ from torch import Tensor
 from actors.training.batches import TokenBatch
 from actors.training.packing import input_tokens
 from actors.training.parallel import Rank
-from actors.training.types import Demonstration, TrainSequence
-from drafter.training.records import SequenceRecord
+from contracts.records import SequenceRecord
+from contracts.training import Demonstration, TrainSequence
 from models.transfer import start_download, upload
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from actors.training.batches import TokenBatch
 from actors.training.parallel import Rank
-from actors.training.types import TrainSequence
+from contracts.training import TrainSequence
 from models.transfer import upload
 from policies.objectives import LARGEST, SMALLEST, derived_metrics
 

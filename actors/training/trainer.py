@@ -24,27 +24,27 @@ from actors.training import batches
 from actors.training.errors import CheckpointMismatchError, NonFiniteError
 from actors.training.network import LogProbModel, build_network, computing_in, fit_out, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank, shard
 from actors.training.persistence import frozen_sums, load_tensors, save_tensors
 from actors.training.recording import StepRecording
 from actors.training.reference import AdaptersBefore, Frozen, Reference
 from actors.training.statistics import StepStatistics
-from actors.training.types import Demonstration, StepResult, TrainSequence
+from config.formats import FORMATS, LowBitFormat, Quantization, part_specs
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions, batch_invariance
+from config.objective import ObjectiveOptions
+from contracts.training import Demonstration, StepResult, TrainSequence
 from models.checkpoint import gathered, hf_shapes, hf_tensors, write_checkpoint
 from models.compressed_tensors import write_quantised
 from models.dtypes import DTYPES
-from models.formats import FORMATS, LowBitFormat, Quantization, part_specs
 from models.lora import adapter_parameters
 from models.low_bit import is_quantised, quantised
 from models.manifest import TensorSpec, WeightsManifest, lay_out
-from models.options import ModelOptions, batch_invariance
 from models.peft import ADAPTER_DIR, write_adapter
 from models.transformer import Transformer
 from models.weights import Buffer, pack_each
 from policies.kl import kl_values
 from policies.objectives import LossInputs, sequence_coefficients, token_losses
-from policies.options import ObjectiveOptions
 
 BASE = "base"  # in a checkpoint of adapters: which weights they belong to
 

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import Request, SamplingParams
 from benchmarks.gpu_parts.bare import BARE
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.harness import ROOT, attempt
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
+from config.strategy import Strategy
+from contracts.rollout import Request, SamplingParams
 from drafter.build import build_drafters
 from models.noise import noise_key
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 
 _DEMO = ("cluster.layout=colocated", "rollout.workers=1", "drafter.train=false", "model.batch_invariant=null")
 

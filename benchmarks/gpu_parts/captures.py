@@ -5,13 +5,13 @@ import time
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
 from benchmarks.gpu_parts.requests import waves
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.tools.qwen import network
+from config.rollout import EngineOptions
+from config.strategy import Strategy
 from policies.roofline.timing import DEFAULT, step_time
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.strategy import Strategy
 
 _ARMS = tuple(Strategy.parse(text) for text in ("suffix:4", "suffix:8", "suffix:6x2/12"))
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from actors.training.options import LearnerOptions
 from actors.training.parallel import Rank
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.tools.qwen import network
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
+from config.learner import LearnerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.training import TrainSequence
 from policies.roofline.learning import MFU, token_flops
 from policies.roofline.memory import LearnerShape, plan_learner
 

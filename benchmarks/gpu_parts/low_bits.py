@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Stepper, fits
 from benchmarks.tools.qwen import network
-from models.formats import FORMATS, LowBitFormat
+from config.formats import FORMATS, LowBitFormat
 from models.low_bit import quantise
 from models.ops.low_bit import low_bit_linear
 from models.ops.triton.low_bit_operators import require_products

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request, SamplingParams
+from contracts.rollout import Request, SamplingParams
 from models.noise import noise_key
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 96

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
 from benchmarks.gpu_parts.requests import PROMPT_TOKENS, waves
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.tools.qwen import network
+from config.formats import FORMATS
+from config.rollout import EngineOptions
+from config.strategy import PLAIN, Strategy
 from drafter.self import SelfDrafter
-from models.formats import FORMATS
 from models.transformer import Transformer
 from policies.roofline.kernels import draft_kernels
 from policies.roofline.timing import DEFAULT, step_time, time_of
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 
 _CONTEXT = 128  # about what requests have in the middle of a wave
 

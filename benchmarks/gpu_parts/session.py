@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.harness import command
 from benchmarks.tools.qwen import qwen
+from config.formats import LowBitFormat
 from models.config import ModelConfig
-from models.formats import LowBitFormat
 from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, Device, device_named
 

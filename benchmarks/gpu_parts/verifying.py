@@ -7,13 +7,13 @@ import torch
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Stepper
 from benchmarks.tools.qwen import network
+from config.strategy import Strategy
 from models import ops
 from models.transformer import Transformer
 from policies.roofline.kernels import draft_kernels, sampling
 from policies.roofline.network import Network
 from policies.roofline.timing import DEFAULT, step_time, time_of
 from policies.speculation.graph_plan import GraphShape
-from policies.speculation.strategy import Strategy
 
 ACCEPTED = 2.6  # tokens accepted per draft at batch 1 that the issue asks about
 
@@ -74,10 +74,10 @@ def _verification(session: Session, size: str, model: Transformer, net: Network)
 def _drafting(session: Session, size: str, model: Transformer, net: Network, plain: dict[int, float]) -> None:
     """EAGLE with fresh weights, through the engine: milliseconds of a draft, and of a whole step, by strategy."""
     from actors.engine.native.engine import NativeEngine
-    from actors.engine.options import EngineOptions
     from benchmarks.gpu_parts.requests import waves
+    from config.rollout import EngineOptions
+    from config.speculation import EagleOptions, SpeculationOptions
     from drafter.build import build_drafters
-    from policies.speculation.options import EagleOptions, SpeculationOptions
     from policies.speculation.policy import FixedPolicy
 
     for text in ("eagle:2", "eagle:4", "eagle:8", "eagle:4x3/12") if not session.rehearse else ("eagle:2",):

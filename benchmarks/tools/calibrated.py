@@ -5,10 +5,10 @@ from actors.engine.calibrated import device_name, precision_name
 from actors.engine.native.measuring import Measuring
 from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import Target
+from config.speculation import SpeculationOptions
 from drafter.build import build_drafters
 from policies.calibration.document import Calibration, CalibrationKey
 from policies.speculation.defaults import default_arms
-from policies.speculation.options import SpeculationOptions
 
 SECONDS = 10.0
 CONTEXTS = (56, 140, 24)  # tokens of a request of the demo: usual, long, short

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.engine.options import EngineOptions
 from benchmarks.tools.targets import Target
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
+from config.strategy import Strategy
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts, Int64Array
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration
 from policies.speculation.build import build_policy
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
-from policies.speculation.strategy import Strategy
 
 FIXED = ("suffix:4", "suffix:12", "ngram:12", "suffix:8", "suffix:8x2/12", "ngram:4")
 FIXED_EAGLE = ("eagle:3", "eagle:5", "eagle:4x2/8")

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import zmq
 
-from coordinator.events import Train
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Train
 from coordinator.member import Identity, Member
-from coordinator.options import CoordinatorOptions
 from coordinator.wire import Ack, Say, decode_answer, encode
 
 _TICK_S = 0.01

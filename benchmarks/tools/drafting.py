@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, Event, Request, Rollout, StrategyUse
 from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import Target
+from config.speculation import EagleOptions
+from config.strategy import Strategy
+from contracts.records import SequenceRecord
+from contracts.rollout import EngineWindow, Event, Request, Rollout, StrategyUse
 from drafter.eagle import Drafting, EagleDrafter, save_eagle
-from drafter.training.records import SequenceRecord
 from models.config import ModelConfig
-from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,16 @@ from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from benchmarks.gpu_parts.session import BLOCK_TOKENS
 from benchmarks.tools.op_trace import OpTrace, TracedOp, tensor_bytes
 from benchmarks.tools.qwen import network
+from config.formats import FORMATS
+from config.strategy import Strategy
 from drafter.protocol import Replay
 from models.config import ModelConfig
-from models.formats import FORMATS
 from models.low_bit_copy import low_bit_copy
 from models.ops.triton.operators import LAUNCHES
 from models.transformer import Transformer
 from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, projection
 from policies.roofline.network import Network
 from policies.speculation.graph_plan import CapturePlan, GraphShape
-from policies.speculation.strategy import Strategy
 
 BEFORE = Path(__file__).parents[1] / "data/steps_before.json"
 _PARTS: dict[str, Part] = {"head": "weights", "linear": "weights", "sample": "sampling", "paged_attention": "kv"}

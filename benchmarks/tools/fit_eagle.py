@@ -12,11 +12,11 @@ from typing import Annotated
 from benchmarks.harness import command
 from benchmarks.tools.rollouts import record_history
 from benchmarks.tools.targets import SIZES, find_demo, load_target, load_task
+from config.drafter import DrafterOptions
 from drafter.eagle import save_eagle
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
-from policies.drafter.options import DrafterOptions
 
 
 def tell_fit(progress: FitProgress) -> None:

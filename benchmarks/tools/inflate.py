@@ -11,9 +11,9 @@ from typing import Annotated
 import torch
 
 from benchmarks.harness import command
+from benchmarks.tools.inflating import PRESETS
 from benchmarks.tools.targets import DTYPES, inflated
 from models.checkpoint import load_model, parameter_count, save_model
-from models.inflate import PRESETS
 from models.packed import PackedContext
 from models.transformer import Transformer
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from config.formats import FORMATS
 from models.config import ModelConfig
-from models.formats import FORMATS
 from policies.roofline.network import Network
 
 # Fields of ModelConfig.

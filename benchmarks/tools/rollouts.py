@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import Request, SamplingParams
 from benchmarks.tools.targets import Target, Task
+from config.rollout import EngineOptions
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Request, SamplingParams
 from drafter.protocol import Drafter
 from drafter.self import SelfDrafter
 from models.noise import noise_key
 from policies.speculation.budget import DraftBudget
 from policies.speculation.policy import StrategyPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 
 GROUP = 8  # responses per prompt, as in the demo's RL steps
 MAX_NEW_TOKENS = 200  # the demo's limit

@@ -61,10 +61,10 @@ def _paceline(model: str, form: str, threads: int) -> Case:
     import torch
 
     from actors.engine.native.engine import NativeEngine
-    from actors.engine.options import EngineOptions
     from benchmarks.tools.targets import requests_of
+    from config.formats import low_bit_format
+    from config.rollout import EngineOptions
     from models.checkpoint import load_model
-    from models.formats import low_bit_format
 
     torch.set_num_threads(threads)
     dtype = torch.float32 if form == "float32" else torch.bfloat16

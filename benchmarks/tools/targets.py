@@ -1,8 +1,8 @@
 """The demo's target model at the sizes of the speed benchmarks, and the demo's prompts. Reads, never trains.
 
-Inflation preserves the function (`models.inflate`), so a 100M target costs what 100M parameters cost and writes
-what the demo writes: lengths, repetition and acceptance are those of a model that does the task. Where only time
-matters, `fresh_model` has the shape and random weights.
+Inflation preserves the function (`benchmarks.tools.inflating`), so a 100M target costs what 100M parameters cost and
+writes what the demo writes: lengths, repetition and acceptance are those of a model that does the task. Where only
+time matters, `fresh_model` has the shape and random weights.
 """
 
 import json
@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from actors.data import load_prompts, load_tokenizer
-from actors.data.options import DataOptions
-from actors.engine.types import Request, SamplingParams
 from benchmarks.harness import DEMO, ROOT
+from benchmarks.tools.inflating import PRESETS, inflate, inflated_config
+from config.data import DataOptions
+from contracts.rollout import Request, SamplingParams
 from models.checkpoint import hf_state_dict, init_model, load_hf_state_dict, load_model, parameter_count
-from models.inflate import PRESETS, inflate, inflated_config
 from models.noise import noise_key
 from models.transformer import Transformer
 

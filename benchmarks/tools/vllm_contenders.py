@@ -20,20 +20,20 @@ from typing import Any
 import numpy as np
 
 from actors.engine.batch.telemetry import EngineStepRecord
-from actors.engine.options import EngineOptions
-from actors.engine.types import Finished, Request, SamplingParams
 from actors.engine.wire import Start
 from benchmarks.harness import installed_version
 from benchmarks.tools.peers import serve
 from benchmarks.tools.rollouts import teach
 from benchmarks.tools.step_parts import Parts
+from config.formats import Quantization, low_bit_format
+from config.model import DType, ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN
+from contracts.rollout import Finished, Request, SamplingParams
 from drafter.build import build_drafters, build_retrieval
-from models.formats import Quantization, low_bit_format
-from models.options import DType, ModelOptions
 from policies.speculation.build import build_policy
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import StrategyPolicy
-from policies.speculation.strategy import PLAIN
 
 MAX_TOKENS = 256  # prompt, response and drafts: as long as the demo's model is
 PASS_DRAFTS = (0, 1, 2, 4, 8)  # of every request

@@ -20,9 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from config.coordinator import LOOPBACK
 from coordinator.address import Address
 from coordinator.files import write_private
-from coordinator.options import LOOPBACK
 
 TOKEN_FILE, CERTIFICATE_FILE, KEY_FILE = "admin-token", "admin.crt", "admin.key"
 OWN_NAME = "coordinator.paceline.internal"  # in a certificate of the service's own, wherever it listens

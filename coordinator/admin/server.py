@@ -15,10 +15,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from contracts.coordinator import ControlEvent, Drain, Pause, Resume, SetThreshold, Undrain
 from coordinator.admin import admin_pb2 as pb
 from coordinator.admin.credentials import TokenCheck
 from coordinator.admin.messages import SERVICE, change_message, status_message
-from coordinator.events import ControlEvent, Drain, Pause, Resume, SetThreshold, Undrain
 from coordinator.feed import Feed
 from coordinator.machine import UnknownTargetError
 from coordinator.status import Status

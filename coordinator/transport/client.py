@@ -21,10 +21,10 @@ from typing import Generic, Protocol, TypeVar
 
 import zmq
 
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import DriverEvent, RolloutComplete, RolloutStarted, State, Stop, Train
 from coordinator.driver import Driver
-from coordinator.events import DriverEvent, RolloutComplete, RolloutStarted, State, Stop, Train
 from coordinator.member import Identity, Member
-from coordinator.options import CoordinatorOptions
 from coordinator.transport.security import ClientKeys
 from coordinator.transport.waker import Waker
 from coordinator.wire import DRIVER, MAX_FRAME_BYTES, Ack, BadFrameError, Say, Tell, decode_answer, encode

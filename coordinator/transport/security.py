@@ -14,8 +14,8 @@ from pathlib import Path
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from config.coordinator import CoordinatorOptions, CurveOptions
 from coordinator.files import write_private
-from coordinator.options import CoordinatorOptions, CurveOptions
 from coordinator.wire import DRIVER
 
 ANY_WORKER = "*"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from coordinator.events import ControlEvent, Notice
+from contracts.coordinator import ControlEvent, Notice
 from coordinator.hub import Hub
 from coordinator.link import Fate
 from coordinator.machine import Machine

@@ -1,11 +1,11 @@
 """EAGLE: one decoder layer on the target's hidden states drafts what it will say (TLT 4.1; EAGLE, HASS, EAGLE-3)."""
 
+from config.speculation import SpeculationOptions
 from drafter.build import EngineShape, history_tokens
 from drafter.eagle.drafter import EagleDrafter
 from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
 from drafter.eagle.model import Drafting, Eagle3Model, EagleModel, fused_layers, init_eagle
 from models.transformer import Transformer
-from policies.speculation.options import SpeculationOptions
 
 __all__ = [
     "Drafting",

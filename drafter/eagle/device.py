@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from config.strategy import Strategy
 from drafter.eagle.cache import EagleCache
 from drafter.eagle.frames import Frame, Frames, Outputs, Size
 from drafter.eagle.model import Drafting
@@ -25,7 +26,6 @@ from drafter.eagle.work import Work
 from drafter.protocol import GraphCapture, Replay
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets
-from policies.speculation.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
 Int64Array = NDArray[np.int64]

@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from config.catalogue import FRESH_WEIGHTS
+from config.speculation import EagleOptions
+from config.strategy import Strategy
 from drafter.eagle.cache import IDLE, EagleCache, EagleContext, Places
 from drafter.eagle.device import DeviceDrafts
 from drafter.eagle.files import EagleWeightsError, eagle_at, save_eagle
@@ -23,9 +26,6 @@ from drafter.eagle.work import Work
 from drafter.protocol import BatchView, Drafts, GraphCapture
 from models import ops
 from models.transformer import Projection, Transformer
-from policies.speculation.catalogue import FRESH_WEIGHTS
-from policies.speculation.options import EagleOptions
-from policies.speculation.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
 MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from config.catalogue import FRESH_WEIGHTS
 from drafter.eagle.model import Drafting, Kind, empty_eagle, init_eagle
 from models.config import ModelConfig
-from policies.speculation.catalogue import FRESH_WEIGHTS
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 _SHAPE_KEYS = (

@@ -28,7 +28,7 @@ class DrafterNetwork(Protocol):
     layers: Layers  # target layers (from 0) whose outputs it reads, beside or instead of the final state
 
     def features(self, rows: Tensor) -> Tensor:
-        """What the target computed, [T, width] as in `drafter.training.records` -> first inputs [T, H]."""
+        """What the target computed, [T, width] as in `contracts.records` -> first inputs [T, H]."""
 
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """Embeddings of tokens t+1 and features of t, both [T, H] -> features of t+1, as drafted, [T, H]."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.speculation.strategy import Strategy
+from config.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]

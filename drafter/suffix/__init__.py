@@ -1,7 +1,7 @@
 """The history-based drafter: an index per problem over what its recent rollouts, and the request itself, have said."""
 
+from config.speculation import SpeculationOptions
 from drafter.suffix.drafter import SuffixDrafter
-from policies.speculation.options import SpeculationOptions
 
 __all__ = ["SuffixDrafter", "build"]
 

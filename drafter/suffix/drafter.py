@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from config.speculation import SuffixOptions
+from config.strategy import Strategy
 from drafter.native_index import propose
 from drafter.protocol import BatchView, Drafts
 from models.ops.native import kernels
-from policies.speculation.options import SuffixOptions
-from policies.speculation.strategy import Strategy
 
 _LOG = logging.getLogger(__name__)
 _FILE = "suffix.index"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drafter.training.records import SequenceRecord
-from policies.drafter.options import BufferOptions
+from config.drafter import BufferOptions
+from contracts.records import SequenceRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

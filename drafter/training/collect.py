@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafter.training.records import SequenceRecord
+from contracts.records import SequenceRecord
 from models.dtypes import DTYPE_NAMES
 from models.packed import PackedContext
 from models.transformer import Transformer

@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from contracts.records import SequenceRecord
 from drafter.training.collect import collect_records
 from drafter.training.packing import MIN_ROWS
-from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
 from models.transformer import Transformer
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafter.training.records import SequenceRecord
+from contracts.records import SequenceRecord
 from models.dtypes import DTYPES
 from models.ops import Segments
 from models.transfer import upload

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from config.drafter import DrafterOptions
+from contracts.records import SequenceRecord
 from drafter.eagle.model import Drafting, copy_of, init_eagle
 from drafter.training.head import TargetHead
 from drafter.training.losses import Objective, objective_of
 from drafter.training.packing import pack_records
-from drafter.training.records import SequenceRecord
 from drafter.training.variants import VARIANTS
 from models.manifest import WeightsManifest
 from models.weights import Buffer, pack, unpack
-from policies.drafter.options import DrafterOptions
 
 Reduce = Callable[[Tensor], None]
 _EPS = 1e-8

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from policies.drafter.options import Algorithm
+from config.drafter import Algorithm
 
 
 @dataclass(frozen=True, slots=True)

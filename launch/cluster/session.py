@@ -1,6 +1,6 @@
 """Ray, started or attached to, for the time of a `with` block. Owns nothing else: actors belong to who made them.
 
-    with ray_session(address=config.cluster.address, cpus=4) as session: ...
+    with ray_session(address=address, cpus=4) as session: ...
 
 - `address` or RAY_ADDRESS (set inside a Ray job): attach to that cluster. An address where nothing answers as Ray does
   is an error after seconds, not after the minutes for which Ray would retry.

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from actors.data.templates import Template, make_template
 from actors.data.tokenizers import Tokenizer
-from actors.engine.commands import Abort, Submit
 from actors.engine.core import EngineCore
 from actors.engine.native.core import build
-from actors.engine.options import EngineOptions
-from actors.engine.types import Finished, FinishReason, IntArray, Progress, Rejected, Request, Rollout
 from actors.engine.wire import Start
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from contracts.engine import Abort, Submit
+from contracts.rollout import Finished, FinishReason, IntArray, Progress, Rejected, Request, Rollout
 from launch.batch import sampling_params, stop_rule
 from launch.config import Config
 from launch.config.paths import replaced
@@ -23,7 +24,6 @@ from launch.interrupt import Interrupt, Interrupted, interrupt_flag
 from launch.run.inputs import stop_tokens_of, tokenizer_of
 from models.config import limits_of, read_config
 from models.noise import noise_key
-from policies.speculation.options import SpeculationOptions
 
 EPOCH = -(10**6)  # shares no noise with training (0 and up) and held-out sets (-1 and down)
 NEW = "/new"

@@ -15,9 +15,9 @@ import typer
 from launch.commands.admin import add_commands
 from launch.commands.failures import failures
 from launch.commands.flags import WithOverrides
-from launch.commands.simulate import add_command as add_simulate
 from launch.errors import UsageError
 from launch.run.standing import one_tree
+from planner.simulate.command import add_command as add_simulate
 
 if TYPE_CHECKING:
     from launch.commands.preflight import Command
@@ -223,7 +223,7 @@ def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = 
         loaded = _load(config, overrides)
         from rich.console import Console
 
-        from launch.commands.plan_graphs import graph_report, rendered
+        from planner.plan_graphs import graph_report, rendered
 
         Console(width=None if sys.stdout.isatty() else 120).print(rendered(graph_report(loaded.config)))
 
@@ -241,8 +241,8 @@ def plan_step(
     """Predict an engine step's time and every phase's memory on a GPU, without one; refuse what cannot fit."""
     with failures(debug, into_pipe=True):
         loaded = _load(config, overrides)
-        from launch.commands.plan_step import rendered, step_report
         from launch.config import ConfigError
+        from planner.plan_step import rendered, step_report
 
         report = step_report(loaded.config, device)
         if as_json:
@@ -274,8 +274,8 @@ def calibrate(
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from launch.commands.calibrate import calibrate as run
-        from launch.commands.calibrate import rendered
+        from planner.calibrate import calibrate as run
+        from planner.calibrate import rendered
 
         columns = (TextColumn("measuring"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from actors.data import DataError, note_end_tokens
 from actors.training.checkpoint import LEARNER_DIR, checkpoints, read_state, step_of
-from actors.training.options import LearnerOptions
 from actors.training.trainer import Trainer
+from config.formats import FORMATS
+from config.learner import LearnerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
 from launch.config import Config, load_config
 from launch.config.paths import tokenizer_dir
 from launch.errors import UsageError
@@ -21,10 +24,7 @@ from launch.run.resume import UNSEALED
 from launch.run.warmup import initial_weights
 from launch.run_folder import BEST_RECORD, best_model
 from models.compressed_tensors import EXPORTED
-from models.formats import FORMATS
-from models.options import ModelOptions
 from models.peft import ADAPTER_DIR
-from policies.options import ObjectiveOptions
 
 
 def export_best(run: Path, out: Path) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from actors.data import DataError, PromptSet, load_demonstrations, load_set
-from actors.data.options import DataOptions, PromptsOptions
 from actors.data.tokenizers import Tokenizer
 from actors.rewards.check import check_reward
+from config.data import DataOptions, PromptsOptions
 from launch.batch import stop_rule
 from launch.calibrations import calibration_issues
 from launch.config import Config, ConfigError, Issue, check_environment

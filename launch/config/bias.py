@@ -2,7 +2,7 @@
 reason of staleness; policies have the others.
 """
 
-from launch.config.tree import Config
+from config.tree import Config
 from policies.token_budget import curriculum
 from policies.token_budget.bias import biases
 from policies.token_budget.skip import BIAS

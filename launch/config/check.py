@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterator
 
 from actors.engine.capabilities import BACKENDS, Capabilities
-from actors.training.options import OptimizerOptions
+from config.catalogue import CATALOGUE, TRAINED, weights_path
+from config.formats import FORMATS
+from config.learner import OptimizerOptions
+from config.strategy import PLAIN, Strategy
+from config.tree import Config
 from launch.config.check_abort import abort_issues
 from launch.config.check_data import set_issues
 from launch.config.check_eval import eval_issues, response_limits
@@ -18,11 +22,7 @@ from launch.config.check_systems import system_issues
 from launch.config.check_token_budget import budget_issues
 from launch.config.check_turns import turn_issues
 from launch.config.issues import Issue
-from launch.config.tree import Config
-from models.formats import FORMATS
 from policies.roofline.devices import DEVICES, device_named
-from policies.speculation.catalogue import CATALOGUE, TRAINED, weights_path
-from policies.speculation.strategy import PLAIN, Strategy
 
 MISSING_TRAIN = Issue("data.train", "required and missing", remedy="set it, data.sets or data.reasoning_gym")
 RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions", "models", "reasoning_gym")

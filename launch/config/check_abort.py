@@ -4,10 +4,10 @@ it must not read its length. Owns what an answer looks like by the reward's term
 
 from collections.abc import Iterator
 
-from actors.rewards.options import RewardTerm
+from config.rewards import RewardTerm
+from config.token_budget import AnswerMarker
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
-from policies.token_budget.options import AnswerMarker
 
 KEY = "rollout.abort"
 _OFF = f"{KEY}={{}}"  # enabled=false would leave the other keys of the section, which are then ignored

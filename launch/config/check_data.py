@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
 
 
 def set_issues(c: Config) -> Iterator[Issue]:

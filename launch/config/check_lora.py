@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, read_config
 from models.peft import adapter_faults, adapter_shapes
 

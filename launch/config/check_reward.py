@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from actors.rewards.judge_template import template_fault
-from actors.rewards.options import RewardTerm
+from config.rewards import RewardTerm
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
 
 _TAKEN = ("mean", "std")  # reward/mean and reward/std are metrics of the whole reward
 _REQUIRED = {"format": ("pattern",), "python": ("function",), "judge": ("url", "model", "template")}

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from actors.engine.options import PartialOptions
+from config.rollout import PartialOptions
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
 
 _KEY, _PARTIAL = "rollout.staleness", "rollout.partial.tokens_per_step"
 

@@ -7,13 +7,13 @@ is refused, wherever it is checked.
 from collections.abc import Iterator
 
 from actors.engine.capabilities import BACKENDS
+from config.catalogue import CATALOGUE, TRAINED, at_hand
+from config.formats import FORMATS
+from config.strategy import Strategy
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
-from models.formats import FORMATS
 from policies.roofline.devices import device_named
-from policies.speculation.catalogue import CATALOGUE, TRAINED, at_hand
 from policies.speculation.defaults import default_ladder
-from policies.speculation.strategy import Strategy
 
 _SPECULATION = "rollout.speculation"
 

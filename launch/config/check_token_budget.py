@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from config.token_budget import BudgetOptions
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
-from policies.token_budget.options import BudgetOptions
 
 
 def budget_issues(c: Config) -> Iterator[Issue]:

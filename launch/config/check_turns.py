@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from actors.environments.options import EnvironmentOptions
+from config.environments import EnvironmentOptions
+from config.tree import Config
 from launch.config.issues import Issue
-from launch.config.tree import Config
 
 KEY = "environment"
 _PLACE = re.compile(r"[\w.]+:\w+")

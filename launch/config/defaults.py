@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from actors.engine.capabilities import BACKENDS
+from config.presets import TRUNCATE
+from config.tree import Config
 from launch.config.check_abort import markers_of
 from launch.config.paths import replaced
-from launch.config.tree import Config
-from policies.presets import TRUNCATE
 
 BACKEND = "rollout.engine.backend"
 JUDGE_S = 60.0  # reward.terms.*.timeout_s of a judge

@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 
 from actors.engine.capabilities import BACKENDS
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
+from config.catalogue import FRESH_WEIGHTS
+from config.formats import FORMATS, LowBitFormat
+from config.tree import Config
 from launch.config import gym
 from launch.config.check_lora import lora_fit
 from launch.config.hub import download_line
 from launch.config.issues import Issue
 from launch.config.memory import device_of, fitting, misfit
-from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of, require_low_bit
-from models.formats import FORMATS, LowBitFormat
-from policies.speculation.catalogue import FRESH_WEIGHTS
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 

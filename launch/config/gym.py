@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actors.data.options import DataOptions, ReasoningGymOptions, TrainSetOptions
 from actors.rewards import gym
+from config.data import DataOptions, ReasoningGymOptions, TrainSetOptions
+from config.tree import Config, EvalSetOptions
 from launch import cache
 from launch.config.issues import ConfigError, Issue
-from launch.config.tree import Config, EvalSetOptions
 
 KEY = "data.reasoning_gym"
 FOLDER = "reasoning_gym"  # below run.dir

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from config.tree import Config
 from launch import cache
 from launch.config.gym import generated
 from launch.config.issues import ConfigError, Issue
 from launch.config.paths import replaced, written
-from launch.config.tree import Config
 
 MODELS = ("model.path", "model.tokenizer")
 DATA = ("data.train", "data.sets.*.path", "data.eval", "eval.sets.*.path", "warmup.data")

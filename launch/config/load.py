@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from config.tree import Config
 from launch.config.check import check_values
 from launch.config.defaults import implied, settled
 from launch.config.document import Document, KeyPath, parse_document
@@ -25,7 +26,6 @@ from launch.config.issues import ConfigError, Issue
 from launch.config.overrides import apply_overrides
 from launch.config.paths import resolve_paths
 from launch.config.schema import by_name, generic, nearest, render
-from launch.config.tree import Config
 
 _OFF = {  # what switches a section off that is always there
     "drafter": "drafter.train=false",

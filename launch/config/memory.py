@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from config.catalogue import at_hand
+from config.formats import FORMATS, LowBitFormat
+from config.strategy import Strategy
+from config.tree import Config
 from launch.config.issues import ConfigError, Issue
-from launch.config.tree import Config
 from models.config import ModelConfig, ModelConfigError, read_config
-from models.formats import FORMATS, LowBitFormat
 from models.peft import adapter_shapes
 from policies.roofline.devices import Device, device_named
 from policies.roofline.memory import (
@@ -28,9 +30,7 @@ from policies.roofline.memory import (
 )
 from policies.roofline.network import Network
 from policies.speculation.build import build_policy
-from policies.speculation.catalogue import at_hand
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
-from policies.speculation.strategy import Strategy
 
 _CHOICES = ((False, False), (True, False), (False, True), (True, True))  # the cheapest first
 _FEWER_BITS = "w4a16"  # of a self-drafter's copy, where the format is open and the usual one does not fit

@@ -6,8 +6,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from launch.config.tree import Config
-from policies.speculation.catalogue import FRESH_WEIGHTS
+from config.catalogue import FRESH_WEIGHTS
+from config.tree import Config
 
 INPUT_PATHS = (
     "model.path",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from launch.config.tree import Config
+from config.tree import Config
 
 _WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))

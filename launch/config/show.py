@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from config.tree import Config
 from launch.config.document import dump
 from launch.config.load import Loaded
 from launch.config.schema import keys, render
-from launch.config.tree import Config
 
 
 def to_yaml(config: Config) -> str:

@@ -5,11 +5,11 @@
     from launch.dispatch import RolloutDispatcher, spawner
 
     spawn = spawner(
-        lambda name: partial(spawn_engine, config.model, config.rollout.engine, seed=config.run.seed, name=name),
+        lambda name: partial(spawn_engine, model, engine, seed=seed, name=name),
         placement.worker_options,     # of a name: ray options (num_cpus, scheduling_strategy, ...)
     )
     dispatcher = RolloutDispatcher(
-        spawn, config.rollout, start_timeout_s=config.cluster.start_timeout_s, on_event=observer.event, on_span=...
+        spawn, rollout, start_timeout_s=timeout_s, on_event=observer.event, on_span=...
     )
     dispatcher.start()
     for step in range(steps):
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from launch.dispatch.spawn import spawner
     from launch.dispatch.stats import DispatchStats
 
-# Where each is. The ledger is used without Ray (launch.simulate), so nothing is imported before it is asked for.
+# Where each is. The ledger is used without Ray (planner.simulate), so nothing is imported before it is asked for.
 _WHERE = {
     "DispatchStats": "stats",
     "FailedRequest": "ledger",

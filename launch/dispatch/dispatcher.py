@@ -12,8 +12,10 @@ from typing import Any, assert_never
 from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
-from actors.engine.options import RolloutOptions
-from actors.engine.types import (
+from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
+from actors.spot_host import DrafterEvent, RecordingReport
+from config.rollout import RolloutOptions
+from contracts.rollout import (
     DrafterFailed,
     EngineFailed,
     EngineWindow,
@@ -25,9 +27,7 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
-from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
-from actors.spot.types import Checkpointed, MicroStep, Published, TrainFailed, TrainStopped
-from actors.spot_host import DrafterEvent, RecordingReport
+from contracts.spot import Checkpointed, MicroStep, Published, TrainFailed, TrainStopped
 from launch.dispatch.arrivals import Waitable
 from launch.dispatch.seat import (
     Seat,

@@ -12,9 +12,9 @@ from typing import Any, cast
 import ray
 from ray.exceptions import RayError
 
-from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, UpdateDrafter
 from actors.engine.shared_rollouts import pack
-from actors.engine.types import DrafterLoaded, IntArray
+from contracts.engine import LoadDrafters, Remember, SaveDrafters, UpdateDrafter
+from contracts.rollout import DrafterLoaded, IntArray
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 from launch.dispatch.waits import wait_for_all
 from models.manifest import WeightsManifest

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from actors.engine.stopping import End, find_end
-from actors.engine.types import NOTHING_SAMPLED, FinishReason, Request, Rollout, Sampled
+from contracts.rollout import NOTHING_SAMPLED, FinishReason, Request, Rollout, Sampled
 from policies.balance import Balance, exact
 
 

@@ -3,8 +3,8 @@ counts, and gives workers their work; which workers there are, and in which stat
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from actors.engine.commands import Abort, Submit
-from actors.engine.types import FinishReason, Request, Rollout, Sampled
+from contracts.engine import Abort, Submit
+from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.dispatch.errors import StaleWeightsError
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState

@@ -23,11 +23,11 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
 
-from actors.engine.commands import Answered, Command, ReceiveWeights, Sleep, UpdateWeights
 from actors.engine.process import EngineStartError
-from actors.engine.types import WeightsLoaded
-from actors.handoff.types import Offer
 from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
+from contracts.engine import Answered, Command, ReceiveWeights, Sleep, UpdateWeights
+from contracts.handoff import Offer
+from contracts.rollout import WeightsLoaded
 from launch.dispatch.arrivals import Arrivals, Waitable
 from launch.dispatch.spans import WorkerSpans
 from launch.dispatch.waits import wait_for_all

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from actors.engine.types import EngineWindow
 from actors.spans import Joiner, Stretch
+from contracts.rollout import EngineWindow
 
 SpanSink = Callable[[str, str, float, float], None]  # (worker, kind, start_s, end_s), seconds since the epoch
 

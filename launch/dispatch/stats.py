@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.engine.types import Rollout
+from contracts.rollout import Rollout
 from launch.dispatch.ledger import FailedRequest, Ledger
 
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-from actors.engine.types import WeightsLoaded
-from actors.handoff.types import Offer, Sent
+from contracts.handoff import Offer, Sent
+from contracts.rollout import WeightsLoaded
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import StaleWeightsError
 from launch.dispatch.seat import Seat, SeatState, Weights, some_are

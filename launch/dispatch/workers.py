@@ -7,9 +7,9 @@ from typing import assert_never
 
 import ray
 
-from actors.engine.options import RolloutOptions
-from actors.engine.types import WeightsLoaded
 from actors.rollout_worker import SupervisorStatus
+from config.rollout import RolloutOptions
+from contracts.rollout import WeightsLoaded
 from launch.dispatch.arrivals import Arrivals
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import NoWorkersError, WorkerStartError

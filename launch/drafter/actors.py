@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.coordinator import CoordinatorActor
 from actors.data_buffer import DataBufferActor
 from actors.identity import unique_name
-from coordinator.options import LOOPBACK, CoordinatorOptions
+from config.coordinator import LOOPBACK, CoordinatorOptions
 from coordinator.transport.security import Keys
 from launch.cluster.session import attaches
 from launch.config import Config

@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from actors.data import check_vocabulary, end_tokens, load_demonstrations, load_prompts, load_tokenizer
-from actors.data.options import DataOptions
 from actors.data.tokenizers import Tokenizer
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions, SamplingOptions
-from actors.engine.types import Event, Finished
-from actors.training.options import WarmupOptions
+from config.data import DataOptions
+from config.drafter import Algorithm, DrafterOptions
+from config.learner import WarmupOptions
+from config.rollout import EngineOptions, SamplingOptions
+from contracts.rollout import Event, Finished
 from drafter.eagle import Drafting, load_eagle, save_eagle
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
@@ -35,7 +36,6 @@ from models.checkpoint import load_model
 from models.config import read_config
 from models.device import choose_device
 from models.transformer import Transformer
-from policies.drafter.options import Algorithm, DrafterOptions
 
 Pairs = tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]  # prompts and responses, in step
 HISTORY_FILE = "training.json"

@@ -13,8 +13,8 @@ from typing import Any
 
 import ray
 
-from actors.data.options import PROMPTS_ONLY
 from actors.placement import place
+from config.data import PROMPTS_ONLY
 from launch.cache import add_files, found, keep
 from launch.config import Config
 from launch.config.paths import tokenizer_dir

@@ -18,12 +18,15 @@ from typing import Any, Literal, assert_never
 import ray
 from ray.exceptions import RayError
 
-from actors.engine.options import EngineOptions
-from actors.engine.types import DrafterFailed, DrafterLoaded, EngineWindow
 from actors.spot.process import spawn_trainer
-from actors.spot.types import Checkpointed, MicroStep, TrainFailed, TrainStopped
 from actors.spot_host import DrafterEvent, RecordingReport, SpotPlan
-from actors.training.types import StepResult
+from config.catalogue import FRESH_WEIGHTS, TRAINED
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.strategy import Strategy
+from contracts.rollout import DrafterFailed, DrafterLoaded, EngineWindow
+from contracts.spot import Checkpointed, MicroStep, TrainFailed, TrainStopped
+from contracts.training import StepResult
 from coordinator.transport.client import DriverClient
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher, Weights
@@ -32,12 +35,9 @@ from launch.drafter.watch import DrafterWatch
 from launch.drafter.weights import load_weights, save_weights
 from launch.failover import FailoverLearner
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
-from models.options import ModelOptions
 from policies.drafter.canary import Canary, CanaryVerdict
 from policies.drafter.drift import DriftMonitor
 from policies.drafter.lineage import micro_steps
-from policies.speculation.catalogue import FRESH_WEIGHTS, TRAINED
-from policies.speculation.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 Moment = Literal["sampled", "graded", "publishing"]

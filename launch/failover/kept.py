@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.training.types import StepResult, TrainSequence
+from contracts.training import StepResult, TrainSequence
 from launch.arrays import Packed, flat, parts, read_arrays, write_arrays
 
 IN_MEMORY_BYTES = 512 * 2**20  # of the driver's; later steps go to disk until the next checkpoint

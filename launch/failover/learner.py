@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from actors.learner_group import STARTING, LearnerGroup, StepUnderWay
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
-from actors.training.options import OptimizerOptions
-from actors.training.types import StepResult, TrainSequence
+from config.learner import OptimizerOptions
+from contracts.training import StepResult, TrainSequence
 from launch.failover.kept import KeptSteps
 from models.durable import faults
 from models.manifest import WeightsManifest

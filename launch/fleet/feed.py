@@ -19,9 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.identity import unique_name
 from actors.notice_watcher import NoticeWatcher, agent_of
 from actors.notices.http import Http
-from actors.notices.options import SpotOptions
 from actors.notices.types import Withdrawn
 from actors.notices.watch import Trouble, WatchEvent, watch
+from config.spot import SpotOptions
 
 LOOK_S = 0.5  # between two looks at Ray's draining nodes, if no watcher says anything
 NODES_S = 2.0  # between two looks for nodes that have joined or gone

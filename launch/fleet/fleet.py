@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from actors.engine.options import WorkerCount
-from actors.engine.types import EngineWindow
 from actors.placement import Placement
+from config.rollout import WorkerCount
+from contracts.rollout import EngineWindow
 from launch.dispatch import RolloutDispatcher, SeatState, worker_name
 from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.pace import Pace

@@ -45,7 +45,7 @@ def check_manifest(path: Path) -> list[Issue]:
         else:
             raise UsageError(
                 f"{path} describes no cluster: no `provider` (Ray's cluster launcher), no `apiVersion` (KubeRay)",
-                remedy="see cluster.yaml, cluster-gcp.yaml and examples/cluster/",
+                remedy="see cluster.yaml, examples/cluster/gcp.yaml and examples/cluster/",
             )
     return found
 

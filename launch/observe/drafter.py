@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from actors.spot.types import (
+from config.catalogue import TRAINED
+from contracts.spot import (
     Checkpointed,
     MicroStep,
     NeedData,
@@ -22,7 +23,6 @@ from actors.spot.types import (
 )
 from launch.observe.speculation import StepSpeculation, Totals, by_drafter, thinned
 from policies.drafter.lineage import micro_steps
-from policies.speculation.catalogue import TRAINED
 
 TRAIN_SPAN = "train_drafter"  # on the worker's row of the timeline
 MAX_UPDATES = 2000  # in one record

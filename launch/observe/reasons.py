@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.engine.types import ReasonUse
+from contracts.rollout import ReasonUse
 from policies.speculation.policy import Reason
 
 _DRAFTED = frozenset({Reason.PAYS_MOST, Reason.TRIAL, Reason.FIXED})  # reasons to speculate

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from actors.environments.types import Said
+from contracts.environments import Said
 from launch.observe.drafter import TRAIN_SPAN, StepDrafter
 from launch.observe.speculation import StepSpeculation
 

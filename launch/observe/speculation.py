@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from actors.engine.types import EngineWindow, StrategyUse
+from contracts.rollout import EngineWindow, StrategyUse
 from launch.observe import reasons
 from launch.observe.reasons import Reasons, ReasonTotals
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from config.catalogue import TRAINED
 from launch.observe.drafter import TRAIN_SPAN, Update, updates_of
 from launch.observe.records import Span
 from launch.observe.speculation import Totals, by_drafter, strategies_of
-from policies.speculation.catalogue import TRAINED
 
 MAX_POINTS = 600  # of the accuracy curve; more micro-steps are averaged in groups, never across a target update
 MAX_MARKS = 200

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from config.catalogue import TRAINED
 from launch.observe.drafter import Update, updates_of
 from launch.observe.journal import read, replace
 from launch.observe.live import duration
@@ -22,7 +23,6 @@ from launch.observe.symptoms import symptoms
 from launch.precision import MASTER_REWARD, precision_text
 from launch.report.before_after import BeforeAfter, before_after, before_after_lines, said
 from launch.report.token_budget import TokenBudgetSummary, budget_rows, token_budget_summary
-from policies.speculation.catalogue import TRAINED
 
 MOSTLY = 0.5  # of the engine steps without speculation: the summary says why
 REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs): one step's reward is noise

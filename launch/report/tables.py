@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from launch.config.tree import EVAL_SET
+from config.tree import EVAL_SET
 from launch.observe.environment import rows as environment_rows
 from launch.observe.journal import read
 from launch.observe.records import evenly

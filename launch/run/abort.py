@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.engine.types import FinishReason, Marker, Rollout, StopRule
+from config.token_budget import AbortOptions
+from contracts.rollout import FinishReason, Marker, Rollout, StopRule
 from launch.run.groups import Group
 from policies.token_budget.abort import Thresholds, thresholds
-from policies.token_budget.options import AbortOptions
 from policies.token_budget.window import LengthWindow
 
 

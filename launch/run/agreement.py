@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from actors.engine.capabilities import BACKENDS
-from actors.training.types import TrainSequence
+from contracts.training import TrainSequence
 from launch.config import Config
 from launch.errors import PacelineError
 from launch.precision import aligned

@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from actors.data import Prompt
-from actors.engine.types import FinishReason, Rollout, Sampled
-from actors.rewards.types import Grade
 from actors.training.checkpoint import CheckpointError
+from contracts.rewards import Grade
+from contracts.rollout import FinishReason, Rollout, Sampled
 from launch.arrays import Packed, flat, parts, read_arrays, write_arrays
 from launch.batch import Pick
 from launch.dispatch import DispatchStats

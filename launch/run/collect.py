@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.data.tokenizers import Tokenizer
-from actors.engine.types import Rollout
-from actors.environments.types import Answer
 from actors.reward_pool import RewardPool
 from actors.rewards import GradeItem
+from contracts.environments import Answer
+from contracts.rollout import Rollout
 from launch.batch import Batch
 from launch.dispatch import DispatchStats, RolloutDispatcher
 from launch.dispatch.ledger import FailedRequest

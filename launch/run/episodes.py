@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.data.templates import BadPromptError, Template
-from actors.engine.types import FinishReason, Request, Rollout, Sampled
-from actors.environments.options import EnvironmentOptions
-from actors.environments.types import Answer, Call, Messages, Said
+from config.environments import EnvironmentOptions
+from contracts.environments import Answer, Call, Messages, Said
+from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.batch import Batch
 from launch.errors import PacelineError
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import FinishReason, Rollout
-from actors.rewards.types import Grade
-from actors.training.types import TrainSequence
+from config.objective import ObjectiveOptions
+from contracts.rewards import Grade
+from contracts.rollout import FinishReason, Rollout
+from contracts.training import TrainSequence
 from launch.batch import Pick
 from launch.observe.records import Sample
 from launch.run.episodes import Episode
 from policies.advantages import batch_advantages, has_zero_variance, kl_in_reward
 from policies.dynamic_sampling import has_signal
-from policies.options import ObjectiveOptions
 from policies.overlong import concise_rewards, overlong_penalties
 
 

@@ -20,10 +20,10 @@ from actors.data import (
 from actors.data.markers import MIXED, answer_marker
 from actors.data.templates import Template, make_template
 from actors.data.tokenizers import Tokenizer
-from actors.engine.types import Marker, SamplingParams, StopRule
 from actors.environments.formats import format_fault
 from actors.environments.host import EnvironmentStartError, tool_schemas
 from actors.rewards.boxed import thinks
+from contracts.rollout import Marker, SamplingParams, StopRule
 from launch.batch import sampling_params, stop_rule
 from launch.config import Config
 from launch.config.paths import tokenizer_dir

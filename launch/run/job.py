@@ -18,13 +18,14 @@ from actors.data.mixture import MixedOrder, make_order
 from actors.data.tokenizers import Tokenizer
 from actors.engine.capabilities import BACKENDS
 from actors.engine.core import RolloutEngine
-from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
-from actors.engine.types import EngineWindow, SamplingParams, StopRule
 from actors.environment_worker import EnvironmentPool
 from actors.learner_group import LearnerGroup
 from actors.placement import Placement, off, place
 from actors.reward_pool import RewardPool
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from contracts.rollout import EngineWindow, SamplingParams, StopRule
 from launch.batch import sampling_params
 from launch.calibrations import CalibrationStore
 from launch.cluster.session import attaches
@@ -51,7 +52,6 @@ from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
 from launch.run.token_budget import TokenBudget
 from launch.run_folder import log_file
-from models.options import ModelOptions
 from policies.lengths import LengthModel
 from policies.token_budget.curriculum import PromptCurriculum
 from policies.token_budget.skip import PromptSkip, Skipping

@@ -11,7 +11,7 @@ import numpy as np
 from actors.rewards.boxed import thinks
 from actors.rewards.equality import equal_fast
 from actors.rewards.maths import read_answer
-from actors.rewards.options import RewardOptions
+from config.rewards import RewardOptions
 from launch.run.groups import Graded, Group
 from policies.pass_at import majority_at, pass_at
 

@@ -8,9 +8,9 @@ Source: partial rollouts with a fixed token budget, Kimi k1.5 (arXiv 2501.12599)
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from actors.engine.options import PartialOptions
-from actors.engine.types import FinishReason
-from actors.rewards.types import Grade
+from config.rollout import PartialOptions
+from contracts.rewards import Grade
+from contracts.rollout import FinishReason
 from launch.batch import Batch, Pick
 from launch.run.collect import Round
 from launch.run.groups import Graded, Group

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from actors.engine.capabilities import BACKENDS
-from actors.handoff.types import Way
+from contracts.handoff import Way
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher
 from launch.failover import FailoverLearner

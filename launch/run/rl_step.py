@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from actors.engine.types import FinishReason
 from actors.learner_group import StepUnderWay
-from actors.training.types import StepResult
+from contracts.rollout import FinishReason
+from contracts.training import StepResult
 from launch.batch import Batch
 from launch.config import Config
 from launch.errors import PacelineError

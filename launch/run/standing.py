@@ -41,5 +41,5 @@ def _first_difference(here: Path, running: Path) -> str | None:
 
 
 def _plain(file: Path) -> bytes:
-    """Its text as in a checkout: what was installed from a wheel has imports below paceline/ (wheel_layout.py)."""
+    """Its text as in a checkout: a wheel has imports below paceline/ (native/wheel_layout.py)."""
     return file.read_bytes().replace(b"from paceline.", b"from ").replace(b"import paceline.", b"import ")

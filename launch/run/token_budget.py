@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.engine.types import FinishReason, Marker, Rollout, StopRule
+from config.objective import Aggregation
+from contracts.rollout import FinishReason, Marker, Rollout, StopRule
 from launch.batch import Pick
 from launch.config import Config
 from launch.run.abort import AbortRule, Lateness, is_late
 from launch.run.groups import Group
-from policies.options import Aggregation
 from policies.token_budget.allocation import allocate, bound, variance
 from policies.token_budget.cost import CostModel, Visit
 from policies.token_budget.keep import LateModel, best_keep, price_of_equal

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from actors.data import PromptOrder, load_demonstrations
-from actors.data.options import PROMPTS_ONLY
 from actors.learner_group import LearnerGroup
 from actors.placement import place
 from actors.training.errors import LearnerLostError
+from config.data import PROMPTS_ONLY
 from launch.cache import add_files, found, keep
 from launch.cluster.session import ray_session
 from launch.cluster.versions import compared

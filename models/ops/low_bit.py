@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.formats import DEEPEST, LowBitFormat
+from config.formats import DEEPEST, LowBitFormat
 from models.low_bit import LowBitWeight, dequantise, quantise
 from models.ops.low_bit_reference import reference, require_fit, rounded_tokens
 from models.ops.native import kernels, takes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from models.formats import LowBitFormat
+from config.formats import LowBitFormat
 from models.low_bit import LowBitWeight
 from models.ops.low_bit import low_bit_panels, packable
 from models.ops.matmul import panels_of, prepack

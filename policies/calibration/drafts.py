@@ -21,7 +21,7 @@ _Prices = tuple[float, float, float, float]  # fixed, each, level, level_each
 
 
 class Drafting(Protocol):
-    """A strategy, whose text names it; `policies.speculation.strategy.Strategy` is one."""
+    """A strategy, whose text names it; `config.strategy.Strategy` is one."""
 
     @property
     def drafter(self) -> str: ...

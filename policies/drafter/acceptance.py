@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.speculation.strategy import Strategy
+from config.strategy import Strategy
 
 Counts = tuple[int, int]  # (drafted, accepted) tokens
 

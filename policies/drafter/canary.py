@@ -8,9 +8,9 @@ what chance does not explain counts. What one RL step leaves undecided, the next
 from enum import StrEnum
 from typing import Any
 
+from config.drafter import CanaryOptions
 from policies.drafter.acceptance import Tally
 from policies.drafter.lineage import returning
-from policies.drafter.options import CanaryOptions
 
 BAD_SIGMAS = 3.0  # below the floor: one in 740 by chance, and a trial is looked at 5 times
 GOOD_SIGMAS = 2.0  # above the floor

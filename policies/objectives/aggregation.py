@@ -10,7 +10,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.options import Aggregation
+from config.objective import Aggregation
 
 
 def sequence_coefficients(

@@ -2,12 +2,12 @@
 
 import torch
 
+from config.objective import ObjectiveOptions
 from policies.kl import kl_penalty, kl_values
 from policies.objectives.correction import PREFIX, gap_metrics, sampler_weights
 from policies.objectives.losses import LOSSES
 from policies.objectives.ratios import log_ratio, ratio_metrics
 from policies.objectives.types import LossInputs, TokenLosses
-from policies.options import ObjectiveOptions
 
 
 def token_losses(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:

@@ -16,10 +16,10 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from config.objective import Level, SamplerCorrectionOptions
 from policies.kl import MAX_LOG_RATIO, difference, kl_values
 from policies.objectives.ratios import segment_means, segment_sums, spread
 from policies.objectives.types import LARGEST
-from policies.options import Level, SamplerCorrectionOptions
 
 PREFIX = "sampler_correction"
 GAP = "logprob_gap"  # metrics of the difference itself

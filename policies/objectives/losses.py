@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from config.objective import Loss, ObjectiveOptions
 from policies.kl import difference, finite
 from policies.objectives.ratios import log_ratio, segment_means, spread
 from policies.objectives.types import LossInputs, TokenLosses
-from policies.options import Loss, ObjectiveOptions
 
 Function = Callable[[LossInputs, ObjectiveOptions], TokenLosses]
 

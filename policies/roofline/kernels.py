@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from config.strategy import Strategy
 from policies.roofline.network import LowBits, Network
-from policies.speculation.strategy import Strategy
 
 Part = Literal["weights", "kv", "sampling", "rest"]
 # Of the paged attention kernel (models/ops/triton/launch.py; a test holds them equal): tokens of the context that one

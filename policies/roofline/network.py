@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class LowBits(Protocol):
-    """How matrices are stored in few bits: what of `models.formats.LowBitFormat` decides bytes and flops."""
+    """How matrices are stored in few bits: what of `config.formats.LowBitFormat` decides bytes and flops."""
 
     @property
     def bits(self) -> int:

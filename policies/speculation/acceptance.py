@@ -14,9 +14,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.speculation.catalogue import CATALOGUE
+from config.catalogue import CATALOGUE
+from config.strategy import Strategy
 from policies.speculation.policy import NO_REQUESTS, Int64Array, StepOutcome
-from policies.speculation.strategy import Strategy
 
 Float64Array = NDArray[np.float64]
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
+from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.elastic import ElasticSwitch
 from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 
 
 class BegMabPolicy:

@@ -5,8 +5,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from config.strategy import Strategy
 from policies.speculation.policy import Load
-from policies.speculation.strategy import Strategy
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

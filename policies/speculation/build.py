@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.budget import DraftBudget
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms, default_ladder
 from policies.speculation.length_aware import LengthAwareBudget
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from policies.speculation.toggle import RooflinePolicy
 
 

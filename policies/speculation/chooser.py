@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from config.catalogue import CATALOGUE
+from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel, Expected
-from policies.speculation.catalogue import CATALOGUE
 from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
 from policies.speculation.preparation import Preparation
-from policies.speculation.strategy import PLAIN, Strategy
 
 HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as a step of a small model ...
 CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up to so many times

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from policies.speculation.catalogue import by_name
-from policies.speculation.strategy import Strategy
+from config.catalogue import by_name
+from config.strategy import Strategy
 
 
 def default_arms(drafters: Iterable[str], *, trees: bool = True) -> tuple[Strategy, ...]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from policies.speculation.catalogue import CATALOGUE
-from policies.speculation.strategy import Strategy
+from config.catalogue import CATALOGUE
+from config.strategy import Strategy
 
 Kind = Literal["target", "drafter"]
 ArmsAt = Callable[[int], Iterable[Strategy]]  # running requests -> the strategies that may be chosen then

@@ -18,10 +18,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from config.strategy import Strategy
 from policies.speculation.budget import Int32Array, Int64Array
 from policies.speculation.length_statistics import LengthClass, LengthStatistics, problem_key
 from policies.speculation.policy import Load
-from policies.speculation.strategy import Strategy
 
 FloatArray = NDArray[np.float64]
 

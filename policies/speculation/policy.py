@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.speculation.strategy import PLAIN, Strategy
+from config.strategy import PLAIN, Strategy
 
 Int64Array = NDArray[np.int64]
 NO_REQUESTS: Int64Array = np.zeros(0, np.int64)

@@ -4,7 +4,7 @@ which responses it concerns, and how they end, is actors.engine.stopping's.
 
 from dataclasses import dataclass
 
-from policies.token_budget.options import AbortOptions
+from config.token_budget import AbortOptions
 from policies.token_budget.window import LengthWindow
 
 

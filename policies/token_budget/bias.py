@@ -6,8 +6,8 @@ How large each bias is: experiments/results/duet_bias.md. What is unbiased: docs
 
 from collections.abc import Iterator
 
-from policies.options import ObjectiveOptions
-from policies.token_budget.options import AbortOptions, BudgetOptions
+from config.objective import ObjectiveOptions
+from config.token_budget import AbortOptions, BudgetOptions
 
 
 def biases(objective: ObjectiveOptions, budget: BudgetOptions, abort: AbortOptions, mini_batches: int) -> list[str]:

@@ -10,7 +10,7 @@ above a half begins with what is easy, and as the policy learns, harder prompts 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.token_budget.options import SkipOptions
+from config.token_budget import SkipOptions
 from policies.token_budget.skip import coin
 
 BIAS = (

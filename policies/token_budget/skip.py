@@ -15,8 +15,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from config.token_budget import SkipOptions
 from policies.advantages import TIE, has_zero_variance
-from policies.token_budget.options import SkipOptions
 
 BIAS = (
     "rollout.skip: prompts that were always or never solved lately are sampled with probability keep and not weighted "

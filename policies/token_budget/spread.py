@@ -36,7 +36,7 @@ def visit_variance(contributed: Sequence[float] | Floats, propensities: Sequence
     """Mean of `squares`, each divided by its propensity.
 
     `propensities`: with which a response like this one is trained on, at weight 1 / propensity
-    (actors.engine.types.Rollout). Where the coin decides, both of its sides stand for what late ones contribute, as
+    (contracts.rollout.Rollout). Where the coin decides, both of its sides stand for what late ones contribute, as
     policies.token_budget.keep.LateModel knows it. So it is the spread of what is summed, surcharge included, and less
     noisy than the kept ones alone.
     """

@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 from actors.data.stop_strings import compile_marker
 from actors.engine.capabilities import Capabilities
 from actors.engine.child import serve
-from actors.engine.commands import (
+from actors.engine.process import ProcessEngine
+from actors.engine.shared_rollouts import unpack
+from actors.engine.stopping import End, find_end
+from actors.processes.child import run_child
+from contracts.engine import (
     Abort,
     EngineCommand,
     LoadDrafters,
@@ -30,10 +34,7 @@ from actors.engine.commands import (
     UpdateWeights,
     Wake,
 )
-from actors.engine.process import ProcessEngine
-from actors.engine.shared_rollouts import unpack
-from actors.engine.stopping import End, find_end
-from actors.engine.types import (
+from contracts.rollout import (
     Answer,
     DrafterFailed,
     DrafterLoaded,
@@ -54,7 +55,6 @@ from actors.engine.types import (
     StopRule,
     WeightsLoaded,
 )
-from actors.processes.child import run_child
 from models.checksum import checksum
 from models.manifest import WeightsManifest
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.spot.types import (
+from contracts.records import SequenceRecord
+from contracts.spot import (
     MicroStep,
     NeedData,
     Published,
@@ -21,7 +22,6 @@ from actors.spot.types import (
     TrainStarted,
     TrainStopped,
 )
-from drafter.training.records import SequenceRecord
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import weights
 

@@ -9,8 +9,8 @@ import pytest
 import ray
 
 from actors.data_buffer import DataBufferActor
-from drafter.training.records import SequenceRecord
-from policies.drafter.options import BufferOptions
+from config.drafter import BufferOptions
+from contracts.records import SequenceRecord
 
 pytestmark = pytest.mark.ray
 TIMEOUT_S = 60.0

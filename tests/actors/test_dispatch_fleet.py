@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
-from actors.engine.commands import Abort, Submit
-from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
-from actors.engine.types import Finished, FinishReason, Progress, Request, Rollout, Sampled, SamplingParams
 from actors.rollout_worker import Leaving
 from benchmarks.driver_fakes import UP, Ref, Remote, Stream, loaded
+from config.rollout import EngineOptions, RolloutOptions, WorkerCount
+from contracts.engine import Abort, Submit
+from contracts.rollout import Finished, FinishReason, Progress, Request, Rollout, Sampled, SamplingParams
 from launch.dispatch import RolloutDispatcher, arrivals
 from launch.dispatch import dispatcher as dispatcher_module
 

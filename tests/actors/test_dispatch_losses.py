@@ -9,11 +9,11 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from actors.engine.commands import Sleep
-from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
-from actors.engine.types import Slept
 from actors.rollout_worker import Leaving
 from benchmarks.driver_fakes import Ref, Remote, loaded
+from config.rollout import EngineOptions, RolloutOptions, WorkerCount
+from contracts.engine import Sleep
+from contracts.rollout import Slept
 from launch.dispatch import NoWorkersError, RolloutDispatcher, SeatState, WorkerStartError, arrivals
 from launch.dispatch import dispatcher as dispatcher_module
 from launch.dispatch.seat import node_lost

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import ray
 
-from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
-from actors.engine.types import Rollout
-from actors.handoff.types import Offer, Sent
+from config.rollout import EngineOptions, RolloutOptions, WorkerCount
+from contracts.handoff import Offer, Sent
+from contracts.rollout import Rollout
 from launch.dispatch import RolloutDispatcher, SeatState
 from launch.dispatch.waits import SLICE_S, wait_for_all
 from models.manifest import WeightsManifest

@@ -17,9 +17,9 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors.engine.options import EngineOptions, RolloutOptions
-from actors.engine.types import FinishReason, Request, Rollout
 from actors.rollout_worker import SupervisorStatus
+from config.rollout import EngineOptions, RolloutOptions
+from contracts.rollout import FinishReason, Request, Rollout
 from launch.dispatch import (
     NoWorkersError,
     RolloutDispatcher,

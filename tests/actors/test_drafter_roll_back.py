@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.engine.commands import UpdateDrafter
-from actors.engine.options import EngineOptions
-from actors.engine.types import EngineWindow, StrategyUse
-from actors.spot.types import Published, TrainStopped
-from coordinator.events import RolloutComplete, RolloutStarted
-from coordinator.options import CoordinatorOptions, CurveOptions
+from config.coordinator import CoordinatorOptions, CurveOptions
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.tree import Config
+from contracts.coordinator import RolloutComplete, RolloutStarted
+from contracts.engine import UpdateDrafter
+from contracts.rollout import EngineWindow, StrategyUse
+from contracts.spot import Published, TrainStopped
 from coordinator.transport.security import Keys
-from launch.config.tree import Config
 from launch.dispatch import Weights
 from launch.drafter.actors import DrafterActors
 from launch.drafter.training import DrafterTraining
 from launch.observe import Observer
 from launch.observe.journal import read
-from models.options import ModelOptions
 from policies.drafter.lineage import LINEAGE, micro_steps
 from tests.actors.test_spot_host import World, eventually, no_ray, world
 from tests.report.synthetic import config

@@ -13,9 +13,9 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.options import RolloutOptions
 from actors.engine.shared_rollouts import pack, unpack
-from actors.engine.types import DrafterLoaded, IntArray, Rollout
+from config.rollout import RolloutOptions
+from contracts.rollout import DrafterLoaded, IntArray, Rollout
 from launch.dispatch import RolloutDispatcher, Weights, spawner
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, weights
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import ray
 
-from actors.engine.options import EngineOptions, RolloutOptions, WorkerCount
-from actors.engine.types import Rollout
 from actors.placement import place
+from config.rollout import EngineOptions, RolloutOptions, WorkerCount
+from contracts.rollout import Rollout
 from launch.dispatch import RolloutDispatcher, SeatState, spawner
 from launch.fleet import Autoscaler, Fleet
 from tests.actors.fake_engine import FakeEngine, FakeOptions

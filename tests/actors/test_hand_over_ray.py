@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import ray
 
-from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.process import spawn_engine
-from actors.engine.types import Rollout
-from actors.handoff.types import Offer, Sent, Way
 from actors.learner_group import LearnerGroup, WeightsSending
 from actors.training.errors import LearnerLostError
-from actors.training.options import LearnerOptions, OptimizerOptions
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from config.rollout import EngineOptions, RolloutOptions
+from contracts.handoff import Offer, Sent, Way
+from contracts.rollout import Rollout
 from launch.dispatch import RolloutDispatcher, spawner
 from models.checkpoint import save_model
 from models.manifest import WeightsManifest
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
 from tests.actors.statuses import statuses
 from tests.actors.test_native_ray import Answer, answers, asked, child_pids
 from tests.engine.support import tiny_model

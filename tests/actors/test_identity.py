@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors.engine.options import RolloutOptions
 from actors.identity import unique_name
 from actors.reward_pool import RewardPool
 from actors.rewards import GradeItem
-from actors.rewards.options import RewardOptions
+from config.rewards import RewardOptions
+from config.rollout import RolloutOptions
 from launch.dispatch import RolloutDispatcher, spawner
 from launch.run_folder import log_file
 from tests.actors.fake_engine import FakeEngine, FakeOptions

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.types import FinishReason, Request, Rollout, Sampled, StopRule
+from contracts.rollout import FinishReason, Request, Rollout, Sampled, StopRule
 from launch.dispatch.ledger import Ledger
 from tests.actors.fake_engine import RULES, ended, logprob, make_request, part, response
 from tests.policies import balance_oracle

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors.engine.options import EngineOptions, RolloutOptions
 from actors.engine.process import NO_SPECULATION, spawn_engine
-from actors.engine.types import Request, Rollout
+from config.model import ModelOptions
+from config.rollout import EngineOptions, RolloutOptions
+from config.speculation import SpeculationOptions
+from contracts.rollout import Request, Rollout
 from launch.dispatch import DispatchStats, RolloutDispatcher, spawner
 from models.checkpoint import hf_state_dict, save_model
-from models.options import ModelOptions
 from models.weights import pack
-from policies.speculation.options import SpeculationOptions
 from tests.actors.statuses import statuses
 from tests.engine.support import make_requests, tiny_model
 

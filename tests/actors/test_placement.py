@@ -11,9 +11,9 @@ import pytest
 import ray
 
 from actors import placement
-from actors.engine.options import WorkerCount
 from actors.placement import Placement, place, reserve
 from actors.placement_plan import Layout, PlacementError, Plan, plan
+from config.rollout import WorkerCount
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:

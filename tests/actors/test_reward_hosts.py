@@ -12,7 +12,7 @@ import ray
 
 from actors.reward_pool import RewardPool, RewardWorkerStartError
 from actors.rewards import Grade, GradeItem, build
-from actors.rewards.options import RewardOptions
+from config.rewards import RewardOptions
 from launch.run_folder import log_file
 from tests.rewards.stand_in import endpoint, term_of
 

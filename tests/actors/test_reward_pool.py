@@ -14,7 +14,7 @@ import ray
 
 from actors.reward_pool import RewardFailuresError, RewardPool, RewardWorkerStartError
 from actors.rewards import Grade, GradeItem
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 pytestmark = pytest.mark.ray
 

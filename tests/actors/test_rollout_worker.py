@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from actors import rollout_worker
-from actors.engine.commands import LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
 from actors.engine.shared_rollouts import pack
-from actors.engine.types import DraftersSaved, EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
 from actors.rollout_worker import NoEngineError, RolloutWorker
+from contracts.engine import LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
+from contracts.rollout import DraftersSaved, EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
 from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response

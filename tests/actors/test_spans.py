@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.types import EngineWindow
+from contracts.rollout import EngineWindow
 from launch.dispatch.spans import WorkerSpans
 from tests.windows import engine_window
 

@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 
 from actors import spot_host
-from actors.engine.commands import Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
-from actors.engine.types import Finished, Recorded
 from actors.rollout_worker import RolloutWorker, WorkerEvent
-from actors.spot.types import MicroStep, Published, TrainFailed, TrainStopped
 from actors.spot_host import RecordingReport, SpotHost, SpotPlan
-from coordinator.events import RolloutComplete, RolloutStarted
-from coordinator.options import CoordinatorOptions
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import RolloutComplete, RolloutStarted
+from contracts.engine import Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
+from contracts.records import SequenceRecord
+from contracts.rollout import Finished, Recorded
+from contracts.spot import MicroStep, Published, TrainFailed, TrainStopped
 from coordinator.transport.server import CoordinatorServer
-from drafter.training.records import SequenceRecord
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response, weights
 from tests.actors.fake_trainer import Script
 from tests.coordinator.cluster import served, states

@@ -14,15 +14,15 @@ import pytest
 import ray
 
 from actors.data_buffer import DataBufferActor
-from actors.engine.options import RolloutOptions
 from actors.rollout_worker import SupervisorStatus
-from actors.spot.types import MicroStep
 from actors.spot_host import DrafterEvent, SpotPlan
-from coordinator.events import RolloutComplete, RolloutStarted
+from config.drafter import BufferOptions
+from config.rollout import RolloutOptions
+from contracts.coordinator import RolloutComplete, RolloutStarted
+from contracts.spot import MicroStep
 from coordinator.transport.server import CoordinatorServer
 from launch.dispatch import RolloutDispatcher, Weights, spawner
 from launch.drafter.weights import load_weights, save_weights
-from policies.drafter.options import BufferOptions
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.fake_trainer import Script
 from tests.actors.statuses import statuses

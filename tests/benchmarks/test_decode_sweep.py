@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tools.decode_sweep import COPY, Cell, Split, Sweep, network_of, read, score
+from benchmarks.tools.two_stage import TwoStage, Work
 from experiments import roofline_sweep
-from policies.roofline.two_stage import TwoStage, Work
 
 PUBLISHED = Path(__file__).parents[3] / "shared/data/a100_decode_sweep_qwen2.5_7b.csv"
 HEAD = ["model", "batch", "seq", "gamma", "mode", "mean_ms", "median_ms", "std_ms", "min_ms", "max_ms", "n_samples"]

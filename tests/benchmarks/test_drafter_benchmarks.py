@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from benchmarks.drafter_packing import padded_loss
+from config.drafter import DrafterOptions
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from experiments.drafter_adaptation import dips
-from policies.drafter.options import DrafterOptions
 from tests.drafter.training_support import drafter_for, records_of
 from tests.engine.support import tiny_model
 

@@ -10,10 +10,10 @@ from benchmarks.harness import RESULTS, load
 from benchmarks.predicted_steps import GRID, QUANTIZATIONS, VERIFYING, low_bit_row, self_row, step_row, sweep_errors
 from benchmarks.tools.engine_trace import kernels_before, traced_chain, traced_step
 from benchmarks.tools.qwen import QWEN, network, qwen
-from models.formats import FORMATS
+from config.formats import FORMATS
+from config.strategy import Strategy
 from policies.roofline.devices import DEVICES
 from policies.roofline.kernels import draft_kernels, launches, step_kernels
-from policies.speculation.strategy import Strategy
 
 RECORD = load(RESULTS / "predicted_steps.json")
 NAMES = {"embedding": "embed", "addmm": "product", "mm": "product", "linear": "product", "cat": "pack"}

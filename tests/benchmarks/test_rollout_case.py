@@ -9,9 +9,9 @@ from benchmarks import rollout
 from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import adaptive, fixed, hostile
 from benchmarks.tools.targets import Target, Task
+from config.strategy import Strategy
 from experiments import switching
 from models.checkpoint import init_model, parameter_count
-from policies.speculation.strategy import Strategy
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

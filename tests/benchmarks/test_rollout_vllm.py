@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.types import Request, SamplingParams
 from benchmarks import rollout_vllm
 from benchmarks.tools.peers import Peer
 from benchmarks.tools.step_parts import Parts
 from benchmarks.tools.vllm_contenders import packed, row_of, step_record, timed, unpacked
 from benchmarks.tools.vllm_report import TARGETS, table, verdicts
+from contracts.rollout import Request, SamplingParams
 
 
 def contender(speedup: float) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from benchmarks.tools import doc_tables, rollout_report, rollouts
 from benchmarks.tools.bound import MIN_STEPS, bound_s, bucket, estimate_s, interpolated
 from benchmarks.tools.contenders import WrongDrafter
 from benchmarks.tools.targets import Task
+from config.strategy import PLAIN, Strategy
 from drafter.protocol import BatchView
 from experiments import grid_report
 from experiments.strategy_grid import BATCHES, cells
 from experiments.switching import SwitchingPolicy, switch_costs
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.loads import load
 
 

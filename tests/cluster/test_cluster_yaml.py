@@ -1,5 +1,5 @@
-"""cluster.yaml (AWS) and cluster-gcp.yaml: against Ray's own schema and preparation, what the clouds can be asked for,
-and the run configuration that goes with them."""
+"""cluster.yaml (AWS) and examples/cluster/gcp.yaml: against Ray's own schema and preparation, what the clouds can be
+asked for, and the run configuration that goes with them."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.config.tree import Config
+from config.tree import Config
 
 ROOT = Path(__file__).parents[2]
 GPUS_PER_NODE = 8
@@ -18,7 +18,7 @@ GPUS_PER_NODE = 8
 Cluster = dict[str, Any]
 
 
-FILES = {"aws": "cluster.yaml", "gcp": "cluster-gcp.yaml"}
+FILES = {"aws": "cluster.yaml", "gcp": "examples/cluster/gcp.yaml"}
 MACHINES = {"aws": ("InstanceType", "p5.48xlarge", 192), "gcp": ("machineType", "a3-highgpu-8g", 208)}
 
 
@@ -141,7 +141,7 @@ def test_the_spot_machines_notices_are_within_reach() -> None:
 
 
 def test_google_machines_and_their_disks_are_in_the_one_zone() -> None:
-    raw = yaml.safe_load((ROOT / "cluster-gcp.yaml").read_text(encoding="utf-8"))
+    raw = yaml.safe_load((ROOT / "examples/cluster/gcp.yaml").read_text(encoding="utf-8"))
     zone = raw["provider"]["availability_zone"]
     assert zone.startswith(raw["provider"]["region"])
     for node in raw["available_node_types"].values():
@@ -158,7 +158,7 @@ def test_all_nodes_have_one_image_and_install_the_same_pinned_versions(raw: Clus
 
     assert len({image(node["node_config"]) for node in raw["available_node_types"].values()}) == 1
     (install,) = (command for command in raw["setup_commands"] if "pip install" in command and "tar.gz" in command)
-    assert "--constraint ~/paceline/constraints.txt" in install
+    assert "--constraint ~/paceline/constraints/tested.txt" in install
     assert any("tar -xzf ~/paceline.tar.gz" in command for command in raw["setup_commands"])
     assert not raw.get("worker_setup_commands")
 

@@ -92,7 +92,7 @@ def test_the_dockerfile_has_no_fault(text: str) -> None:
         ("python:3.12-slim-bookworm", "python", "no fixed tag"),
         ("USER ray\n", "", "it runs as root"),
         ("USER ray\n", "USER root\n", "it runs as root"),
-        ("--constraint constraints.txt ", "", "--constraint"),
+        ("--constraint constraints/tested.txt ", "", "--constraint"),
         ("--no-cache-dir ", "", "--no-cache-dir"),
         ("    && rm -rf /var/lib/apt/lists/* \\\n", "", "rm -rf"),
         ('CMD ["paceline", "--help"]', "CMD paceline --help", "JSON form"),
@@ -138,7 +138,7 @@ def test_keys_builds_and_downloads_stay_out_of_the_image_and_the_source_does_not
     assert [path for path in out if not ignored(path, patterns)] == []
     needed = (
         "pyproject.toml",
-        "constraints.txt",
+        "constraints/tested.txt",
         "CMakeLists.txt",
         "native/module.cpp",
         "actors/data/prompts.py",

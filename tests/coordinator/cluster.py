@@ -6,10 +6,10 @@ from contextlib import contextmanager, suppress
 
 import zmq
 
-from coordinator.events import Train
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Train
 from coordinator.machine import Machine
 from coordinator.member import Identity
-from coordinator.options import CoordinatorOptions
 from coordinator.service import CoordinatorService
 from coordinator.transport.client import Command, WorkerClient
 from coordinator.transport.security import ClientKeys, ServerKeys

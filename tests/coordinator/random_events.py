@@ -3,7 +3,8 @@
 import random
 from collections.abc import Callable
 
-from coordinator.events import (
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import (
     Busy,
     Drain,
     Event,
@@ -23,9 +24,8 @@ from coordinator.events import (
     TrainerFailed,
     Undrain,
 )
-from coordinator.invariants import check_invariants
 from coordinator.machine import IllegalTransitionError, Machine, UnknownTargetError
-from coordinator.options import CoordinatorOptions
+from tests.coordinator.world.invariants import check_invariants
 
 OPTIONS = CoordinatorOptions(
     heartbeat_s=1, lease_s=5, start_deadline_s=3, stop_deadline_s=1, retry_after_s=2, max_members=3

@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from coordinator.options import CoordinatorOptions
-from coordinator.simulated import Faults, Outcome
-from coordinator.simulator import Simulation
+from config.coordinator import CoordinatorOptions
+from tests.coordinator.world.simulated import Faults, Outcome
+from tests.coordinator.world.simulator import Simulation
 
 
 @dataclass(frozen=True, slots=True)

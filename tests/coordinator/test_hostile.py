@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from contracts.coordinator import Busy, Heartbeat, Leave, Register, RolloutStarted, Started, State, TrainerFailed
 from coordinator import hub as hubs
-from coordinator.events import Busy, Heartbeat, Leave, Register, RolloutStarted, Started, State, TrainerFailed
 from coordinator.hub import Hub
 from coordinator.link import Fate
 from coordinator.machine import Machine

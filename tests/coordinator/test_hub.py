@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from coordinator.events import Busy, Drain, Idle, Register, RolloutStarted, Started, State, Stop, Train
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Busy, Drain, Idle, Register, RolloutStarted, Started, State, Stop, Train
 from coordinator.hub import BURST, BURST_S, Hub
 from coordinator.machine import Machine
-from coordinator.options import CoordinatorOptions
 from coordinator.wire import Ack, AnswerEncoder, Say, Tell, decode_answer, encode
 
 WORKERS = 256

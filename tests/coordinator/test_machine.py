@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.events import (
+from contracts.coordinator import (
     Busy,
     Event,
     Heartbeat,

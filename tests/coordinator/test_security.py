@@ -12,6 +12,8 @@ import pytest
 import zmq
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from config.coordinator import AdminOptions, CoordinatorOptions, CurveOptions
+from contracts.coordinator import Register, RolloutComplete, State
 from coordinator.address import Address, AddressFileError
 from coordinator.admin.client import AdminClient, NoCoordinatorError, NotAllowedError
 from coordinator.admin.credentials import (
@@ -22,8 +24,6 @@ from coordinator.admin.credentials import (
     CredentialsError,
     write_certificate,
 )
-from coordinator.events import Register, RolloutComplete, State
-from coordinator.options import AdminOptions, CoordinatorOptions, CurveOptions
 from coordinator.service import CoordinatorService, OptionsError
 from coordinator.transport.client import DriverClient
 from coordinator.transport.security import ClientKeys, Keys, server_keys, write_keys

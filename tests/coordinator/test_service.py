@@ -16,16 +16,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Changed, Drain, Notice, Pause, RolloutStarted, Stop
 from coordinator.__main__ import main
 from coordinator.address import Address, AddressFileError
 from coordinator.admin import admin_pb2 as pb
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
 from coordinator.admin.credentials import Credentials
 from coordinator.admin.messages import SERVICE, change_message, change_record, status_message, status_record
-from coordinator.events import Changed, Drain, Notice, Pause, RolloutStarted, Stop
 from coordinator.feed import CAPACITY, Feed
 from coordinator.machine import UnknownTargetError
-from coordinator.options import CoordinatorOptions
 from coordinator.service import CoordinatorService, OptionsError
 from coordinator.status import Change, SessionStatus, Status, WorkerStatus
 from coordinator.transport.client import DriverClient

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.events import Register, Started
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Register, Started
 from coordinator.member import Member
-from coordinator.options import CoordinatorOptions
 from coordinator.roster import Worker
 from coordinator.sessions import Sessions
-from coordinator.simulated import NO_FAULTS
-from coordinator.simulator import Simulation
 from coordinator.standing import Standing
 from coordinator.wire import Ack, Tell
 from tests.coordinator.random_worlds import random_world
+from tests.coordinator.world.simulated import NO_FAULTS
+from tests.coordinator.world.simulator import Simulation
 
 OPTIONS = CoordinatorOptions(
     heartbeat_s=1, lease_s=5, start_deadline_s=3, stop_deadline_s=1, retry_after_s=2, max_members=4
@@ -99,7 +99,10 @@ def never(*_: object) -> bool:
         ({"coordinator.hub.Hub._owes": lambda self, name: False}, range(55, 56), "calm again, .*is believed"),
         ({"coordinator.link.opens": lambda say: isinstance(say.event, Register)}, range(21, 46), "the driver"),
         (
-            {"coordinator.machine.Machine._lose": nothing, "coordinator.simulator.check_invariants": nothing},
+            {
+                "coordinator.machine.Machine._lose": nothing,
+                "tests.coordinator.world.simulator.check_invariants": nothing,
+            },
             range(5),
             "is gone for good",
         ),
@@ -108,14 +111,14 @@ def never(*_: object) -> bool:
         (
             {
                 "coordinator.roster.Roster.drained": lambda self, worker: False,
-                "coordinator.wishes.Wishes.check": nothing,
+                "tests.coordinator.world.wishes.Wishes.check": nothing,
             },
             range(6, 21),
             "obeys .*, drained or paused",
         ),
         ({"coordinator.machine.Machine.standing": FORGETS}, range(33, 34), "asked for since"),
         (
-            {"coordinator.machine.Machine.standing": FORGETS, "coordinator.wishes.Wishes.check": nothing},
+            {"coordinator.machine.Machine.standing": FORGETS, "tests.coordinator.world.wishes.Wishes.check": nothing},
             range(290, 299),
             "obeys .*, drained or paused",
         ),

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.coordinator import ControlEvent, Drain, Pause, Resume, SetThreshold, Stop, Undrain
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
 from coordinator.admin.credentials import Credentials
-from coordinator.events import ControlEvent, Drain, Pause, Resume, SetThreshold, Stop, Undrain
 from coordinator.machine import Machine
 from coordinator.service import CoordinatorService
 from coordinator.standing import FILE_NAME, Standing, StandingFileError

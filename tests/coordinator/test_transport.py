@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import zmq
 
-from coordinator.events import Busy, Idle, Register, Reregister, RolloutComplete, RolloutStarted, State, Stop, Train
+from config.coordinator import CoordinatorOptions
+from contracts.coordinator import Busy, Idle, Register, Reregister, RolloutComplete, RolloutStarted, State, Stop, Train
 from coordinator.machine import Machine
-from coordinator.options import CoordinatorOptions
 from coordinator.transport.client import Command, DriverClient
 from coordinator.transport.security import (
     ClientKeys,

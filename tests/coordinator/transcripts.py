@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator import events
-from coordinator.invariants import check_invariants
+from config.coordinator import CoordinatorOptions
+from contracts import coordinator as events
 from coordinator.machine import IllegalTransitionError, Machine, UnknownTargetError
-from coordinator.options import CoordinatorOptions
+from tests.coordinator.world.invariants import check_invariants
 
 DEFAULTS = {"incarnation": "1", "node": "n0", "group": "g"}
 

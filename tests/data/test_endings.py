@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.data import DataError, end_tokens, note_end_tokens
-from actors.data.options import DataOptions
+from config.data import DataOptions
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"

@@ -8,11 +8,11 @@ import pyarrow.parquet
 import pytest
 
 from actors.data import load_prompts
-from actors.data.options import DataOptions
 from actors.rewards import GradeItem, build
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.data import DataOptions
+from config.rewards import RewardOptions, RewardTerm
+from config.tree import Config
 from examples.humaneval.prepare_mbpp import convert
-from launch.config.tree import Config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGS = sorted([*(EXAMPLES / "gsm8k").glob("*.yaml"), *(EXAMPLES / "humaneval").glob("*.yaml")])

@@ -14,10 +14,10 @@ from actors.data.errors import DataError
 from actors.data.markers import MAX_DEPTH, answer_marker, automaton
 from actors.data.stop_strings import marker_over_tokens, vocabulary_bytes
 from actors.engine.stopping import NOWHERE, run
-from actors.engine.types import Marker
 from actors.rewards.boxed import first_boxed
+from config.token_budget import AnswerMarker
+from contracts.rollout import Marker
 from examples.guess_and_check.make_data import build_tokenizer
-from policies.token_budget.options import AnswerMarker
 from tests.engine.test_stopping import byte_level, sentencepiece, wrapped
 
 KINDS: list[AnswerMarker] = ["boxed", "fence", "answer_tag"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actors.data import DataError, PromptOrder, load_prompts
 from actors.data.mixture import MixedOrder, make_order
-from actors.data.options import DataOptions
+from config.data import DataOptions
 
 SETS = st.dictionaries(
     st.sampled_from("abcde"), st.tuples(st.integers(1, 9), st.floats(0.1, 10.0)), min_size=1, max_size=5

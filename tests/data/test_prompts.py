@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from actors.data import DataError, check_vocabulary, load_demonstrations, load_prompts, load_tokenizer
-from actors.data.options import DataOptions
-from actors.training.options import WarmupOptions
+from config.data import DataOptions
+from config.learner import WarmupOptions
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl.gz"
 

@@ -11,8 +11,8 @@ import pytest
 
 from actors.data import DataError, load_prompts
 from actors.data.files import resolve
-from actors.data.options import DataOptions
 from actors.data.readers import BadRecord, Record, read_file
+from config.data import DataOptions
 
 RECORDS: list[dict[str, Any]] = [{"prompt": f"say {i} \u00e9", "answer": str(i), "tags": ["a", i]} for i in range(5)]
 TRAIN = ["train"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.data import DataError, load_prompts
-from actors.data.options import DataOptions
+from config.data import DataOptions
 
 
 def options(tmp_path: Path, rates: list[Any], **success: Any) -> DataOptions:

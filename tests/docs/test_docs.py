@@ -19,9 +19,11 @@ PAGES = sorted(
 SECTIONS = "|".join(Config.model_fields)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 KEY = re.compile(rf"(?<![\w./-])(?:{SECTIONS})(?:\.[a-z_0-9*]+)+\b(?![(/])")
-MODULE = re.compile(r"python -m ((?:launch|benchmarks|coordinator|examples|experiments|actors|models|tests)[\w.]*)")
+MODULE = re.compile(
+    r"python -m ((?:launch|benchmarks|coordinator|examples|experiments|actors|models|planner|tests)[\w.]*)"
+)
 SOURCE = re.compile(
-    r"(?<![\w./-])(?:actors|benchmarks|coordinator|docs|drafter|examples|experiments|launch|models|native|policies|tests)"
+    r"(?<![\w./-])(?:actors|benchmarks|config|contracts|coordinator|docs|drafter|examples|experiments|launch|models|native|planner|policies|tests)"
     r"/[\w./-]+\w"
 )
 FILES = (".jsonl", ".log", ".json", ".md", ".py", ".yaml", ".parquet", ".gz")

@@ -15,7 +15,18 @@ import pytest
 from launch.config.schema import by_name, generic
 from tests.docs.test_docs import FILES, ROOT, SOURCE, name, unknown_keys
 
-PACKAGES = ("actors", "coordinator", "drafter", "launch", "models", "paceline", "policies")
+PACKAGES = (
+    "actors",
+    "config",
+    "contracts",
+    "coordinator",
+    "drafter",
+    "launch",
+    "models",
+    "paceline",
+    "planner",
+    "policies",
+)
 GENERATED = {ROOT / "coordinator/admin/admin_pb2.py"}
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path not in GENERATED)
 MOST_LINES = 500

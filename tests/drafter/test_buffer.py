@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.drafter import BufferOptions
+from contracts.records import SequenceRecord
 from drafter.training.buffer import DataBuffer
-from drafter.training.records import SequenceRecord
-from policies.drafter.options import BufferOptions
 
 WIDTH = 1024
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.options import EngineOptions
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
 from drafter import build
 from drafter.build import build_drafters
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.support import tiny_model
 from tests.native import needs_native
 

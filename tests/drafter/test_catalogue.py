@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from actors.engine.capabilities import BACKENDS, NATIVE
-from actors.engine.options import EngineOptions
-from actors.engine.types import StrategyUse
+from config.catalogue import CATALOGUE, DrafterEntry, at_hand
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
+from contracts.rollout import StrategyUse
 from drafter.build import build_drafters
 from launch.config.check import check_values
 from launch.config.load import load_config
 from launch.observe import SpeculationMeter
 from policies.speculation.build import build_policy
-from policies.speculation.catalogue import CATALOGUE, DrafterEntry, at_hand
 from policies.speculation.graph_plan import drafter_rows
-from policies.speculation.options import SpeculationOptions
-from policies.speculation.strategy import Strategy
 from tests.engine.support import DrafterBase, tiny_model
 from tests.windows import engine_window
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
+from config.speculation import EagleOptions
+from config.strategy import PLAIN, Strategy
 from drafter.eagle import EagleDrafter, EagleModel, EagleWeightsError, init_eagle, load_eagle, save_eagle
 from drafter.eagle.drafter import MAX_FED_ROWS
 from drafter.protocol import BatchView, Drafts
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
-from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.eagle_oracle import Oracle
 from tests.engine.support import FAMILIES, DrafterBase, assert_same, make_requests, options_of, run, tiny_model
 from tests.native import needs_native

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
+from config.catalogue import fresh_path
+from config.speculation import EagleOptions
+from config.strategy import PLAIN, Strategy
 from drafter.eagle import EagleDrafter, EagleWeightsError, init_eagle, load_eagle, save_eagle
 from drafter.eagle.files import eagle_at
 from models.checkpoint import init_model
 from models.transformer import Transformer
-from policies.speculation.catalogue import fresh_path
-from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.test_eagle import BLOCK_TOKENS, BLOCKS, Checked
 from tests.engine.support import FAMILIES, assert_same, make_requests, options_of, run, write_config
 

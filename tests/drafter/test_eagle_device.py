@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.native.engine import NativeEngine
+from config.speculation import EagleOptions
+from config.strategy import PLAIN, Strategy
 from drafter.eagle import EagleDrafter
 from drafter.protocol import BatchView, Drafts
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
-from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.test_eagle import Turns
 from tests.engine.support import FAMILIES, make_requests, options_of, run, tiny_model
 from tests.engine.test_graphs import FakeGraphCapture

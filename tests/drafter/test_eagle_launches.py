@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.tools.op_trace import OpTrace
+from config.strategy import Strategy
 from drafter.eagle.cache import EagleCache
 from drafter.eagle.device import DeviceDrafts
 from drafter.eagle.drafter import MAX_FED_ROWS
@@ -16,7 +17,6 @@ from models.ops.triton.operators import LAUNCHES
 from models.transformer import Transformer
 from policies.roofline.kernels import draft_kernels
 from policies.roofline.kernels import launches as launches_of
-from policies.speculation.strategy import Strategy
 from tests.engine.support import hf_config
 from tests.policies.networks import NETWORKS
 

@@ -16,7 +16,10 @@ import numpy as np
 import pytest
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, Request, SamplingParams
+from config.drafter import DrafterOptions
+from config.speculation import EagleOptions
+from config.strategy import Strategy
+from contracts.rollout import EngineWindow, Request, SamplingParams
 from drafter.eagle import EagleDrafter, save_eagle
 from drafter.export import export_drafter
 from drafter.training.collect import collect_records
@@ -24,10 +27,7 @@ from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from models.checkpoint import init_model, save_model
 from models.transformer import Transformer
-from policies.drafter.options import DrafterOptions
-from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import VOCAB, drain, options_of, rollouts, write_config
 
 DEPTH, TOKENS, PROMPTS = 4, 64, 24

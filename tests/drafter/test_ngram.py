@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.strategy import Strategy
 from drafter.ngram import NgramDrafter
 from drafter.protocol import BatchView, Drafts
-from policies.speculation.strategy import Strategy
 from tests.native import needs_native
 
 pytestmark = needs_native

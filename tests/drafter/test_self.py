@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
+from config.formats import FORMATS
+from config.rollout import EngineOptions
+from config.speculation import SelfOptions, SpeculationOptions
+from config.strategy import PLAIN, Strategy
 from drafter.build import build_drafters
 from drafter.self import SelfDrafter, format_of
 from models import low_bit_copy, weights
 from models.checkpoint import hf_state_dict
-from models.formats import FORMATS
 from models.transformer import Transformer
-from policies.speculation.options import SelfOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.drafter.test_self_chain import Scene, wide_model
 from tests.engine.support import assert_same, make_requests, options_of, run, tiny_model
 from tests.native import needs_native

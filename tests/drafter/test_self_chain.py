@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from actors.engine.batch.slots import SlotTable
 from actors.engine.native.forward.chains import CpuChains
 from actors.engine.native.forward.context import KVCache
+from config.formats import FORMATS
 from drafter.protocol import BatchView
 from models.checkpoint import init_model
-from models.formats import FORMATS
 from models.low_bit import quantise
 from models.low_bit_copy import LARGEST_HEAD, copy_bytes, head_format, low_bit_copy, round_again
 from models.ops.low_bit import low_bit_linear, low_bit_panels, requantise

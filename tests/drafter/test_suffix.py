@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from config.speculation import SuffixOptions
+from config.strategy import Strategy
 from drafter.protocol import BatchView
 from drafter.suffix import SuffixDrafter
-from policies.speculation.options import SuffixOptions
-from policies.speculation.strategy import Strategy
 from tests.native import needs_suffixes
 
 pytestmark = needs_suffixes

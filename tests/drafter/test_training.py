@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from config.drafter import Algorithm, DrafterOptions
+from config.speculation import EagleOptions
+from contracts.records import SequenceRecord
 from drafter.eagle import EagleDrafter, EagleWeightsError, init_eagle, load_eagle, save_eagle
 from drafter.training.cut import HEAD_TENSORS, cut_head
 from drafter.training.head import TargetHead
 from drafter.training.losses import objective_of
 from drafter.training.packing import pack_records
-from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer
 from drafter.training.variants import VARIANTS, Variant
 from models.checkpoint import hf_state_dict
@@ -23,8 +25,6 @@ from models.config import ModelConfig
 from models.rope import RopeTable, Rotation
 from models.transformer import AttentionContext, Transformer
 from models.weights import WeightsCorruptError, pack, unpack
-from policies.drafter.options import Algorithm, DrafterOptions
-from policies.speculation.options import EagleOptions
 from tests.drafter.training_support import ALGORITHMS, records_of
 from tests.engine.support import hf_config, tiny_model
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from config.drafter import Algorithm
+from contracts.records import SequenceRecord
 from drafter.training import losses, passes
 from drafter.training.head import TargetHead
 from drafter.training.losses import objective_of
 from drafter.training.packing import MIN_ROWS, PackedBatch, pack_records
 from drafter.training.passes import run_passes
-from drafter.training.records import SequenceRecord
 from drafter.training.variants import VARIANTS
 from models.transformer import Transformer
-from policies.drafter.options import Algorithm
 from tests.drafter.eagle_oracle import true_rows
 from tests.drafter.training_oracle import StepOracle
 from tests.drafter.training_support import ALGORITHMS, drafter_for, records_of

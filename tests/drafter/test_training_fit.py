@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from config.drafter import DrafterOptions
+from config.speculation import EagleOptions
+from contracts.records import SequenceRecord
 from drafter.eagle import EagleDrafter, load_eagle
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, _packs, fit
 from drafter.training.head import TargetHead
-from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
 from models.transformer import Transformer
-from policies.drafter.options import DrafterOptions
-from policies.speculation.options import EagleOptions
 from tests.engine.support import VOCAB, tiny_model
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from config.drafter import Algorithm, DrafterOptions
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
-from policies.drafter.options import Algorithm, DrafterOptions
 from tests.drafter.training_support import records_of
 from tests.engine.support import tiny_model
 from tests.waits import NoWaits

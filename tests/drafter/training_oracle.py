@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from contracts.records import SequenceRecord
 from drafter.eagle.model import Drafting
-from drafter.training.records import SequenceRecord
 from drafter.training.variants import Variant
 from models.transformer import Transformer
 from tests.drafter.eagle_oracle import WholeContext, true_rows

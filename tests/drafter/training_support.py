@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from config.drafter import Algorithm
+from contracts.records import SequenceRecord
 from drafter.eagle import Drafting, fused_layers, init_eagle
 from drafter.training.collect import collect_records
-from drafter.training.records import SequenceRecord
 from drafter.training.variants import VARIANTS
 from models.transformer import Transformer
-from policies.drafter.options import Algorithm
 from tests.engine.support import VOCAB
 
 ALGORITHMS: tuple[Algorithm, ...] = ("eagle", "hass", "eagle3", "osd")

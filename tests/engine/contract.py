@@ -16,7 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from actors.engine.capabilities import Capabilities
-from actors.engine.commands import (
+from actors.engine.core import EngineCore, RolloutEngine
+from actors.engine.shared_rollouts import pack
+from contracts.engine import (
     Abort,
     Answered,
     Command,
@@ -29,9 +31,7 @@ from actors.engine.commands import (
     UpdateWeights,
     Wake,
 )
-from actors.engine.core import EngineCore, RolloutEngine
-from actors.engine.shared_rollouts import pack
-from actors.engine.types import (
+from contracts.rollout import (
     Answer,
     EngineDiedError,
     EngineFailed,

@@ -10,15 +10,15 @@ import torch
 
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import Event, Finished, FinishReason, Request, Rollout, Sampled, SamplingParams
+from config.rollout import EngineOptions
+from config.strategy import Strategy
+from contracts.rollout import Event, Finished, FinishReason, Request, Rollout, Sampled, SamplingParams
 from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.noise import gumbel, noise_key
 from models.packed import PackedContext
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 
 VOCAB = 61
 FAMILIES = ("llama", "qwen2", "qwen3")

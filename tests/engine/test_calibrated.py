@@ -18,17 +18,17 @@ from actors.engine.calibrated import (
 )
 from actors.engine.native.core import build
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import EngineWindow, Event, PassesDrifted, PassesKnown, PassesRefined
 from actors.engine.wire import Start
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN
+from contracts.rollout import EngineWindow, Event, PassesDrifted, PassesKnown, PassesRefined
 from models.checkpoint import save_model
 from models.config import ModelConfigError
-from models.options import ModelOptions
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, PassCost
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN
 from tests.engine.support import drain, make_requests, options_of, tiny_model, write_config
 from tests.windows import engine_window
 

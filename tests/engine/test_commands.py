@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from actors.engine.child import serve
-from actors.engine.commands import Answered, Command
 from actors.engine.process import ProcessEngine
-from actors.engine.types import Answer, EngineDiedError, EngineFailed
 from actors.processes.child import run_child
 from actors.rollout_worker import RolloutWorker
+from contracts.engine import Answered, Command
+from contracts.rollout import Answer, EngineDiedError, EngineFailed
 from tests.actors.fake_engine import FakeCore, FakeOptions
 
 DEADLINE_S = 60.0

@@ -10,14 +10,14 @@ import torch
 
 from actors.engine.capabilities import NATIVE
 from actors.engine.core import RolloutEngine, build_core
-from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.engine.wire import Start
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
 from drafter.eagle.model import init_eagle
 from models import weights
 from models.checkpoint import hf_state_dict, init_model, save_model
-from models.options import ModelOptions
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.actors import fake_engine
 from tests.actors.fake_engine import FakeCore, FakeEngine, FakeOptions
 from tests.engine.contract import EngineContract, InProcess, Subject, Weights

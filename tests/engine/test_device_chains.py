@@ -20,15 +20,15 @@ from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.device_chains import DeviceChains
 from actors.engine.native.forward.kv_memory import AllocatedMemory
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
+from config.formats import FORMATS
+from config.strategy import Strategy
 from drafter.protocol import BatchView
 from drafter.self import SelfDrafter
 from models.checkpoint import init_model
 from models.config import ModelConfig
-from models.formats import FORMATS
 from models.low_bit_copy import low_bit_copy, round_again
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import (
     engine,
     hf_config,

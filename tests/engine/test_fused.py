@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.engine.native.forward.fused import FusedForward
-from actors.engine.types import Rollout
+from contracts.rollout import Rollout
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
 from models.transformer import Transformer

@@ -18,12 +18,12 @@ from actors.engine.native.forward import device_steps
 from actors.engine.native.forward.decoder import DecoderForward
 from actors.engine.native.forward.graphs import StepGraphs
 from actors.engine.native.forward.kv_memory import AllocatedMemory
+from config.strategy import PLAIN, Strategy
 from models import staging, weights
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.policy import FixedPolicy, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import (
     FAMILIES,
     drain,
@@ -236,8 +236,8 @@ def test_without_kernels_the_models_own_forward_runs_and_says_so(
 
 def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
     """A drafter that reads hidden states sees those of eager steps: no replay writes into what an earlier one gave."""
+    from config.speculation import EagleOptions
     from drafter.eagle import EagleDrafter
-    from policies.speculation.options import EagleOptions
 
     model = tiny_model(tmp_path)
     requests = make_requests(6, seed=75, max_new_tokens=20)

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Rollout
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Rollout
 from drafter.protocol import BatchView, Drafts
 from models import weights
 from models.checkpoint import hf_state_dict
 from models.packed import PackedContext
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import assert_same, engine, make_requests, options_of, rollouts, run, tiny_model
 from tests.engine.test_trees import RandomTrees
 

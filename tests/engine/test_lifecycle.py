@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import (
+from config.rollout import EngineOptions
+from contracts.rollout import (
     EngineIdle,
     EngineWindow,
     Finished,

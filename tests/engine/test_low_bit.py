@@ -15,27 +15,27 @@ from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native import core
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.fused import FusedForward
-from actors.engine.options import EngineOptions
 from actors.engine.process import EngineStartError, spawn_engine
-from actors.engine.types import Recorded, Request, Rollout, WeightsLoaded
 from actors.engine.wire import Start
 from actors.handoff import receive, send
-from actors.handoff.types import HandOffError, Way
 from actors.training.network import LogProbModel, computing_in
+from config.formats import FORMATS, Quantization, low_bit_format
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
+from config.strategy import Strategy
+from contracts.handoff import HandOffError, Way
+from contracts.rollout import Recorded, Request, Rollout, WeightsLoaded
 from drafter.build import build_drafters
 from drafter.training.cut import HEAD_TENSORS, cut_head
 from models.checkpoint import WeightsMismatchError, hf_state_dict, init_model, load_model, save_model
 from models.checksum import BLOCK_BYTES
-from models.formats import FORMATS, Quantization, low_bit_format
 from models.low_bit import quantised
-from models.options import ModelOptions
 from models.packed import PackedContext
 from models.pieces import Scatter
 from models.transformer import Transformer
 from models.weights import WeightsCorruptError, pack, unpack
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import assert_same, make_requests, options_of, run, write_config
 from tests.engine.test_graphs import FakeGraphCapture, assert_same_tokens
 from tests.handoff.tools import Meeting

@@ -10,16 +10,16 @@ import torch
 from actors.engine.batch.speculation import MAX_FAILURES
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import DrafterFailed, Event, Request
+from config.speculation import EagleOptions, SpeculationOptions
+from config.strategy import Strategy
+from contracts.rollout import DrafterFailed, Event, Request
 from drafter.build import build_drafters
 from drafter.eagle.model import init_eagle
 from drafter.protocol import BatchView, Drafter, Drafts
 from models import weights
 from models.manifest import WeightsManifest
 from models.transformer import Transformer
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import (
     DrafterBase,
     assert_same,

@@ -17,7 +17,12 @@ import pytest
 import torch
 
 from actors.engine import child as child_module
-from actors.engine.commands import (
+from actors.engine.core import RolloutEngine
+from actors.engine.process import EngineStartError, spawn_engine
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
+from contracts.engine import (
     Abort,
     Sleep,
     Submit,
@@ -25,10 +30,7 @@ from actors.engine.commands import (
     UpdateWeights,
     Wake,
 )
-from actors.engine.core import RolloutEngine
-from actors.engine.options import EngineOptions
-from actors.engine.process import EngineStartError, spawn_engine
-from actors.engine.types import (
+from contracts.rollout import (
     DrafterLoaded,
     EngineDiedError,
     EngineIdle,
@@ -41,8 +43,6 @@ from actors.engine.types import (
 from drafter.eagle.model import init_eagle
 from models import weights
 from models.checkpoint import hf_state_dict, init_model, save_model
-from models.options import ModelOptions
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.support import assert_same, engine, make_requests, rollouts, run, tiny_model, write_config
 from tests.engine.test_recording import check_all
 

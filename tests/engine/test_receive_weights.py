@@ -8,9 +8,9 @@ import pytest
 from torch import Tensor
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import WeightsLoaded
 from actors.handoff import receive, send
-from actors.handoff.types import HandOffError, Way
+from contracts.handoff import HandOffError, Way
+from contracts.rollout import WeightsLoaded
 from models import weights
 from models.checkpoint import hf_state_dict
 from models.checksum import BLOCK_BYTES

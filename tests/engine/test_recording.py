@@ -12,15 +12,15 @@ import torch
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.hidden import recording as module
 from actors.engine.native.hidden.budget import MARGIN, Share, request_draw
-from actors.engine.types import Event, Recorded, Request, Rollout
+from config.strategy import Strategy
+from contracts.records import SequenceRecord
+from contracts.rollout import Event, Recorded, Request, Rollout
 from drafter.protocol import BatchView, Drafts
-from drafter.training.records import SequenceRecord
 from models import weights
 from models.checkpoint import hf_state_dict
 from models.packed import PackedContext
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import (
     VOCAB,
     DrafterBase,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.hidden import recording as module
 from actors.engine.native.hidden.recording import SequenceRecorder
-from actors.engine.types import Event, FinishReason, Recorded
+from contracts.rollout import Event, FinishReason, Recorded
 from models import weights
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from actors.engine.batch.step.types import StepDrafts, StepRows
 from actors.engine.native.forward.rejected_rows import DraftedRows, reject
 from actors.engine.native.forward.rejection import rejection_draws, target_logprobs, target_probabilities
+from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafts
 from models import ops
-from policies.speculation.strategy import Strategy
 from tests.engine.support import (
     VOCAB,
     Counted,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Rollout
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Rollout
 from drafter.protocol import BatchView, Drafts
 from models.checkpoint import hf_state_dict
 from models.weights import pack
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import (
     FAMILIES,
     VOCAB,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from actors.engine import process
-from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
 from actors.group_engine import GroupEngine
-from models.options import ModelOptions
+from config.model import ModelOptions
+from config.rollout import EngineOptions
 
 
 class WaitsError(Exception):

@@ -11,7 +11,7 @@ from actors.data.stop_strings import compile_marker
 from actors.engine.batch.markers import NativeReader, PlainReader, StopReader
 from actors.engine.batch.slots import SlotTable
 from actors.engine.stopping import NOWHERE, Found, end_by_rule, kept, run
-from actors.engine.types import Marker, Request, SamplingParams, StopRule
+from contracts.rollout import Marker, Request, SamplingParams, StopRule
 from models.ops.native import kernels
 from tests.engine.test_stopping import PATTERNS, RULES, VOCABULARY
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from actors.data.errors import DataError
 from actors.data.stop_strings import compile_marker, stop_strings, vocabulary_bytes
 from actors.engine.stopping import NOWHERE, End, find_end, kept, run
-from actors.engine.types import FinishReason, Request, SamplingParams, StopRule
+from contracts.rollout import FinishReason, Request, SamplingParams, StopRule
 from models.noise import noise_key
 from models.philox import KEEP, philox4x32, uniform
 

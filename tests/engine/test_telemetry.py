@@ -10,11 +10,11 @@ import pytest
 
 from actors.engine.batch.telemetry import TRACE_S, EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, StrategyUse
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import EngineWindow, StrategyUse
 from models import weights
 from models.checkpoint import hf_state_dict
 from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import drain, engine, make_requests, options_of, run, tiny_model
 from tests.engine.test_speculation import Oracle
 from tests.engine.test_trees import RandomTrees

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.types import FinishReason, Progress
 from actors.training.network import chunk_logprobs
+from contracts.rollout import FinishReason, Progress
 from models import ops
 from tests.engine.support import (
     FAMILIES,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Rollout
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Rollout
 from drafter.protocol import BatchView, Drafts
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import (
     FAMILIES,
     VOCAB,

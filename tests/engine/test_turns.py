@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request, Rollout, Sampled
+from config.speculation import SuffixOptions
+from contracts.rollout import Request, Rollout, Sampled
 from drafter.suffix.drafter import SuffixDrafter
 from models.ops.native import kernels
 from models.transformer import Transformer
-from policies.speculation.options import SuffixOptions
 from tests.engine.support import Counted, as_prefix, engine, make_requests, run, tiny_model
 
 

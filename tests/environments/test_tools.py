@@ -8,10 +8,10 @@ import pytest
 
 from actors.environments.formats import format_fault
 from actors.environments.tools import Tools, calls_in
-from actors.environments.types import Said
 from actors.rewards.callables import member
 from actors.rewards.grader import EnvironmentTerm
-from actors.rewards.types import GradeItem
+from contracts.environments import Said
+from contracts.rewards import GradeItem
 from tests.environments.played import add, shout
 
 TOOLS = Tools({"add": add, "shout": shout, "now": lambda: "noon"})

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from actors.training.options import LearnerOptions
 from actors.training.parallel import Rank
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
-from launch.config.tree import Config
-from models.options import ModelOptions
+from config.learner import LearnerOptions
+from config.model import ModelOptions
+from config.tree import Config
+from contracts.training import TrainSequence
 from tests.learner.ranks import run_ranks
 from tests.learner.tiny import write_config
 

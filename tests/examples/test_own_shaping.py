@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.rewards import GradeItem, build
-from actors.rewards.options import RewardOptions
+from config.rewards import RewardOptions
 from examples.own_task.shaping import concise, overlong
 from policies.overlong import overlong_penalties
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.types import Rollout
+from contracts.rollout import Rollout
 from launch.commands.chat import Chat
 from launch.commands.eval_target import find
 from launch.config import load_config

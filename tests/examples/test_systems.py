@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from launch.commands.plan_step import StepReport, step_report
+from config.tree import Config
 from launch.config import load_config
-from launch.config.tree import Config
+from planner.plan_step import StepReport, step_report
 from tests.launch.test_memory import EXAMPLES, write_model
 
 SYSTEMS = sorted((EXAMPLES / "systems").glob("*.yaml"))

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from actors.data.options import DataOptions
 from actors.data.prompts import load_demonstrations, load_prompts
 from actors.environments.tools import calls_in
-from actors.training.options import WarmupOptions
+from config.data import DataOptions
+from config.learner import WarmupOptions
 from examples.calculator import make_data as calculator
 from examples.calculator import task
 from examples.text_game import game

@@ -12,13 +12,13 @@ import torch
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.graphs import CudaGraphCapture
 from actors.engine.native.forward.kv_memory import AllocatedMemory
+from config.strategy import Strategy
 from drafter.protocol import Replay
 from models.checkpoint import hf_state_dict, load_hf_state_dict
 from models.noise import gumbel
 from models.packed import PackedContext
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import (
     FAMILIES,
     Counted,

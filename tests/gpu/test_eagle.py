@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.native.engine import NativeEngine
+from config.speculation import EagleOptions
+from config.strategy import Strategy
 from drafter.eagle import EagleDrafter
 from drafter.protocol import BatchView, Drafts, HiddenRows, HiddenSource
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
-from policies.speculation.options import EagleOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.drafter.test_eagle_device import telling_weights
 from tests.engine.support import engine, make_requests, options_of, run
 from tests.gpu.test_cuda import DTYPES, TIE, Counting, assert_tokens_of, on_device, reference_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import tests.pretended
-from models.formats import FORMATS
+from config.formats import FORMATS
 from models.low_bit import quantise
 from models.ops import low_bit, low_bit_reference
 from models.ops.triton import LAUNCHES, operators

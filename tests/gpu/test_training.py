@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from actors.spot.residence import Residence
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank
 from actors.training.recording import RecordingPlan, StepRecording
 from actors.training.trainer import Trainer
-from actors.training.types import StepResult
+from config.drafter import Algorithm, DrafterOptions
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.training import StepResult
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from models import ops
 from models.ops import varlen
-from models.options import ModelOptions
-from policies.drafter.options import Algorithm, DrafterOptions
-from policies.options import ObjectiveOptions
 from tests.drafter.training_support import ALGORITHMS, records_of
 from tests.engine.support import tiny_model
 from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer, write_config

@@ -11,8 +11,8 @@ import torch
 import tests.pretended
 from actors.handoff import send
 from actors.handoff.receive import Receiver
-from actors.handoff.types import HandOffError, Received
 from actors.training.away import Away
+from contracts.handoff import HandOffError, Received
 from models.checkpoint import hf_state_dict
 from models.checksum import BLOCK_BYTES, checksum
 from models.pieces import PieceSums

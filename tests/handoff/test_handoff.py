@@ -15,8 +15,8 @@ from torch import Tensor
 
 from actors.handoff import receive, send
 from actors.handoff.receive import Receiver
-from actors.handoff.types import HandOffError, Received, Sent, Way
 from actors.handoff.window import _STORAGE_DEVICE, Window, opened
+from contracts.handoff import HandOffError, Received, Sent, Way
 from models.checksum import BLOCK_BYTES
 from models.pieces import HOST, PieceSums, Scatter
 from models.weights import pack

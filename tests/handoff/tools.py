@@ -15,7 +15,7 @@ from torch import Tensor
 from actors.handoff.board import connect
 from actors.handoff.receive import Receiver
 from actors.handoff.send import Sender
-from actors.handoff.types import HandOffError, Offer, Received, Sent, Terms, Way
+from contracts.handoff import HandOffError, Offer, Received, Sent, Terms, Way
 from models.manifest import WeightsManifest
 from models.pieces import HOST
 from models.weights import pack

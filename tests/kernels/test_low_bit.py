@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.formats import DEEPEST, FORMATS
+from config.formats import DEEPEST, FORMATS
 from models.low_bit import LowBitWeight, dequantise, quantise
 from models.ops import low_bit_reference
 from models.ops.low_bit import low_bit_linear, low_bit_panels, packable, prepack_low_bit, quantise_tokens

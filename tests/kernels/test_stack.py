@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from config.formats import FORMATS
 from models import ops
 from models.config import ModelConfig
-from models.formats import FORMATS
 from models.low_bit import quantise
 from models.transformer import Block, Transformer
 from tests.models.families import CONFIGS, VOCAB

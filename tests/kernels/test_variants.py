@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from config.formats import FORMATS
 from models import ops
-from models.formats import FORMATS
 from models.low_bit import quantise
 from models.ops.native import kernels
 

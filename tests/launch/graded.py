@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from actors.data import Prompt
-from actors.engine.types import FinishReason, Rollout, Sampled
-from actors.rewards.types import Grade
+from contracts.rewards import Grade
+from contracts.rollout import FinishReason, Rollout, Sampled
 from launch.batch import Pick
 from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest

@@ -12,7 +12,8 @@ import pytest
 from actors.data.errors import DataError
 from actors.data.prompts import LoadReport, PromptSet
 from actors.data.stop_strings import compile_marker
-from actors.engine.types import FinishReason, StopRule
+from config.token_budget import AbortOptions
+from contracts.rollout import FinishReason, StopRule
 from examples.guess_and_check.make_data import write_all
 from launch.batch import Pick
 from launch.config import Config, ConfigError, load_config
@@ -21,7 +22,6 @@ from launch.run.abort import AbortRule
 from launch.run.groups import Group
 from launch.run.inputs import answer_of, load_inputs
 from launch.run.token_budget import TokenBudget
-from policies.token_budget.options import AbortOptions
 from tests.engine.test_stopping import byte_level, wrapped
 from tests.launch.graded import GIVEN_UP, group_of, prompt_of
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from coordinator.options import CoordinatorOptions
+from config.coordinator import CoordinatorOptions
 from coordinator.service import CoordinatorService
 from coordinator.status import Change, SessionStatus, Status, WorkerStatus
 from launch.commands.admin import change_line, find_address, rendered

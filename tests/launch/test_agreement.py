@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.training.types import TrainSequence
+from config.formats import FORMATS
+from contracts.training import TrainSequence
 from launch.config import Config, load_config
 from launch.run.agreement import DEFAULT_LIMITS, LOW_BIT_LIMITS, DisagreementError, check_agreement, gap_limit
-from models.formats import FORMATS
 
 Write = Callable[..., Path]
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.data import Prompt
-from actors.engine.types import FinishReason, Rollout, Sampled
-from actors.rewards.types import Grade
+from contracts.rewards import Grade
+from contracts.rollout import FinishReason, Rollout, Sampled
 from launch.batch import Pick
 from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from actors.data.prompts import Prompt
-from actors.engine.types import FinishReason, Rollout, Sampled, SamplingParams
 from actors.rewards import Grade, GradeItem
+from config.objective import ObjectiveOptions
+from contracts.rollout import FinishReason, Rollout, Sampled, SamplingParams
 from launch.batch import Batch, Pick
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
 from launch.run.rl_step import rollout_metrics
-from policies.options import ObjectiveOptions
 
 PROMPTS = [
     Prompt(

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.data import Prompt
-from actors.engine.types import FinishReason, Request, Rollout, Sampled, SamplingParams
 from actors.rewards import Grade, GradeItem
+from config.drafter import BufferOptions
+from config.objective import ObjectiveOptions
+from contracts.records import SequenceRecord
+from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams
 from drafter.training.buffer import DataBuffer
-from drafter.training.records import SequenceRecord
 from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
-from policies.drafter.options import BufferOptions
-from policies.options import ObjectiveOptions
 
 COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 

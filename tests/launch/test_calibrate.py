@@ -11,10 +11,15 @@ from typer.testing import CliRunner
 
 from actors.engine.calibrated import device_name, model_shape
 from actors.engine.native.measuring import PROBE, Check, Measuring
-from actors.engine.options import EngineOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
 from drafter.ngram import build as ngram
 from launch.calibrations import CalibrationStore, file_of, read_calibration
-from launch.commands.calibrate import (
+from launch.commands.cli import app
+from launch.config import load_config
+from launch.run.job import engine_options
+from planner.calibrate import (
     DEPTHS,
     FREE,
     CalibrationReport,
@@ -24,13 +29,8 @@ from launch.commands.calibrate import (
     plotted,
     speed,
 )
-from launch.commands.cli import app
-from launch.config import load_config
-from launch.run.job import engine_options
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, PassCost
-from policies.speculation.options import SpeculationOptions
-from policies.speculation.strategy import Strategy
 from tests.engine.support import tiny_model, write_config
 
 KEY = CalibrationKey(model="m", precision="float32", device="d")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.engine.calibrated import model_shape
-from actors.engine.types import PassesDrifted, PassesKnown, PassesRefined
+from contracts.rollout import PassesDrifted, PassesKnown, PassesRefined
 from launch.calibrations import (
     FOLDER,
     WRITE_S,

@@ -19,7 +19,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from actors.engine.types import FinishReason, Rollout
+from contracts.rollout import FinishReason, Rollout
 from launch.commands.chat import Chat, Pieces
 from launch.commands.chat import chat as converse
 from launch.commands.cli import app

@@ -10,8 +10,8 @@ from typing import Any, cast, get_args
 import pytest
 
 from actors.engine.capabilities import BACKENDS, NATIVE, Capabilities
-from actors.engine.options import EngineOptions
 from actors.engine.vllm.versions import UnsupportedVllmError
+from config.rollout import EngineOptions
 from launch.config import ConfigError, check_environment, load_config
 
 Write = Callable[..., Path]
@@ -325,7 +325,7 @@ def test_key_files_must_exist(write_config: Write, tmp_path: Path) -> None:
 
 
 def test_a_trained_drafter_begins_with_fresh_weights_unless_it_has_some(write_config: Write) -> None:
-    from policies.speculation.catalogue import fresh_path
+    from config.catalogue import fresh_path
 
     def path(*overrides: str) -> str | None:
         return load_config(write_config(), list(overrides)).config.speculation.eagle.path

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from config.model import LoraOptions
 from launch.config import ConfigError, check_environment, load_config
 from launch.config.memory import learner_shape, misfit
-from models.options import LoraOptions
 from models.peft import CONFIG_FILE, WEIGHTS_FILE
 from policies.roofline.devices import DEVICES
 from tests.launch.test_memory import COLOCATED, write_model

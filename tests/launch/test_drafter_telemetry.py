@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.engine.types import StrategyUse
-from actors.spot.types import Checkpointed, MicroStep, NeedData, Published, TrainFailed, TrainStarted, TrainStopped
+from contracts.rollout import StrategyUse
+from contracts.spot import Checkpointed, MicroStep, NeedData, Published, TrainFailed, TrainStarted, TrainStopped
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.observe.drafter import MAX_UPDATES, updates_of
 from launch.observe.journal import read

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from actors.data import PromptOrder
-from actors.engine.options import PartialOptions
-from actors.engine.types import SamplingParams
+from config.objective import DynamicSamplingOptions, ObjectiveOptions
+from config.rollout import PartialOptions
+from contracts.rollout import SamplingParams
 from launch.batch import Batch
 from launch.dispatch.ledger import FailedRequest
 from launch.interrupt import Interrupted
@@ -17,7 +18,6 @@ from launch.run.collect import Round
 from launch.run.rl_step import NoRolloutsError, refill_metrics, sample
 from launch.run.token_budget import StepPlan
 from policies.lengths import LengthModel
-from policies.options import DynamicSamplingOptions, ObjectiveOptions
 from tests.launch.graded import group_of, prompt_of, stats_of
 
 PROMPTS = 20

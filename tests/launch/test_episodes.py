@@ -8,10 +8,10 @@ import pytest
 
 from actors.data.prompts import Prompt
 from actors.data.templates import Template
-from actors.engine.types import FinishReason, Request, Rollout, Sampled, SamplingParams
-from actors.environments.options import EnvironmentOptions
-from actors.environments.types import Answer, Call, Said
-from actors.rewards.types import Grade
+from config.environments import EnvironmentOptions
+from contracts.environments import Answer, Call, Said
+from contracts.rewards import Grade
+from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams
 from examples.words import EOS, PAD, UNK, word_tokenizer
 from launch.batch import Batch, Pick
 from launch.run.episodes import Episode, Episodes, Player

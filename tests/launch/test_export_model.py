@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from actors.training.checkpoint import write_checkpoint
-from actors.training.options import OptimizerOptions
+from config.formats import FORMATS
+from config.learner import OptimizerOptions
 from launch.commands.export_model import export, export_best
 from launch.errors import UsageError
 from models.checkpoint import load_model
 from models.compressed_tensors import quantization_config
 from models.config import ModelConfigError
 from models.durable import seal
-from models.formats import FORMATS
 from models.low_bit import quantised
 from tests.learner.tiny import make_sequences, make_trainer, write_config
 
@@ -28,7 +28,7 @@ KL = {"kl": "k3", "kl_coef": 0.1}  # its checkpoints hold a reference model too
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints of step 1 and 2, and beside each what the learner itself exports."""
-    from policies.options import ObjectiveOptions
+    from config.objective import ObjectiveOptions
 
     folder, model = tmp_path / "run", write_config(tmp_path / "model")
     (model / "tokenizer_config.json").write_text("{}")

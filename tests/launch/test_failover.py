@@ -18,7 +18,7 @@ from actors.learner import Place
 from actors.learner_group import StepUnderWay
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError, LossKind, NonFiniteError
-from actors.training.types import StepResult, TrainSequence
+from contracts.training import StepResult, TrainSequence
 from launch.failover import FailoverLearner, KeptSteps
 from launch.interrupt import Interrupted
 from models.durable import seal

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.engine.options import WorkerCount
+from config.rollout import WorkerCount
 from launch.dispatch import SeatState, WorkerNow
 from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.fleet import PATIENCE_S, Fleet

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.training.types import StepResult, TrainSequence
+from contracts.training import StepResult, TrainSequence
 from launch.failover.kept import KeptSteps, pack, unpack
 
 RESULT = StepResult(losses=(0.25, 0.5), grad_norms=(1.5, 2.5), metrics={}, tokens=7, seconds={})

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actors.rewards.options import RewardOptions, RewardTerm
-from actors.rewards.types import Grade
+from config.rewards import RewardOptions, RewardTerm
+from contracts.rewards import Grade
 from launch.run.groups import Group
 from launch.run.measures import Votes, named, set_metrics, votes_of
 from policies.pass_at import majority_at, pass_at

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.tools.qwen import LARGE, network, qwen
+from config.tree import Config
 from launch.config import ConfigError, check_environment, load_config
 from launch.config.memory import (
     device_of,
@@ -21,7 +22,6 @@ from launch.config.memory import (
     phase_fits,
     self_format,
 )
-from launch.config.tree import Config
 from policies.roofline.devices import DEVICES
 from tests.policies.networks import NETWORKS
 

@@ -235,7 +235,7 @@ from actors.placement import off, reserve
 from actors.placement_plan import PlacementError, plan
 from launch.cluster.session import ray_session
 from launch.cluster.versions import compared
-from launch.config.tree import ClusterOptions
+from config.tree import ClusterOptions
 
 small = {"object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **small})

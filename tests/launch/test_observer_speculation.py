@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actors.engine.types import StrategyUse
+from contracts.rollout import StrategyUse
 from launch.observe import Observer, SpeculationMeter, StepRecord
 from launch.observe.journal import read
 from launch.observe.live import render

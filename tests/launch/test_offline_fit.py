@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from config.tree import Config
 from launch.config import load_config
-from launch.config.tree import Config
 from launch.drafter import offline_fit as module
 from launch.drafter.fit import DrafterWarmup
 from launch.drafter.offline_fit import offline_fit

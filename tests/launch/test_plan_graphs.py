@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.commands.cli import app
-from launch.commands.plan_graphs import graph_report
 from launch.config import load_config
+from planner.plan_graphs import graph_report
 from policies.speculation.chooser import BUCKET_NODES
 from policies.speculation.graph_plan import GraphShape
 from tests.launch.test_cli import python

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.commands.cli import app
-from launch.commands.plan_step import step_report
 from launch.config import load_config
 from launch.errors import UsageError
+from planner.plan_step import step_report
 from tests.launch.test_cli import python
 from tests.launch.test_memory import COLOCATED, write_model
 
@@ -111,7 +111,7 @@ def test_a_missing_model_is_named(config: Path) -> None:
 
 def test_listed_and_light() -> None:
     done = python(
-        "import sys\nimport launch.commands.plan_step\nfrom launch.commands.cli import app\n"
+        "import sys\nimport planner.plan_step\nfrom launch.commands.cli import app\n"
         "print('torch' in sys.modules, 'ray' in sys.modules)\napp(['--help'])"
     )
     assert done.stdout.startswith("False False"), done.stderr

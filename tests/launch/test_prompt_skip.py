@@ -3,9 +3,9 @@
 import pytest
 
 from actors.data import PromptOrder
+from config.token_budget import SkipOptions
 from launch.run.rl_step import rollout_metrics, sample
 from launch.run.skip import next_picks
-from policies.token_budget.options import SkipOptions
 from policies.token_budget.skip import PromptSkip
 from tests.launch.graded import prompt_of
 from tests.launch.test_dynamic_sampling import PROMPTS, WANTED, Rewards, World, every_other, mixed, never

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actors.data import DataError, load_prompts, load_set
+from config.tree import Config
 from launch.commands.cli import app
 from launch.config import ConfigError, check_environment, gym, load_config
 from launch.config.gym import generated
 from launch.config.load import load_values
-from launch.config.tree import Config
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}  # 200 different questions

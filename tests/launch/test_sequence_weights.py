@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.objective import ObjectiveOptions
 from launch.run.collect import Round
 from launch.run.groups import Graded, Group, natural_mean, training_sequences
 from launch.run.rl_step import rollout_metrics
-from policies.options import ObjectiveOptions
 from tests.launch.graded import CUT, GIVEN_UP, group_of, groups_of, stats_of
 
 DUET = ObjectiveOptions(name="duet")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.types import EngineWindow, PromptUse, ReasonUse, StrategyUse
+from contracts.rollout import EngineWindow, PromptUse, ReasonUse, StrategyUse
 from launch.observe import SpeculationMeter
 from launch.observe.reasons import off_share, off_text, reasons_of, reasons_over_run
 from launch.observe.speculation import (

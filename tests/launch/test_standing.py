@@ -9,7 +9,7 @@ import pytest
 
 from launch.errors import OUR_PACKAGES, UsageError
 from launch.run.standing import RUNNING, one_tree
-from wheel_layout import lay_out
+from native.wheel_layout import lay_out
 
 
 @pytest.fixture

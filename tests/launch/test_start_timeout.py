@@ -2,9 +2,9 @@
 
 import pytest
 
+from config.model import ModelOptions
 from launch.config import Config
 from launch.run.job import engine_start
-from models.options import ModelOptions
 
 
 @pytest.mark.parametrize("backend", ["native", "vllm"])

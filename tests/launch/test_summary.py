@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.engine.types import ReasonUse, StrategyUse
-from actors.spot.types import MicroStep
+from contracts.rollout import ReasonUse, StrategyUse
+from contracts.spot import MicroStep
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.report.summary import correction_text, print_summary, summarise
 from tests.launch.test_observer import make_config

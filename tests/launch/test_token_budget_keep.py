@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.types import FinishReason, Marker, SamplingParams, StopRule
+from contracts.rollout import FinishReason, Marker, SamplingParams, StopRule
 from launch.batch import Batch, Pick
 from launch.run.groups import Group
 from launch.run.token_budget import StepPlan, TokenBudget

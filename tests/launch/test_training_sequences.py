@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from actors.training.types import TrainSequence
+from config.objective import DynamicSamplingOptions, ObjectiveOptions, OverlongOptions
+from contracts.training import TrainSequence
 from launch.run.groups import training_sequences, with_kl
-from policies.options import DynamicSamplingOptions, ObjectiveOptions, OverlongOptions
 from tests.launch.graded import CUT, group_of, groups_of
 
 MAX_TOKENS = 10

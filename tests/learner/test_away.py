@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from actors.training.away import Away
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank
 from actors.training.trainer import Trainer
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
 from tests.learner.ranks import run_ranks
 from tests.learner.tiny import make_sequences, make_trainer
 

@@ -23,8 +23,8 @@ from actors.training.checkpoint import (
     write_checkpoint,
 )
 from actors.training.errors import CheckpointMismatchError
-from actors.training.options import OptimizerOptions
-from policies.options import ObjectiveOptions
+from config.learner import OptimizerOptions
+from config.objective import ObjectiveOptions
 from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer
 
 

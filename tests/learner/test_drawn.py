@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.training.types import Demonstration, TrainSequence
+from config.objective import ObjectiveOptions
+from contracts.training import Demonstration, TrainSequence
 from launch.failover.kept import pack, unpack
-from policies.options import ObjectiveOptions
 from tests.learner.tiny import make_sequences, make_trainer
 
 

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from actors.data.stop_strings import compile_marker
 from actors.engine.stopping import find_end, kept
-from actors.engine.types import FinishReason, Request, Rollout, Sampled, SamplingParams, StopRule
-from actors.rewards.types import Grade
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
+from config.objective import ObjectiveOptions
+from contracts.rewards import Grade
+from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams, StopRule
+from contracts.training import TrainSequence
 from launch.batch import Pick
 from launch.run.groups import Graded, Group, training_sequences
 from models.checkpoint import init_model
 from models.packed import PackedContext
-from policies.options import ObjectiveOptions
 from tests.launch.graded import prompt_of
 from tests.learner.tiny import make_sequences, make_trainer, write_config
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.training.options import OptimizerOptions
 from actors.training.trainer import Trainer
-from actors.training.types import Demonstration, StepResult, TrainSequence
+from config.learner import OptimizerOptions
+from config.objective import ObjectiveOptions
+from contracts.training import Demonstration, StepResult, TrainSequence
 from experiments.error_tokens import BURST_TOKENS, weighed, with_bursts
-from policies.options import ObjectiveOptions
 from tests.learner.tiny import VOCAB, make_sequences, make_trainer
 
 TBPO_HIGH = 0.07

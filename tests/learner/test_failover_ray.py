@@ -12,11 +12,11 @@ import pytest
 import ray
 
 from actors.learner_group import LearnerGroup
-from actors.training.options import LearnerOptions, OptimizerOptions
-from actors.training.types import TrainSequence
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.training import TrainSequence
 from launch.failover import FailoverLearner, KeptSteps
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
 from tests.learner.tiny import make_sequences
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -18,12 +18,12 @@ import torch
 from actors.data_buffer import DataBufferActor
 from actors.learner_group import LearnerGroup
 from actors.training.errors import CheckpointMismatchError, LearnerLostError
-from actors.training.options import LearnerOptions, OptimizerOptions
+from config.drafter import BufferOptions
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
 from models.checkpoint import init_model
 from models.manifest import WeightsManifest
-from models.options import ModelOptions
-from policies.drafter.options import BufferOptions
-from policies.options import ObjectiveOptions
 from tests.engine.test_recording import fresh_rows
 from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer
 

@@ -8,21 +8,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from actors.engine.commands import UpdateWeights
 from actors.engine.native.core import build
-from actors.engine.options import EngineOptions
 from actors.engine.wire import Start
 from actors.training.errors import CheckpointMismatchError
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.trainer import Trainer
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import LoraOptions, ModelOptions
+from config.objective import ObjectiveOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from contracts.engine import UpdateWeights
 from models.checkpoint import hf_targets, load_model
 from models.manifest import WeightsManifest
-from models.options import LoraOptions, ModelOptions
 from models.peft import AdapterError, are_adapters, read_adapter
 from models.transformer import Transformer
 from models.weights import Buffer, WeightsCorruptError, unpack
-from policies.options import ObjectiveOptions
-from policies.speculation.options import SpeculationOptions
 from tests.learner.tiny import make_sequences, make_trainer, write_config
 
 KL = ObjectiveOptions(name="reinforce_pp", kl="k3", kl_coef=0.1)

@@ -9,28 +9,28 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from actors.engine.commands import Submit, UpdateWeights
 from actors.engine.native.core import build
-from actors.engine.options import EngineOptions
-from actors.engine.types import Finished, Request, Rollout, SamplingParams
 from actors.engine.wire import Start
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank
 from actors.training.recording import RecordingPlan, StepRecording
 from actors.training.reference import Frozen
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
+from config.formats import FORMATS
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from contracts.engine import Submit, UpdateWeights
+from contracts.rollout import Finished, Request, Rollout, SamplingParams
+from contracts.training import TrainSequence
 from launch.run.agreement import LOW_BIT_LIMITS
 from models.checkpoint import hf_tensors, load_model
 from models.config import ModelConfigError, UnsupportedModelError
-from models.formats import FORMATS
 from models.low_bit import quantised
 from models.noise import noise_key
-from models.options import ModelOptions
 from models.transformer import Transformer
 from models.weights import unpack
-from policies.options import ObjectiveOptions
-from policies.speculation.options import SpeculationOptions
 from tests.engine.test_recording import check
 from tests.learner.ranks import run_ranks
 from tests.learner.tiny import VOCAB, make_demonstrations, make_sequences, write_config

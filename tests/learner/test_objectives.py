@@ -12,11 +12,11 @@ import torch
 
 from actors.training import batches
 from actors.training.network import chunk_logprobs
-from actors.training.options import OptimizerOptions
 from actors.training.parallel import Rank
-from actors.training.types import StepResult, TrainSequence
+from config.learner import OptimizerOptions
+from config.objective import ObjectiveOptions
+from contracts.training import StepResult, TrainSequence
 from policies.kl import kl_values
-from policies.options import ObjectiveOptions
 from tests.learner.tiny import direct_logprobs, make_sequences, make_trainer
 
 CORRECTED = {"weights": "token", "mask": "sequence", "low": 1e-6, "high": 1e6}

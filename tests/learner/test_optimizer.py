@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm, lr_factor
-from actors.training.options import OptimizerOptions
+from config.learner import OptimizerOptions
 
 
 def parameters() -> list[tuple[str, nn.Parameter]]:

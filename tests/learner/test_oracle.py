@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from actors.training.batches import split_mini_batches
-from actors.training.options import OptimizerOptions
-from actors.training.types import TrainSequence
+from config.learner import OptimizerOptions
+from config.objective import ObjectiveOptions
+from contracts.training import TrainSequence
 from models.checkpoint import init_model
 from models.packed import PackedContext
 from models.transformer import Transformer
-from policies.options import ObjectiveOptions
 from tests.learner.tiny import make_sequences, make_trainer
 
 # A large eps keeps Adam smooth in the gradient: with a tiny one, its first steps are the sign of rounding noise.

@@ -9,13 +9,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from actors.training.options import LearnerOptions
 from actors.training.parallel import Rank
 from actors.training.trainer import Trainer
+from config.learner import LearnerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
 from models.checkpoint import hf_shapes, hf_state_dict, hf_tensors, init_model
-from models.options import ModelOptions
 from models.weights import unpack
-from policies.options import ObjectiveOptions
 from tests.learner.ranks import run_ranks
 from tests.learner.tiny import make_trainer, write_config
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.parallel import Rank
 from actors.training.reference import Frozen
 from actors.training.trainer import Trainer
-from models.options import ModelOptions
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
 from models.weights import unpack
-from policies.options import ObjectiveOptions
 from tests.learner.ranks import run_ranks
 from tests.learner.tiny import make_demonstrations, make_sequences, write_config
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.training.recording import RecordingPlan, StepRecording
-from drafter.training.records import SequenceRecord
+from contracts.records import SequenceRecord
 from models.checkpoint import init_model
 from tests.engine.test_recording import check
 from tests.learner.tiny import make_sequences, make_trainer

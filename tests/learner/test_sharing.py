@@ -9,11 +9,11 @@ import torch
 
 from actors.training import batches
 from actors.training.network import LogProbModel
-from actors.training.options import OptimizerOptions
 from actors.training.parallel import Rank
 from actors.training.recording import RecordingPlan, StepRecording
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
+from config.learner import OptimizerOptions
+from contracts.training import TrainSequence
 from models.checkpoint import init_model
 from tests.learner.tiny import make_sequences, make_trainer
 from tests.native import needs_native

@@ -11,13 +11,13 @@ import torch
 from actors.training.batches import split_mini_batches
 from actors.training.errors import NonFiniteError
 from actors.training.network import LogProbModel, chunk_logprobs
-from actors.training.options import OptimizerOptions
-from actors.training.types import Demonstration, StepResult
+from config.learner import OptimizerOptions
+from config.objective import ObjectiveOptions
+from contracts.training import Demonstration, StepResult
 from models.checkpoint import hf_state_dict, init_model
 from models.checksum import checksum
 from models.packed import PackedContext
 from models.weights import unpack
-from policies.options import ObjectiveOptions
 from tests.learner.tiny import (
     direct_logprobs,
     make_demonstrations,

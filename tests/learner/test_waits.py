@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from actors.training.recording import RecordingPlan, StepRecording
+from config.objective import ObjectiveOptions, SamplerCorrectionOptions
 from models.packed import PackedContext
-from policies.options import ObjectiveOptions, SamplerCorrectionOptions
 from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer
 from tests.waits import NoWaits, WaitError
 

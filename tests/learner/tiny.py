@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.trainer import Trainer
-from actors.training.types import Demonstration, TrainSequence
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from contracts.training import Demonstration, TrainSequence
 from models.checkpoint import init_model
-from models.options import ModelOptions
 from models.packed import PackedContext
-from policies.options import ObjectiveOptions
 
 VOCAB = 61
 CONFIG = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.tools.inflating import PRESETS, inflate, inflated_config
 from models.checkpoint import hf_state_dict, init_model, load_hf_state_dict, load_model, parameter_count, save_model
 from models.config import ModelConfig, ModelConfigError
-from models.inflate import PRESETS, inflate, inflated_config
 from models.packed import PackedContext
 from models.transformer import Transformer
 from tests.models.families import CONFIGS, saved, tokens

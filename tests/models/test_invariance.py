@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from actors.engine.native import core
-from actors.engine.options import EngineOptions
 from actors.engine.wire import Start
+from config.model import ModelOptions, batch_invariance
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
 from models import ops
 from models.checkpoint import hf_state_dict, load_hf_state_dict, load_model
 from models.ops import native
-from models.options import ModelOptions, batch_invariance
 from models.packed import PackedContext
 from models.transformer import Transformer
-from policies.speculation.options import SpeculationOptions
 from tests.models.cached import Cache, forward
 from tests.models.families import FAMILIES, saved, tokens
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from config.formats import FORMATS
+from config.model import LORA_TARGETS, LoraOptions, LoraTarget
 from models import ops
 from models.checkpoint import hf_state_dict, init_model, load_hf_state_dict
 from models.config import ModelConfig, read_config
-from models.formats import FORMATS
 from models.lora import adapter_parameters, attach
 from models.low_bit import quantise
-from models.options import LORA_TARGETS, LoraOptions, LoraTarget
 from models.packed import PackedContext
 from models.peft import AdapterError, adapter_faults, adapter_shapes, read_adapter, write_adapter
 from models.transformer import Transformer

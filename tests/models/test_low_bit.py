@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from models.formats import FORMATS
+from config.formats import FORMATS
 from models.low_bit import dequantise, quantise, quantise_rows, quantised
 from models.ops.low_bit import quantise_tokens
 

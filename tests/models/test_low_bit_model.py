@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from actors.training.network import computing_in
+from config.formats import FORMATS, LowBitFormat
 from models.checkpoint import (
     WeightsMismatchError,
     hf_state_dict,
@@ -21,7 +22,6 @@ from models.checkpoint import (
     load_packed,
 )
 from models.config import ModelConfig, ModelConfigError
-from models.formats import FORMATS, LowBitFormat
 from models.layout import hf_layout
 from models.low_bit import LowBitWeight, dequantise, quantise, quantised
 from models.manifest import WeightsManifest

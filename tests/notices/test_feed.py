@@ -9,9 +9,9 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from actors.notices.options import SpotOptions
 from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
+from config.spot import SpotOptions
 from launch.fleet import feed as feed_module
 from launch.fleet.feed import Feed, Gone, Heard, RayDrains
 from tests.notices.metadata import Aws, serving

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from actors.notices.azure import NAME_PATH, AzureAdapter
-from actors.notices.options import SpotOptions
 from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, Withdrawn, unix_time
 from actors.notices.watch import Trouble, WatchEvent, Watching, adapter_of, watch
+from config.spot import SpotOptions
 
 GOOGLE = {"metadata-flavor": "Google"}
 NAME = Answer(200, {}, b'{"name": "vm"}')

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from actors.notices.http import Http
-from actors.notices.options import SpotOptions
 from actors.notices.types import Answer, AnswerError, Ask, SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, WatchEvent, Watching, watch
+from config.spot import SpotOptions
 from tests.notices.metadata import Aws, Azure, Cloud, Gcp, Strange, event, serving
 
 WAIT_S = 20.0

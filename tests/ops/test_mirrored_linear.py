@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from config.formats import FORMATS
 from models import ops
-from models.formats import FORMATS
 from models.low_bit import dequantise, quantise
 from models.ops.low_bit import quantise_tokens
 

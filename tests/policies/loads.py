@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from config.strategy import Strategy
 from policies.speculation.policy import Load, StepKind, StepOutcome
-from policies.speculation.strategy import Strategy
 
 
 def load(running: int) -> Load:

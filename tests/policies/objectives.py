@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from config.objective import ObjectiveOptions
 from policies.objectives import LossInputs, TokenLosses, token_losses
-from policies.options import ObjectiveOptions
 
 
 def inputs(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.objective import Baseline, Normalize
 from policies.advantages import EPSILON, GroupAdvantages, batch_advantages, group_advantages, whiten
-from policies.options import Baseline, Normalize
 
 REWARDS = st.lists(st.integers(-5, 5).map(float), min_size=2, max_size=16)
 GROUPS = st.lists(st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=8), min_size=1, max_size=6)

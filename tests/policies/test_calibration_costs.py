@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
 from policies.speculation.policy import Load, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 
 KEY = CalibrationKey(model="m", precision="p", device="d")
 CONTEXT = 100  # tokens per request

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from config.token_budget import SkipOptions
 from policies.token_budget.curriculum import KNOWN, PromptCurriculum
-from policies.token_budget.options import SkipOptions
 from policies.token_budget.skip import PromptSkip
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.drafter import CanaryOptions
 from policies.drafter.acceptance import Tally
 from policies.drafter.canary import MAX_WAIT, Canary, CanaryVerdict
 from policies.drafter.lineage import micro_steps, returning
-from policies.drafter.options import CanaryOptions
 from tests.policies.drafting import rollout
 
 OPTIONS = CanaryOptions(floor=0.5, min_drafted=100)

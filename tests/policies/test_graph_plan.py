@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.strategy import PLAIN, Strategy
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.chooser import BUCKET_NODES, AdaptivePolicy
 from policies.speculation.graph_memory import ModelShape, predict
@@ -20,7 +21,6 @@ from policies.speculation.graph_plan import (
     target_rows,
 )
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 
 ARMS = tuple(Strategy.parse(text) for text in ("suffix:8", "eagle:4", "eagle:4x3/12", "eagle:6x4/12", "suffix:12x2/16"))
 strategies = st.builds(

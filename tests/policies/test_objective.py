@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.objective import ObjectiveOptions
 from policies.objectives import sequence_coefficients
-from policies.options import ObjectiveOptions
 from tests.policies.objectives import grpo_losses
 
 OPTIONS = ObjectiveOptions(clip_low=0.2, clip_high=0.28)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from config.objective import Name, ObjectiveOptions
 from policies.objectives import LOSSES, derived_metrics, sequence_coefficients, token_losses
-from policies.options import Name, ObjectiveOptions
 from tests.policies.objectives import inputs
 
 NAMES = get_args(Name)

@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
-from policies.options import Name, ObjectiveOptions
-from policies.presets import LOSSES, PRESETS
+from config.objective import Name, ObjectiveOptions
+from config.presets import LOSSES, PRESETS
 
 NAMES = get_args(Name)
 

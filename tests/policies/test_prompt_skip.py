@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.token_budget import SkipOptions
 from models.noise import noise_key
 from models.philox import KEEP, uniform
-from policies.token_budget.options import SkipOptions
 from policies.token_budget.skip import PromptSkip, coin
 
 SURE = 1e-9  # of `keep`: the coin keeps practically none

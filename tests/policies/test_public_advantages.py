@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
+from config.objective import Baseline, Normalize
 from policies.advantages import batch_advantages, group_advantages, kl_in_reward, whiten
 from policies.dynamic_sampling import has_signal, prompts_to_sample
-from policies.options import Baseline, Normalize
 from policies.overlong import overlong_penalties
 
 

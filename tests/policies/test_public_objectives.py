@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from config.objective import ObjectiveOptions
 from policies.objectives import TokenLosses, sequence_coefficients, token_losses
-from policies.options import ObjectiveOptions
 from tests.policies.objectives import inputs
 
 SYMMETRIC: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}

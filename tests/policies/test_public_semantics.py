@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from config.objective import ObjectiveOptions
 from policies.advantages import group_advantages
 from policies.kl import kl_penalty, kl_values
 from policies.objectives import sequence_coefficients
-from policies.options import ObjectiveOptions
 from tests.policies.objectives import grpo_losses
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tools.a100_sweep import Cell, cells, fitted, relative_error
-from models.formats import FORMATS
+from config.formats import FORMATS
+from config.strategy import PLAIN, Strategy
 from policies.roofline.devices import DEVICES
 from policies.roofline.kernels import Kernel, draft_kernels, floor_bytes, launches, step_kernels
 from policies.roofline.timing import DEFAULT, product_s, step_time
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.networks import NETWORKS
 
 SWEEP = cells()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from config.formats import FORMATS
 from models.config import ModelConfig
-from models.formats import FORMATS
 from models.low_bit_copy import copy_bytes, low_bit_copy
 from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, device_named

@@ -3,14 +3,14 @@
 import pytest
 from pydantic import ValidationError
 
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN, Strategy
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.build import build_budget, build_policy
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from policies.speculation.length_aware import LengthAwareBudget
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.loads import load
 from tests.policies.speculation_sim import arms
 

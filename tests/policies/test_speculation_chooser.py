@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from policies.speculation.policy import Load, Reason, StepKind
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
     Running,

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.strategy import PLAIN
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.elastic import ElasticSwitch
 from policies.speculation.policy import FixedPolicy, Reason, StrategyPolicy
-from policies.speculation.strategy import PLAIN
 from tests.policies.loads import load
 from tests.policies.speculation_sim import Simulation, World, arms, constant
 

@@ -1,7 +1,7 @@
 """The adaptive choice where drafters fail or are not worth it."""
 
+from config.strategy import PLAIN
 from policies.speculation.defaults import default_arms
-from policies.speculation.strategy import PLAIN
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
     Simulation,

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN
 from policies.speculation.build import build_policy
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.options import SpeculationOptions
-from policies.speculation.strategy import PLAIN
 from tests.policies.speculation_sim import Running, Simulation, Step, World, bound_share, constant, long_tail
 
 GPU = World(

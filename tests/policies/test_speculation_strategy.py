@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.strategy import PLAIN, Strategy
+from config.strategy import PLAIN, Strategy
 
 chains = st.builds(Strategy, st.sampled_from(("suffix", "ngram", "eagle")), st.integers(1, 64))
 trees = st.builds(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from config.speculation import RooflineOptions, SpeculationOptions
+from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.speculation.build import build_policy
-from policies.speculation.options import RooflineOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind
-from policies.speculation.strategy import PLAIN, Strategy
 from policies.speculation.toggle import RooflinePolicy
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import Simulation, World, arms, constant, long_tail, speedup

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.token_budget import AbortOptions
 from policies.token_budget.abort import Thresholds, thresholds
-from policies.token_budget.options import AbortOptions
 from policies.token_budget.window import LengthWindow
 
 ENTRIES = st.lists(st.tuples(st.integers(1, 30), st.sampled_from([0.5, 1.0, 4.0, 10.0])), min_size=1, max_size=40)

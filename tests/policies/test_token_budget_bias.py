@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from policies.options import ObjectiveOptions
+from config.objective import ObjectiveOptions
+from config.token_budget import AbortOptions, BudgetOptions
 from policies.token_budget.bias import biases
-from policies.token_budget.options import AbortOptions, BudgetOptions
 
 BUDGET, ABORT = BudgetOptions(share=0.5), AbortOptions(enabled=True)
 NO_BUDGET, NO_ABORT = BudgetOptions(), AbortOptions()

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from config.objective import ObjectiveOptions
 from policies.objectives import TokenLosses, sequence_coefficients, token_losses
-from policies.options import ObjectiveOptions
 from tests.policies.objectives import inputs
 
 TBPO = ObjectiveOptions(name="tbpo", clip_high=0.04, band_low=0.03, band_high=0.07)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from actors.engine.native.engine import NativeEngine
+from config.strategy import PLAIN, Strategy
 from drafter.protocol import Drafter
 from models.checkpoint import init_model
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import make_requests, options_of, write_config
 from tests.pretended.counting import counting
 from tests.pretended.device import Seen

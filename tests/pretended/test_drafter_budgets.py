@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from actors.engine.native.engine import NativeEngine
+from config.speculation import EagleOptions
+from config.strategy import Strategy
 from drafter.eagle import EagleDrafter
 from drafter.protocol import BatchView, Drafts
-from policies.speculation.options import EagleOptions
-from policies.speculation.strategy import Strategy
 from tests.engine.support import options_of
 from tests.pretended.counting import counting
 from tests.pretended.device import Seen

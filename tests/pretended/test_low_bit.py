@@ -10,16 +10,16 @@ import torch
 
 from actors.engine.native import core
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
 from actors.engine.wire import Start
+from config.formats import FORMATS
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
 from models.checkpoint import hf_state_dict, init_model, load_model, save_model
-from models.formats import FORMATS
 from models.low_bit import quantise, quantised
 from models.ops import low_bit, low_bit_reference
-from models.options import ModelOptions
 from models.transformer import Transformer
 from models.weights import pack
-from policies.speculation.options import SpeculationOptions
 from tests.engine.support import assert_same, make_requests, options_of, run, write_config
 from tests.pretended.counting import counting
 from tests.pretended.device import Seen

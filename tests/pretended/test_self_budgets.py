@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from actors.engine.native.engine import NativeEngine
+from config.formats import FORMATS
+from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafts
 from drafter.self import SelfDrafter
 from models.checkpoint import hf_state_dict, init_model
-from models.formats import FORMATS
 from models.transformer import Transformer
 from models.weights import pack
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import engine, make_requests, options_of, run, write_config
 from tests.engine.test_device_chains import WIDE
 from tests.pretended.counting import counting

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.commands import Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
 from actors.engine.core import EngineCore, build_core
-from actors.engine.types import (
+from actors.engine.wire import Start
+from actors.spot import wire
+from actors.spot.child import _build
+from actors.spot.residence import Residence
+from actors.training.parallel import Rank
+from actors.training.trainer import Trainer
+from config.model import ModelOptions
+from config.tree import Config
+from contracts.engine import Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
+from contracts.rollout import (
     DrafterLoaded,
     Finished,
     Recorded,
@@ -21,18 +29,10 @@ from actors.engine.types import (
     Slept,
     WeightsLoaded,
 )
-from actors.engine.wire import Start
-from actors.spot import wire
-from actors.spot.child import _build
-from actors.spot.residence import Residence
-from actors.training.parallel import Rank
-from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
-from launch.config.tree import Config
+from contracts.training import TrainSequence
 from launch.run.job import engine_start
 from models.checkpoint import init_model, save_model
 from models.noise import noise_key
-from models.options import ModelOptions
 from tests.examples.test_gpu_configurations import CONFIGS, VOCABULARY, load
 from tests.learner.tiny import write_config
 from tests.pretended.support import DEVICE

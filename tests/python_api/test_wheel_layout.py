@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.errors import OUR_PACKAGES
-from wheel_layout import PACKAGES, lay_out, rewritten
+from native.wheel_layout import PACKAGES, lay_out, rewritten
 
 ROOT = Path(__file__).parents[2]
 # As in an environment without this checkout, whose editable installation finds our packages before any path does.

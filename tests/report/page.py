@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from actors.engine.types import EngineWindow, StrategyUse
+from contracts.rollout import EngineWindow, StrategyUse
 from launch.report import write_report
 from tests.windows import engine_window
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import PromptUse, ReasonUse, StrategyUse
-from actors.spot.types import MicroStep, TrainStopped
-from launch.config.tree import Config
+from config.tree import Config
+from contracts.rollout import PromptUse, ReasonUse, StrategyUse
+from contracts.spot import MicroStep, TrainStopped
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Sample, Span, SpeculationMeter, StepDrafter, StepRecord
 from launch.observe.speculation import StepSpeculation
 from tests.windows import engine_window

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.types import StrategyUse
-from actors.environments.types import Said
-from actors.notices.options import METADATA_URL
+from config.spot import METADATA_URL
+from contracts.environments import Said
+from contracts.rollout import StrategyUse
 from launch.errors import UsageError
 from launch.observe import Observer, Sample, Span, SpeculationMeter, StepRecord
 from launch.observe.journal import read

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.types import StrategyUse
+from contracts.rollout import StrategyUse
 from launch.observe import Observer, SpeculationMeter, StepRecord
 from launch.observe.journal import read
 from launch.report import render

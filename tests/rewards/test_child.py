@@ -7,7 +7,7 @@ import pytest
 from actors import identity
 from actors.identity import PRINTS_BYTES
 from actors.rewards import Grade, GradeItem, build
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 FUNCTIONS = "tests.rewards.sample_functions"
 

@@ -14,8 +14,8 @@ from actors.rewards.algebra import approximated
 from actors.rewards.equality import equal_fast
 from actors.rewards.names import distinct
 from actors.rewards.numerals import plain_number, rounded_places
-from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.relations import solution_set, without_property
+from config.rewards import RewardOptions, RewardTerm
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from actors.data.markers import answer_marker, automaton
 from actors.data.stop_strings import vocabulary_bytes
 from actors.engine.stopping import find_end
-from actors.engine.types import FinishReason, Request, SamplingParams, StopRule
 from actors.rewards.boxed import boxes, final_part, first_boxed, thinks
 from actors.rewards.extraction import extract_code
 from actors.rewards.fences import first_fence
 from actors.rewards.grader import Grader, build
-from actors.rewards.options import RewardOptions, RewardTerm
-from actors.rewards.types import GradeItem
-from policies.token_budget.options import AnswerMarker
+from config.rewards import RewardOptions, RewardTerm
+from config.token_budget import AnswerMarker
+from contracts.rewards import GradeItem
+from contracts.rollout import FinishReason, Request, SamplingParams, StopRule
 from tests.engine.test_stopping import byte_level, wrapped
 
 BOXES = [

@@ -12,7 +12,7 @@ import pytest
 from actors.rewards import Grade, GradeItem, Grader, build
 from actors.rewards.confinement.compare import same_text, same_value
 from actors.rewards.forms import read_tests
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 ADDS = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
 SUBTRACTS = ADDS.replace("a + b", "a - b")

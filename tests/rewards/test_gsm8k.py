@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.rewards import GradeItem, build
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_test.jsonl.gz"
 pytestmark = pytest.mark.skipif(not DATA.is_file(), reason="../shared/data/gsm8k_test.jsonl.gz is not here")

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from actors.rewards import Grade, GradeItem, build, judge
-from actors.rewards.options import RewardOptions
+from config.rewards import RewardOptions
 from tests.rewards.stand_in import Endpoint, endpoint, reply, said, score_of_length, term_of
 
 

@@ -13,7 +13,7 @@ from actors.rewards.assembly import Assembly, Call
 from actors.rewards.calling import Traits
 from actors.rewards.check import check_reward
 from actors.rewards.lanes import lanes_of
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 FUNCTIONS = "tests.rewards.sample_functions"
 

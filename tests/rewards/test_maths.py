@@ -15,7 +15,7 @@ from actors.rewards.equality import equal_fast
 from actors.rewards.gold import UnreadableGoldError, gold_answer
 from actors.rewards.maths import MathTerm, read_answer
 from actors.rewards.numerals import amount, plain_number
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from actors.rewards import Grade, GradeItem, Grader, build
-from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.programs import assemble
-from actors.rewards.types import BadRecordError
+from config.rewards import RewardOptions, RewardTerm
+from contracts.rewards import BadRecordError
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "humaneval.jsonl.gz"
 STUB = "import math\n\ndef helper(x):\n    return x\n\ndef area(r):\n    '''Area of a disc.'''\n"

@@ -11,7 +11,7 @@ import pytest
 from actors.rewards import GradeItem, Grader, build
 from actors.rewards.algebra import question
 from actors.rewards.equality import equal_fast
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 TABLE = Path(__file__).with_name("public_pairs.tsv")
 PAIRS = [line.split("\t") for line in TABLE.read_text("ascii").splitlines() if not line.startswith("# ")]

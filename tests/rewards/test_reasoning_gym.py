@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from actors.rewards import Grade, GradeItem, Grader, RewardConfigError, build
 from actors.rewards.generated import tagged_answer
 from actors.rewards.gym import RefusedError, make
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
 REFUSED = {"arc_agi", "composite", "rearc"}  # boards in tuples, which a file makes lists; sets of other sets

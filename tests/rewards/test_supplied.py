@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from actors.rewards import Grade, GradeItem, Grader, build
 from actors.rewards.forms import read_tests, source_tests
-from actors.rewards.options import RewardOptions, RewardTerm
 from actors.rewards.programs import assemble
 from actors.rewards.sandbox import Trial
-from actors.rewards.types import BadRecordError
+from config.rewards import RewardOptions, RewardTerm
+from contracts.rewards import BadRecordError
 from tests.rewards import recorder as recorder_script
 from tests.rewards.test_programs import DATA
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.rewards import Grade, GradeItem, RewardConfigError, build
-from actors.rewards.options import RewardOptions, RewardTerm
+from config.rewards import RewardOptions, RewardTerm
 
 FUNCTIONS = "tests.rewards.sample_functions"
 

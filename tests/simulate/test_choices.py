@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from config.strategy import PLAIN, Strategy
 from launch.config.issues import ConfigError
-from launch.simulate import Scenario
-from launch.simulate.acceptance import AcceptanceState
-from launch.simulate.costs import MeasuredCosts, RooflineCosts, costs_of, read_sweep
-from launch.simulate.scenario import Acceptance, Speculation, SpotTraining
-from launch.simulate.shapes import SHAPES
-from launch.simulate.speculation import Adaptive
-from launch.simulate.study import sized, sweep_values
+from planner.simulate import Scenario
+from planner.simulate.acceptance import AcceptanceState
+from planner.simulate.costs import MeasuredCosts, RooflineCosts, costs_of, read_sweep
+from planner.simulate.scenario import Acceptance, Speculation, SpotTraining
+from planner.simulate.shapes import SHAPES
+from planner.simulate.speculation import Adaptive
+from planner.simulate.study import sized, sweep_values
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.roofline.devices import DEVICES
 from policies.roofline.timing import step_time
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.policy import Load, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 
 KEY = CalibrationKey(model="m", precision="p", device="d")
 ARMS = [Strategy("eagle", 2), Strategy("eagle", 4), Strategy("eagle", 8)]

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.errors import PacelineError
-from launch.simulate import Scenario, simulate
-from launch.simulate.clock import Clock
-from launch.simulate.elastic import Elastic
-from launch.simulate.run import Run, simulate_beside
+from planner.simulate import Scenario, simulate
+from planner.simulate.clock import Clock
+from planner.simulate.elastic import Elastic
+from planner.simulate.run import Run, simulate_beside
 
 CALM = Scenario(name="cloud").but(
     fleet__nodes=4,

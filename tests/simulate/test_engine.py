@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.simulate.costs import TableCosts
-from launch.simulate.engine import Engine, Running
-from policies.speculation.strategy import PLAIN, Strategy
+from config.strategy import PLAIN, Strategy
+from planner.simulate.costs import TableCosts
+from planner.simulate.engine import Engine, Running
 
 COSTS = TableCosts(fixed_s=8e-3, row_s=5e-5, context_s=2e-7, level_s=1e-3)
 DRAFT = Strategy("eagle", 4)

@@ -3,9 +3,9 @@
 import pytest
 
 from launch.config.issues import ConfigError
-from launch.simulate import Scenario, simulate
-from launch.simulate.learner import learner_times
-from launch.simulate.study import weak
+from planner.simulate import Scenario, simulate
+from planner.simulate.learner import learner_times
+from planner.simulate.study import weak
 from policies.roofline.learning import token_flops
 
 LARGE = Scenario(name="learner").but(

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from launch.commands.cli import app
 from launch.config.issues import ConfigError
-from launch.simulate import Scenario
-from launch.simulate.of_run import load
+from planner.simulate import Scenario
+from planner.simulate.of_run import load
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "examples" / "cluster" / "qwen2.5-7b-gsm8k.yaml"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.config.issues import ConfigError
-from launch.simulate import Scenario, load_scenario, simulate
-from launch.simulate.study import ablation
+from planner.simulate import Scenario, load_scenario, simulate
+from planner.simulate.study import ablation
 
 SMALL = Scenario(name="small").but(
     fleet__nodes=2,
@@ -35,7 +35,7 @@ def test_the_same_scenario_has_the_same_outcome_and_another_seed_another() -> No
 
 
 def test_the_simulator_loads_neither_ray_nor_torch() -> None:
-    code = "import sys, launch.simulate; print('ray' in sys.modules, 'torch' in sys.modules)"
+    code = "import sys, planner.simulate; print('ray' in sys.modules, 'torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
 

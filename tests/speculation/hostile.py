@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.engine.types import Rollout
+from config.strategy import Strategy
+from contracts.rollout import Rollout
 from drafter.protocol import BatchView, Drafts
-from policies.speculation.strategy import Strategy
 from tests.engine.support import VOCAB, DrafterBase
 
 Answer = Callable[[np.random.Generator, int, int], Any]  # (randomness, requests, nodes) -> what `propose` returns

@@ -8,14 +8,14 @@ import torch
 
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import FinishReason, Request, Rollout
+from config.speculation import EagleOptions, SpeculationOptions
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import FinishReason, Request, Rollout
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.transformer import Transformer
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import Load, Reason, StepOutcome, StrategyPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import VOCAB, DrafterBase, options_of, rollouts, write_config
 
 SAMPLINGS = [

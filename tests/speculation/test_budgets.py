@@ -11,14 +11,14 @@ import pytest
 
 from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import EngineWindow, Finished, StopRule
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import EngineWindow, Finished, StopRule
 from drafter.protocol import BatchView, Drafts
 from models.transformer import Transformer
 from policies.speculation.build import build_budget, build_policy
 from policies.speculation.length_aware import LengthAwareBudget
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy, Load, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import DrafterBase, assert_same, drain, engine, make_requests, options_of, rollouts, run
 from tests.native import needs_native
 from tests.speculation.support import ENGINE, Trees, model_of, real_drafters

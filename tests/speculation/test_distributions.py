@@ -8,12 +8,12 @@ from torch import Tensor
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.rejection import rejection_draws, target_probabilities
+from config.speculation import EagleOptions, SpeculationOptions
+from config.strategy import Strategy
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts
 from models import ops
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import VOCAB, DrafterBase, logits_of, make_requests, options_of, rollouts
 from tests.engine.support import drain as drain_engine
 from tests.speculation.support import model_of

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.engine.types import Request, Rollout
+from config.strategy import Strategy
+from contracts.rollout import Request, Rollout
 from models.noise import gumbel
 from models.ops import native
 from models.packed import PackedContext
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import FAMILIES, VOCAB, engine, make_requests, run
 from tests.speculation.support import SAMPLINGS, Mixed, Served, Trees, model_of
 

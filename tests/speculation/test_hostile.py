@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request, Rollout
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Request, Rollout
 from drafter.protocol import Drafter
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import VOCAB, drain, engine, make_requests, options_of, rollouts, run
 from tests.policies.loads import load
 from tests.speculation.hostile import HOSTILE, Adversary, Answers, Exits, Keeps, Raises, Writes

@@ -9,12 +9,12 @@ import pytest
 
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
+from config.speculation import EagleOptions, SpeculationOptions
+from config.strategy import Strategy
 from drafter.build import build_drafters
 from models import weights
 from models.checkpoint import hf_state_dict
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import as_prefix, assert_same, engine, make_requests, options_of, rollouts, run
 from tests.native import needs_native
 from tests.speculation.support import Mixed, model_of

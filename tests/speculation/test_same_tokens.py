@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
 from policies.speculation.build import build_policy
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import FAMILIES, engine, make_requests, run
 from tests.native import needs_native
 from tests.speculation.support import MAX_RUNNING, SAMPLINGS, Mixed, Served, Trees, model_of, real_drafters

@@ -15,15 +15,15 @@ from actors.engine.batch.step.types import StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward.draws import Draws
-from actors.engine.types import StopRule
+from config.speculation import SelfOptions, SpeculationOptions
+from config.strategy import Strategy
+from contracts.rollout import StopRule
 from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts
 from models.packed import PackedContext
 from models.transformer import Transformer
 from policies.speculation.build import build_policy
-from policies.speculation.options import SelfOptions, SpeculationOptions
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
-from policies.speculation.strategy import Strategy
 from tests.drafter.test_self_chain import wide_model
 from tests.engine.support import FAMILIES, VOCAB, assert_same, engine, make_requests, options_of, run
 from tests.native import needs_native

@@ -7,10 +7,10 @@ import pytest
 
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
+from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafts, SharingDrafter, TargetPasses
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import DrafterBase, assert_same, engine, make_requests, options_of, run
 from tests.speculation.support import model_of
 

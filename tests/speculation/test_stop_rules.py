@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from actors.data.stop_strings import compile_marker
 from actors.engine.native.engine import NativeEngine
 from actors.engine.stopping import End, find_end
-from actors.engine.types import FinishReason, Recorded, Request, Rollout, StopRule
+from config.strategy import Strategy
+from contracts.rollout import FinishReason, Recorded, Request, Rollout, StopRule
 from drafter.protocol import Drafter
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.engine.support import VOCAB, as_prefix, assert_same, drain, engine, make_requests, options_of, rollouts, run
 from tests.engine.test_recording import fresh_rows
 from tests.engine.test_stopping import slow_end

@@ -10,11 +10,11 @@ import torch
 
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
-from actors.engine.types import Request, Rollout
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Request, Rollout
 from drafter.protocol import Drafter
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 from tests.engine.support import make_requests, rollouts, t1_bytes
 from tests.native import needs_native
 from tests.speculation.support import ENGINE, Trees, model_of, real_drafters

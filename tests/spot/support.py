@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from actors.spot.process import ProcessTrainer, spawn_trainer
-from actors.spot.types import MicroStep, TrainerEvent, TrainSession
-from drafter.training.records import SequenceRecord
+from config.drafter import DrafterOptions
+from config.model import ModelOptions
+from contracts.records import SequenceRecord
+from contracts.spot import MicroStep, TrainerEvent, TrainSession
 from models.checkpoint import init_model, save_model
-from models.options import ModelOptions
-from policies.drafter.options import DrafterOptions
 from tests.engine.support import write_config
 
 HIDDEN, VOCAB = 32, 61

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from actors.spot.checkpoints import Checkpoints, find, history, restore
-from actors.spot.types import Checkpointed
 from actors.training import persistence
 from actors.training.persistence import save_tensors
+from contracts.spot import Checkpointed
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from models.checkpoint import load_model

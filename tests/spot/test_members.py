@@ -13,9 +13,9 @@ from actors.spot import members as members_module
 from actors.spot import rendezvous
 from actors.spot.groups import Transport
 from actors.spot.members import BrokenGroupError, Members, fingerprint
-from actors.spot.types import TrainSession
+from contracts.records import SequenceRecord
+from contracts.spot import TrainSession
 from drafter.training.head import TargetHead
-from drafter.training.records import SequenceRecord
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
 from models.checkpoint import load_model
 from tests.spot.support import options_of, record, save_target

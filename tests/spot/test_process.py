@@ -17,7 +17,8 @@ import torch
 from actors.spot.checkpoints import history, restore
 from actors.spot.feeding import MOST_PACKS, WANTED_PACKS
 from actors.spot.process import ProcessTrainer, TrainerStartError, spawn_trainer
-from actors.spot.types import (
+from config.model import ModelOptions
+from contracts.spot import (
     Checkpointed,
     MicroStep,
     NeedData,
@@ -34,7 +35,6 @@ from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from models import weights
 from models.checkpoint import hf_state_dict, init_model, load_model
-from models.options import ModelOptions
 from tests.engine.support import write_config
 from tests.spot.support import (
     DEADLINE_S,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.spot.process import ProcessTrainer
-from actors.spot.types import MicroStep, Published, TrainFailed, TrainSession, TrainStarted, TrainStopped
+from contracts.spot import MicroStep, Published, TrainFailed, TrainSession, TrainStarted, TrainStopped
 from tests.spot.support import only, record, save_target, spawn, until, until_a
 
 Trainers = Mapping[str, ProcessTrainer]

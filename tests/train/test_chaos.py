@@ -11,9 +11,9 @@ import ray
 
 from actors.data_buffer import DataBufferActor
 from benchmarks.same_losses import first_difference
+from config.drafter import BufferOptions
 from experiments.killing import EVENTS, Moment, VictimName, kill_at, reasons
 from launch.drafter.watch import DrafterWatch
-from policies.drafter.options import BufferOptions
 from tests.train.conftest import Runs
 from tests.train.test_resume import start
 

@@ -14,9 +14,9 @@ import pytest
 import ray
 import torch
 
-from actors.engine.types import EngineWindow
 from actors.reward_pool import RewardPool
 from actors.spot.checkpoints import history
+from contracts.rollout import EngineWindow
 from launch.config import load_config
 from launch.drafter.training import DrafterTraining
 from launch.run import train

@@ -14,7 +14,7 @@ import pytest
 from actors.learner import Place
 from actors.training.checkpoint import checkpoints
 from actors.training.errors import LearnerLostError, NonFiniteError
-from actors.training.types import StepResult
+from contracts.training import StepResult
 from experiments import in_process
 from experiments.in_process import Record
 from launch.config import Config, load_config

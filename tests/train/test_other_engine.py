@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from actors.engine.options import EngineOptions
+from config.model import ModelOptions
+from config.rollout import EngineOptions
 from launch.report.summary import summarise
 from launch.run import job
-from models.options import ModelOptions
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.train.conftest import Runs
 

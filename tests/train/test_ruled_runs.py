@@ -9,9 +9,9 @@ import pytest
 from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.step.types import Settled
 from actors.engine.batch.stops import RuleStops
+from config.speculation import SpeculationOptions
 from experiments.in_process import OFF, Record, initial_weights, train
 from launch.config import load_config
-from policies.speculation.options import SpeculationOptions
 from tests.train.conftest import Runs
 
 RULED = (

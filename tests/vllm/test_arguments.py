@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from actors.engine.options import EngineOptions
 from actors.engine.vllm.arguments import OURS, engine_arguments
 from actors.engine.wire import Start
-from models.options import ModelOptions
-from policies.speculation.options import SpeculationOptions
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
 
 
 def arguments(root: Path, device: str = "cuda", ranks: int = 1, **options: Any) -> dict[str, Any]:

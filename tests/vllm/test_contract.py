@@ -8,13 +8,13 @@ import torch
 
 from actors.engine.capabilities import VLLM as CAPABILITIES
 from actors.engine.core import RolloutEngine
-from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
 from drafter.eagle.model import init_eagle
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
-from models.options import ModelOptions
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.contract import EngineContract, Subject, Weights
 from tests.vllm.support import VLLM, tiny_checkpoint
 

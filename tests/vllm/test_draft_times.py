@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.types import Request, Sampled, SamplingParams
 from actors.engine.vllm.drafter_passes import NOT_AT_ALL, DrafterPasses
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.worker_drafts import WorkerDrafter
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Request, Sampled, SamplingParams
 from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 
 DRAFT_S = 0.125
 TICK_S = 2.0**-10  # exact, as are its multiples

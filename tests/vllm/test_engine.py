@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from actors.data.stop_strings import compile_marker
-from actors.engine.commands import Sleep, Submit, UpdateWeights, Wake
-from actors.engine.options import EngineOptions
 from actors.engine.process import spawn_engine
-from actors.engine.types import DrafterFailed, EngineWindow, Event, FinishReason, Request, Rollout, StopRule
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
+from contracts.engine import Sleep, Submit, UpdateWeights, Wake
+from contracts.rollout import DrafterFailed, EngineWindow, Event, FinishReason, Request, Rollout, StopRule
 from models import weights
 from models.checkpoint import hf_state_dict, init_model
-from models.options import ModelOptions
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.contract import Talk, finished
 from tests.engine.support import make_requests
 from tests.vllm.support import VLLM, tiny_checkpoint

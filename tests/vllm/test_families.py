@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.engine.commands import UpdateWeights
 from actors.engine.core import build_core
-from actors.engine.options import EngineOptions
-from actors.engine.types import Rollout
 from actors.engine.wire import Start
-from actors.training.options import LearnerOptions, OptimizerOptions
 from actors.training.trainer import Trainer
-from actors.training.types import TrainSequence
+from config.learner import LearnerOptions, OptimizerOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from contracts.engine import UpdateWeights
+from contracts.rollout import Rollout
+from contracts.training import TrainSequence
 from models.auto import AutoTransformer
-from models.options import ModelOptions
-from policies.options import ObjectiveOptions
-from policies.speculation.options import SpeculationOptions
 from tests.engine.contract import InProcess, Talk
 from tests.engine.support import make_requests
 from tests.vllm.families import FAMILIES, write_family

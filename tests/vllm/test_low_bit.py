@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from actors.engine.core import build_core
-from actors.engine.options import EngineOptions
 from actors.engine.wire import Start
+from config.formats import FORMATS
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import EagleOptions, SpeculationOptions
 from models.checkpoint import WeightsMismatchError, hf_state_dict, load_model
 from models.compressed_tensors import write_quantised
 from models.config import UnsupportedModelError, read_config
 from models.directory import write_checkpoint
-from models.formats import FORMATS
 from models.low_bit import quantised
-from models.options import ModelOptions
 from models.packed import PackedContext
 from models.transformer import Transformer
 from models.weights import pack
-from policies.speculation.options import EagleOptions, SpeculationOptions
 from tests.engine.support import VOCAB, make_requests
 from tests.vllm.support import VLLM, Drawn, RawEngine, tiny_checkpoint
 
@@ -175,8 +175,8 @@ def test_an_engine_in_few_bits_drafts_and_takes_new_weights(tmp_path: Path) -> N
     """Through the commands of a supervisor; an EAGLE drafter stays in full precision."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    from actors.engine.commands import Submit, UpdateWeights
-    from actors.engine.types import DrafterFailed, EngineWindow, Finished, WeightsLoaded
+    from contracts.engine import Submit, UpdateWeights
+    from contracts.rollout import DrafterFailed, EngineWindow, Finished, WeightsLoaded
 
     directory, _ = tiny_checkpoint(tmp_path / "0", "llama", **SHAPE)
     _, other = tiny_checkpoint(tmp_path / "1", "llama", seed=1, **SHAPE)

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.commands import Submit
 from actors.engine.core import EngineCore, build_core
-from actors.engine.options import EngineOptions
-from actors.engine.types import DrafterFailed, EngineWindow, Event, Finished, Request, Sampled, SamplingParams
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.worker_drafts import WorkerDrafter
 from actors.engine.wire import Start
-from models.options import ModelOptions
-from policies.speculation.options import SpeculationOptions
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from config.strategy import Strategy
+from contracts.engine import Submit
+from contracts.rollout import DrafterFailed, EngineWindow, Event, Finished, Request, Sampled, SamplingParams
 from policies.speculation.policy import FixedPolicy
-from policies.speculation.strategy import Strategy
 from tests.vllm.support import VLLM, tiny_checkpoint
 
 REASON = "drafts are verified by dice"

@@ -13,9 +13,9 @@ from actors.engine.batch.speculation import Speculator
 from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMeter, WindowMeter
 from actors.engine.calibrated import PassNews
-from actors.engine.types import EngineWindow, PassEvent
+from config.strategy import Strategy
+from contracts.rollout import EngineWindow, PassEvent
 from policies.speculation.policy import NO_REQUESTS, Load, Reason, StepKind, StepOutcome
-from policies.speculation.strategy import Strategy
 
 _NOTHING: dict[str, NDArray[np.int64]] = {}
 SAMPLED = 8  # of so many plain steps one is compared with its prediction: they are short, and telemetry is a sample

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.batch.slots import SlotTable
+from config.strategy import Strategy
 from policies.speculation.budget import DraftBudget
 from policies.speculation.policy import Load
-from policies.speculation.strategy import Strategy
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]

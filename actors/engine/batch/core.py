@@ -6,7 +6,8 @@ from typing import Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.commands import (
+from actors.engine.shared_rollouts import unpack
+from contracts.engine import (
     Abort,
     EngineCommand,
     LoadDrafters,
@@ -19,9 +20,8 @@ from actors.engine.commands import (
     UpdateWeights,
     Wake,
 )
-from actors.engine.shared_rollouts import unpack
-from actors.engine.types import Answer, DrafterLoaded, DraftersSaved, Event, Request, Slept, WeightsLoaded
-from actors.handoff.types import Offer
+from contracts.handoff import Offer
+from contracts.rollout import Answer, DrafterLoaded, DraftersSaved, Event, Request, Slept, WeightsLoaded
 from models.manifest import WeightsManifest
 
 Bytes = NDArray[np.uint8]

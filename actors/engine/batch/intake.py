@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from actors.engine.batch.plan import Ticket
 from actors.engine.stopping import End, find_end
-from actors.engine.types import NOTHING_SAMPLED, Finished, FinishReason, Rejected, Request, Rollout, Sampled
+from contracts.rollout import NOTHING_SAMPLED, Finished, FinishReason, Rejected, Request, Rollout, Sampled
 
 
 @dataclass(frozen=True, slots=True)

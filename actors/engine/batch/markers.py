@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.slots import SlotTable
 from actors.engine.stopping import NOWHERE, Found, rows_of, run, table_of
-from actors.engine.types import Marker, StopRule
+from contracts.rollout import Marker, StopRule
 from models.ops.native import kernels
 
 _KEPT_MARKERS = 8  # that nobody reads at present: the next RL step has the same

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import Request, Sampled
+from contracts.rollout import Request, Sampled
 
 Int64Array = NDArray[np.int64]
 PromptKey = tuple[int, bytes]

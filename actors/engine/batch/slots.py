@@ -7,7 +7,7 @@ is a few array operations, and Python runs per request only when one is admitted
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.types import Progress, Request, Sampled, StopRule
+from contracts.rollout import Progress, Request, Sampled, StopRule
 
 
 class SlotTable:

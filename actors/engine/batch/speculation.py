@@ -22,7 +22,8 @@ from actors.engine.batch.budgeting import Budgeting
 from actors.engine.batch.plan import PromptEntry, StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
-from actors.engine.types import DrafterFailed
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import DrafterFailed
 from drafter.protocol import (
     BatchView,
     Drafter,
@@ -39,7 +40,6 @@ from models import weights
 from models.manifest import WeightsManifest
 from policies.speculation.budget import DraftBudget
 from policies.speculation.policy import NO_REQUESTS, Load, StrategyPolicy
-from policies.speculation.strategy import PLAIN, Strategy
 
 _log = logging.getLogger(__name__)
 # Rejection sampling draws by the request's noise wherever nothing was drafted: what is drafted must not depend on it.

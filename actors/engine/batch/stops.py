@@ -14,7 +14,7 @@ from actors.engine.batch.plan import PromptEntry, StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Settled
 from actors.engine.stopping import End, end_by_rule
-from actors.engine.types import FinishReason
+from contracts.rollout import FinishReason
 
 
 class RuleStops:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.plan import PromptEntry
 from actors.engine.batch.slots import SlotTable
-from actors.engine.types import EngineWindow, PromptUse, ReasonUse, StrategyUse
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import EngineWindow, PromptUse, ReasonUse, StrategyUse
 from policies.speculation.policy import Reason
-from policies.speculation.strategy import PLAIN, Strategy
 
 WINDOW_S = 0.2
 TRACE_S = 0.005  # between two points of a window's trace

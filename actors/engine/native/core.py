@@ -6,15 +6,15 @@ from actors.engine.batch.core import BatchCore
 from actors.engine.calibrated import calibrated
 from actors.engine.native.engine import NativeEngine
 from actors.engine.wire import Start
+from config.formats import low_bit_format
+from config.model import batch_invariance
 from drafter.build import build_drafters
 from models.checkpoint import load_model
 from models.device import choose_device
 from models.dtypes import DTYPES
-from models.formats import low_bit_format
 from models.lora import AdapterBase
 from models.ops.triton.low_bit_operators import require_products
 from models.ops.triton.operators import installed
-from models.options import batch_invariance
 from policies.speculation.build import build_budget, build_policy
 
 

@@ -31,8 +31,11 @@ from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
 from actors.engine.native.hidden.recording import SequenceRecorder
 from actors.engine.native.schedule.blocks import BlockPool
 from actors.engine.native.schedule.scheduler import Scheduler
-from actors.engine.options import EngineOptions
-from actors.engine.types import (
+from actors.handoff.receive import Receiver
+from config.formats import SCALE_SUFFIX, LowBitFormat, Quantization
+from config.rollout import EngineOptions
+from contracts.handoff import HandOffError, Offer
+from contracts.rollout import (
     NOTHING_SAMPLED,
     DrafterLoaded,
     EngineIdle,
@@ -44,12 +47,9 @@ from actors.engine.types import (
     Rollout,
     WeightsLoaded,
 )
-from actors.handoff.receive import Receiver
-from actors.handoff.types import HandOffError, Offer
 from drafter.build import history_tokens
 from drafter.protocol import Drafter, GraphCapture, KVPlaces, TrainedDrafter
 from models.checkpoint import hf_targets, load_packed
-from models.formats import SCALE_SUFFIX, LowBitFormat, Quantization
 from models.lora import AdapterBase, room_for
 from models.manifest import TensorSpec, WeightsManifest
 from models.peft import AdapterError, are_adapters

@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 
 from actors.engine.calibrated import calibration_key
 from actors.engine.native.engine import NativeEngine
-from actors.engine.options import EngineOptions
-from actors.engine.types import Request, SamplingParams
+from config.formats import Quantization, low_bit_format
+from config.model import ModelOptions, batch_invariance
+from config.rollout import EngineOptions
+from config.speculation import SpeculationOptions
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import Request, SamplingParams
 from drafter.build import build_drafters, history_tokens
 from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model, load_model, save_model
 from models.device import choose_device
-from models.formats import Quantization, low_bit_format
-from models.options import ModelOptions, batch_invariance
 from models.transformer import Transformer
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.speculation.defaults import default_arms
-from policies.speculation.options import SpeculationOptions
 from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
-from policies.speculation.strategy import PLAIN, Strategy
 
 PROBE = "probe"  # the drafter that proposes anything, so that passes of many rows can be had
 MOST_ROWS = 512  # of one pass

@@ -13,7 +13,6 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request as VllmRequest
 
-from actors.engine.types import Request, Sampled
 from actors.engine.vllm.lean_steps import lean_worker
 from actors.engine.vllm.model_drafters import ModelDrafter
 from actors.engine.vllm.patches import mend_worker
@@ -22,6 +21,7 @@ from actors.engine.vllm.seeds import seed_of
 from actors.engine.vllm.self_test import self_test
 from actors.engine.vllm.weights import WeightsLoader
 from actors.engine.vllm.worker import PacelineWorker
+from contracts.rollout import Request, Sampled
 from models.manifest import WeightsManifest
 
 _log = logging.getLogger(__name__)

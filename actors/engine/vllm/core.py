@@ -20,10 +20,10 @@ from actors.engine.vllm.proposer import NO_PROPOSER
 from actors.engine.vllm.versions import check_version
 from actors.engine.vllm.worker_drafts import WorkerDrafter
 from actors.engine.wire import Start
+from config.catalogue import CATALOGUE, weights_path
 from drafter.build import build_retrieval, wanted_drafters
 from models.device import choose_device
 from policies.speculation.build import build_policy
-from policies.speculation.catalogue import CATALOGUE, weights_path
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,13 @@ from actors.engine.batch.step.build import step_arrays
 from actors.engine.batch.stops import RuleStops
 from actors.engine.batch.telemetry import EngineStepRecord, PromptMeter
 from actors.engine.calibrated import PassNews
-from actors.engine.types import (
+from actors.engine.vllm.queue import AdmissionQueue
+from actors.engine.vllm.readout import ReadStep, read_decoding, read_step
+from actors.engine.vllm.worker_drafts import WorkerDrafter
+from config.formats import Quantization
+from config.strategy import PLAIN
+from contracts.handoff import Offer
+from contracts.rollout import (
     NOTHING_SAMPLED,
     DrafterFailed,
     DrafterLoaded,
@@ -34,16 +40,10 @@ from actors.engine.types import (
     Sampled,
     WeightsLoaded,
 )
-from actors.engine.vllm.queue import AdmissionQueue
-from actors.engine.vllm.readout import ReadStep, read_decoding, read_step
-from actors.engine.vllm.worker_drafts import WorkerDrafter
-from actors.handoff.types import Offer
 from drafter.protocol import Drafter
-from models.formats import Quantization
 from models.manifest import WeightsManifest
 from models.weights import WeightsCorruptError
 from policies.speculation.policy import Load, StrategyPolicy
-from policies.speculation.strategy import PLAIN
 
 Int64Array = NDArray[np.int64]
 NO_DRAFTERS: Mapping[str, Drafter] = {}

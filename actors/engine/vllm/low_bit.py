@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from actors.engine.capabilities import VLLM
+from config.formats import FORMATS, Quantization
+from config.model import ModelOptions
 from models.compressed_tensors import write_quantised
 from models.config import ModelConfig, read_config
 from models.directory import SafetensorsDirectory
-from models.formats import FORMATS, Quantization
-from models.options import ModelOptions
 
 
 def low_bit_target(model: ModelOptions, quantization: Quantization, out: Path) -> ModelOptions:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from actors.engine.vllm.low_bit import mend_int8
 from actors.engine.vllm.worker import Converter, Named
+from config.formats import FORMATS
 from drafter.eagle.files import eagle_at
 from drafter.eagle.model import Kind
 from drafter.export import vllm_tensors, write_for_vllm
 from models.compressed_tensors import write_quantised
 from models.config import ModelConfig, read_config
 from models.directory import SafetensorsDirectory
-from models.formats import FORMATS
 from models.low_bit import quantised
 
 

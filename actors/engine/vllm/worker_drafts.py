@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.vllm.drafter_passes import NOT_AT_ALL
+from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafts
-from policies.speculation.strategy import Strategy
 
 REST_AFTER_STEPS = 64
 _SURE, _ASK_AGAIN_STEPS = 4, 16  # times are asked for in the first steps, and then once in so many: of ranks it costs

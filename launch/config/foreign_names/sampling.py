@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from config.model import LORA_TARGETS
 from launch.config.foreign_names.answers import (
     ABSENT,
     ALWAYS,
@@ -18,7 +19,6 @@ from launch.config.foreign_names.answers import (
     unless,
     words,
 )
-from models.options import LORA_TARGETS
 
 _BATCH = "rollout.prompts_per_step"
 _SPLIT = f"{_BATCH} (prompts) x rollout.rollouts_per_prompt (responses to each)"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.formats import FORMATS, LowBitFormat
+from config.formats import FORMATS, LowBitFormat
 from models.low_bit import LowBitWeight
 from models.ops.low_bit_reference import product, rounded_tokens
 from models.ops.triton.operators import installed

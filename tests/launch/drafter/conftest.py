@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.engine.options import EngineOptions
-from actors.engine.types import EngineWindow, StrategyUse
-from actors.spot.types import MicroStep
-from coordinator.options import CoordinatorOptions, CurveOptions
+from config.coordinator import CoordinatorOptions, CurveOptions
+from config.drafter import BufferOptions
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from config.tree import Config
+from contracts.rollout import EngineWindow, StrategyUse
+from contracts.spot import MicroStep
 from coordinator.transport.security import Keys
 from drafter.training.buffer import DataBuffer
-from launch.config.tree import Config
 from launch.dispatch import Weights
 from launch.drafter.actors import DrafterActors
 from launch.drafter.training import DrafterTraining
@@ -25,8 +27,6 @@ from launch.observe import Observer
 from launch.observe.journal import read
 from models.checksum import checksum
 from models.manifest import WeightsManifest
-from models.options import ModelOptions
-from policies.drafter.options import BufferOptions
 from tests.report.synthetic import config
 from tests.spot.support import record
 from tests.windows import engine_window

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from actors.engine.options import EngineOptions
-from actors.spot.types import Checkpointed, TrainStopped
 from actors.spot_host import RecordingReport
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from contracts.spot import Checkpointed, TrainStopped
 from launch.dispatch import NoWorkersError
 from launch.drafter.actors import reachable_options
 from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.observe import Observer, Span
 from launch.run.rl_step import spare_time
-from models.options import ModelOptions
 from tests.launch.drafter.conftest import (
     BUFFERS,
     Dispatcher,

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from actors.engine.types import DrafterFailed, DrafterLoaded
-from actors.spot.types import TrainFailed
+from contracts.rollout import DrafterFailed, DrafterLoaded
+from contracts.spot import TrainFailed
 from launch.drafter.training import DrafterTraining
 from launch.observe.journal import read
 from policies.drafter.lineage import micro_steps, returning

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import RESULTS, ROOT
-from models.formats import FORMATS
+from config.formats import FORMATS
 
 KERNELS_WITH_WIDE_LOADS = (
     *FORMATS,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.formats import FORMATS, LowBitFormat
+from config.formats import FORMATS, LowBitFormat
 from models.low_bit import LowBitWeight, quantise
 from models.ops import low_bit_reference
 from models.ops.triton import launch_low_bit

@@ -14,7 +14,7 @@ from actors.engine.batch.step.types import (
     as_drafts,
     as_parents,
 )
-from actors.engine.types import FinishReason
+from contracts.rollout import FinishReason
 from models.ops.native import kernels
 
 _STOPPED, _ENDED, _DUE = 1, 2, 4

@@ -17,7 +17,7 @@ from actors.engine.batch.step.types import (
     as_parents,
 )
 from actors.engine.batch.step.verify import accept, accept_tree
-from actors.engine.types import FinishReason
+from contracts.rollout import FinishReason
 
 
 class NumpySteps:

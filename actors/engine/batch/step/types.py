@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.batch.plan import StepPlan
-from actors.engine.types import FinishReason
+from contracts.rollout import FinishReason
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]

@@ -13,10 +13,10 @@ from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.types import Int64Array
 from actors.engine.native.forward.context import CachedContext, KVCache
 from actors.engine.native.forward.fused import draft_chain
+from config.strategy import Strategy
 from drafter.protocol import BatchView, GraphCapture
 from models import ops
 from models.transformer import Transformer
-from policies.speculation.strategy import Strategy
 
 
 class CpuChains:

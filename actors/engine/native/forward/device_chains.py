@@ -24,12 +24,12 @@ from actors.engine.batch.step.types import Int64Array
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.device_steps import Forward, forward_of, has_kernels
 from actors.engine.native.forward.layout import Array, DeviceStep, Layout, Part
+from config.strategy import Strategy
 from drafter.protocol import BatchView, GraphCapture, Replay
 from models import ops
 from models.staging import Download, Upload
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets
-from policies.speculation.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ class Draws:
     tokens: Int64Array  # [N]
     logprobs: Float32Array  # [N], of the sampling distribution
     logprobs_t1: Float32Array  # [N], at temperature 1 without truncation
-    rows: torch.Tensor  # [T, W] as in drafter.training.records, of all rows; nobody writes it again
+    rows: torch.Tensor  # [T, W] as in contracts.records, of all rows; nobody writes it again
     offsets: NDArray[np.int32]  # [R + 1], rows of the plan's requests
     captured: bool = False  # a graph was captured for this step: its time says nothing
 

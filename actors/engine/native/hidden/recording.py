@@ -24,8 +24,8 @@ from actors.engine.batch.plan import PromptEntry
 from actors.engine.batch.slots import SlotTable
 from actors.engine.native.hidden.budget import Share, request_draw
 from actors.engine.native.hidden.recent import ComputedStep
-from actors.engine.types import Recorded
-from drafter.training.records import SequenceRecord
+from contracts.records import SequenceRecord
+from contracts.rollout import Recorded
 
 CHUNK_STEPS = 256
 CHUNK_BYTES = 32 << 20  # of step outputs that are held back at most before a chunk is picked

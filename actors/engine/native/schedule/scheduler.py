@@ -17,7 +17,7 @@ from actors.engine.batch.plan import PromptEntry, PromptKey, SlotWatcher, StepPl
 from actors.engine.batch.slots import SlotTable
 from actors.engine.native.schedule.blocks import BlockPool
 from actors.engine.native.schedule.prompts import PromptCache
-from actors.engine.types import Request
+from contracts.rollout import Request
 
 Int64Array = NDArray[np.int64]
 NO_SLOTS: Int64Array = np.zeros(0, np.int64)

@@ -1,0 +1,295 @@
+"""The `objective:` section of the configuration. Owns names, ranges and what does not go together; imports neither
+torch nor ray.
+
+Who obeys which key: `loss`, `clip_*`, `aggregation`, `entropy_coef`, `sampler_correction` and a KL term in the loss are
+the learner's (policies.objectives); `baseline`, `normalize`, `drop_zero_variance`, `length_penalty`, `overlong`,
+`mask_truncated`, `dynamic_sampling` and KL in the reward are the driver's (policies.advantages), before it hands
+sequences over.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from config.presets import MASKS, WEIGHTS, filled, origin
+
+Aggregation = Literal[
+    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "fixed_mean_token_sum_norm"
+]
+Baseline = Literal["group", "leave_one_out", "batch", "none"]
+Estimator = Literal["none", "k1", "k2", "k3"]
+Level = Literal["none", "token", "sequence", "geometric"]
+Loss = Literal["clip", "sequence_clip", "sequence_band", "cispo", "policy_gradient"]
+Name = Literal[
+    "grpo", "dr_grpo", "dapo", "duet", "gspo", "tbpo", "cispo", "rloo", "reinforce", "reinforce_pp",
+    "reinforce_pp_baseline",
+]  # fmt: skip
+Normalize = Literal["none", "group", "batch", "whiten"]
+NORMED = ("seq_mean_token_sum_norm", "fixed_mean_token_sum_norm")  # aggregations that divide by sum_divisor
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two keys of the section that do not go together. `key` is below `objective`."""
+
+    key: str
+    message: str
+    remedy: str
+
+
+class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
+    """Importance weights between the engine's and the learner's log-probs of the same tokens (TIS, MIS)."""
+
+    weights: Annotated[
+        Level,
+        Field(
+            description="losses times pi_old / pi_sampler, of each token, of its whole response, or its geometric mean "
+            "per token; default with backend vllm: token"
+        ),
+    ] = "none"
+    truncate: Annotated[
+        float | None, Field(gt=0, description="largest weight (TIS); default: 2 without a mask, else null: no limit")
+    ] = None
+    floor: Annotated[
+        float | None,
+        Field(gt=0, description="smallest weight; default: 0.5 with weights geometric and no mask, else null: none"),
+    ] = None
+    mask: Annotated[
+        Level,
+        Field(
+            description="leave out tokens whose ratio is out of bounds, or responses by their ratio or its geometric "
+            "mean per token"
+        ),
+    ] = "none"
+    low: Annotated[float | None, Field(gt=0, description="mask: smallest ratio; default by mask; null: none")] = None
+    high: Annotated[float | None, Field(gt=0, description="mask: largest ratio; default by mask; null: none")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        mask, weights = data.get("mask", "none"), data.get("weights", "none")
+        defaults = MASKS.get(mask, {}) if isinstance(mask, str) else {}
+        if mask == "none" and isinstance(weights, str):
+            defaults = WEIGHTS.get(weights, {})
+        return {**defaults, **data}
+
+    @property
+    def active(self) -> bool:
+        return self.weights != "none" or self.mask != "none"
+
+
+class OverlongOptions(BaseModel, frozen=True, extra="forbid"):
+    """A soft punishment of responses near the length limit (DAPO, eq. 13)."""
+
+    buffer_tokens: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="beyond rollout.sampling.max_new_tokens - buffer_tokens a response loses reward, linearly, up "
+            "to penalty; 0: off; null: a fifth of max_new_tokens",
+        ),
+    ] = 0
+    penalty: Annotated[float, Field(gt=0, description="what a response at the limit loses")] = 1.0
+
+
+class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
+    """Further rollouts instead of groups that teach nothing (DAPO, section 3.2)."""
+
+    max_rounds: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1000,
+            description="rounds of rollouts in an RL step until rollout.prompts_per_step groups have two different "
+            "rewards; 1: no further round",
+        ),
+    ] = 1
+
+
+class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
+    """What the learner minimises: an objective by name, and its switches (learning.md)."""
+
+    name: Annotated[Name, Field(description="defaults for the keys below; what is written wins")] = "grpo"
+    loss: Annotated[
+        Loss, Field(description="of a token: PPO's clipped surrogate, GSPO's, TBPO's, CISPO's, or -A log pi")
+    ] = "clip"
+    clip_low: Annotated[
+        float | None, Field(gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null: not (cispo, tbpo)")
+    ] = 0.2
+    clip_high: Annotated[float | None, Field(gt=0, description="ratio is clipped above at 1 + clip_high")] = 0.28
+    clip_dual: Annotated[
+        float | None,
+        Field(gt=1, description="with a negative advantage A the loss is at most clip_dual * |A|; null: no bound"),
+    ] = 3.0
+    band_low: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="tbpo: with a negative advantage a response whose ratio is below 1 - band_low teaches nothing",
+        ),
+    ] = None
+    band_high: Annotated[
+        float | None,
+        Field(gt=0, description="tbpo: or whose ratio is above 1 + band_high; scale with the learning rate"),
+    ] = None
+    baseline: Annotated[
+        Baseline,
+        Field(
+            description="subtracted from a reward: mean of its group, of the others of its group, of the batch; nothing"
+        ),
+    ] = "group"
+    normalize: Annotated[
+        Normalize,
+        Field(
+            description="advantages are divided by the std of their group's rewards, or of the batch's; whiten: minus "
+            "mean, divided by std, over the response tokens of the batch"
+        ),
+    ] = "group"
+    drop_zero_variance: Annotated[
+        bool,
+        Field(description="leave out groups whose rewards are all equal, unless a term of the loss still teaches them"),
+    ] = True
+    aggregation: Annotated[
+        Aggregation,
+        Field(
+            description="mean over response tokens of the mini-batch, or over sequences of their means, of their sums, "
+            "or of their sums divided by sum_divisor; fixed: that over the responses asked for, not those learned from"
+        ),
+    ] = "token_mean"
+    sum_divisor: Annotated[
+        float | None,
+        Field(gt=0, description="of aggregations in _token_sum_norm; default: rollout.sampling.max_new_tokens"),
+    ] = None
+    kl: Annotated[Estimator, Field(description="KL estimator against the reference")] = "none"
+    kl_coef: Annotated[float, Field(ge=0, description="weight of the KL term")] = 0.0
+    kl_in: Annotated[
+        Literal["loss", "reward"], Field(description="a term of the loss, or taken from the reward of each token")
+    ] = "loss"
+    entropy_coef: Annotated[
+        float, Field(ge=0, description="the loss falls by so much per nat of the sampling distribution's entropy")
+    ] = 0.0
+    sampler_correction: SamplerCorrectionOptions = SamplerCorrectionOptions()
+    length_penalty: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="rewards above 0 are multiplied by exp(-length_penalty * z), z the response's length "
+            "standardised over those of its group (GRPO-LEAD: 0.05); 0: not",
+        ),
+    ] = 0.0
+    overlong: OverlongOptions = OverlongOptions()
+    mask_truncated: Annotated[
+        bool, Field(description="responses that were cut at the limit are not learned from (overlong filtering)")
+    ] = False
+    dynamic_sampling: DynamicSamplingOptions = DynamicSamplingOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        return filled(data) if isinstance(data, dict) else data
+
+    def origin(self, key: str) -> str | None:
+        """Where the default of a dotted key below `objective` comes from; None: it is the same for all names."""
+        from_limit = {"sum_divisor": self.sum_divisor is not None, "overlong.buffer_tokens": self.name == "dapo"}
+        if from_limit.get(key):
+            return "rollout.sampling.max_new_tokens"
+        chosen = {name: getattr(self, name) for name in ("name", "loss", "baseline", "aggregation", "kl")}
+        return origin(chosen | {"drop_zero_variance": self.drop_zero_variance}, key)
+
+    @property
+    def teaches_without_advantage(self) -> bool:
+        """Whether the loss of a token has a gradient even where its advantage is 0."""
+        return (self.needs_reference_in_loss and self.kl_coef > 0) or self.entropy_coef > 0
+
+    @property
+    def needs_reference_in_loss(self) -> bool:
+        """Whether the loss, or a metric of it, compares with the reference."""
+        return self.kl != "none" and self.kl_in == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether advantages need the KL to the reference of every token, which the learner is asked for first."""
+        return self.kl != "none" and self.kl_in == "reward"
+
+    def sized(self, max_new_tokens: int) -> "ObjectiveOptions":
+        """With the defaults that follow from the longest response."""
+        changes: dict[str, Any] = {}
+        if self.aggregation in NORMED and self.sum_divisor is None:
+            changes["sum_divisor"] = float(max_new_tokens)
+        if self.overlong.buffer_tokens is None:
+            changes["overlong"] = self.overlong.model_copy(update={"buffer_tokens": max_new_tokens // 5})
+        return self.model_copy(update=changes) if changes else self
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Settings that would be ignored, or contradict each other."""
+        yield from self._clips()
+        yield from self._kl()
+        if self.sum_divisor is not None and self.aggregation not in NORMED:
+            yield Contradiction(
+                "sum_divisor",
+                f"is set, but objective.aggregation is {self.aggregation}",
+                "set objective.aggregation=seq_mean_token_sum_norm, or leave it out",
+            )
+        if self.dynamic_sampling.max_rounds > 1 and not self.drop_zero_variance:
+            yield Contradiction(
+                "dynamic_sampling.max_rounds",
+                "replaces groups that are dropped, but objective.drop_zero_variance is false",
+                "set objective.drop_zero_variance=true, or max_rounds=1",
+            )
+        if self.overlong.buffer_tokens == 0 and self.overlong.penalty != OverlongOptions().penalty:
+            yield Contradiction(
+                "overlong.penalty", "is set, but overlong.buffer_tokens is 0", "set objective.overlong.buffer_tokens"
+            )
+        yield from self._correction()
+
+    def _clips(self) -> Iterator[Contradiction]:
+        if self.loss not in ("clip", "sequence_clip") and self.clip_dual is not None:
+            yield Contradiction("clip_dual", f"is set, but loss {self.loss} has none", "leave it out")
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        for key, value in bounds.items():
+            if self.loss == "policy_gradient" and value is not None:
+                yield Contradiction(key, "is set, but loss policy_gradient clips nothing", "leave it out")
+            elif (self.loss, key) == ("sequence_band", "clip_low"):
+                if value is not None:
+                    message = "has no effect in loss sequence_band: where A > 0 its minimum is bounded above only"
+                    yield Contradiction(
+                        key, message, "leave it out; where A < 0, objective.band_low is the lower bound"
+                    )
+            elif value is None and self.loss != "policy_gradient" and (self.loss, key) != ("cispo", "clip_low"):
+                yield Contradiction(key, f"loss {self.loss} needs it", "leave it out for the default")
+        for key, value in {"band_low": self.band_low, "band_high": self.band_high}.items():
+            if self.loss == "sequence_band" and value is None:
+                yield Contradiction(key, "loss sequence_band needs it", "leave it out for the default")
+            elif self.loss != "sequence_band" and value is not None:
+                yield Contradiction(key, f"is set, but loss {self.loss} has no band", "set objective.name=tbpo")
+
+    def _kl(self) -> Iterator[Contradiction]:
+        if self.kl == "none" and self.kl_coef > 0:
+            yield Contradiction("kl_coef", "is set, but objective.kl is none", "set objective.kl=k3, or kl_coef=0")
+        if self.kl_in == "reward" and self.kl == "none":
+            yield Contradiction("kl_in", "is reward, but objective.kl is none", "set objective.kl=k1, or leave it out")
+        elif self.kl_in == "reward" and self.kl_coef == 0:
+            yield Contradiction("kl_coef", "is 0, and kl_in: reward would take nothing", "set it, or objective.kl=none")
+
+    def _correction(self) -> Iterator[Contradiction]:
+        c, key = self.sampler_correction, "sampler_correction"
+        for name, limit in {"truncate": c.truncate, "floor": c.floor}.items():
+            if c.weights == "none" and limit is not None:
+                yield Contradiction(
+                    f"{key}.{name}", "is set, but weights is none", f"set objective.{key}.weights=token"
+                )
+        if c.floor is not None and c.truncate is not None and c.floor >= c.truncate:
+            yield Contradiction(f"{key}.floor", f"{c.floor:g} is not below truncate = {c.truncate:g}", "lower it")
+        bounds = {"low": c.low, "high": c.high}
+        for name, bound in bounds.items():
+            if c.mask == "none" and bound is not None:
+                yield Contradiction(f"{key}.{name}", "is set, but mask is none", f"set objective.{key}.mask=token")
+        if c.mask != "none" and c.low is None and c.high is None:
+            yield Contradiction(f"{key}.mask", f"is {c.mask}, but has no bound", f"set objective.{key}.high")
+        if c.mask != "none" and c.low is not None and c.high is not None and c.low >= c.high:
+            yield Contradiction(f"{key}.low", f"{c.low:g} is not below high = {c.high:g}", "lower it")

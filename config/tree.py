@@ -1,0 +1,212 @@
+"""The configuration tree: one typed object for a whole run. Sections live beside the code that obeys them."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from config.catalogue import FRESH_WEIGHTS, fresh_path
+from config.coordinator import CoordinatorOptions
+from config.data import DataOptions, PromptsOptions, TrainSetOptions
+from config.drafter import DrafterOptions
+from config.environments import EnvironmentOptions
+from config.learner import LearnerOptions, WarmupOptions
+from config.model import ModelOptions
+from config.objective import ObjectiveOptions
+from config.rewards import RewardOptions
+from config.rollout import RolloutOptions
+from config.speculation import SpeculationOptions
+from config.spot import SpotOptions
+
+TRAIN_SET, EVAL_SET = "train", "eval"  # what the sets of data.train and data.eval are called
+
+
+class RunOptions(BaseModel, frozen=True, extra="forbid"):
+    """Identity and length of the run."""
+
+    name: Annotated[
+        str,
+        Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=200, description="folder of the run below run.dir"),
+    ]
+    dir: Annotated[str, Field(description="where runs are written")] = "runs"
+    seed: Annotated[int, Field(ge=0, description="fixes prompts, tokens and losses")] = 0
+    steps: Annotated[int, Field(ge=1, le=10**9, description="RL steps")] = 100
+
+
+class EvalSetOptions(PromptsOptions, frozen=True, extra="forbid"):
+    """A held-out set; what it does not say is as the sections `eval` and `data` have it."""
+
+    samples: Annotated[int | None, Field(ge=1, le=10**5, description="default: eval.samples")] = None
+    temperature: Annotated[float | None, Field(ge=0, le=10, description="default: eval.temperature")] = None
+    top_k: Annotated[int | None, Field(ge=0, description="default: eval.top_k")] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1, description="default: eval.top_p")] = None
+    max_new_tokens: Annotated[int | None, Field(ge=1, le=10**8, description="default: eval.max_new_tokens")] = None
+
+
+class EvalOptions(BaseModel, frozen=True, extra="forbid"):
+    """Held-out evaluation on data.eval, or on several sets: mean reward, pass@k and maj@k of `samples` responses per
+    prompt."""
+
+    every: Annotated[int, Field(ge=0, description="RL steps between evaluations; 0: only before and after")] = 0
+    samples: Annotated[int, Field(ge=1, le=10**5, description="responses per held-out prompt")] = 4
+    at: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...] | None,
+        Field(min_length=1, description="the k of pass@k and maj@k; default: 1 and samples"),
+    ] = None
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="0: off")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: Annotated[
+        int | None, Field(ge=1, le=10**8, description="default: rollout.sampling.max_new_tokens")
+    ] = None
+    sets: Annotated[
+        tuple[EvalSetOptions, ...], Field(description="held-out sets by name, instead of data.eval, which is one")
+    ] = ()
+
+
+class CheckpointOptions(BaseModel, frozen=True, extra="forbid"):
+    """Whole-run checkpoints, written atomically."""
+
+    every: Annotated[int, Field(ge=0, description="RL steps between checkpoints; 0: only at the end")] = 10
+    keep: Annotated[int, Field(ge=1, description="how many are kept")] = 2
+    best: Annotated[
+        bool, Field(description="with eval.every: keep the model that evaluates best in the run's best/, never pruned")
+    ] = True
+    best_metric: Annotated[
+        str, Field(pattern=r"^eval/.+$", description="what is best by, the higher the better, as eval/aime/pass@8")
+    ] = "eval/reward"
+
+
+class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
+    """Where the actors run."""
+
+    address: Annotated[
+        str | None, Field(description="Ray address; default: RAY_ADDRESS if set, else a local head of its own")
+    ] = None
+    layout: Annotated[
+        Literal["embedded", "colocated", "disaggregated"],
+        Field(
+            description="embedded: CPU only; colocated: learner and rollout share GPUs; disaggregated: rollout workers "
+            "on nodes of their own"
+        ),
+    ] = "embedded"
+    gpus_per_worker: Annotated[
+        float,
+        Field(ge=0, le=1024, description="GPUs of one rollout worker; above 1 its engine uses all of them (vllm)"),
+    ] = 1
+    gpus_per_learner: Annotated[float, Field(ge=0, le=1024, description="GPUs of one learner rank")] = 1
+    gpu: Annotated[
+        str | None,
+        Field(
+            description="the smallest GPU that workers and ranks get, e.g. H100 or A10G: what cannot fit is refused "
+            "(`paceline plan-step`); default: what this machine or Ray's nodes show"
+        ),
+    ] = None
+    cpus_per_worker: Annotated[float, Field(ge=0, le=4096)] = 1
+    cpus_per_learner: Annotated[float, Field(ge=0, le=4096)] = 1
+    rollout_resource: Annotated[
+        str | None, Field(description="custom Ray resource that only rollout nodes have (disaggregated)")
+    ] = None
+    learner_resource: Annotated[
+        str | None, Field(description="custom Ray resource that only learner nodes have (disaggregated)")
+    ] = None
+    weights: Annotated[
+        Literal["auto", "store", "ipc", "broadcast"],
+        Field(
+            description="how engines get new weights: through Ray's object store, or piece by piece from the learner's "
+            "device, by CUDA IPC where they share it, else by NCCL (gloo on CPUs); auto: as the layout allows"
+        ),
+    ] = "auto"
+    offload: Annotated[
+        Literal["auto", "never", "always"],
+        Field(
+            description="engines give their KV cache up while the learner works, and the optimizer's state is on the "
+            "host while engines decode; auto: where they share a GPU whose memory asks for it, by the memory plan"
+        ),
+    ] = "auto"
+    start_timeout_s: Annotated[float, Field(gt=0, description="waiting for nodes and actors to start")] = 600.0
+    ray_timeout_s: Annotated[
+        float,
+        Field(gt=0, description="Ray's own servers (GCS, raylet) may be silent for so long; then the run ends"),
+    ] = 45.0
+    spot: SpotOptions = SpotOptions()
+
+
+class ObserveOptions(BaseModel, frozen=True, extra="forbid"):
+    """What is shown and written beside metrics.jsonl."""
+
+    live: Annotated[bool, Field(description="live view on a terminal, one line per step elsewhere")] = True
+    tensorboard: bool = True
+    wandb_project: Annotated[str | None, Field(description="W&B project; needs the extra `wandb`")] = None
+    samples_per_step: Annotated[int, Field(ge=0, description="responses written to samples.jsonl per RL step")] = 4
+    eval_samples: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="responses to each held-out set that eval_samples.jsonl gets; null: all",
+        ),
+    ] = 16
+
+
+class Config(BaseModel, frozen=True, extra="forbid"):
+    """Everything a run needs."""
+
+    run: RunOptions
+    model: ModelOptions
+    data: DataOptions
+    rollout: RolloutOptions = RolloutOptions()
+    drafter: DrafterOptions = DrafterOptions()
+    coordinator: CoordinatorOptions = CoordinatorOptions()
+    learner: LearnerOptions = LearnerOptions()
+    objective: ObjectiveOptions = ObjectiveOptions()
+    environment: EnvironmentOptions | None = None
+    reward: RewardOptions = RewardOptions()
+    warmup: WarmupOptions | None = None
+    eval: EvalOptions = EvalOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    cluster: ClusterOptions = ClusterOptions()
+    observe: ObserveOptions = ObserveOptions()
+
+    @property
+    def train_sets(self) -> dict[str, TrainSetOptions]:
+        """Whatever is trained on, by the key of its path: data.sets, or data.train as the set `train`. What
+        data.reasoning_gym asks for has no path before launch.config.gym has made its files."""
+        sets = {f"data.sets.{index}.path": one for index, one in enumerate(self.data.sets)}
+        for index, task in enumerate(self.data.reasoning_gym):
+            sets[f"data.reasoning_gym.{index}"] = TrainSetOptions(name=task.name, path="", weight=task.weight)
+        if not sets and self.data.train is not None:
+            sets = {"data.train": TrainSetOptions(name=TRAIN_SET, path=self.data.train)}
+        return sets
+
+    @property
+    def eval_sets(self) -> dict[str, EvalSetOptions]:
+        """Whatever is evaluated on, by the key of its path: eval.sets, or data.eval as the set `eval`, and what
+        data.reasoning_gym holds out. What a set does not say of its samples and their sampling is filled in from the
+        section."""
+        e = self.eval
+        sets = {f"eval.sets.{index}.path": one for index, one in enumerate(e.sets)}
+        if not sets and self.data.eval is not None:
+            sets = {"data.eval": EvalSetOptions(name=EVAL_SET, path=self.data.eval)}
+        for index, task in enumerate(self.data.reasoning_gym):
+            if task.eval:
+                sets[f"data.reasoning_gym.{index}"] = EvalSetOptions(name=task.name, path="")
+        usual = {
+            "samples": e.samples,
+            "temperature": e.temperature,
+            "top_k": e.top_k,
+            "top_p": e.top_p,
+            "max_new_tokens": e.max_new_tokens or self.rollout.sampling.max_new_tokens,
+        }
+        return {
+            key: one.model_copy(update={name: value for name, value in usual.items() if getattr(one, name) is None})
+            for key, one in sets.items()
+        }
+
+    @property
+    def speculation(self) -> SpeculationOptions:
+        """`rollout.speculation` as engines get it: a drafter to train that has no weights begins with fresh ones, of
+        the kind that is trained."""
+        options, drafter = self.rollout.speculation, self.drafter
+        if not drafter.train or options.eagle.path not in (None, FRESH_WEIGHTS):
+            return options
+        path = fresh_path("eagle3", drafter.layers) if drafter.algorithm == "eagle3" else FRESH_WEIGHTS
+        return options.model_copy(update={"eagle": options.eagle.model_copy(update={"path": path})})

@@ -1,0 +1,14 @@
+"""Runs of any size in virtual time: what a fleet takes and costs, and what each technique is worth there.
+
+    from planner.simulate import load_scenario, simulate
+    outcome = simulate(load_scenario(Path("scenario.yaml"), ["fleet.nodes=64"]))
+
+The ledger, the coordinator, the budget and the speculation policies are the real ones; engines, learner, network and
+clouds are models (docs/simulate.md). No Ray, no torch, no wall clock.
+"""
+
+from planner.simulate.outcome import Outcome, StepOutcome
+from planner.simulate.run import simulate
+from planner.simulate.scenario import Scenario, load_scenario
+
+__all__ = ["Outcome", "Scenario", "StepOutcome", "load_scenario", "simulate"]

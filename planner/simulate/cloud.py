@@ -1,0 +1,176 @@
+"""Spot nodes that go, and what comes instead; lost learners. Owns when that happens and what it takes; what becomes of
+requests is the ledger's.
+
+With a notice, workers get nothing more at once, are drained `react_s` later with every token they have, and their
+successors are asked for at the notice; without one, a node is silent from the moment it is lost, the driver finds out
+`detect_s` later, and the tokens since the last told prefix are sampled again. A successor is ready after capacity,
+boot, start and the present weights. Places keep their names, whoever sits there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from launch.errors import PacelineError
+from planner.simulate.clock import Clock
+from planner.simulate.learner import LearnerTimes
+from planner.simulate.scenario import Scenario
+
+MOST_OF_STEP = 2000  # interruptions
+
+
+class NoProgressError(PacelineError):
+    """The run would never end."""
+
+
+class Places(Protocol):
+    """A run's seats, as a cloud sees them. Names are those of workers."""
+
+    def up(self) -> list[list[str]]:
+        """What one interruption may take: the places that are up, by node or alone."""
+
+    def withhold(self, name: str) -> None:
+        """It gets nothing more."""
+
+    def drain(self, name: str) -> None:
+        """It gives everything back and is gone."""
+
+    def fall_silent(self, name: str) -> None:
+        """It is lost, and nobody knows."""
+
+    def lose(self, name: str) -> None:
+        """The driver has found out."""
+
+    def ready(self, name: str) -> None:
+        """A successor sits there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cloud:
+    """Of a run."""
+
+    scenario: Scenario
+    clock: Clock
+    places: Places
+    learner: "LearnerGroup"
+    interruptions: int = 0
+    spared: int = 0  # interruptions that found nothing to take
+    paid_s: float = 0.0  # GPU-seconds beyond those of all places: old nodes that wait for their end beside new ones
+    _of_step: int = 0
+    _rng: np.random.Generator = field(init=False)
+
+    def step_begins(self) -> None:
+        self._of_step = 0
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng([self.scenario.seed, 5])
+        self._next(self._times())
+
+    def _times(self) -> Iterator[float]:
+        spot = self.scenario.spot
+        if spot.trace_s:
+            yield from sorted(spot.trace_s)
+            return
+        at_s, rate = 0.0, spot.interruptions_per_hour / 3600
+        if spot.node_life_h is not None:
+            rate += self.scenario.fleet.nodes / (3600 * spot.node_life_h)
+        while spot.every_s is not None or rate:
+            at_s += spot.every_s if spot.every_s is not None else float(self._rng.exponential(1 / rate))
+            yield at_s
+
+    def _next(self, times: Iterator[float]) -> None:
+        at_s = next(times, None)
+        if at_s is not None:
+
+            def happens() -> None:
+                self._interrupt()
+                self._next(times)
+
+            self.clock.at(at_s, happens)
+
+    def _interrupt(self) -> None:
+        spot, now_s, clock = self.scenario.spot, self.clock.now_s, self.clock
+        takes = self.places.up()
+        self._of_step += 1
+        if self._of_step > MOST_OF_STEP:
+            raise NoProgressError(
+                f"{MOST_OF_STEP:,} interruptions within one RL step: they come faster than nodes and learners recover",
+                remedy="let nodes live longer (section spot), or shorten boot_s and start_s",
+            )
+        if not takes:
+            self.spared += 1
+            return
+        names = takes[int(self._rng.integers(len(takes)))]
+        self.interruptions += 1
+        comes_s = spot.capacity_s + spot.boot_s + spot.start_s + spot.load_s
+        asked_s = 0.0 if spot.notice_s else spot.detect_s
+        whole = self.scenario.fleet.gpus_per_node if spot.takes == "node" else self.scenario.fleet.gpus_per_worker
+        self.paid_s += whole * ((spot.notice_s or 0.0) - asked_s - spot.capacity_s)
+        if self.scenario.fleet.layout == "colocated":  # its ranks go with it, notice or not
+            rest_s = max(asked_s + spot.capacity_s + spot.boot_s - spot.notice_s, 0.0)
+            clock.at(now_s + spot.notice_s, lambda: self.learner.lost(rest_s))
+        for name in names:
+            if spot.notice_s:
+                self.places.withhold(name)
+                clock.at(now_s + min(spot.react_s, spot.notice_s), lambda name=name: self.places.drain(name))  # type: ignore[misc]
+            else:
+                self.places.fall_silent(name)
+                clock.at(now_s + spot.detect_s, lambda name=name: self.places.lose(name))  # type: ignore[misc]
+            clock.at(now_s + asked_s + comes_s, lambda name=name: self.places.ready(name))  # type: ignore[misc]
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnerGroup:
+    """The learner, which may be lost and starts again from the last checkpoint: detection, restart, load, and the
+    updates of the steps since then. Rollouts go on meanwhile."""
+
+    scenario: Scenario
+    clock: Clock
+    failures: int = 0
+    ready_s: float = 0.0
+    since_checkpoint: list[float] = field(default_factory=list)  # seconds that each step's updates took
+    _rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng([self.scenario.seed, 6])
+        self._next()
+
+    def _next(self) -> None:
+        rate = self.scenario.learning.failures_per_day / 86_400
+        if rate:
+
+            def happens() -> None:
+                self.lost(self.scenario.learning.restart_s)
+                self._next()
+
+            self.clock.at(self.clock.now_s + float(self._rng.exponential(1 / rate)), happens)
+
+    def lost(self, restart_s: float) -> None:
+        """A rank is gone; the group is up again so much later."""
+        given = self.scenario.learning
+        self.failures += 1
+        again_s = given.detect_s + restart_s + given.load_s + sum(self.since_checkpoint)
+        self.ready_s = max(self.ready_s, self.clock.now_s + again_s)
+
+    def learn(self, times: LearnerTimes, responses: Sequence[int]) -> tuple[float, float]:
+        """Let the clock run until responses of so many tokens are learned. Seconds that it and that losses took."""
+        needs_s, begin_s = times.learn_s(responses), self.clock.now_s
+        while True:
+            self.clock.run(lambda: False, max(self.ready_s, self.clock.now_s))
+            if self.ready_s > self.clock.now_s:
+                continue  # lost again
+            if self._learned(needs_s):
+                self.since_checkpoint.append(needs_s)
+                lost_s = self.clock.now_s - begin_s - needs_s
+                return needs_s, lost_s if lost_s > 1e-6 else 0.0  # less is rounding
+
+    def _learned(self, needs_s: float) -> bool:
+        """Whether nothing was lost meanwhile."""
+        failures = self.failures
+        self.clock.run(lambda: self.failures != failures, self.clock.now_s + needs_s)
+        return self.failures == failures
+
+    def checkpointed(self) -> None:
+        self.since_checkpoint.clear()

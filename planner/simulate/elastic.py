@@ -1,0 +1,152 @@
+"""Workers that come and go as they are worth having: the policy's numbers out of a simulated run, and what follows.
+
+Owns when it is asked and what letting go and coming back take. Decided by policies.fleet.wanted_workers. Places are let
+go one by one; a node all of whose places are gone is paid for `idle_timeout_s` longer, and coming back to it takes a
+new machine then.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from planner.simulate.clock import Clock
+from planner.simulate.scenario import Scenario
+from policies.fleet import FleetNow, wanted_workers
+
+LOOK_S = 2.0  # between two looks within a rollout
+
+
+class Staff(Protocol):
+    """A run's places, as the policy sees them."""
+
+    def standing(self) -> tuple[list[str], list[tuple[float, str]]]:
+        """Names of all that are up, and (seconds without a request, name) of those that have none, longest first."""
+
+    def waiting(self) -> tuple[int, float]:
+        """Requests that nobody has, and their expected tokens."""
+
+    def tokens_per_s(self) -> float:
+        """Of one worker; 0: nothing is known yet."""
+
+    def let_go(self, name: str) -> None: ...
+    def ready(self, name: str) -> None: ...
+    def node_of(self, name: str) -> int: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Elastic:
+    """Of a run. Seconds of places that were let go are no worker-seconds; a worker that starts has a place."""
+
+    scenario: Scenario
+    clock: Clock
+    staff: Staff
+    away_s: float = 0.0  # of places
+    saved_s: float = 0.0  # GPU-seconds that were not paid for
+    joined: int = 0
+    left: int = 0
+    _since_s: dict[str, float] = field(default_factory=dict)  # places let go
+    _coming: dict[str, float] = field(default_factory=dict)  # places asked for again, when they are ready
+    _empty_s: dict[int, float] = field(default_factory=dict)  # nodes without any place, since when
+    _rolling: bool = False
+    _next_s: float = 0.0  # when the next rollout begins at the earliest
+    _between_s: float = 0.0  # usually, between two
+    _tokens: float = 0.0  # of a rollout
+    _looks: int = 0
+    _left: int = 1  # rollouts
+
+    @property
+    def on(self) -> bool:
+        return self.scenario.fleet.min_workers is not None
+
+    def rollout_begins(self, after_s: float, left: int) -> None:
+        """The next one comes `after_s` after this one's end, as far as is known; `left` with it."""
+        if self.on:
+            self._rolling, self._between_s, self._left = True, after_s, left
+            self._look()
+
+    def rollout_ends(self, tokens: float) -> None:
+        if self.on:
+            self._rolling, self._tokens = False, tokens
+            self._next_s = self.clock.now_s + self._between_s
+            self._look()
+
+    def _look(self) -> None:
+        self._looks += 1  # those that were planned are not needed
+        up, idle = self.staff.standing()
+        now_s, spot = self.clock.now_s, self.scenario.spot
+        most = self.scenario.fleet.workers
+        waiting, tokens = self.staff.waiting() if self._rolling else (0, 0.0)
+        until_s = self._between_s if self._rolling else max(self._next_s - now_s, 0.0)
+        machine_s = spot.capacity_s + spot.boot_s if self._empty_s else 0.0
+        now = FleetNow(
+            workers=len(up) + len(self._coming),
+            idle_s=[seconds for seconds, _ in idle],
+            waiting=waiting,
+            waiting_tokens=tokens,
+            next_tokens=self._tokens if self._left else 0.0,
+            next_in_s=until_s,
+            between_s=self._between_s,
+            rollouts_left=self._left,
+            tokens_per_s=self.staff.tokens_per_s(),
+            start_s=machine_s + spot.start_s + spot.load_s,
+            training=self._rolling and self.scenario.speculation.training.enabled,
+        )
+        least = self.scenario.fleet.min_workers
+        assert least is not None
+        wanted = wanted_workers(now, least=least, most=most)
+        for _, name in idle[: max(now.workers - wanted, 0)]:
+            self._let_go(name)
+        away = [name for name in self._since_s if name not in self._coming]
+        for name in away[: max(wanted - now.workers, 0)]:
+            self._ask(name)
+        if self._rolling or (self._since_s and self._next_s > now_s):
+            self.clock.at(now_s + LOOK_S, partial(self._look_again, self._looks))
+
+    def _look_again(self, look: int) -> None:
+        if look == self._looks:
+            self._look()
+
+    def _let_go(self, name: str) -> None:
+        self.staff.let_go(name)
+        self.left += 1
+        self._since_s[name] = self.clock.now_s
+        node = self.staff.node_of(name)
+        if all(self.staff.node_of(other) != node for other in self.staff.standing()[0]):
+            self._empty_s[node] = self.clock.now_s
+
+    def _ask(self, name: str) -> None:
+        spot, now_s = self.scenario.spot, self.clock.now_s
+        takes_s = spot.start_s + spot.load_s
+        empty_s = self._empty_s.pop(self.staff.node_of(name), None)
+        if empty_s is not None and now_s - empty_s > self.scenario.fleet.idle_timeout_s:
+            gone_s = now_s + spot.capacity_s - empty_s - self.scenario.fleet.idle_timeout_s
+            self.saved_s += gone_s * self.scenario.fleet.gpus_per_node
+            takes_s += spot.capacity_s + spot.boot_s
+        self._coming[name] = now_s + takes_s
+        self.clock.at(now_s + takes_s, lambda: self._back(name))
+
+    def _back(self, name: str) -> None:
+        del self._coming[name]
+        starting_s = self.scenario.spot.start_s + self.scenario.spot.load_s  # in its place
+        self.away_s += max(self.clock.now_s - self._since_s.pop(name) - starting_s, 0.0)
+        self.joined += 1
+        self.staff.ready(name)
+
+    @property
+    def gone_s(self) -> float:
+        """Of places that were let go, until now."""
+        starting_s = self.scenario.spot.start_s + self.scenario.spot.load_s
+        return self.away_s + sum(
+            max(min(self.clock.now_s, self._coming.get(name, math.inf) - starting_s) - since_s, 0.0)
+            for name, since_s in self._since_s.items()
+        )
+
+    def finish(self) -> None:
+        """Book what is away still."""
+        now_s = self.clock.now_s
+        self.away_s = self.gone_s
+        self._since_s.clear()
+        for empty_s in self._empty_s.values():
+            gone_s = max(now_s - empty_s - self.scenario.fleet.idle_timeout_s, 0.0)
+            self.saved_s += gone_s * self.scenario.fleet.gpus_per_node

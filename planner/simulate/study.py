@@ -1,0 +1,186 @@
+"""Several runs beside each other: what each technique of a scenario is worth, and how sizes compare. Owns which
+scenarios are compared; simulates by planner.simulate.run alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import yaml
+
+from config.catalogue import TRAINED
+from launch.config.issues import ConfigError, Issue
+from planner.simulate.costs import costs_of
+from planner.simulate.memory import check_learner, kv_tokens_of
+from planner.simulate.outcome import Outcome
+from planner.simulate.run import simulate
+from planner.simulate.scenario import Scenario, with_values
+
+TRAINING = "drafter training"
+# What turns each technique off, and whether a scenario has it.
+_OFF: dict[str, tuple[dict[str, Any], Callable[[Scenario], bool]]] = {
+    "speculation": ({"speculation.mode": "off"}, lambda of: of.speculation.mode != "off"),
+    TRAINING: (
+        {"speculation.training.enabled": False, "speculation.training.stale": 1.0},  # for long: it is at its floor
+        lambda of: of.speculation.training.enabled and of.speculation.mode != "off",
+    ),
+    "token budget": ({"budget.share": None, "budget.tokens_per_step": None}, lambda of: of.budget.on),
+    "abort": ({"abort.enabled": False}, lambda of: of.abort.enabled),
+    "elastic fleet": ({"fleet.min_workers": None}, lambda of: of.fleet.min_workers is not None),
+    "quantised rollouts": ({"quantization": "none"}, lambda of: of.quantization != "none"),
+}
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Technique:
+    """What one of them brings to this scenario: how many times longer an RL step is without it, and how many times
+    shorter with it alone than with none. Drafter training is alone with speculation, and beside speculation alone."""
+
+    name: str
+    without: Outcome
+    alone: Outcome
+    last: float  # step without it / step with all
+    first: float  # step with none / step with it alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    whole: Outcome  # as given
+    none: Outcome
+    techniques: tuple[Technique, ...]
+    fresh: Outcome | None  # all, with a drafter that never ages; None: no drafter is trained, or could be
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Share of a step that would go if this cost nothing: `headroom`, and a drafter that never ages."""
+        if self.fresh is None:
+            return self.whole.headroom
+        return self.whole.headroom | {"the drafter's age": 1 - self.fresh.step_s / self.whole.step_s}
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def techniques_of(scenario: Scenario) -> list[str]:
+    """Those that are on."""
+    return [name for name, (_, on) in _OFF.items() if on(scenario)]
+
+
+def ablation(scenario: Scenario, say: Say = lambda what: None) -> Ablation:
+    """Of the techniques that the scenario has on. Raises as `simulate`."""
+    names = techniques_of(scenario)
+
+    def run(on: Sequence[str], what: str) -> Outcome:
+        say(what)
+        off: dict[str, Any] = {}
+        for name in names:
+            if name not in on:
+                off |= _OFF[name][0]
+        return simulate(with_values(scenario, off) if off else scenario)
+
+    whole, none = run(names, "all"), run((), "none")
+    found = []
+    speculating = none  # and nothing else
+    for name in names:
+        without = run([other for other in names if other != name], f"all but {name}")
+        # Training a drafter that nobody uses brings nothing: alone it comes with speculation.
+        alone = run(["speculation", name] if name == TRAINING else [name], f"{name} alone")
+        found.append(
+            Technique(
+                name=name,
+                without=without,
+                alone=alone,
+                last=without.step_s / whole.step_s,
+                first=(speculating if name == TRAINING else none).step_s / alone.step_s,
+            )
+        )
+        if name == "speculation":
+            speculating = alone
+    fresh = None
+    if "speculation" in names and any(arm.drafter == TRAINED for arm in scenario.speculation.arms):
+        say("a drafter that never ages")
+        ageless = {"speculation.training.drift": 0.0, "speculation.training.stale": 0.0}
+        fresh = simulate(with_values(scenario, ageless))
+    return Ablation(whole=whole, none=none, techniques=tuple(found), fresh=fresh)
+
+
+_SHORT = {
+    "nodes": "fleet.nodes",
+    "gpus_per_node": "fleet.gpus_per_node",
+    "prompts": "workload.prompts_per_step",
+    "steps": "workload.steps",
+}
+
+
+def sweep_values(text: str) -> tuple[str, list[str]]:
+    """`nodes=1,2,4` or any dotted key. Raises ConfigError."""
+    key, equals, values = text.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    try:
+        found = _filled(found)
+    except ValueError:
+        found = []
+    if not equals or not found:
+        remedy = "write nodes=1,2,4,...,64 or KEY=VALUE,VALUE"
+        raise ConfigError([Issue("--sweep", f"{text!r} is no sweep", remedy=remedy)])
+    return _SHORT.get(key.strip(), key.strip()), found
+
+
+def _filled(values: list[str]) -> list[str]:
+    """`1,2,4,...,64` goes on as it began: by the same factor, or the same step. Raises ValueError."""
+    if "..." not in values:
+        return values
+    place = values.index("...")
+    before, after = [int(value) for value in values[:place]], [int(value) for value in values[place + 1 :]]
+    if len(before) < 2 or len(after) != 1 or not 0 < before[-2] < before[-1] < after[0]:
+        raise ValueError
+    first, second = before[-2:]
+    if second % first and len(before) < 3:
+        raise ValueError
+    grows = second % first == 0 and (len(before) < 3 or before[-3] * (second // first) == first)
+    while before[-1] < after[0]:
+        before.append(before[-1] * (second // first) if grows else before[-1] + second - first)
+    if before[-1] != after[0]:
+        raise ValueError
+    return [str(value) for value in before]
+
+
+def weak(scenario: Scenario, nodes: int) -> Scenario:
+    """The scenario on so many nodes, with as many prompts per node as before, and learner nodes in proportion."""
+    before = scenario.fleet.nodes
+    scale = nodes / before
+    prompts = max(round(scenario.workload.prompts_per_step * scale), 1)
+    values = {
+        "fleet.nodes": nodes,
+        "workload.prompts_per_step": prompts,
+        "workload.pool": max(scenario.workload.pool, 2 * prompts),
+    }
+    if scenario.fleet.layout == "disaggregated":
+        values["fleet.learner_nodes"] = max(round(scenario.fleet.learner_nodes * scale), 1)
+    if scenario.learning.ranks is not None:
+        values["learning.ranks"] = max(round(scenario.learning.ranks * scale), 1)
+    return with_values(scenario, values)
+
+
+def sized(scenario: Scenario, key: str, values: Sequence[str], *, scaled: bool) -> list[tuple[str, Scenario]]:
+    """(value, scenario) of a sweep, all of them valid; `scaled`: work grows with the nodes. Raises ConfigError, which
+    says which value is wrong."""
+    if scaled and key != "fleet.nodes":
+        raise ConfigError([Issue("--weak", f"work grows with the nodes, and this sweep is of {key}")])
+    found = []
+    for value in values:
+        try:
+            if not scaled:
+                one = with_values(scenario, {key: yaml.safe_load(value)})
+            elif value.isdecimal() and int(value):
+                one = weak(scenario, int(value))
+            else:
+                raise ConfigError([Issue(key, f"{value!r} is no number of nodes")])
+            costs_of(one)
+            kv_tokens_of(one)
+            check_learner(one)
+        except (ConfigError, yaml.YAMLError) as error:
+            raise ConfigError([Issue("--sweep", f"{key}={value}: {error}")]) from None
+        found.append((value, one))
+    return found

@@ -1,0 +1,143 @@
+"""What a simulated RL step asks for: prompts, how many responses of each, how long they would be and how long they
+become. Owns the draws; the budget, its thresholds and the expected lengths are the policies' own.
+
+The prompts of a step are drawn without repetition from the pool, epoch by epoch, in the pool's order where lengths were
+given. What a budget spends is share * rollouts_per_prompt * the natural length of the step's prompts, as in a run.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.simulate.lengths import Draws, GivenDraws, draws_of
+from planner.simulate.scenario import Scenario
+from policies.lengths import LengthModel
+from policies.token_budget.abort import thresholds
+from policies.token_budget.allocation import allocate
+from policies.token_budget.cost import CostModel, Visit
+from policies.token_budget.spread import SpreadModel, squares, visit_variance
+from policies.token_budget.window import LengthWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One response."""
+
+    prompt: int
+    tokens: int  # it will have
+    expected: float
+    given_up: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Workload:
+    """Of a run; deterministic by its seed."""
+
+    scenario: Scenario
+    _draws: Draws = field(init=False)
+    _pool: int = field(init=False)
+    _rng: np.random.Generator = field(init=False)  # of the order of prompts
+    _steps: int = 0
+    _solved: NDArray[np.float64] = field(init=False)  # [pool] probability of a reward
+    _lengths: LengthModel = field(init=False)
+    _order: list[int] = field(default_factory=list)  # of the epoch, what is left of it
+    _costs: CostModel = field(init=False)
+    _spread: SpreadModel = field(default_factory=SpreadModel)
+    _window: LengthWindow = field(init=False)
+    _ended: int = 0
+
+    def __post_init__(self) -> None:
+        given, asked = self.scenario.lengths, self.scenario.workload
+        self._draws = draws_of(given, asked.pool, asked.rollouts_per_prompt, self.scenario.seed)
+        self._pool = len(self._draws.groups) if isinstance(self._draws, GivenDraws) else asked.pool
+        seed = self.scenario.seed
+        self._rng = np.random.default_rng([seed, 2])
+        spread = 2.0  # of the Beta distribution of how often prompts are solved
+        mean = min(max(asked.solved, 1e-6), 1 - 1e-6)
+        self._solved = np.random.default_rng([seed, 8]).beta(mean * spread, (1 - mean) * spread, self._pool)
+        self._lengths = LengthModel(given.max_tokens / 2)
+        self._costs = CostModel(given.max_tokens / 2)
+        self._window = LengthWindow(self.scenario.abort.window)
+        if asked.known:
+            past, visits = np.random.default_rng([self.scenario.seed, 3]), []
+            for prompt in range(self._pool):
+                natural = self._draws.lengths(prompt, asked.rollouts_per_prompt, past).tolist()
+                own = [Asked(prompt, tokens, 0.0) for tokens in natural]
+                self._observe(prompt, own, None, 1.0, past)
+                visits.append(Visit(prompt, natural, [1.0] * len(own), [False] * len(own)))
+            if self.scenario.budget.on:
+                self._costs.observe(visits)
+
+    def step(self) -> list[Asked]:
+        """The next step's responses, by prompt."""
+        asked, budget = self.scenario.workload, self.scenario.budget
+        prompts = self._next(asked.prompts_per_step)
+        counts = [asked.rollouts_per_prompt] * len(prompts)
+        if budget.on:
+            counts = self._allocated(prompts)
+        limit = thresholds(self.scenario.abort, self._window, self._ended, self.scenario.lengths.max_tokens)
+        late = None if limit is None or not self.scenario.abort.enabled else limit.give_up_at
+        keep = self.scenario.abort.keep
+        keep = self.scenario.abort.min_keep if keep == "auto" else keep
+        found, visits = [], []
+        self._steps += 1
+        for prompt, count in zip(prompts, counts, strict=True):
+            rng = np.random.default_rng([self.scenario.seed, 4, self._steps, prompt])
+            natural = self._draws.lengths(prompt, count, rng)
+            expected = self._lengths.expected_tokens(prompt)
+            coins = rng.random((count, 2)) if late is not None else np.ones((count, 2))
+            own = [
+                self._cut(prompt, int(tokens), expected, late, keep, coin)
+                for tokens, coin in zip(natural, coins, strict=True)
+            ]
+            found += own
+            self._observe(prompt, own, late, keep, rng)
+            weights = [keep if late is not None and not o.given_up and o.tokens > late else 1.0 for o in own]
+            visits.append(Visit(prompt, [o.tokens for o in own], weights, [o.given_up for o in own]))
+        if budget.on:
+            self._costs.observe(visits)
+        return found
+
+    def _next(self, count: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < count:
+            if not self._order:
+                ordered = isinstance(self._draws, GivenDraws)
+                self._order = list(range(self._pool)) if ordered else self._rng.permutation(self._pool).tolist()
+                self._order.reverse()
+            found.append(self._order.pop())
+        return found
+
+    def _allocated(self, prompts: list[int]) -> list[int]:
+        asked, budget = self.scenario.workload, self.scenario.budget
+        tokens = np.array([self._costs.expected_tokens(prompt) for prompt in prompts])
+        spread = np.array([self._spread.spread(prompt) for prompt in prompts])
+        most = budget.max_rollouts or 4 * asked.rollouts_per_prompt
+        size = budget.tokens_per_step
+        whole = (
+            float(size)
+            if size is not None
+            else (budget.share or 1.0) * asked.rollouts_per_prompt * float(tokens.sum()) * self._costs.natural
+        )
+        found = allocate(spread, tokens, whole, least=budget.min_rollouts, most=max(most, budget.min_rollouts))
+        return [int(count) for count in found.counts]
+
+    def _cut(
+        self, prompt: int, tokens: int, expected: float, late: int | None, keep: float, coin: NDArray[np.float64]
+    ) -> Asked:
+        """A late response is given up unless its answer would come, or its coin says otherwise."""
+        if late is None or tokens <= late:
+            return Asked(prompt, tokens, expected)
+        given_up = bool(coin[0] < self.scenario.hopeless and coin[1] >= keep)
+        return Asked(prompt, late if given_up else tokens, expected, given_up)
+
+    def _observe(self, prompt: int, own: list[Asked], late: int | None, keep: float, rng: np.random.Generator) -> None:
+        self._ended += len(own)
+        kept = [one for one in own if not one.given_up]
+        for one in kept:
+            self._window.add(one.tokens, 1 / keep if late is not None and one.tokens > late else 1.0)
+        self._lengths.observe(prompt, sum(one.tokens for one in own) / len(own))
+        if self.scenario.budget.on and len(own) > 1:
+            rewards = (rng.random(len(own)) < self._solved[prompt]).astype(float)
+            self._spread.observe(prompt, visit_variance(squares(rewards.tolist())), len(own))
