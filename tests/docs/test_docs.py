@@ -16,6 +16,7 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/*.md", "examples/*/*.md", "benchmarks/*.md", "experiments/*.md")
     for path in ROOT.glob(pattern)
 )
+RESULTS = sorted((ROOT / "docs/results").glob("*.md"))  # name commands of older commits
 SECTIONS = "|".join(Config.model_fields)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 KEY = re.compile(rf"(?<![\w./-])(?:{SECTIONS})(?:\.[a-z_0-9*]+)+\b(?![(/])")
@@ -57,12 +58,12 @@ def unknown_keys(text: str) -> Iterator[str]:
             yield key
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES + RESULTS, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     assert list(broken_links(page)) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES + RESULTS, ids=name)
 def test_nothing_is_left_to_fill_in(page: Path) -> None:
     assert re.findall(r"(?<!\w)@@?[A-Z]+\b|TODO|FIXME", page.read_text(encoding="utf-8")) == []
 
@@ -86,6 +87,12 @@ def test_every_page_of_the_manual_is_in_its_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {link.partition("#")[0] for link in LINK.findall(index.read_text(encoding="utf-8"))}
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
+
+
+def test_every_result_is_in_their_index_and_short() -> None:
+    index = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    assert {page.name for page in RESULTS} - set(LINK.findall(index)) == {"README.md"}
+    assert [page.name for page in RESULTS if page.read_text(encoding="utf-8").count("\n") > 60] == []
 
 
 def test_the_checks_themselves_find_faults(tmp_path: Path) -> None:
