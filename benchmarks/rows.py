@@ -18,7 +18,7 @@ NEEDS = {
     "arctic": "arctic-inference's extension and ../shared/data: ARCTIC=PATH",
     "demo": "a model of the demo: the row seeds makes one",
 }
-BY_HAND = ("chaos", "drafter_adaptation", "whole_run")  # of experiments: many whole runs each
+BY_HAND = ("ablation", "whole_run")  # of experiments: many whole runs each
 
 
 @dataclass(frozen=True, slots=True)

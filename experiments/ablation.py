@@ -16,11 +16,11 @@ share. The protocol was written before the first run:
   record says whether their timed runs had).
 - Nothing is selected or tuned. A run that ends with an error is in the table.
 
-`--known` takes learned runs that experiments.token_budget has made already: they are the same (tests/benchmarks).
 The journal in `--run-dir` has a line for each cell that is done; what it has is not run again. Each call writes the
 record and the tables, also into the pages in docs/systems. `--tables`: only that.
 """
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -36,7 +36,6 @@ from benchmarks.harness import ROOT, command, write
 from benchmarks.seeds import run_seed
 from config.tree import Config
 from experiments.ablation_report import write_pages
-from experiments.token_budget import Journal
 from launch.config import load_config
 from launch.observe.journal import read
 
@@ -46,7 +45,6 @@ NOTHING = ("rollout.speculation={mode: off}", "drafter={train: false}")  # of th
 SYSTEMS = ("nothing", "half", "tlt", "das", "efficient_rollout", "duet", "qarl", "everything")
 OTHER_TOKENS = ("nothing", "half", "duet", "qarl", "everything")
 TASKS = ("guess_and_check", "long_guess_and_check")
-KNOWN = {"nothing": "grpo@1", "duet": "both_auto@0.5"}  # cells of experiments.token_budget
 OF_THE_TASK = (
     *("data", "reward", "eval", "run.steps", "rollout.sampling", "rollout.prompts_per_step"),
     *("rollout.rollouts_per_prompt", "learner.optimizer", "learner.mini_batches"),
@@ -73,7 +71,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """As experiments.token_budget.Journal has it."""
+        """As the journal has it."""
         return f"{self.kind} {self.task} {self.system}", self.seed, " ".join(self.extra)
 
     @property
@@ -93,6 +91,27 @@ class Run:
         return list(last.values())
 
 
+class Journal:
+    """Finished runs, a line of JSON each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The first of each run."""
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        found: dict[tuple[str, int, str], dict[str, Any]] = {}
+        for row in map(json.loads, lines):
+            found.setdefault((row["cell"], row["seed"], row["extra"]), row)
+        return list(found.values())
+
+    def add(self, row: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(row) + "\n")
+
+
 def of_the_task(config: Config) -> Iterator[str]:
     """KEY=VALUE that carry a task into another configuration; only what its file says."""
     written = config.model_dump(mode="json", exclude_unset=True)
@@ -105,8 +124,7 @@ def of_the_task(config: Config) -> Iterator[str]:
 
 
 def warm_start(task: str, seed: int, run_dir: Path) -> Path:
-    """The initial weights of a task and seed, made now (a minute of one core) or found in `run_dir`, where
-    experiments.token_budget finds them too."""
+    """The initial weights of a task and seed, made now (a minute of one core) or found in `run_dir`."""
     from experiments.in_process import initial_weights
 
     fixed = ["learner.threads=1", f"run.dir={run_dir}", f"run.seed={seed}"]
@@ -181,7 +199,6 @@ def main(
     systems: Annotated[Sequence[str], "cells", SYSTEMS] = SYSTEMS,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     processes: Annotated[int, "learned runs and warm starts at a time"] = 1,
-    known: Annotated[Path | None, "a --run-dir of experiments.token_budget"] = None,
     tables: Annotated[bool, "write the record and the pages from the journal"] = False,
     run_dir: Annotated[Path, "journal, warm starts, runs"] = ROOT / "runs/ablation",
     out: Path = ROOT / "experiments/results/ablation.json",
@@ -193,8 +210,6 @@ def main(
         for task, system, seed in in_order(tasks, systems, seeds)
         if kind == "timed" or system in OTHER_TOKENS
     ]
-    if known is not None and not overrides:
-        adopt(asked, known.resolve(), journal)
     done = {(row["cell"], row["seed"], row["extra"]) for row in journal.rows()}
     if not tables:
         make_all([run for run in asked if run.key not in done], journal, folder, processes)
@@ -217,21 +232,6 @@ def make_all(runs: Sequence[Run], journal: Journal, folder: Path, processes: int
     if runs:
         calibrate(folder)
     tell(runs, (timed(run, found[run.task, run.seed]) for run in runs), journal)
-
-
-def adopt(runs: Sequence[Run], known: Path, journal: Journal) -> None:
-    """Learned runs that are in the journals there, as rows of ours."""
-    ours = {(row["cell"], row["seed"]) for row in journal.rows() if not row["extra"]}
-    for task in dict.fromkeys(run.task for run in runs):
-        path = known / f"{task}.jsonl"
-        rows = {(row["cell"], row["seed"]): row for row in Journal(path).rows() if not row["extra"]}
-        for run in runs:
-            row = rows.get((KNOWN.get(run.system, ""), run.seed))
-            if row is None or run.task != task or run.kind != "learned" or run.key[:2] in ours:
-                continue
-            if row["error"] is None and row["warm_seed"] == run.seed:
-                kept = {key: row[key] for key in ("before", "after", "tokens", "steps", "cpu_s")}
-                journal.add(row_of(run) | kept | {"known": row["cell"]})
 
 
 def tell(runs: Sequence[Run], rows: Iterator[dict[str, Any]], journal: Journal) -> None:

@@ -11,7 +11,7 @@ constexpr size_t kOverhead = 512;  // bytes of a problem without rollouts, at mo
 constexpr size_t kLeastBytes = 4096;
 // A window that is not small, and the pool, are merged when such a part of it waits: a merge passes over all of it.
 constexpr int64_t kWindowParts = 64, kPoolParts = 16;
-constexpr int kSilent = 1;  // an own match of so many tokens says little (measured: experiments/suffix_scope.py)
+constexpr int kSilent = 1;  // an own match of so many tokens says little (measured: docs/results/suffix_scope.md)
 constexpr int kAges = 64;          // older rollouts weigh as this old ones
 
 uint64_t hash(const Token* tokens, int64_t count) {

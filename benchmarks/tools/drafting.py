@@ -11,12 +11,10 @@ from actors.engine.native.engine import NativeEngine
 from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import Target
 from config.speculation import EagleOptions
-from config.strategy import Strategy
 from contracts.records import SequenceRecord
 from contracts.rollout import EngineWindow, Event, Request, Rollout, StrategyUse
 from drafter.eagle import Drafting, EagleDrafter, save_eagle
 from models.config import ModelConfig
-from policies.speculation.policy import FixedPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +40,6 @@ def drafter_of(model: Drafting, target: Target, running: int) -> EagleDrafter:
         blocks = options.kv_tokens // options.block_tokens
         path = EagleOptions(path=str(Path(folder)), min_probability=0)  # every depth is measured
         return EagleDrafter(target.model, path, options.max_running, blocks, options.block_tokens)
-
-
-def drafting_engine(target: Target, model: Drafting, running: int, depth: int) -> NativeEngine:
-    """An engine that always drafts chains of `depth` tokens."""
-    return NativeEngine(
-        target.model,
-        engine_options(running),
-        drafters={"eagle": drafter_of(model, target, running)},
-        policy=FixedPolicy(Strategy.parse(f"eagle:{depth}")),
-    )
 
 
 def accept(engine: NativeEngine, requests: Sequence[Request]) -> Acceptance:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Best within a hundredth of the variance, of all kinds of prompts tried: experiments/results/allocation.md.
+# Best within a hundredth of the variance, of all kinds of prompts tried: docs/results/allocation.md.
 PRIOR = 4.0  # responses' worth of evidence (degrees of freedom) that the pool counts for at each prompt
 RETAINED = 0.5  # of a prompt's evidence at its next visit: the target model has moved since
 POOL_VISITS = 512  # newest visits, about, that the pool is the mean of
@@ -23,7 +23,7 @@ def squares(rewards: Sequence[float], sizes: Sequence[float] | Floats | None = N
 
     `sizes`: the mean square of a response's score in any unit, which the loss decides; all 1: the mean of the squares
     is the unbiased variance of the rewards. A sum over tokens has about its number of tokens (scores of tokens have no
-    correlation: experiments/results/gradient_spread.md). DUET takes the rewards alone, as if each score were of one
+    correlation: docs/results/allocation.md). DUET takes the rewards alone, as if each score were of one
     size (section 3.1).
     """
     values = np.asarray(rewards, dtype=np.float64)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments import ablation_report, token_budget
-from experiments.ablation import KNOWN, OTHER_TOKENS, SYSTEMS, TASKS, Run, adopt, in_order, same_tokens
+from experiments import ablation_report
+from experiments.ablation import OTHER_TOKENS, SYSTEMS, TASKS, Journal, Run, in_order, same_tokens
 from launch.config import load_config
 
 MACHINE: dict[str, Any] = {"cores": 2, "cpu": "x", "commit": "y", "versions": {"torch": "2"}}
@@ -41,43 +41,11 @@ def test_what_is_learned_without_the_program_has_neither_drafts_nor_other_worker
     assert not config.drafter.train
 
 
-@pytest.mark.parametrize("system", KNOWN)
-@pytest.mark.parametrize("task", TASKS)
-def test_what_is_known_from_the_token_budget_is_the_same_run(task: str, system: str, tmp_path: Path) -> None:
-    run = Run(kind="learned", task=task, system=system, seed=2, extra=(), run_dir=tmp_path)
-    ours = load_config(run.config, run.overrides(tmp_path)).config
-    path, cell = Path(f"examples/{task}/config.yaml"), token_budget.Cell.of(KNOWN[system])
-    there = token_budget.Run(config=path, responses=8, cell=cell, seed=2, extra=(), run_dir=tmp_path)
-    theirs = load_config(path, there.overrides(tmp_path)).config
-    for section in ("data", "learner", "eval", "reward"):
-        assert getattr(ours, section) == getattr(theirs, section)
-    assert ours.objective.model_dump() == theirs.objective.model_dump()
-    assert (ours.model.path, ours.run.seed, ours.run.steps) == (theirs.model.path, theirs.run.seed, theirs.run.steps)
-    for part in ("sampling", "prompts_per_step", "rollouts_per_prompt", "quantization", "skip"):
-        assert getattr(ours.rollout, part) == getattr(theirs.rollout, part), part
-    assert ours.rollout.abort.enabled == theirs.rollout.abort.enabled
-    for part in ("budget", "abort"):
-        mine, other = (getattr(config.rollout, part).model_dump() for config in (ours, theirs))
-        assert mine | {"max_rollouts": None, "marker": None} == other | {"max_rollouts": None, "marker": None}, part
-    assert ours.rollout.budget.max_rollouts in (None, 4 * 8), "the default"
-
-
-def test_known_runs_become_learned_rows_once(tmp_path: Path) -> None:
-    there = token_budget.Journal(tmp_path / "known/guess_and_check.jsonl")
-    old = {"cell": "grpo@1", "warm_seed": 0, "extra": "", "before": 0.4, "after": 0.7, "tokens": 5.0, "steps": 24}
-    for seed, error in ((0, None), (5, None), (1, "broke")):
-        there.add(old | {"seed": seed, "warm_seed": seed % 5, "cpu_s": 1.0, "error": error})
-    runs = [
-        Run(kind="learned", task=TASKS[0], system=system, seed=seed, extra=(), run_dir=tmp_path)
-        for system in ("nothing", "qarl")
-        for seed in (0, 1, 5)
-    ]
-    journal = token_budget.Journal(tmp_path / "journal.jsonl")
-    for _ in range(2):
-        adopt(runs, tmp_path / "known", journal)
-    (found,) = journal.rows()
-    assert (found["system"], found["seed"], found["after"], found["kind"]) == ("nothing", 0, 0.7, "learned")
-    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1
+def test_the_journal_has_a_run_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "deep/journal.jsonl")
+    for system, seed, after in (("nothing", 0, 0.7), ("nothing", 0, 0.9), ("duet", 0, 0.8)):
+        journal.add(row(system, seed, extra="", after=after))
+    assert [(found["system"], found["after"]) for found in journal.rows()] == [("nothing", 0.7), ("duet", 0.8)]
 
 
 def test_every_system_is_first_and_last_about_as_often() -> None:

@@ -9,7 +9,6 @@ from benchmarks.drafter_packing import padded_loss
 from config.drafter import DrafterOptions
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
-from experiments.drafter_adaptation import dips
 from tests.drafter.training_support import drafter_for, records_of
 from tests.engine.support import tiny_model
 
@@ -27,8 +26,3 @@ def test_padding_changes_no_loss_and_no_gradient(tmp_path: Path, dense: bool) ->
     (padded,) = torch.autograd.grad(loss, weight)
     packed = sum(torch.autograd.grad(padded_loss(trainer, [r], dense=False)[0], weight)[0] for r in records)
     torch.testing.assert_close(padded, packed, rtol=1e-4, atol=1e-5)
-
-
-def test_dips_and_recoveries() -> None:
-    curve = [(0.0, 0.50), (0.9, 0.80), (1.0, 0.70), (1.9, 0.85), (2.0, 0.80), (2.9, 0.90)]
-    assert dips(curve) == {"at_target_update": pytest.approx(-7.5), "by_training": pytest.approx(55 / 3, abs=1e-3)}

@@ -10,8 +10,8 @@ from benchmarks.tools import rollouts
 from benchmarks.tools.contenders import adaptive, fixed, hostile
 from benchmarks.tools.targets import Target, Task
 from config.strategy import Strategy
-from experiments import switching
 from models.checkpoint import init_model, parameter_count
+from policies.speculation.policy import FixedPolicy
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -95,7 +95,7 @@ def test_hostile_drafts_are_all_rejected(target: Target, task: Task) -> None:
     token = case.unused_token()
     assert token < target.model.config.vocab_size
     contender = hostile(token)
-    policy = switching.SwitchingPolicy(Strategy("suffix", 4), every_steps=2)
+    policy = FixedPolicy(Strategy("suffix", 4))
     run = rollouts.decode(target, case.waves, policy=policy, drafters=contender.drafters(case.engine))
     assert sum(step.drafted for step in run.steps) > 0
     assert sum(step.accepted for step in run.steps) == 0
@@ -113,15 +113,6 @@ def test_taught_drafters_accept_more(target: Target, task: Task) -> None:
         return rollouts.speed_of(run.steps).accept_length
 
     assert accept_length(history) > accept_length(None)
-
-
-def test_a_switching_run_is_measured(target: Target, task: Task) -> None:
-    options = switching.Options(running=4, every_steps=3, switches=20)
-    row = switching.measure(target, task, "suffix:4", None, options)
-    assert row["switches"] >= 20
-    assert row["prefill_tokens"] == row["prefill_tokens_plain"]
-    with pytest.raises(SystemExit, match="lower --every-steps"):
-        switching.measure(target, task, "suffix:4", None, switching.Options(running=4, every_steps=3, switches=10**6))
 
 
 def test_adaptive_contenders_are_warm_and_cold(target: Target) -> None:

@@ -1,4 +1,4 @@
-"""The tools of the speculation benchmarks: bounds worked out by hand, requests, switches, records, tables, charts."""
+"""The tools of the speculation benchmarks: bounds worked out by hand, requests, records, tables, charts."""
 
 import json
 from dataclasses import replace
@@ -11,18 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.batch.telemetry import EngineStepRecord
-from benchmarks import self_rollout
 from benchmarks.rollout import share_of_first
-from benchmarks.tools import doc_tables, rollout_report, rollouts
+from benchmarks.tools import rollout_report, rollouts
 from benchmarks.tools.bound import MIN_STEPS, bound_s, bucket, estimate_s, interpolated
 from benchmarks.tools.contenders import WrongDrafter
 from benchmarks.tools.targets import Task
-from config.strategy import PLAIN, Strategy
+from config.strategy import Strategy
 from drafter.protocol import BatchView
-from experiments import grid_report
-from experiments.strategy_grid import BATCHES, cells
-from experiments.switching import SwitchingPolicy, switch_costs
-from tests.policies.loads import load
 
 
 def step(
@@ -215,22 +210,6 @@ def test_the_hostile_drafter_fills_the_room_with_one_token() -> None:
     assert drafts.counts.tolist() == [1, 3]
 
 
-def test_the_switching_policy_counts_what_it_did() -> None:
-    policy = SwitchingPolicy(Strategy("suffix", 4), every_steps=2)
-    assert [policy.choose(load(1)).depth for _ in range(7)] == [0, 0, 4, 4, 0, 0, 4]
-    assert policy.switches == 3
-    assert policy.choose(load(1)) != PLAIN
-
-
-def test_a_switch_costs_what_its_step_took_beyond_its_like() -> None:
-    on = {"strategy": "suffix:4", "drafted": 4, "emitted": 2}
-    steps = [step(elapsed_s=1.0) for _ in range(4)]
-    steps += [step(elapsed_s=3.5, **on), *(step(elapsed_s=2.0, **on) for _ in range(3))]
-    steps += [step(elapsed_s=1.25), step(prefill=3, elapsed_s=9.0), step(elapsed_s=7.0, running=2)]
-    costs = switch_costs(steps)
-    assert costs == {"on": [1.5], "off": [0.25]}
-
-
 def case(requests: int, speedup: float, hostile: float = 1.0, dtype: str = "float32", **more: Any) -> dict[str, Any]:
     contenders = {
         "adaptive": {"speedup": speedup, "accept_length": 2.0},
@@ -278,117 +257,3 @@ def test_a_figure_has_every_line_and_is_the_same_file_twice(tmp_path: Path) -> N
     assert text == (tmp_path / "b/rollout.svg").read_text()
     for words in ("20m float32", "20m bfloat16", "adaptive", "suffix:4", "bound"):
         assert f">{words}</text>" in text
-
-
-def test_a_block_of_the_page_is_made_of_its_record_and_nothing_else_changes(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"machine": {"cores": 2, "cpu": "Intel 8"}}))
-    page = "Words.\n<!-- table: a -->\nold\n<!-- end: a -->\nMore.\n<!-- table: b -->\nkept\n<!-- end: b -->\n"
-    blocks = {name: (tmp_path / f"{name}.json", lambda path: f"| {path.stem} |\n") for name in "ab"}
-    made = "\nOn 2 cores of an Intel 8, without a GPU.\n\n| a |\n\n"
-    assert doc_tables.filled(page, blocks) == page.replace("old\n", made)
-    with pytest.raises(ValueError, match="no <!-- table: c -->"):
-        doc_tables.filled(page, {"c": blocks["a"]})
-
-
-def test_the_page_has_every_block() -> None:
-    page = doc_tables.PAGE.read_text()
-    assert (
-        doc_tables.filled(page, {name: (Path("missing"), make) for name, (_, make) in doc_tables.BLOCKS.items()})
-        == page
-    )
-
-
-def row_of_table_2(requests: int) -> dict[str, Any]:
-    def found(speedup: float, drafted: float = 3.0) -> dict[str, Any]:
-        return {
-            "speedup": speedup,
-            "seconds": 2 / speedup,
-            "interval": {"median": speedup, "low": speedup, "high": speedup},
-            "accept_length": 1 + 0.9 * drafted,
-            "drafted_per_request_step": drafted,
-            "steps": {"plain": 0.25},
-            "prep_s": 0.01,
-        }
-
-    contenders = {"self:3": found(1.5), "self:7": found(2.5, 7.0), "toggle": found(2.6), "adaptive": found(4.0)}
-    contenders |= {"toggle and ladder": found(2.75), "adaptive, self": found(2.4)}
-    return {"target": "20m", "dtype": "float32", "requests": requests, "off_s": 2.0} | {"contenders": contenders}
-
-
-def test_table_2_has_the_best_draft_length_and_says_where_the_goal_is_missed() -> None:
-    text = self_rollout.table({"cases": [row_of_table_2(1), row_of_table_2(4)]})
-    line = (
-        "| 20m float32 | 1 | always on, self:7 | 0.010 | 7.30 / 7.00 | 90.0% | 25% | 0.800 | **2.50x** [2.50, 2.50] |"
-    )
-    assert line in text
-    assert "| 20m float32 | 4 | off |  |  |  |  | 2.000 |  |" in text
-    assert "at 1 requests: 2.40x cold, wanted 3x (missed; always on 2.50x with self:7)." in text
-    assert "at 4 requests: 2.40x cold, wanted 2x (met; always on 2.50x with self:7)." in text
-    assert "Toggle and ladder over always on: 1.10 to 1.10" in text
-    assert "| Qwen2.5-7B | 82.4 | 75.6 (1.09x) | 66.3 (1.24x) | 1.3 |" in text
-
-
-def test_every_cell_of_the_grid_can_run() -> None:
-    for batch in BATCHES:
-        found = cells("eagle", batch)
-        assert len(set(found)) == len(found)
-        assert all(cell.depth <= cell.tokens_to_verify for cell in found)
-        assert all(Strategy.parse(str(cell)) == cell for cell in found)
-    assert set(cells("eagle", 32)) < set(cells("eagle", 1))
-
-
-def test_the_grid_stands_beside_the_paper() -> None:
-    def row(batch: int) -> dict[str, Any]:
-        found = [
-            {
-                "strategy": str(cell),
-                "depth": cell.depth,
-                "top_k": cell.top_k,
-                "tokens_to_verify": cell.tokens_to_verify,
-                "accept_length": 3.0,
-                "speedup": 2.0 + (cell == Strategy("suffix", 8)),
-            }
-            for cell in cells("suffix", batch)
-        ]
-        choice = {
-            "best": "suffix:8",
-            "best_speedup": 3.0,
-            "chosen": {"suffix:4": 0.9, "plain": 0.04},
-            "reached_speedup": 1.95,
-            "regret": 0.35 if batch == 1 else 0.01,
-            "regrets": {"median": 0.35, "low": 0.3, "high": 0.4},
-            "first_regret": 0.5,
-        }
-        return {
-            "target": "20m",
-            "dtype": "float32",
-            "drafter": "suffix",
-            "batch": batch,
-            "cells": found,
-            "choice": choice,
-        }
-
-    text = grid_report.tables([row(1), row(8)])
-    assert "| suffix:8 | 3.00 / 3.00x | 3.00 / 3.00x |" in text
-    assert "| 8.29 / 3.51x | 8.66 / 3.65x |" in text
-    tail = "3.00x | 1.95x | 35.0% [30.0%, 40.0%] | 50.0% | suffix:4 90% | 3.22x |"
-    assert f"| 1 | suffix:8 {tail}" in text
-    assert "Regret under 5% in 1 of 2 cells; not: 20m suffix at 1: 35.0%." in text
-
-
-def test_figures_of_the_paper_are_those_it_prints() -> None:
-    paper = Path(__file__).parents[3] / "shared" / "papers" / "tlt.txt"
-    if not paper.is_file():
-        pytest.skip("the paper's text is not at hand")
-    lines = (
-        paper.read_text(encoding="utf-8")
-        .replace("\N{MULTIPLICATION SIGN}", "")
-        .replace("<b>", "")
-        .replace("</b>", "")
-        .splitlines()
-    )
-    lengths, speedups = ("\t".join(f"{v[i]:.2f}" for v in grid_report.TOP_K.values()) for i in (0, 1))
-    assert f"Accept Length\t{lengths}" in lines
-    assert f"Speedup\t{speedups}" in lines
-    for batch, row in grid_report.BATCH.items():
-        assert f"Batch Size = {batch}\t" + "\t".join(f"{value:.2f}" for value in row.values()) in lines

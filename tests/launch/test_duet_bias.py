@@ -3,7 +3,7 @@ said of other forms. The exact sum over all outcomes: tests/learner/test_duet_gr
 
 import pytest
 
-from experiments.duet_bias import (
+from tests.launch.listed_policy import (
     KEEP,
     UNEVEN,
     UNIFORM,

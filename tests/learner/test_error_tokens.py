@@ -1,22 +1,58 @@
 """Bursts of unlikely tokens in bad responses: ratios of tokens explode; what TBPO learns from stays in its bands."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+import torch
 
+from actors.training import trainer as learner
 from actors.training.trainer import Trainer
 from config.learner import OptimizerOptions
 from config.objective import ObjectiveOptions
 from contracts.training import Demonstration, StepResult, TrainSequence
-from experiments.error_tokens import BURST_TOKENS, weighed, with_bursts
+from policies.objectives import LossInputs, TokenLosses, token_losses
 from tests.learner.tiny import VOCAB, make_sequences, make_trainer
 
+BURST_TOKENS = 8
 TBPO_HIGH = 0.07
 TBPO = ObjectiveOptions(
     name="tbpo", clip_high=0.04, band_low=0.03, band_high=TBPO_HIGH, sampler_correction={"weights": "none"}
 )
 ONE_SIDED = ObjectiveOptions(clip_dual=None)  # PPO's minimum alone, as GRPO is defined
+
+
+def with_bursts(sequences: Sequence[TrainSequence], share: float, vocab_size: int, seed: int) -> list[TrainSequence]:
+    """In `share` of the responses with a negative advantage, BURST_TOKENS consecutive tokens drawn uniformly."""
+    rng, changed = np.random.default_rng(seed), []
+    for sequence in sequences:
+        drawn, at = rng.random(), rng.integers(0, max(1, len(sequence.response_tokens) - BURST_TOKENS))
+        garbled = rng.integers(0, vocab_size, BURST_TOKENS)
+        if np.mean(sequence.advantage) < 0 and drawn < share and len(sequence.response_tokens) > BURST_TOKENS:
+            tokens = sequence.response_tokens.copy()
+            tokens[at : at + BURST_TOKENS] = garbled
+            sequence = replace(sequence, response_tokens=tokens)
+        changed.append(sequence)
+    return changed
+
+
+@contextmanager
+def weighed() -> Iterator[list[float]]:
+    """The largest weight of a token in each micro-batch that is learned from meanwhile."""
+    found: list[float] = []
+
+    def watched(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
+        losses = token_losses(inputs, options)
+        (gradient,) = torch.autograd.grad(losses.loss.sum(), inputs.logprobs, retain_graph=True)
+        learns = inputs.advantages != 0
+        found.append(float((gradient[learns] / inputs.advantages[learns]).abs().max()))
+        return losses
+
+    with patch.object(learner, "token_losses", watched):
+        yield found
 
 
 def peaked(model_dir: Path, objective: ObjectiveOptions) -> Trainer:

@@ -1,21 +1,15 @@
-"""What a token budget does to the expected gradient: `python -m experiments.duet_bias`.
+"""A policy small enough to list every response, whose gradient is known exactly, under a token budget and an abort.
 
-Owns `experiments/results/duet_bias.{json,md}`. A policy small enough to list every response (four kinds of prompts,
-four tokens, at most six of them) has a gradient that is known exactly. RL steps are drawn from it as a budget and an
-abort draw them: unequal counts, ends by `find_end`, its coin. The driver's and the learner's functions make gradients
-of them (`training_sequences`, so `batch_advantages`; `sequence_coefficients`); their mean is compared with the truth.
-Source of what is to be seen: DUET, theorem 3, eq. 8, and the remarks after them.
-
-Distances are relative to the length of the true gradient. *Bias* is that of the mean estimate, for forms whose scale
-is the truth's. *Angle* is the sine of the angle between the two, for all forms: whatever factor they have, how far
-prompts, and early and late answers, are weighed otherwise than in the truth. Beside each stands what noise alone makes.
+Four kinds of prompts, four tokens, at most six of them. RL steps are drawn from it as a budget and an abort draw them:
+unequal counts, ends by `find_end`, its coin. The driver's and the learner's functions make gradients of them
+(`training_sequences`, so `batch_advantages`; `sequence_coefficients`), whose mean is compared with the truth (DUET,
+theorem 3, eq. 8, and the remarks after them). What other forms are off by: docs/results/gradient_bias.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +17,6 @@ from numpy.typing import NDArray
 from actors.data import Prompt
 from actors.data.stop_strings import compile_marker
 from actors.engine.stopping import find_end, kept
-from benchmarks.harness import ROOT, command, machine, markdown, write
 from config.objective import ObjectiveOptions
 from contracts.rewards import Grade
 from contracts.rollout import Request, Rollout, Sampled, SamplingParams, StopRule
@@ -39,7 +32,6 @@ SAMPLING = SamplingParams(max_new_tokens=LIMIT, stop_token_ids=(STOP,))
 MARKER = compile_marker([b"!"], [b".", b"right!", b"wrong!", b""])
 UNIFORM, UNEVEN = (8, 8, 8, 8), (16, 10, 4, 2)  # responses to each kind of prompt
 KEEP = 0.25
-STEPS_SHOWN = (1, 5, 10, 20, 39)  # after the first
 Floats = NDArray[np.float64]
 
 
@@ -159,12 +151,6 @@ class Form:
     objective: ObjectiveOptions
     prompts_weighed: bool = True  # by n / n_i, and responses by 1 / propensity
     propensities: bool = True
-    given_up_compared: bool = True  # in the baseline of the others
-    scaled: bool = True  # as the truth is
-
-    def differs(self, uneven: bool, abort: bool) -> bool:
-        """From what it would be with everything weighed."""
-        return (self.prompts_weighed or uneven) and (self.propensities or abort)
 
 
 def _duet(**changes: Any) -> ObjectiveOptions:
@@ -174,17 +160,9 @@ def _duet(**changes: Any) -> ObjectiveOptions:
 FORMS: dict[str, Form] = {
     "duet": Form(_duet()),
     "weights divided by their sum": Form(_duet(aggregation="seq_mean_token_sum_norm")),
-    "weights divided by their sum, no group dropped": Form(
-        _duet(aggregation="seq_mean_token_sum_norm", drop_zero_variance=False)
-    ),
     "own reward in the baseline": Form(_duet(baseline="group")),
-    "divided by the group's std": Form(_duet(normalize="group"), scaled=False),
-    "divided by the batch's std": Form(_duet(normalize="batch"), scaled=False),
-    "baseline of the batch": Form(_duet(baseline="batch")),
-    "grpo (DUET's own form)": Form(ObjectiveOptions(name="grpo"), scaled=False),
     "prompts not weighed": Form(_duet(), prompts_weighed=False),
     "kept late ones not weighed": Form(_duet(), propensities=False),
-    "given-up ones as if never asked for": Form(_duet(), propensities=False, given_up_compared=False),
 }
 
 
@@ -204,8 +182,6 @@ class Scores:
         """What the loss of one mini-batch would give."""
         if not form.propensities:
             groups = [Group(group.pick, [_unweighed(m) for m in group.members]) for group in groups]
-        if not form.given_up_compared:
-            groups = [Group(group.pick, [m for m in group.members if not given_up(m)]) for group in groups]
         objective = form.objective
         sequences, _ = training_sequences(
             groups,
@@ -243,29 +219,11 @@ class Estimate:
         return np.asarray(self.drawn.mean(axis=0))
 
     @property
-    def noise(self) -> float:
-        """Root mean square of what the finite number of steps adds to `mean`, absolute."""
-        return float(np.sqrt(self.drawn.var(axis=0, ddof=1).sum() / len(self.drawn)))
-
-    @property
     def z(self) -> float:
         """How many standard errors the squared bias is above that of an unbiased estimate."""
         covariance = np.cov(self.drawn.T) / len(self.drawn)
         squared = float(((self.mean - self.truth) ** 2).sum())
         return (squared - float(np.trace(covariance))) / float(np.sqrt(2 * (covariance**2).sum()))
-
-    def found(self, scaled: bool) -> dict[str, float]:
-        size, ours = float(np.linalg.norm(self.truth)), float(np.linalg.norm(self.mean))
-        row = {"angle": sine(self.mean, self.truth), "angle_noise": self.noise / ours}
-        if scaled:
-            row |= {"bias": float(np.linalg.norm(self.mean - self.truth)) / size, "bias_noise": self.noise / size}
-            row["z"] = self.z
-        return row
-
-
-def sine(a: Floats, b: Floats) -> float:
-    cosine = float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
-    return float(np.sqrt(max(0.0, 1.0 - cosine**2)))
 
 
 def estimates(
@@ -276,19 +234,16 @@ def estimates(
     keep: float | None,
     steps: int,
     seed: int,
-    copies: int = 1,
 ) -> dict[str, Estimate]:
-    """Of each form, from the same `steps` RL steps: `copies` prompts of each kind, `counts[k]` responses to those of
-    kind k; with `keep`, under `rule`."""
+    """Of each form, from the same `steps` RL steps: a prompt of each kind, `counts[k]` responses to that of kind k;
+    with `keep`, under `rule`."""
     rng = np.random.default_rng(seed)
     made = [Outcomes(kind, None if keep is None else rule(keep)) for kind in kinds]
-    scores, asked = Scores(made), copies * sum(counts)
+    scores, asked = Scores(made), sum(counts)
     drawn = {name: np.empty((steps, scores.size)) for name in names}
     for step in range(steps):
         groups = [
-            Group(outcome.kind.pick, outcome.draw(count, rng))
-            for outcome, count in zip(made, counts, strict=True)
-            for _ in range(copies)
+            Group(outcome.kind.pick, outcome.draw(count, rng)) for outcome, count in zip(made, counts, strict=True)
         ]
         for name in names:
             drawn[name][step] = scores.gradient(FORMS[name], groups, asked)
@@ -352,133 +307,3 @@ def thresholds(seed: int, *, weighed: bool, steps: int = 40, responses: int = 12
             if not late or rng.random() < keep:
                 window.add(int(tokens), 1 / keep if late and weighed else 1.0)
     return found[1:]
-
-
-def table(settings: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """A row for each form, a column for each setting: bias and angle, each with what noise alone makes of it."""
-
-    def cell(row: Mapping[str, float] | None, what: str) -> str:
-        if row is None or what not in row:
-            return ""
-        return f"{row[what]:.3f} ({row[f'{what}_noise']:.3f})"
-
-    columns = [(setting, what) for setting in settings for what in ("bias", "angle")]
-    head = ["form", *(f"{setting}: {what}" for setting, what in columns)]
-    names = list(dict.fromkeys(name for rows in settings.values() for name in rows))
-    return markdown(head, [[name, *(cell(settings[s].get(name), what) for s, what in columns)] for name in names])
-
-
-SETTINGS: dict[str, tuple[Sequence[int], float | None]] = {
-    "neither": (UNIFORM, None),
-    "budget": (UNEVEN, None),
-    "abort": (UNIFORM, KEEP),
-    "both": (UNEVEN, KEEP),
-}
-
-
-def main(
-    *,
-    steps: Annotated[int, "RL steps drawn for each column"] = 6000,
-    seed: int = 0,
-    out: Path = ROOT / "experiments/results/duet_bias.json",
-) -> None:
-    kinds = kinds_of(seed)
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for number, (setting, (counts, keep)) in enumerate(SETTINGS.items()):
-        names = [name for name, form in FORMS.items() if form.differs(counts != UNIFORM, keep is not None)]
-        got = estimates(kinds, names, counts=counts, keep=keep, steps=steps, seed=seed + number)
-        found[setting] = {name: estimate.found(FORMS[name].scaled) for name, estimate in got.items()}
-    many = estimates(
-        kinds,
-        ["duet", "weights divided by their sum", "weights divided by their sum, no group dropped"],
-        counts=UNEVEN,
-        keep=KEEP,
-        steps=steps // 4,
-        seed=seed + len(SETTINGS),
-        copies=4,
-    )
-    found["both, 16 prompts"] = {name: estimate.found(True) for name, estimate in many.items()}
-    weights = [
-        {
-            "solved": solved,
-            "responses": count,
-            "grpo": prompt_weight(solved, count, True) / prompt_weight(solved, 8, True),
-            "own_in_baseline": prompt_weight(solved, count, False) / prompt_weight(solved, 8, False),
-            "duet": prompt_weight(solved, count, False, "leave_one_out"),
-        }
-        for solved in (0.1, 0.02)
-        for count in (2, 4, 8, 16, 32)
-    ]
-    moments = [{"keep": keep} | second_moment(kind, keep) for keep in (0.05, 0.1, 0.25, 0.5) for kind in kinds]
-    windows = {name: thresholds(seed, weighed=weighed) for name, weighed in (("weighed", True), ("not weighed", False))}
-    record = {"bias": found, "prompt_weights": weights, "second_moments": moments, "thresholds": windows}
-    settings = {"steps": steps, "seed": seed, "keep": KEEP, "uniform": UNIFORM, "uneven": UNEVEN}
-    write(out, "what does a token budget do to the expected gradient?", record, settings=settings)
-    text = page(record, steps)
-    out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
-
-
-PAGE = """# What a token budget does to the expected gradient
-
-A policy whose responses can be listed: four prompts, {steps:,} RL steps of 32 responses for each column, drawn alike
-for all rows. *Budget*: {uneven} responses instead of {uniform}; *abort*: of responses without an answer after 3 of
-their 6 tokens a share of {keep} goes on, answered ones end a token later. *Bias*: distance of the mean gradient
-from the true one; *angle*: sine of the angle between them; both relative to the true one's length, in parentheses what
-noise alone makes of it. Written by `python -m experiments.duet_bias`.
-
-{bias}
-
-What a prompt counts for by its number of responses, relative to 8 (exact; its losses are divided by that number):
-
-{weights}
-
-Second moment of one response's contribution under abort, relative to that without, and what eq. 8 of the paper allows
-(exact; it is less because tokens after an answer, whose part is noise, are not drawn):
-
-{moments}
-
-Share of natural lengths below a threshold that is meant to be their .8 quantile, where it is taken of kept responses
-(1 in 10 beyond it, lognormal lengths, a window of 1,024). Not weighed it moves down to .29, where .8 of what is kept is
-below it; no gradient is biased by it, but many more responses are late:
-
-{thresholds}
-
-{where}.
-"""
-
-
-def page(record: Mapping[str, Any], steps: int) -> str:
-    facts = machine()
-    return PAGE.format(
-        steps=steps,
-        uneven=UNEVEN,
-        uniform=UNIFORM,
-        keep=KEEP,
-        bias=table(record["bias"]),
-        weights=markdown(
-            "solved | responses | duet | own reward in the baseline | grpo",
-            [
-                f"{row['solved']:g} | {row['responses']} | {row['duet']:.2f} | {row['own_in_baseline']:.2f} | "
-                f"{row['grpo']:.2f}"
-                for row in record["prompt_weights"]
-            ],
-        ),
-        moments=markdown(
-            "keep | solved | late without an answer | grows by | at most",
-            [
-                f"{row['keep']:g} | {row['solved']:.2f} | {row['late_share']:.2f} | {row['surcharge']:+.2f} | "
-                f"{row['allowed']:+.2f}"
-                for row in record["second_moments"]
-            ],
-        ),
-        thresholds=markdown(
-            ["kept late ones", *(f"RL step {step + 1}" for step in STEPS_SHOWN)],
-            [[name, *(f"{of[step - 1]:.2f}" for step in STEPS_SHOWN)] for name, of in record["thresholds"].items()],
-        ),
-        where=f"{facts['cpu']}, numpy {facts['versions']['numpy']}",
-    )
-
-
-if __name__ == "__main__":
-    command(main, timed=False)
