@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 import torch
 
-from benchmarks.tools.op_trace import OpTrace
 from config.strategy import Strategy
 from drafter.eagle.cache import EagleCache
 from drafter.eagle.device import DeviceDrafts
@@ -19,6 +18,7 @@ from policies.roofline.kernels import draft_kernels
 from policies.roofline.kernels import launches as launches_of
 from tests.engine.support import hf_config
 from tests.policies.networks import NETWORKS
+from tests.policies.op_trace import OpTrace
 
 REQUESTS, PER_TOKEN = 4, 20  # kernels per drafted token, catching up and copies to and from the host included
 

@@ -225,8 +225,8 @@ def test_a_cache_that_moved_is_captured_again_when_it_wakes(tmp_path: Path) -> N
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_name() == "pretended", reason="no real memory")
 def test_graphs_of_one_pool_take_less_memory(tmp_path: Path) -> None:
     """The bucketed plan against a graph with a pool and outputs of its own for each strategy and batch size."""
-    from benchmarks.graph_pool import memory, random_model
     from benchmarks.tools.qwen import qwen
+    from tests.gpu.captured_memory import memory, random_model
 
     model = random_model(qwen("0.5b", max_position_embeddings=1024, num_layers=2), DEVICE, torch.bfloat16)
     found = {row["plan"]: row["bytes"] for row in memory(model, 256)}

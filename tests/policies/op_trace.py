@@ -5,14 +5,11 @@ allocations launch nothing; bytes are those that exist (an expanded dimension is
 takes). Attention of torch counts as one kernel that reads every key and value once, which flatters it.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -107,42 +104,3 @@ def tensor_bytes(tensor: Tensor) -> int:
         if stride or size <= 1:
             count *= size
     return count * tensor.element_size()
-
-
-@contextmanager
-def fused_attention(trace: OpTrace) -> Iterator[None]:
-    """Inside the block torch's attention is one traced kernel (meta tensors would take the unfused composition)."""
-    original = F.scaled_dot_product_attention
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **_: Any) -> Tensor:
-        batch, heads, rows, size = q.shape
-        context = k.shape[2]
-        mask = 0 if attn_mask is None else tensor_bytes(attn_mask)
-        kv = 2 * batch * k.shape[1] * context * size * k.element_size()
-        io = q.numel() * q.element_size()
-        flops = 4.0 * batch * heads * rows * context * size
-        with torch._C._DisableTorchDispatch():
-            out = torch.empty_like(q)
-        trace.ops.append(TracedOp("attention", kv + io + mask, io, flops))
-        return out
-
-    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = original
-
-
-def summed(ops: list[TracedOp]) -> list[dict[str, Any]]:
-    """Equal operations once, with their number: what a record holds."""
-    return [
-        {
-            "name": op.name,
-            "count": count,
-            "read_bytes": op.read_bytes,
-            "write_bytes": op.write_bytes,
-            "flops": op.flops,
-            "launches": op.launches,
-        }
-        for op, count in Counter(ops).items()
-    ]

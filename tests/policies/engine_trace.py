@@ -1,14 +1,11 @@
-"""The kernels of one engine step on CUDA, from the engine's own code on meta tensors; and those that it launched before
-it had kernels of its own, from a record.
+"""The kernels of one engine step on CUDA, from the engine's own code on meta tensors.
 
 Owns the translation to the predictor's kernels. What lies in the KV cache has no values here, so attention's bytes and
 its blocks are those of the shape that is asked about; all else is what the dispatcher saw.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +17,6 @@ from actors.engine.native.forward.device_chains import DeviceChains
 from actors.engine.native.forward.device_steps import DeviceSteps
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from benchmarks.gpu_parts.session import BLOCK_TOKENS
-from benchmarks.tools.op_trace import OpTrace, TracedOp, tensor_bytes
 from benchmarks.tools.qwen import network
 from config.formats import FORMATS
 from config.strategy import Strategy
@@ -32,8 +28,8 @@ from models.transformer import Transformer
 from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, projection
 from policies.roofline.network import Network
 from policies.speculation.graph_plan import CapturePlan, GraphShape
+from tests.policies.op_trace import OpTrace, TracedOp, tensor_bytes
 
-BEFORE = Path(__file__).parents[1] / "data/steps_before.json"
 _PARTS: dict[str, Part] = {"head": "weights", "linear": "weights", "sample": "sampling", "paged_attention": "kv"}
 
 
@@ -133,32 +129,3 @@ def _kernel(op: TracedOp, net: Network, batch: int, rows: int, context: int) -> 
         unpacked=0 if listed is None else listed.unpacked,
         walk=attention(net, batch, rows, context, SPLIT_TOKENS).walk if part == "kv" else None,
     )
-
-
-def kernels_before(size: str, batch: int, rows: int, context: int) -> tuple[list[Kernel], list[Kernel]]:
-    """(those of the graph, those of sampling, which were launched one by one) of commit 84d231c, traced the same way.
-
-    Raises KeyError for a cell that the record has not got.
-    """
-    for cell in json.loads(BEFORE.read_text(encoding="utf-8"))["cells"]:
-        if (cell["size"], cell["batch"], cell["rows"], cell["context"]) == (size, batch, rows, context):
-            total = batch * rows
-            return tuple([k for op in cell[part] for k in _recorded(op, total)] for part in ("graph", "sampling"))  # type: ignore[return-value]
-    raise KeyError(f"{BEFORE.name} has no step of {size} with {batch} x {rows} rows at {context} tokens")
-
-
-def _recorded(op: dict[str, Any], total: int) -> list[Kernel]:
-    product = None
-    if op["flops"] and "mm" in op["name"]:
-        n = op["write_bytes"] // 2 // total
-        product = total, n, round(op["flops"] / 2 / total / n)
-    kernel = Kernel(
-        name=op["name"],
-        part="kv" if op["name"] == "attention" else "weights" if product else "rest",
-        read_bytes=op["read_bytes"],
-        write_bytes=op["write_bytes"],
-        flops=op["flops"],
-        launches=op["launches"],
-        product=product,
-    )
-    return [kernel] * op["count"]
