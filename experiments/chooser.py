@@ -20,7 +20,8 @@ from benchmarks.harness import ROOT, command, write
 from config.speculation import SpeculationOptions
 from config.strategy import Strategy
 from policies.speculation.build import build_policy
-from policies.speculation.policy import Load, StepKind, StepOutcome, StrategyPolicy
+from policies.speculation.policy import StrategyPolicy
+from policies.steps import Load, StepKind, StepOutcome
 
 TARGET_NS = 50_000
 DRAFTERS = ("suffix", "ngram", "eagle")

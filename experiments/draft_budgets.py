@@ -42,7 +42,7 @@ from benchmarks.tools.virtual_rollout import (
 from benchmarks.tools.virtual_rollout import draw as draw_requests
 from config.strategy import Strategy
 from policies.speculation.length_aware import LengthAwareBudget, cheapest_depths, waiting_shares
-from policies.speculation.policy import Load
+from policies.steps import Load
 
 RESULTS = ROOT / "experiments" / "results"
 CAP = 8192  # tokens of the longest response

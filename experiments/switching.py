@@ -23,7 +23,8 @@ from benchmarks.tools.contenders import fixed
 from benchmarks.tools.rollouts import MEASURED_EPOCH, decode, engine_options, wave
 from benchmarks.tools.targets import DTYPES, SIZES, Target, Task, find_demo, load_target, load_task
 from config.strategy import PLAIN, Strategy
-from policies.speculation.policy import FixedPolicy, Load
+from policies.speculation.policy import FixedPolicy
+from policies.steps import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

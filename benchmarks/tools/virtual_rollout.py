@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.tools.decode_sweep import Cell, Sweep
 from benchmarks.tools.suffix_data import Problem
 from benchmarks.tools.suffix_replay import suffixes
-from policies.speculation.policy import Load
+from policies.steps import Load
 
 Int64Array = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

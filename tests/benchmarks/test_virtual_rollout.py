@@ -8,7 +8,7 @@ from benchmarks.tools.suffix_data import Problem
 from benchmarks.tools.virtual_rollout import DEPTH, Lengths, Replays, SweepCosts, draw, plain_s, rollout
 from experiments.draft_budgets import Acceptance, Adaptive, Aware, Knowing, Oracle, Unlimited, figure_8, optimum
 from policies.speculation.length_aware import LengthAwareBudget
-from policies.speculation.policy import Load
+from policies.steps import Load
 from tests.native import needs_native
 
 BATCHES, CONTEXTS, DRAFTS = (1, 4, 16, 64), (256, 1024, 4096), (3, 7, 15)
