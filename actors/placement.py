@@ -3,7 +3,7 @@
 Owns the plan's reservation, with a deadline and an error that says what is missing, and the places of workers that come
 later: each is a reservation of its own, that nobody waits for, and is given back by itself. It starts no actors.
 
-    with place(config) as placement:                       # config: the configuration tree, or anything shaped like it
+    with place(config) as placement:                       # config: the configuration tree
         ray.remote(LearnerRank).options(**placement.learner_options(rank)).remote(...)
         ray.remote(RolloutWorker).options(**placement.worker_options(name)).remote(...)
 """
@@ -27,7 +27,8 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.group_engine import GroupEngine, SpawnsOn
-from actors.placement_plan import Bundle, ConfigShape, Group, PlacementError, Plan, Slot, plan
+from actors.placement_plan import Bundle, Group, PlacementError, Plan, Slot, plan
+from config.tree import Config
 
 T = TypeVar("T")
 _NODE_ID = "ray.io/node-id"  # Ray's own label of every node
@@ -367,7 +368,7 @@ def _missing(
 
 
 @contextmanager
-def place(config: ConfigShape, avoid: Mapping[str, str] | None = None) -> Iterator[Placement]:
+def place(config: Config, avoid: Mapping[str, str] | None = None) -> Iterator[Placement]:
     """Reserve what the configuration asks for, and give it back at the end. Ray must be initialised. `avoid`: see
     `reserve`."""
     cluster = config.cluster

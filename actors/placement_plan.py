@@ -11,9 +11,10 @@ disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACK
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, assert_never
+from typing import Literal, assert_never
 
-Layout = Literal["embedded", "colocated", "disaggregated"]
+from config.tree import ClusterOptions
+
 Bundle = Mapping[str, float]
 
 _SHARE = 0.49  # of a GPU: a learner rank and a rollout worker in one bundle
@@ -26,53 +27,6 @@ class PlacementError(RuntimeError):
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
         self.remedy = remedy
-
-
-class ClusterShape(Protocol):
-    """The fields of the `cluster:` section that count here."""
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def gpus_per_worker(self) -> float: ...
-    @property
-    def gpus_per_learner(self) -> float: ...
-    @property
-    def cpus_per_worker(self) -> float: ...
-    @property
-    def cpus_per_learner(self) -> float: ...
-    @property
-    def rollout_resource(self) -> str | None: ...
-    @property
-    def learner_resource(self) -> str | None: ...
-    @property
-    def start_timeout_s(self) -> float: ...
-
-
-class CountShape(Protocol):
-    @property
-    def min(self) -> int: ...
-    @property
-    def max(self) -> int: ...
-
-
-class RolloutShape(Protocol):
-    @property
-    def workers(self) -> CountShape: ...
-
-
-class LearnerShape(Protocol):
-    @property
-    def ranks(self) -> int: ...
-
-
-class ConfigShape(Protocol):
-    @property
-    def cluster(self) -> ClusterShape: ...
-    @property
-    def rollout(self) -> RolloutShape: ...
-    @property
-    def learner(self) -> LearnerShape: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +62,7 @@ class Plan:
         return dict(total)
 
 
-def plan(cluster: ClusterShape, *, workers: int, ranks: int, available_cpus: float) -> Plan:
+def plan(cluster: ClusterOptions, *, workers: int, ranks: int, available_cpus: float) -> Plan:
     """Bundles and slots for `workers` rollout workers and `ranks` learner ranks. Pure; raises PlacementError."""
     match cluster.layout:
         case "embedded":
@@ -121,7 +75,7 @@ def plan(cluster: ClusterShape, *, workers: int, ranks: int, available_cpus: flo
             assert_never(other)
 
 
-def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: float) -> Plan:
+def _embedded(cluster: ClusterOptions, workers: int, ranks: int, available_cpus: float) -> Plan:
     asked = ranks * cluster.cpus_per_learner + workers * cluster.cpus_per_worker
     scale = min(1.0, available_cpus / asked) if asked else 1.0
     cpus = [_floor(cluster.cpus_per_learner * scale)] * ranks + [_floor(cluster.cpus_per_worker * scale)] * workers
@@ -133,7 +87,7 @@ def _embedded(cluster: ClusterShape, workers: int, ranks: int, available_cpus: f
     return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]), further)
 
 
-def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
+def _colocated(cluster: ClusterOptions, workers: int, ranks: int) -> Plan:
     per_worker = int(cluster.gpus_per_worker)
     if per_worker < 1 or per_worker != cluster.gpus_per_worker or cluster.gpus_per_learner != 1:
         raise PlacementError(
@@ -167,7 +121,7 @@ def _colocated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
     return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots), further)
 
 
-def _disaggregated(cluster: ClusterShape, workers: int, ranks: int) -> Plan:
+def _disaggregated(cluster: ClusterOptions, workers: int, ranks: int) -> Plan:
     def side(group: int, n: int, cpus: float, gpus: float, resource: str | None) -> tuple[Bundle, tuple[Slot, ...]]:
         tag = {resource: _TAG} if resource else {}
         return _bundle(cpus, gpus, tag), tuple(

@@ -4,6 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from config.rules import Bounded, Different, NotWith, OnlyWith
+
+_CHAT = OnlyWith("template", ("chat",))
+_GENERATED = NotWith(
+    "reasoning_gym",
+    said="is set, and so is data.reasoning_gym, which is trained on instead",
+    remedy="leave one out",
+)
+
 
 class PromptsOptions(BaseModel, frozen=True, extra="forbid"):
     """One of several sets of prompts; what it does not say is as the section `data` has it."""
@@ -52,8 +61,13 @@ class SuccessOptions(BaseModel, frozen=True, extra="forbid"):
     file: Annotated[
         str | None,
         Field(description="eval_prompts.jsonl of an evaluation of these prompts (paceline eval), by id"),
+        NotWith("field"),
     ] = None
-    min: Annotated[float, Field(ge=0, le=1, description="prompts that were solved less often are left out")] = 0.0
+    min: Annotated[
+        float,
+        Field(ge=0, le=1, description="prompts that were solved less often are left out"),
+        Bounded("<=", "max", remedy="lower it"),
+    ] = 0.0
     max: Annotated[float, Field(ge=0, le=1, description="prompts that were solved more often are left out")] = 1.0
 
     @property
@@ -73,10 +87,20 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
     """Where prompts come from and how they become tokens."""
 
     train: Annotated[
-        str | None, Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet, or a dataset directory")
+        str | None,
+        Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet, or a dataset directory"),
+        _GENERATED,
     ] = None
     sets: Annotated[
-        tuple[TrainSetOptions, ...], Field(description="sets to train on by name, instead of data.train, which is one")
+        tuple[TrainSetOptions, ...],
+        Field(description="sets to train on by name, instead of data.train, which is one"),
+        NotWith(
+            "train",
+            said="is set, and data.train is one set beside them",
+            remedy="make it one of data.sets, or leave it out",
+        ),
+        _GENERATED,
+        Different("name", "sets"),
     ] = ()
     reasoning_gym: Annotated[
         tuple[ReasoningGymOptions, ...],
@@ -96,11 +120,13 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
         str | None,
         Field(description="record field that says where a prompt comes from; evaluations are given of each source too"),
     ] = None
-    system_prompt: Annotated[str | None, Field(description="prepended as a system message")] = None
+    system_prompt: Annotated[str | None, Field(description="prepended as a system message"), _CHAT] = None
     template: Annotated[
         Literal["chat", "plain"], Field(description="chat: the tokenizer's chat template; plain: the text as it is")
     ] = "chat"
-    chat_template: Annotated[str | None, Field(description="Jinja template used instead of the tokenizer's")] = None
+    chat_template: Annotated[str | None, Field(description="Jinja template used instead of the tokenizer's"), _CHAT] = (
+        None
+    )
     max_prompt_tokens: Annotated[int, Field(ge=1, description="longer prompts are dropped, counted, reported")] = 1024
     on_bad_line: Annotated[Literal["fail", "skip"], Field(description="malformed records")] = "fail"
     shuffle: Annotated[bool, Field(description="a new deterministic order every epoch")] = True

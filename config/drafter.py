@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from config.rules import OnlyWith, Shares
+
 Algorithm = Literal["eagle", "hass", "eagle3", "osd"]
 Collectives = Literal["auto", "gloo"]
 
@@ -59,13 +61,14 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
     layers: Annotated[
         tuple[int, int, int] | None,
         Field(description="eagle3: target layers whose outputs are fused; default: low, middle and top"),
+        OnlyWith("algorithm", ("eagle3",), when="train"),
     ] = None
     learning_rate: Annotated[
         float, Field(gt=0, description="of a fit, and of fresh weights; what was fitted is followed at a tenth of it")
     ] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0, description="micro-steps of linear warm-up of the learning rate")] = 20
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], Shares(when="train")] = (0.9, 0.95)
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     micro_step_tokens: Annotated[int, Field(ge=64, description="tokens packed into one micro-step")] = 2048
     every_steps: Annotated[int, Field(ge=1, description="train at most once in so many RL steps")] = 1

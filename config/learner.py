@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from config.model import LoraOptions
+from config.rules import CUDA, Shares
 
 
 class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
@@ -15,7 +16,7 @@ class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
         "adamw"
     )
     lr: Annotated[float, Field(gt=0, le=10, description="peak learning rate")] = 1e-6
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], Shares()] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     warmup_steps: Annotated[int, Field(ge=0, description="linear warm-up, optimizer steps")] = 0
@@ -41,7 +42,7 @@ class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
     """The learner group."""
 
     ranks: Annotated[int, Field(ge=1, le=10_000, description="FSDP2 ranks (one process each)")] = 1
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the learner runs")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the learner runs"), CUDA] = "auto"
     threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores/ranks")] = None
     micro_batch_tokens: Annotated[int, Field(ge=1, description="tokens of one packed micro-batch, per rank")] = 8192
     mini_batches: Annotated[int, Field(ge=1, description="optimizer steps per RL step")] = 1

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from config.rules import NotWith
+
 DType = Literal["float32", "bfloat16"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -35,6 +37,18 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
         Literal["auto", "native", "transformers"],
         Field(
             description="learner network: ours for Llama, Mistral, Qwen2, Qwen3; transformers' AutoModel for the rest"
+        ),
+        NotWith(
+            "rollout.quantization",
+            own="transformers",
+            said="transformers, whose layers the learner cannot round as rollout.quantization={other} does",
+            remedy="leave it out (our own Llama, Mistral, Qwen2, Qwen3), or set rollout.quantization=none",
+        ),
+        NotWith(
+            "learner.lora",
+            own="transformers",
+            said="transformers, whose projections learner.lora does not adapt",
+            remedy="leave it out (our own Llama, Mistral, Qwen2, Qwen3), or leave learner.lora out",
         ),
     ] = "auto"
 

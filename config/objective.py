@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from config.presets import MASKS, WEIGHTS, filled, origin
+from config.rules import Bounded, NotWith
 
 Aggregation = Literal[
     "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "fixed_mean_token_sum_norm"
@@ -92,6 +93,7 @@ class OverlongOptions(BaseModel, frozen=True, extra="forbid"):
             description="beyond rollout.sampling.max_new_tokens - buffer_tokens a response loses reward, linearly, up "
             "to penalty; 0: off; null: a fifth of max_new_tokens",
         ),
+        Bounded("<=", "rollout.sampling.max_new_tokens", remedy="lower it"),
     ] = 0
     penalty: Annotated[float, Field(gt=0, description="what a response at the limit loses")] = 1.0
 
@@ -108,6 +110,10 @@ class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
             "rewards; 1: no further round",
         ),
     ] = 1
+
+    @property
+    def on(self) -> bool:
+        return self.max_rounds > 1
 
 
 class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
@@ -181,10 +187,21 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
             description="rewards above 0 are multiplied by exp(-length_penalty * z), z the response's length "
             "standardised over those of its group (GRPO-LEAD: 0.05); 0: not",
         ),
+        NotWith(
+            "rollout.abort.enabled",
+            said="compares lengths of whole responses, which rollout.abort ends at different places",
+            remedy="set it to 0, or rollout.abort={}",
+        ),
     ] = 0.0
     overlong: OverlongOptions = OverlongOptions()
     mask_truncated: Annotated[
-        bool, Field(description="responses that were cut at the limit are not learned from (overlong filtering)")
+        bool,
+        Field(description="responses that were cut at the limit are not learned from (overlong filtering)"),
+        NotWith(
+            "rollout.abort.enabled",
+            said="leaves out responses by how they end, and rollout.abort ends some that would have been cut off",
+            remedy="set it to false, or rollout.abort={}",
+        ),
     ] = False
     dynamic_sampling: DynamicSamplingOptions = DynamicSamplingOptions()
 

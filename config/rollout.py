@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from config.formats import Quantization
+from config.rules import CUDA, Bounded, NotWith, OnlyWith
 from config.speculation import SpeculationOptions
 from config.token_budget import AbortOptions, BudgetOptions, SkipOptions
 
@@ -31,21 +32,34 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     backend: Annotated[
         Literal["native", "vllm"], Field(description="rollout engine: our own, or stock vLLM (docs/vllm.md)")
     ] = "native"
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs"), CUDA] = "auto"
     threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores/workers")] = None
     max_running: Annotated[int, Field(ge=1, le=100_000, description="requests decoded together")] = 64
     kv_tokens: Annotated[int, Field(ge=64, le=10**10, description="KV cache budget, tokens")] = 65_536
-    block_tokens: Annotated[int, Field(ge=1, le=256, description="KV block size, tokens")] = 16
+    block_tokens: Annotated[
+        int,
+        Field(ge=1, le=256, description="KV block size, tokens"),
+        OnlyWith(
+            "backend",
+            ("native",),
+            said="vLLM chooses the size of its KV blocks by what its kernels take",
+            remedy="leave it out; rollout.engine.vllm_arguments={block_size: {value}} insists",
+        ),
+    ] = 16
     prefill_chunk_tokens: Annotated[int, Field(ge=16, description="prompt tokens per engine step at most")] = 1024
     max_model_tokens: Annotated[int | None, Field(ge=2, description="prompt + response limit; default: model's")] = None
     cuda_graphs: Annotated[
         bool, Field(description="on CUDA: decoding and verification as captured graphs (`paceline plan-graphs`)")
     ] = True
     seeded_requests: Annotated[
-        bool, Field(description="vllm: a generator for each request, at some microseconds per token (docs/vllm.md)")
+        bool,
+        Field(description="vllm: a generator for each request, at some microseconds per token (docs/vllm.md)"),
+        OnlyWith("backend", ("vllm",)),
     ] = False
     vllm_arguments: Annotated[
-        dict[str, Any], Field(description="vllm: further arguments of its EngineArgs, e.g. {quantization: fp8}")
+        dict[str, Any],
+        Field(description="vllm: further arguments of its EngineArgs, e.g. {quantization: fp8}"),
+        OnlyWith("backend", ("vllm",)),
     ] = {}
     progress_every_tokens: Annotated[int, Field(ge=1, description="a prefix is reported every N new tokens")] = 64
 
@@ -59,7 +73,11 @@ class WorkerCount(BaseModel, frozen=True, extra="forbid"):
     in_short: ClassVar[str] = f"an integer, >= 1, <= {MOST_WORKERS}"  # what may stand in the section's place
 
     min: Annotated[int, Field(ge=1, le=MOST_WORKERS, description="without so many a run does not start")] = 1
-    max: Annotated[int, Field(ge=1, le=MOST_WORKERS, description="as many when there is room and work for them")]
+    max: Annotated[
+        int,
+        Field(ge=1, le=MOST_WORKERS, description="as many when there is room and work for them"),
+        Bounded(">=", "min", remedy="raise it, or lower min"),
+    ]
 
     @classmethod
     def fixed(cls, count: int) -> Self:
@@ -83,6 +101,14 @@ class WorkerCount(BaseModel, frozen=True, extra="forbid"):
         return {"min": self.min, "max": self.max} if self.elastic else self.max
 
 
+def _not_partial(section: str, on: str) -> NotWith:
+    return NotWith(
+        on,
+        said=f"has groups end in later steps, but {section} decides by how those of this one have ended",
+        remedy=f"leave one of rollout.partial.tokens_per_step and {section} out",
+    )
+
+
 class PartialOptions(BaseModel, frozen=True, extra="forbid"):
     """Responses that take several RL steps, so that none waits for the longest (staleness.md)."""
 
@@ -93,9 +119,24 @@ class PartialOptions(BaseModel, frozen=True, extra="forbid"):
             description="a response samples so many tokens in one RL step and goes on in the next, with newer weights; "
             "null: all in one",
         ),
+        Bounded(
+            "<",
+            "rollout.sampling.max_new_tokens",
+            said="{value} is no less than rollout.sampling.max_new_tokens = {other}, so no response would go on",
+            remedy="lower it, or leave it out",
+        ),
+        NotWith(
+            "environment",
+            said="{value}: what goes on in the next step is kept as a single response, and environment is set",
+        ),
+        _not_partial("rollout.budget", "rollout.budget.on"),
+        _not_partial("rollout.abort", "rollout.abort.enabled"),
+        _not_partial("objective.dynamic_sampling", "objective.dynamic_sampling.on"),
     ] = None
     max_steps: Annotated[
-        int, Field(ge=2, le=1000, description="RL steps that a response may take; in the last it comes to its end")
+        int,
+        Field(ge=2, le=1000, description="RL steps that a response may take; in the last it comes to its end"),
+        OnlyWith("tokens_per_step"),
     ] = 4
 
 
@@ -112,6 +153,18 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
             le=1,
             description="updates by which the weights that sample may be older than those that learn; 1: the next step "
             "is sampled while this one is learned (staleness.md)",
+        ),
+        NotWith(
+            "cluster.layout",
+            ("colocated",),
+            said="{value} has engines sample while the learner works, but with cluster.layout=colocated they take "
+            "turns on the same GPUs",
+            remedy="set cluster.layout=disaggregated, or rollout.staleness=0",
+        ),
+        NotWith(
+            "environment",
+            said="{value}: what is sampled ahead is kept as single responses, and environment is set",
+            remedy="set it to 0",
         ),
     ] = 0
     partial: PartialOptions = PartialOptions()

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
+from config.rules import OnlyWith
 from config.strategy import Strategy
 
 
@@ -65,6 +66,9 @@ class RooflineOptions(BaseModel, frozen=True, extra="forbid"):
     patience: Annotated[int, Field(ge=1, description="rollouts of one verdict before the draft length changes")] = 2
 
 
+_PAPER = OnlyWith("mode", ("paper",), when="mode")
+
+
 class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     """Speculative decoding of rollouts. Never changes a token (verification: coupled) or their distribution."""
 
@@ -95,24 +99,31 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
             "or refused"
         ),
     ] = "auto"
-    exploration: Annotated[float, Field(ge=0, le=0.5, description="share of decode time spent on other arms")] = 0.0025
+    exploration: Annotated[
+        float,
+        Field(ge=0, le=0.5, description="share of decode time spent on other arms"),
+        OnlyWith("mode", ("adaptive",), when="mode"),
+    ] = 0.0025
     budget: Annotated[
         Literal["length_aware", "none"],
         Field(
             description="length_aware (mode adaptive, backend native): requests that will hold up the batch draft more"
         ),
+        OnlyWith("mode", ("adaptive",), when="mode"),
     ] = "none"
     # mode: paper
     window: Annotated[int, Field(ge=1, description="mode paper: steps remembered per strategy")] = 32
-    seed: Annotated[int, Field(description="mode paper: of exploration's random stream")] = 0
-    epsilon: Annotated[float, Field(ge=0, le=1, description="mode paper: exploration probability")] = 0.1
+    seed: Annotated[int, Field(description="mode paper: of exploration's random stream"), _PAPER] = 0
+    epsilon: Annotated[float, Field(ge=0, le=1, description="mode paper: exploration probability"), _PAPER] = 0.1
     batch_thresholds: Annotated[
-        tuple[int, ...] | None, Field(description="mode paper: first batch size of each bucket, ascending, from 1")
+        tuple[int, ...] | None,
+        Field(description="mode paper: first batch size of each bucket, ascending, from 1"),
+        _PAPER,
     ] = None
     suffix: SuffixOptions = SuffixOptions()
     eagle: EagleOptions = EagleOptions()
     self: SelfOptions = SelfOptions()
-    roofline: RooflineOptions = RooflineOptions()
+    roofline: Annotated[RooflineOptions, OnlyWith("mode", ("roofline",), when="mode")] = RooflineOptions()
 
     @field_validator("strategies")
     @classmethod

@@ -14,6 +14,7 @@ from config.model import ModelOptions
 from config.objective import ObjectiveOptions
 from config.rewards import RewardOptions
 from config.rollout import RolloutOptions
+from config.rules import Different, NotWith, OnlyWith
 from config.speculation import SpeculationOptions
 from config.spot import SpotOptions
 
@@ -59,7 +60,14 @@ class EvalOptions(BaseModel, frozen=True, extra="forbid"):
         int | None, Field(ge=1, le=10**8, description="default: rollout.sampling.max_new_tokens")
     ] = None
     sets: Annotated[
-        tuple[EvalSetOptions, ...], Field(description="held-out sets by name, instead of data.eval, which is one")
+        tuple[EvalSetOptions, ...],
+        Field(description="held-out sets by name, instead of data.eval, which is one"),
+        NotWith(
+            "data.eval",
+            said="is set, and so is data.eval, which is one set",
+            remedy="make it one of eval.sets, or leave it out",
+        ),
+        Different("name", "sets"),
     ] = ()
 
 
@@ -100,14 +108,24 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
             description="the smallest GPU that workers and ranks get, e.g. H100 or A10G: what cannot fit is refused "
             "(`paceline plan-step`); default: what this machine or Ray's nodes show"
         ),
+        NotWith(
+            "layout",
+            ("embedded",),
+            said="is set, but cluster.layout is embedded (CPU only)",
+            remedy="leave it out, or set cluster.gpu=null",
+        ),
     ] = None
     cpus_per_worker: Annotated[float, Field(ge=0, le=4096)] = 1
     cpus_per_learner: Annotated[float, Field(ge=0, le=4096)] = 1
     rollout_resource: Annotated[
-        str | None, Field(description="custom Ray resource that only rollout nodes have (disaggregated)")
+        str | None,
+        Field(description="custom Ray resource that only rollout nodes have (disaggregated)"),
+        OnlyWith("layout", ("disaggregated",)),
     ] = None
     learner_resource: Annotated[
-        str | None, Field(description="custom Ray resource that only learner nodes have (disaggregated)")
+        str | None,
+        Field(description="custom Ray resource that only learner nodes have (disaggregated)"),
+        OnlyWith("layout", ("disaggregated",)),
     ] = None
     weights: Annotated[
         Literal["auto", "store", "ipc", "broadcast"],
@@ -121,6 +139,12 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
         Field(
             description="engines give their KV cache up while the learner works, and the optimizer's state is on the "
             "host while engines decode; auto: where they share a GPU whose memory asks for it, by the memory plan"
+        ),
+        NotWith(
+            "rollout.staleness",
+            own="always",
+            said="always has engines sleep while the learner works, when rollout.staleness={other} has them sample",
+            remedy="leave it out, or set rollout.staleness=0",
         ),
     ] = "auto"
     start_timeout_s: Annotated[float, Field(gt=0, description="waiting for nodes and actors to start")] = 600.0

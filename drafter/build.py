@@ -7,9 +7,9 @@ import logging
 from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
-from typing import Protocol
 
 from config.catalogue import CATALOGUE, at_hand, weights_path
+from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from config.strategy import Strategy
 from drafter.protocol import Drafter
@@ -20,20 +20,7 @@ from models.transformer import Transformer
 _LOG = logging.getLogger(__name__)
 
 
-class EngineShape(Protocol):
-    """What a drafter must know of `config.rollout.EngineOptions`."""
-
-    @property
-    def max_running(self) -> int: ...
-    @property
-    def kv_tokens(self) -> int: ...
-    @property
-    def block_tokens(self) -> int: ...
-    @property
-    def max_model_tokens(self) -> int | None: ...
-
-
-def build_drafters(options: SpeculationOptions, model: Transformer, engine: EngineShape) -> dict[str, Drafter]:
+def build_drafters(options: SpeculationOptions, model: Transformer, engine: EngineOptions) -> dict[str, Drafter]:
     """The drafters by name: n-gram and suffix wherever the native extension is installed, EAGLE if it has a path, the
     copy of the model in few bits where the engine can lend its cache.
 
@@ -72,7 +59,7 @@ def build_retrieval(options: SpeculationOptions, slots: int, max_tokens: int) ->
     }
 
 
-def history_tokens(model: Transformer, engine: EngineShape) -> int:
+def history_tokens(model: Transformer, engine: EngineOptions) -> int:
     """The longest sequence an engine can hold: the model's or the configured limit, or the cache and one token more
     (the last token's K/V are never stored)."""
     model_tokens = engine.max_model_tokens or model.config.max_position_embeddings

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from config.formats import LowBitFormat
 from policies.calibration.roofline import Roofline
 from policies.calibration.solve import FloatArray, fit_positive
-from policies.roofline.network import LowBits, Network
+from policies.roofline.network import Network
 
 OVERLAP = 1.5
 _SPREAD = 0.05  # relative deviation of a usual measurement: what is further off by far counts for less
@@ -41,7 +42,7 @@ class Work:
     attention_flops: float  # C_attn, per row and token of context
 
     @classmethod
-    def of(cls, net: Network, low_bits: LowBits) -> "Work":
+    def of(cls, net: Network, low_bits: LowBitFormat) -> "Work":
         """The copy's matrices are in `low_bits`."""
         return cls(
             target_bytes=net.read_bytes,

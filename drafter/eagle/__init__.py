@@ -1,7 +1,8 @@
 """EAGLE: one decoder layer on the target's hidden states drafts what it will say (TLT 4.1; EAGLE, HASS, EAGLE-3)."""
 
+from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
-from drafter.build import EngineShape, history_tokens
+from drafter.build import history_tokens
 from drafter.eagle.drafter import EagleDrafter
 from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
 from drafter.eagle.model import Drafting, Eagle3Model, EagleModel, fused_layers, init_eagle
@@ -21,7 +22,7 @@ __all__ = [
 ]
 
 
-def build(options: SpeculationOptions, model: Transformer, engine: EngineShape) -> EagleDrafter:
+def build(options: SpeculationOptions, model: Transformer, engine: EngineOptions) -> EagleDrafter:
     """See `drafter.build`."""
     blocks, sampled = engine.kv_tokens // engine.block_tokens, options.verification == "rejection"
     return EagleDrafter(

@@ -24,12 +24,6 @@ def lora_issues(c: Config) -> Iterator[Issue]:
             f"{lora.dropout:g}, but rollouts are sampled without, and two passes over one sequence must agree",
             remedy="leave it out",
         )
-    if c.model.implementation == "transformers":
-        yield Issue(
-            "model.implementation",
-            f"transformers, whose projections {_KEY} does not adapt",
-            remedy=f"leave it out (our own Llama, Mistral, Qwen2, Qwen3), or leave {_KEY} out",
-        )
     if c.learner.autocast_bf16 and c.model.dtype == "float32":
         yield Issue(
             "learner.autocast_bf16",

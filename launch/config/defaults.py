@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from actors.engine.capabilities import BACKENDS
 from config.presets import TRUNCATE
 from config.tree import Config
-from launch.config.check_abort import markers_of
+from launch.config.check_lengths import markers_of
 from launch.config.paths import replaced
 
 BACKEND = "rollout.engine.backend"

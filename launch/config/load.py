@@ -20,8 +20,8 @@ from config.tree import Config
 from launch.config.check import check_values
 from launch.config.defaults import implied, settled
 from launch.config.document import Document, KeyPath, parse_document
-from launch.config.foreign import elsewhere
-from launch.config.foreign_names.answers import plain
+from launch.config.foreign.answers import plain
+from launch.config.foreign.lookup import elsewhere
 from launch.config.issues import ConfigError, Issue
 from launch.config.overrides import apply_overrides
 from launch.config.paths import resolve_paths

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from config.formats import FORMATS
+from config.formats import FORMATS, LowBitFormat
 from config.strategy import Strategy
 from launch.config.issues import ConfigError, Issue
 from launch.config.memory import network_at
@@ -24,7 +24,7 @@ from policies.calibration.drafts import DraftCosts
 from policies.calibration.passes import PassCosts
 from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
-from policies.roofline.network import LowBits, Network
+from policies.roofline.network import Network
 from policies.roofline.timing import DEFAULT, time_of
 
 _LINE = 1.25  # contexts of the grid are so far apart
@@ -51,7 +51,7 @@ class RooflineCosts:
     net: Network
     device: Device
     gpus: int = 1
-    copy: LowBits | None = None
+    copy: LowBitFormat | None = None
     _wide: Device = field(init=False)
     _lines: dict[tuple[int, int, int], float] = field(default_factory=dict)
     _drafts: dict[tuple[Strategy, int, int], float] = field(default_factory=dict)
@@ -280,7 +280,7 @@ def costs_of(scenario: Scenario) -> Costs:
 
 
 @lru_cache(maxsize=16)
-def _roofline(net: Network, gpu: Device, gpus: int, copy: LowBits | None) -> RooflineCosts:
+def _roofline(net: Network, gpu: Device, gpus: int, copy: LowBitFormat | None) -> RooflineCosts:
     """One for all runs of a process: what it was asked once it knows."""
     return RooflineCosts(net=net, device=gpu, gpus=gpus, copy=copy)
 

@@ -17,8 +17,9 @@ from planner.simulate.engine import Speculator
 from planner.simulate.scenario import Speculation
 from policies.calibration.costs import CostModel
 from policies.speculation.chooser import MARGIN, AdaptivePolicy
-from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome, StrategyPolicy
+from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.toggle import RooflinePolicy
+from policies.steps import Load, StepKind, StepOutcome
 
 _OCTAVE = 8  # loads per octave that a choice is made for
 

@@ -7,48 +7,18 @@ what all steps lately have in common; the roofline below hardly at all.
 """
 
 import math
-from typing import Protocol
 
+from config.strategy import Strategy
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost
-from policies.calibration.drafts import DraftCosts, Drafting
+from policies.calibration.drafts import DraftCosts
 from policies.calibration.passes import PassCosts
 from policies.calibration.typical import Typical
+from policies.steps import StepOutcome
 
 _DRIFT_GAIN, _COMMON_GAIN = 1 / 12, 1 / 8  # by how much a surprise moves the drift, and what surprises have in common
 # Steps are learned from together, at the latest so many; of equal ones at most _LIKE, evenly spaced: a step of a small
 # model takes little longer than to learn from it. Of all where those surprise by such a logarithm.
 _TOGETHER, _LIKE, _SURPRISED = 64, 4, 0.05
-
-
-class _Load(Protocol):
-    @property
-    def running(self) -> int: ...
-    @property
-    def context_tokens(self) -> int: ...
-
-
-class Step(Protocol):
-    """An engine step; `policies.speculation.policy.StepOutcome` is one."""
-
-    @property
-    def strategy(self) -> Drafting: ...
-    @property
-    def load(self) -> _Load: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def elapsed_s(self) -> float: ...
-    @property
-    def draft_s(self) -> float: ...
-    @property
-    def is_usual(self) -> bool:
-        """Nothing but decoding and drafting took its time."""
-
-    @property
-    def caught_up(self) -> bool:
-        """The same, but that its drafter first worked through text that it had not followed."""
 
 
 class CostModel:
@@ -57,10 +27,10 @@ class CostModel:
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._passes, self._drafts = PassCosts(calibration), DraftCosts(calibration)
         self._switches: dict[str, Typical] = {}
-        self._late: dict[str, tuple[Drafting, int, float]] = {}  # by drafter: a late draft before its usual ones
+        self._late: dict[str, tuple[Strategy, int, float]] = {}  # by drafter: a late draft before its usual ones
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential
         self._common = 0.0  # of the surprises of late, a logarithm
-        self._steps: list[Step] = []  # not learned from yet
+        self._steps: list[StepOutcome] = []  # not learned from yet
 
     @property
     def drift(self) -> float:
@@ -82,7 +52,7 @@ class CostModel:
         seconds = self._passes.at(requests, rows, context_tokens)
         return None if seconds is None else seconds * self._factor
 
-    def draft_s(self, strategy: Drafting, requests: int) -> float | None:
+    def draft_s(self, strategy: Strategy, requests: int) -> float | None:
         """Seconds of drafting so for `requests` >= 1 requests; 0.0 of plain decoding; None: neither calibrated nor
         measured."""
         if strategy.depth == 0:
@@ -98,7 +68,7 @@ class CostModel:
         switch = self._switches.get(drafter)
         return None if switch is None else math.exp(switch.value) * self._factor
 
-    def expected_s(self, step: Step) -> float | None:
+    def expected_s(self, step: StepOutcome) -> float | None:
         """Seconds that the step should have taken, with the rows it had and what it drafted with; None: not known. By
         what was learned so far, without what was observed since the last question."""
         load, strategy = step.load, step.strategy
@@ -108,7 +78,7 @@ class CostModel:
             seconds = None if draft_s is None else seconds + draft_s
         return None if seconds is None else seconds * self._factor
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step: StepOutcome) -> None:
         """A step of any kind: learned from before the next question is answered."""
         self._steps.append(step)
         if len(self._steps) >= _TOGETHER:
@@ -120,7 +90,7 @@ class CostModel:
             for step in steps:
                 self._take(step)
             return
-        alike: dict[tuple[int, int, int, bool], list[Step]] = {}
+        alike: dict[tuple[int, int, int, bool], list[StepOutcome]] = {}
         for step in steps:
             key = id(step.strategy), step.load.running, step.rows, step.is_usual
             if key in alike:
@@ -135,7 +105,7 @@ class CostModel:
                     if i % apart:
                         self._take(step)
 
-    def _take(self, step: Step) -> float:
+    def _take(self, step: StepOutcome) -> float:
         """Some microseconds, and a fit of a millisecond after 4, 8, 16 ... Returns by how much it took longer than was
         to be expected, as a logarithm."""
         load, rows = step.load, step.rows
@@ -164,7 +134,7 @@ class CostModel:
             self._switched(strategy, requests, draft_s)
         return surprise
 
-    def _switched(self, strategy: Drafting, requests: int, draft_s: float) -> None:
+    def _switched(self, strategy: Strategy, requests: int, draft_s: float) -> None:
         switch_s = max(draft_s - (self._drafts.at(strategy, requests) or 0.0), 1e-7)
         self._switches.setdefault(strategy.drafter, Typical()).add(math.log(switch_s))
 

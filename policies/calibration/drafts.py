@@ -8,8 +8,8 @@ fitted per drafter to relative errors, times what a strategy was measured to dif
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from config.strategy import Strategy
 from policies.calibration.document import FEW, MOST, Calibration, DraftCost
 from policies.calibration.typical import Typical
 
@@ -18,15 +18,6 @@ _NEAR = 0.35  # of a logarithm of requests: measurements further away say half a
 _LEAST_S = 1e-8
 _LAST_FIT = 4096  # measurements at most between two fits
 _Prices = tuple[float, float, float, float]  # fixed, each, level, level_each
-
-
-class Drafting(Protocol):
-    """A strategy, whose text names it; `config.strategy.Strategy` is one."""
-
-    @property
-    def drafter(self) -> str: ...
-    @property
-    def depth(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -53,7 +44,7 @@ class DraftCosts:
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._drafters: dict[str, _Drafter] = {}
-        self._cache: dict[tuple[Drafting, int], float | None] = {}
+        self._cache: dict[tuple[Strategy, int], float | None] = {}
         for one in () if calibration is None else calibration.drafts:
             drafter = self._drafters.setdefault(one.drafter, _Drafter())
             usual = Typical(math.log(one.seconds), one.count)
@@ -63,7 +54,7 @@ class DraftCosts:
             drafter.fit()
             drafter.fit_at = 64
 
-    def add(self, strategy: Drafting, requests: int, seconds: float) -> None:
+    def add(self, strategy: Strategy, requests: int, seconds: float) -> None:
         """A step drafted for `requests` requests."""
         drafter = self._drafters.setdefault(strategy.drafter, _Drafter())
         cells = drafter.cells.setdefault(str(strategy), {})
@@ -79,7 +70,7 @@ class DraftCosts:
         elif cell.usual.value != before:  # other loads of the strategy see it later
             self._cache.pop((strategy, requests), None)
 
-    def at(self, strategy: Drafting, requests: int) -> float | None:
+    def at(self, strategy: Strategy, requests: int) -> float | None:
         """Seconds; None: nothing of the drafter was measured."""
         key = strategy, requests
         try:
@@ -96,7 +87,7 @@ class DraftCosts:
                     seconds, count = math.exp(cell.usual.value), min(cell.usual.count, MOST)
                     yield DraftCost(strategy=strategy, requests=requests, seconds=seconds, count=count)
 
-    def _estimate(self, strategy: Drafting, requests: int) -> float | None:
+    def _estimate(self, strategy: Strategy, requests: int) -> float | None:
         drafter = self._drafters.get(strategy.drafter)
         if drafter is None:
             return None

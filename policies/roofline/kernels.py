@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from config.formats import LowBitFormat
 from config.strategy import Strategy
-from policies.roofline.network import LowBits, Network
+from policies.roofline.network import Network
 
 Part = Literal["weights", "kv", "sampling", "rest"]
 # Of the paged attention kernel (models/ops/triton/launch.py; a test holds them equal): tokens of the context that one
@@ -153,7 +154,7 @@ def sampling(net: Network, total: int, logit_bytes: int = _LOGIT_BYTES) -> Itera
 
 
 def draft_kernels(
-    net: Network, batch: int, strategy: Strategy, context: int, copy: LowBits | None = None
+    net: Network, batch: int, strategy: Strategy, context: int, copy: LowBitFormat | None = None
 ) -> list[Kernel]:
     """A drafter's work for one step, as the engine's drafter launches it; none for one that is no network.
 

@@ -12,7 +12,8 @@ Estimates, marked so: contexts, NCCL's buffers, one graph, and the slack of a ca
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policies.roofline.network import LowBits, Network
+from config.formats import LowBitFormat
+from policies.roofline.network import Network
 
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT_BYTES = 600 * MIB  # a process's CUDA context, cuBLAS included; an estimate
@@ -36,7 +37,7 @@ class EngineShape:
     copies: int = 1  # engines that share the GPU
     captured_passes: int = 80  # in its graphs; 0: it captures none
     drafter: bool = False
-    self_copy: LowBits | None = None  # what a copy of the target that drafts is stored in
+    self_copy: LowBitFormat | None = None  # what a copy of the target that drafts is stored in
     copy_apart: bool = False  # it has tables and K/V of its own
     recording_bytes: int = 0
 

@@ -1,39 +1,8 @@
 """The shape of a decoder-only transformer and of its drafter, as counts. Owns no name of any weight."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-
-class LowBits(Protocol):
-    """How matrices are stored in few bits: what of `config.formats.LowBitFormat` decides bytes and flops."""
-
-    @property
-    def bits(self) -> int:
-        """Of a weight; fewer than eight lie two to a byte."""
-
-    @property
-    def group(self) -> int | None:
-        """Inputs that share a scale and a zero point; None: a row, without a zero point."""
-
-    def groups(self, depth: int) -> int:
-        """Scales of a row of so many inputs."""
-
-    @property
-    def activations(self) -> str:
-        """ "none", or the dtype of eight bits that tokens are rounded to."""
-
-
-@dataclass(frozen=True, slots=True)
-class _EightBits:
-    """Rows of eight bits by tokens of eight bits."""
-
-    bits: int = 8
-    group: int | None = None
-    activations: str = "int8"
-
-    def groups(self, depth: int) -> int:
-        return 1
-
+from config.formats import FORMATS, LowBitFormat
 
 _LARGEST_HEAD = 0.5  # of the bytes of a copy's layers; beyond it the copy's head is read in eight bits
 
@@ -53,7 +22,7 @@ class Network:
     qkv_bias: bool = False
     qk_norm: bool = False
     item_bytes: int = 2
-    low_bits: LowBits | None = None  # of the engine's matrices
+    low_bits: LowBitFormat | None = None  # of the engine's matrices
 
     @property
     def query_size(self) -> int:
@@ -113,17 +82,17 @@ class Network:
         saved = self.matrix_parameters * self.item_bytes - self.matrices_bytes
         return self.read_parameters * self.item_bytes - self.num_layers * saved
 
-    def copied(self, form: LowBits | None) -> "Network":
+    def copied(self, form: LowBitFormat | None) -> "Network":
         """What drafts for this model by itself: its matrices once more, in `form` (None: as they are)."""
         return self if form is None else replace(self, low_bits=form)
 
     @property
-    def head_bits(self) -> LowBits | None:
+    def head_bits(self) -> LowBitFormat | None:
         """Of the head of a copy in few bits, as `models.low_bit_copy` makes it; None: the model's own head."""
         if self.low_bits is None or not self.rounds_tokens:
             return None
         layers = self.num_layers * self.matrix_parameters // (1 if self.low_bits.bits == 8 else 2)
-        return _EightBits() if self.embedding_parameters * self.item_bytes > _LARGEST_HEAD * layers else None
+        return FORMATS["w8a8"] if self.embedding_parameters * self.item_bytes > _LARGEST_HEAD * layers else None
 
     @property
     def copy_bytes(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from config.catalogue import CATALOGUE
 from config.strategy import Strategy
-from policies.speculation.policy import NO_REQUESTS, Int64Array, StepOutcome
+from policies.steps import NO_REQUESTS, Int64Array, StepOutcome
 
 Float64Array = NDArray[np.float64]
 

@@ -15,7 +15,8 @@ from statistics import median
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.elastic import ElasticSwitch
-from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import Reason
+from policies.steps import Load, StepKind, StepOutcome
 
 
 class BegMabPolicy:

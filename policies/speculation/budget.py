@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from config.strategy import Strategy
-from policies.speculation.policy import Load
+from policies.steps import Load
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

@@ -13,8 +13,9 @@ from config.catalogue import CATALOGUE
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel, Expected
-from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import Reason
 from policies.speculation.preparation import Preparation
+from policies.steps import Load, StepKind, StepOutcome
 
 HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as a step of a small model ...
 CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up to so many times

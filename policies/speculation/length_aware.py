@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from config.strategy import Strategy
 from policies.speculation.budget import Int32Array, Int64Array
 from policies.speculation.length_statistics import LengthClass, LengthStatistics, problem_key
-from policies.speculation.policy import Load
+from policies.steps import Load
 
 FloatArray = NDArray[np.float64]
 

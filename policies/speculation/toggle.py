@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
-from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import Reason
+from policies.steps import Load, StepKind, StepOutcome
 
 _FULL = 16.0  # request-steps in which every draft was accepted, before any was verified
 _KEPT = 0.75  # of what earlier rollouts verified, per rollout

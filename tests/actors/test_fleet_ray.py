@@ -13,8 +13,7 @@ from launch.dispatch import RolloutDispatcher, SeatState, spawner
 from launch.fleet import Autoscaler, Fleet
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.test_dispatch_ray import check, requests, weights
-from tests.actors.test_placement import Cluster, Config
-from tests.actors.test_placement import Rollout as RolloutShape
+from tests.actors.test_placement import placing
 
 pytestmark = pytest.mark.ray
 
@@ -27,8 +26,7 @@ def test_workers_join_a_rollout_leave_a_drained_node_and_come_back_with_the_same
     options = RolloutOptions(workers=COUNT, engine=EngineOptions(max_running=2), max_retries=0, max_worker_restarts=0)
     events: list[tuple[str, str]] = []
     note: Any = lambda kind, message: events.append((kind, message))  # noqa: E731
-    small = Cluster(cpus_per_worker=0.001, cpus_per_learner=0.001)
-    with place(Config(small, RolloutShape(COUNT))) as placement:
+    with place(placing(workers=COUNT.min, cpus_per_worker=0.001, cpus_per_learner=0.001)) as placement:
         dispatcher = RolloutDispatcher(
             spawner(lambda name: partial(FakeEngine, FAKE), placement.worker_options), options, on_event=note
         )

@@ -4,7 +4,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,8 +11,12 @@ import ray
 
 from actors import placement
 from actors.placement import Placement, place, reserve
-from actors.placement_plan import Layout, PlacementError, Plan, plan
-from config.rollout import WorkerCount
+from actors.placement_plan import PlacementError, Plan, plan
+from config.data import DataOptions
+from config.learner import LearnerOptions
+from config.model import ModelOptions
+from config.rollout import RolloutOptions, WorkerCount
+from config.tree import ClusterOptions, Config, RunOptions
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
@@ -23,33 +26,16 @@ def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    layout: Layout = "embedded"
-    gpus_per_worker: float = 1
-    gpus_per_learner: float = 1
-    cpus_per_worker: float = 1
-    cpus_per_learner: float = 1
-    rollout_resource: str | None = None
-    learner_resource: str | None = None
-    start_timeout_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class Rollout:
-    workers: WorkerCount = field(default_factory=lambda: WorkerCount.fixed(2))
-
-
-@dataclass(frozen=True)
-class Learner:
-    ranks: int = 1
-
-
-@dataclass(frozen=True)
-class Config:
-    cluster: Cluster
-    rollout: Rollout = field(default_factory=Rollout)
-    learner: Learner = field(default_factory=Learner)
+def placing(*, workers: int = 2, ranks: int = 1, **cluster: Any) -> Config:
+    """A configuration of so many workers and ranks."""
+    return Config(
+        run=RunOptions(name="placing"),
+        model=ModelOptions(path="model"),
+        data=DataOptions(),
+        cluster=ClusterOptions(start_timeout_s=30.0, **cluster),
+        rollout=RolloutOptions(workers=WorkerCount.fixed(workers)),
+        learner=LearnerOptions(ranks=ranks),
+    )
 
 
 def check_slots_fit(made: Plan) -> None:
@@ -65,7 +51,7 @@ def check_slots_fit(made: Plan) -> None:
 
 @pytest.mark.parametrize(("workers", "ranks", "cpus"), [(1, 1, 2), (3, 1, 2), (3, 2, 1), (2, 1, 64)])
 def test_embedded_fits_any_machine(workers: int, ranks: int, cpus: int) -> None:
-    made = plan(Cluster(), workers=workers, ranks=ranks, available_cpus=cpus)
+    made = plan(ClusterOptions(), workers=workers, ranks=ranks, available_cpus=cpus)
     check_slots_fit(made)
     assert made.demand()["CPU"] <= cpus + 1e-9
     assert "GPU" not in made.demand()
@@ -74,7 +60,9 @@ def test_embedded_fits_any_machine(workers: int, ranks: int, cpus: int) -> None:
 
 
 def test_colocated_shares_every_gpu_of_a_node() -> None:
-    made = plan(Cluster("colocated", gpus_per_worker=8, cpus_per_worker=4), workers=2, ranks=16, available_cpus=0)
+    made = plan(
+        ClusterOptions(layout="colocated", gpus_per_worker=8, cpus_per_worker=4), workers=2, ranks=16, available_cpus=0
+    )
     check_slots_fit(made)
     assert made.demand() == {"GPU": 16, "CPU": 24}
     assert {g.strategy for g in made.groups} == {"STRICT_PACK"}
@@ -86,18 +74,20 @@ def test_colocated_shares_every_gpu_of_a_node() -> None:
 @pytest.mark.parametrize(
     ("cluster", "ranks", "match"),
     [
-        (Cluster("colocated", gpus_per_worker=0.5), 1, "gpus_per_worker=0.5"),
-        (Cluster("colocated", gpus_per_learner=2), 1, "gpus_per_learner=2"),
-        (Cluster("colocated"), 3, "3 learner ranks do not fit on the 2 GPUs"),
+        (ClusterOptions(layout="colocated", gpus_per_worker=0.5), 1, "gpus_per_worker=0.5"),
+        (ClusterOptions(layout="colocated", gpus_per_learner=2), 1, "gpus_per_learner=2"),
+        (ClusterOptions(layout="colocated"), 3, "3 learner ranks do not fit on the 2 GPUs"),
     ],
 )
-def test_colocated_contradictions_name_the_keys(cluster: Cluster, ranks: int, match: str) -> None:
+def test_colocated_contradictions_name_the_keys(cluster: ClusterOptions, ranks: int, match: str) -> None:
     with pytest.raises(PlacementError, match=match):
         plan(cluster, workers=2, ranks=ranks, available_cpus=8)
 
 
 def test_disaggregated_spreads_workers_and_packs_ranks_on_their_own_nodes() -> None:
-    cluster = Cluster("disaggregated", gpus_per_worker=8, rollout_resource="rollout", learner_resource="learner")
+    cluster = ClusterOptions(
+        layout="disaggregated", gpus_per_worker=8, rollout_resource="rollout", learner_resource="learner"
+    )
     made = plan(cluster, workers=3, ranks=8, available_cpus=0)
     check_slots_fit(made)
     learner, rollout = made.groups
@@ -125,7 +115,7 @@ def engine_on(*, gpus: Sequence[int] | None = None) -> Sequence[int] | None:
 @pytest.mark.ray
 def test_embedded_places_actors_and_gives_all_back() -> None:
     free = ray.available_resources()["CPU"]
-    config = Config(Cluster(cpus_per_worker=free, cpus_per_learner=free))  # three times what there is
+    config = placing(cpus_per_worker=free, cpus_per_learner=free)  # three times what there is
     with place(config) as placement:
         options = [placement.worker_options("a"), placement.worker_options("b"), placement.learner_options(0)]
         actors: list[Any] = [ray.remote(Where).options(**o).remote() for o in options]
@@ -140,7 +130,7 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
 
 @pytest.mark.ray
 def test_colocated_actors_share_their_gpus() -> None:
-    config = Config(Cluster("colocated", gpus_per_worker=2), learner=Learner(4))
+    config = placing(ranks=4, layout="colocated", gpus_per_worker=2)
     with place(config) as placement:
         learners: list[Any] = [
             ray.remote(Where).options(**placement.learner_options(rank)).remote() for rank in range(4)
@@ -157,7 +147,7 @@ def test_colocated_actors_share_their_gpus() -> None:
 
 @pytest.mark.ray
 def test_a_disaggregated_worker_sees_all_its_gpus() -> None:
-    config = Config(Cluster("disaggregated", gpus_per_worker=3, gpus_per_learner=1), Rollout(WorkerCount.fixed(1)))
+    config = placing(workers=1, layout="disaggregated", gpus_per_worker=3, gpus_per_learner=1)
     with place(config) as placement:
         worker: Any = ray.remote(Where).options(**placement.worker_options("a")).remote()
         assert len(ray.get(worker.gpus.remote(), timeout=60)) == 3
@@ -166,7 +156,9 @@ def test_a_disaggregated_worker_sees_all_its_gpus() -> None:
 
 @pytest.mark.ray
 def test_what_a_learner_waits_for_after_the_loss_of_its_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = plan(Cluster(layout="disaggregated", learner_resource="learner"), workers=1, ranks=1, available_cpus=0)
+    where = plan(
+        ClusterOptions(layout="disaggregated", learner_resource="learner"), workers=1, ranks=1, available_cpus=0
+    )
     states = {"learners": "CREATED", "workers": "RESCHEDULING"}  # the other group is not the learner's
     groups: list[Any] = ["learners", "workers"]
     placed = Placement(where, groups, timeout_s=1.0)
@@ -180,7 +172,7 @@ def test_what_a_learner_waits_for_after_the_loss_of_its_node_is_named(monkeypatc
 
 
 def test_missing_resources_are_named_within_the_deadline() -> None:
-    cluster = Cluster("disaggregated", gpus_per_worker=8, cpus_per_worker=0.5, rollout_resource="spot")
+    cluster = ClusterOptions(layout="disaggregated", gpus_per_worker=8, cpus_per_worker=0.5, rollout_resource="spot")
     made = plan(cluster, workers=2, ranks=1, available_cpus=4)
     with pytest.raises(PlacementError, match=r"within 0.5 s .* missing GPU, spot .*GPU: 17 needed, \d free of 4"):
         reserve(made, timeout_s=0.5)
@@ -188,7 +180,7 @@ def test_missing_resources_are_named_within_the_deadline() -> None:
 
 @pytest.mark.ray
 def test_a_later_worker_has_a_reservation_of_its_own_that_comes_and_goes_alone() -> None:
-    config = Config(Cluster("disaggregated"), Rollout(WorkerCount.fixed(1)))
+    config = placing(workers=1, layout="disaggregated")
     with place(config) as placement:
         placement.worker_options("a")
         for name in "bc":  # the head has 4 GPUs
@@ -209,7 +201,7 @@ def test_a_later_worker_has_a_reservation_of_its_own_that_comes_and_goes_alone()
 @pytest.mark.ray
 def test_nothing_is_placed_on_a_node_that_is_to_be_avoided() -> None:
     here = ray.get_runtime_context().get_node_id()
-    with place(Config(Cluster(cpus_per_worker=0.001, cpus_per_learner=0.001))) as placement:
+    with place(placing(cpus_per_worker=0.001, cpus_per_learner=0.001)) as placement:
         for name in ("a", "b"):
             placement.ask(name)
         placement.let_go("b")

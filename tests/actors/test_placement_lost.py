@@ -10,6 +10,7 @@ import ray
 from actors import placement
 from actors.placement import Placement
 from actors.placement_plan import plan
+from config.tree import ClusterOptions
 
 
 class Group(str):
@@ -49,23 +50,11 @@ class Groups:
         return made
 
 
-def cluster(layout: str) -> Any:
-    return SimpleNamespace(
-        layout=layout,
-        gpus_per_worker=1,
-        gpus_per_learner=1,
-        cpus_per_worker=1.0,
-        cpus_per_learner=1.0,
-        rollout_resource=None,
-        learner_resource=None,
-    )
-
-
 @pytest.mark.parametrize("nodes", [["a", "bad"], ["a", ""]])
 def test_ranks_that_start_again_keep_off_refused_nodes(nodes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(monkeypatch)
     groups.where |= {"learners": nodes, "workers": ["a", "bad"]}
-    wanted = plan(cluster("disaggregated"), workers=2, ranks=2, available_cpus=8.0)
+    wanted = plan(ClusterOptions(layout="disaggregated"), workers=2, ranks=2, available_cpus=8.0)
     place = Placement(wanted, ["learners", "workers"], 1.0)  # type: ignore[list-item]
     place.learners_off([])
     assert groups.removed == [], "Ray reserves it again by itself"
@@ -80,7 +69,7 @@ def test_ranks_that_start_again_keep_off_refused_nodes(nodes: list[str], monkeyp
 def test_a_worker_that_shares_the_ranks_node_moves_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(monkeypatch)
     groups.where |= {"first": ["bad"], "second": ["a"]}
-    wanted = plan(cluster("colocated"), workers=2, ranks=2, available_cpus=8.0)
+    wanted = plan(ClusterOptions(layout="colocated"), workers=2, ranks=2, available_cpus=8.0)
     place = Placement(wanted, cast(Any, ["first", "second"]), 1.0)
     for name in ("rollout-0", "rollout-1"):
         place.worker_options(name)
@@ -101,7 +90,7 @@ def test_ranks_move_out_of_a_group_whose_workers_are_on_other_nodes(
 ) -> None:
     groups = Groups(monkeypatch)
     groups.where |= {"all": [learner, "a", ""]}  # a worker's node is lost in any case
-    wanted = plan(cluster("embedded"), workers=2, ranks=1, available_cpus=8.0)
+    wanted = plan(ClusterOptions(layout="embedded"), workers=2, ranks=1, available_cpus=8.0)
     place = Placement(wanted, cast(Any, ["all"]), 1.0)
     place.learners_off(["bad"])
     assert groups.removed == [], "workers stay where they are"
@@ -121,7 +110,7 @@ def test_ranks_move_out_of_a_group_whose_workers_are_on_other_nodes(
 def test_a_place_is_nowhere_while_ray_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(monkeypatch)
     groups.where |= {"both": ["no answer"]}
-    place = Placement(plan(cluster("colocated"), workers=1, ranks=1, available_cpus=8.0), ["both"], 1.0)  # type: ignore[list-item]
+    place = Placement(plan(ClusterOptions(layout="colocated"), workers=1, ranks=1, available_cpus=8.0), ["both"], 1.0)  # type: ignore[list-item]
     monkeypatch.setattr(placement, "_free_by_node", lambda avoid=(): 1 / 0)
     place.worker_options("rollout-0")
     assert not place.there("rollout-0")
@@ -136,7 +125,7 @@ def test_a_look_at_many_places_asks_once_about_each_group_and_about_many_at_once
 ) -> None:
     """Eight workers wait for places while forty planned ones lie on a node that is not to be used."""
     groups, workers = Groups(monkeypatch), 40
-    wanted = plan(cluster(layout), workers=workers, ranks=1, available_cpus=99.0)
+    wanted = plan(ClusterOptions(layout=layout), workers=workers, ranks=1, available_cpus=99.0)
     made = [Group(f"planned {i}") for i in range(len(wanted.groups))]
     groups.where |= {name: ["bad"] * len(group.bundles) for name, group in zip(made, wanted.groups, strict=True)}
     place = Placement(wanted, cast(Any, made), 1.0)
@@ -158,7 +147,9 @@ def test_a_place_that_is_left_within_a_look_is_found_in_it(monkeypatch: pytest.M
     groups = Groups(monkeypatch)
     groups.where |= {Group("both"): ["a"]}
     place = Placement(
-        plan(cluster("colocated"), workers=1, ranks=1, available_cpus=8.0), cast(Any, [Group("both")]), 1.0
+        plan(ClusterOptions(layout="colocated"), workers=1, ranks=1, available_cpus=8.0),
+        cast(Any, [Group("both")]),
+        1.0,
     )
     place.worker_options("rollout-0")
     with place.look():
@@ -174,8 +165,7 @@ def test_who_is_in_a_learners_way_has_a_place_of_its_own_where_a_rank_would_fit(
 ) -> None:
     groups = Groups(monkeypatch)
     groups.where |= {"learner": ["a"], "workers": ["large"]}
-    shape = cluster("disaggregated")
-    shape.learner_resource, shape.cpus_per_learner = "learner", 4.0
+    shape = ClusterOptions(layout="disaggregated", learner_resource="learner", cpus_per_learner=4.0)
     place = Placement(plan(shape, workers=1, ranks=1, available_cpus=8.0), cast(Any, ["learner", "workers"]), 1.0)
     resources = {"small": {"CPU": 2.0, "GPU": 1.0, "learner": 1.0}, "large": {"CPU": 8.0, "GPU": 1.0, "learner": 1.0}}
     nodes = [{"NodeID": node, "Alive": True, "Resources": has} for node, has in resources.items()]

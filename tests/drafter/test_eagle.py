@@ -17,7 +17,8 @@ from drafter.protocol import BatchView, Drafts
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
-from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import FixedPolicy, Reason
+from policies.steps import Load, StepKind, StepOutcome
 from tests.drafter.eagle_oracle import Oracle
 from tests.engine.support import FAMILIES, DrafterBase, assert_same, make_requests, options_of, run, tiny_model
 from tests.native import needs_native

@@ -17,7 +17,8 @@ from drafter.protocol import BatchView, Drafts
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from models.weights import pack
-from policies.speculation.policy import FixedPolicy, StepKind, StepOutcome
+from policies.speculation.policy import FixedPolicy
+from policies.steps import StepKind, StepOutcome
 from tests.drafter.test_eagle import Turns
 from tests.engine.support import FAMILIES, make_requests, options_of, run, tiny_model
 from tests.engine.test_graphs import FakeGraphCapture

@@ -23,7 +23,8 @@ from models import staging, weights
 from models.checkpoint import hf_state_dict
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
-from policies.speculation.policy import FixedPolicy, StepKind, StepOutcome
+from policies.speculation.policy import FixedPolicy
+from policies.steps import StepKind, StepOutcome
 from tests.engine.support import (
     FAMILIES,
     drain,

@@ -14,7 +14,8 @@ from config.strategy import PLAIN, Strategy
 from contracts.rollout import EngineWindow, StrategyUse
 from models import weights
 from models.checkpoint import hf_state_dict
-from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import FixedPolicy, Reason
+from policies.steps import Load, StepKind, StepOutcome
 from tests.engine.support import drain, engine, make_requests, options_of, run, tiny_model
 from tests.engine.test_speculation import Oracle
 from tests.engine.test_trees import RandomTrees

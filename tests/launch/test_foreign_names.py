@@ -10,8 +10,9 @@ import pytest
 
 from launch.config import ConfigError, load_config
 from launch.config.document import Document
-from launch.config.foreign import ROWS, UNKNOWN, elsewhere, table
-from launch.config.foreign_names.answers import ABSENT, LEFT, last, plain
+from launch.config.foreign.answers import ABSENT, LEFT, last, plain
+from launch.config.foreign.lookup import UNKNOWN, elsewhere, table
+from launch.config.foreign.table import rows
 from launch.config.load import validate
 from launch.config.overrides import apply_overrides, contradictions
 from launch.config.schema import by_name
@@ -21,7 +22,7 @@ from tests.launch.test_config_check import Write
 VERL = Path(__file__).with_name("verl_keys.tsv")  # verl 0.5 to 0.9: key, its default as JSON, what it is here
 NAMES = {
     example.partition("=")[0]: (example, *row.beside)
-    for row in ROWS
+    for row in rows()
     for example in (*row.verl, *row.trl)
     if "*" not in example
 }
@@ -298,6 +299,7 @@ def test_a_name_that_is_ours_is_never_in_the_table() -> None:
 def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
     lines = "\n".join(table())
-    assert lines in page, "run: python -c 'from launch.config.foreign import table; print(*table(), sep=\"\\n\")'"
+    how = "from launch.config.foreign.lookup import table; print(*table(), sep='\\n')"
+    assert lines in page, f'run: python -c "{how}"'
     here = [line.rsplit("|", 2)[1] for line in page.splitlines() if line.startswith("|")]
     assert [key for cell in here for key in unknown_keys(cell)] == []

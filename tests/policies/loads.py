@@ -3,7 +3,7 @@
 import numpy as np
 
 from config.strategy import Strategy
-from policies.speculation.policy import Load, StepKind, StepOutcome
+from policies.steps import Load, StepKind, StepOutcome
 
 
 def load(running: int) -> Load:

@@ -11,7 +11,8 @@ import numpy as np
 
 from config.strategy import PLAIN, Strategy
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
-from policies.speculation.policy import Int64Array, Load, StepKind, StepOutcome, StrategyPolicy
+from policies.speculation.policy import StrategyPolicy
+from policies.steps import Int64Array, Load, StepKind, StepOutcome
 
 SIBLING = 0.8  # of a level's failures remain, for every further child
 CONTEXT_TOKENS = 64  # kept per request for a drafter that is switched on

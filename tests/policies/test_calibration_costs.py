@@ -14,7 +14,7 @@ from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
-from policies.speculation.policy import Load, StepKind, StepOutcome
+from policies.steps import Load, StepKind, StepOutcome
 
 KEY = CalibrationKey(model="m", precision="p", device="d")
 CONTEXT = 100  # tokens per request

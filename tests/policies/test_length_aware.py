@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from config.strategy import Strategy
 from policies.speculation import length_aware
 from policies.speculation.length_aware import LengthAwareBudget, cheapest_depths, waiting_shares
-from policies.speculation.policy import Load
+from policies.steps import Load
 
 CHAIN, TREE = Strategy.parse("suffix:8"), Strategy.parse("suffix:4x2/12")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from config.strategy import Strategy
 from policies.speculation.acceptance import DOUBT, MEMORY, PROBLEMS, AcceptanceModel
-from policies.speculation.policy import Int64Array, Load, StepKind, StepOutcome
+from policies.steps import Int64Array, Load, StepKind, StepOutcome
 from tests.policies.speculation_sim import World, arms
 
 NOBODY = np.zeros(0, np.int64)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from config.strategy import PLAIN, Strategy
 from policies.speculation.bandit import BegMabPolicy
-from policies.speculation.policy import Reason, StepKind
+from policies.speculation.policy import Reason
+from policies.steps import StepKind
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import Simulation, World, arms, constant, long_tail, share
 

@@ -13,7 +13,8 @@ from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
-from policies.speculation.policy import Load, Reason, StepKind
+from policies.speculation.policy import Reason
+from policies.steps import Load, StepKind
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
     Running,

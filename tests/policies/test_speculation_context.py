@@ -5,7 +5,7 @@ import pytest
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.policy import StepKind
+from policies.steps import StepKind
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import World
 

@@ -12,8 +12,9 @@ from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.speculation.build import build_policy
-from policies.speculation.policy import FixedPolicy, Load, Reason, StepKind
+from policies.speculation.policy import FixedPolicy, Reason
 from policies.speculation.toggle import RooflinePolicy
+from policies.steps import Load, StepKind
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import Simulation, World, arms, constant, long_tail, speedup
 

@@ -73,3 +73,7 @@ def test_a_users_models_and_actors_are_left_alone(tmp_path: Path) -> None:
     (here / "c.yaml").write_text("run: {name: x}\nmodel: {path: m}\ndata: {train: t}\n")
     done = python("-c", f"{AWAY}\nimport runpy; runpy.run_module('paceline', run_name='__main__')", "config", "c.yaml")
     assert (done.returncode, "run.name" in done.stdout or "name: x" in done.stdout) == (0, True), done.stderr
+    done = python(
+        "-c", f"{AWAY}\nimport runpy; runpy.run_module('paceline', run_name='__main__')", "config", "c.yaml", "lr=1"
+    )
+    assert "here it is learner.optimizer.lr=1" in done.stderr or "did you mean learner.optimizer.lr=1" in done.stderr

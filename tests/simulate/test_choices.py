@@ -20,7 +20,7 @@ from policies.calibration.document import Calibration, CalibrationKey, DraftCost
 from policies.roofline.devices import DEVICES
 from policies.roofline.timing import step_time
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.policy import Load, StepKind, StepOutcome
+from policies.steps import Load, StepKind, StepOutcome
 
 KEY = CalibrationKey(model="m", precision="p", device="d")
 ARMS = [Strategy("eagle", 2), Strategy("eagle", 4), Strategy("eagle", 8)]

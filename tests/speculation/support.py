@@ -15,7 +15,8 @@ from drafter.build import build_drafters
 from drafter.protocol import BatchView, Drafter, Drafts
 from models.checkpoint import init_model
 from models.transformer import Transformer
-from policies.speculation.policy import Load, Reason, StepOutcome, StrategyPolicy
+from policies.speculation.policy import Reason, StrategyPolicy
+from policies.steps import Load, StepOutcome
 from tests.engine.support import VOCAB, DrafterBase, options_of, rollouts, write_config
 
 SAMPLINGS = [

@@ -18,7 +18,8 @@ from drafter.protocol import BatchView, Drafts
 from models.transformer import Transformer
 from policies.speculation.build import build_budget, build_policy
 from policies.speculation.length_aware import LengthAwareBudget
-from policies.speculation.policy import FixedPolicy, Load, StepOutcome
+from policies.speculation.policy import FixedPolicy
+from policies.steps import Load, StepOutcome
 from tests.engine.support import DrafterBase, assert_same, drain, engine, make_requests, options_of, rollouts, run
 from tests.native import needs_native
 from tests.speculation.support import ENGINE, Trees, model_of, real_drafters

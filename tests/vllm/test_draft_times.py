@@ -14,7 +14,8 @@ from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.worker_drafts import WorkerDrafter
 from config.strategy import PLAIN, Strategy
 from contracts.rollout import Request, Sampled, SamplingParams
-from policies.speculation.policy import FixedPolicy, Load, StepKind, StepOutcome
+from policies.speculation.policy import FixedPolicy
+from policies.steps import Load, StepKind, StepOutcome
 
 DRAFT_S = 0.125
 TICK_S = 2.0**-10  # exact, as are its multiples

@@ -15,7 +15,8 @@ from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMet
 from actors.engine.calibrated import PassNews
 from config.strategy import Strategy
 from contracts.rollout import EngineWindow, PassEvent
-from policies.speculation.policy import NO_REQUESTS, Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import Reason
+from policies.steps import NO_REQUESTS, Load, StepKind, StepOutcome
 
 _NOTHING: dict[str, NDArray[np.int64]] = {}
 SAMPLED = 8  # of so many plain steps one is compared with its prediction: they are short, and telemetry is a sample

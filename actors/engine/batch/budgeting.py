@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from actors.engine.batch.slots import SlotTable
 from config.strategy import Strategy
 from policies.speculation.budget import DraftBudget
-from policies.speculation.policy import Load
+from policies.steps import Load
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]

@@ -39,7 +39,8 @@ from drafter.protocol import (
 from models import weights
 from models.manifest import WeightsManifest
 from policies.speculation.budget import DraftBudget
-from policies.speculation.policy import NO_REQUESTS, Load, StrategyPolicy
+from policies.speculation.policy import StrategyPolicy
+from policies.steps import NO_REQUESTS, Load
 
 _log = logging.getLogger(__name__)
 # Rejection sampling draws by the request's noise wherever nothing was drafted: what is drafted must not depend on it.

@@ -34,7 +34,8 @@ from models.transformer import Transformer
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.speculation.defaults import default_arms
-from policies.speculation.policy import Load, Reason, StepKind, StepOutcome
+from policies.speculation.policy import Reason
+from policies.steps import Load, StepKind, StepOutcome
 
 PROBE = "probe"  # the drafter that proposes anything, so that passes of many rows can be had
 MOST_ROWS = 512  # of one pass

@@ -43,7 +43,8 @@ from contracts.rollout import (
 from drafter.protocol import Drafter
 from models.manifest import WeightsManifest
 from models.weights import WeightsCorruptError
-from policies.speculation.policy import Load, StrategyPolicy
+from policies.speculation.policy import StrategyPolicy
+from policies.steps import Load
 
 Int64Array = NDArray[np.int64]
 NO_DRAFTERS: Mapping[str, Drafter] = {}

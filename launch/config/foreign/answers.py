@@ -1,6 +1,5 @@
-"""How a row of the table says what another trainer's key is here.
-
-An answer is our overrides ("eval.samples=4"), or a sentence where there is nothing to write, or another thing to do.
+"""How a key of another trainer is answered: our overrides ("eval.samples=4"), or a sentence where there is nothing to
+write, or another thing to do. Owns the words that all answers share.
 """
 
 import shlex
@@ -39,38 +38,3 @@ def last(key: str) -> str:
 def put(*pairs: tuple[str, Any]) -> str:
     """Overrides, each as a shell takes it."""
     return " ".join(shlex.quote(f"{key}={render(value)}") for key, value in pairs)
-
-
-def same(*keys: str) -> Answer:
-    """The same value under our key or keys."""
-    return lambda value, _: put(*((key, value) for key in keys))
-
-
-def words(answers: Mapping[Any, str], otherwise: str) -> Answer:
-    """By value, texts in lower case; `otherwise` for all others."""
-
-    def answer(value: Any, _: Written) -> str:
-        if isinstance(value, str):
-            value = value.lower()
-        return answers.get(value, otherwise) if isinstance(value, str | int | float) else otherwise
-
-    return answer
-
-
-def say(text: str) -> Answer:
-    return lambda value, _: text
-
-
-def switch(on: str, off: str = f"{LEFT}: that is how it is here") -> Answer:
-    return words({True: on, False: off}, on)
-
-
-def unless(*usual: Any, otherwise: str = ABSENT) -> Answer:
-    """Nothing to write for these values, and for what switches off; all others are not in this version."""
-    off = (*usual, None, False, "", 0, [], {})
-    return lambda value, _: f"{LEFT}: that is how it is here" if value in off else otherwise
-
-
-ALWAYS = say(f"{LEFT}: that is always so here")
-NOT_HERE = unless("disabled")
-MACHINERY = say(f"{LEFT}: there is no such choice here")

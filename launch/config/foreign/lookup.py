@@ -1,5 +1,5 @@
 """What a key of another trainer is here, with its value: looked up where a key is unknown. Owns the lookup and the
-page's table; the names are in launch.config.foreign_names.
+page's table; the names are in names.yaml.
 
 A key of verl's is known by its whole path, since the same last word belongs to the actor, the critic, the reward model
 or an evaluation. A bare name (TRL's arguments are such) is known by its one word.
@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.config.document import parse_value
-from launch.config.foreign_names import objective, running, sampling
-from launch.config.foreign_names.answers import ABSENT, LEFT, Row, last, plain
+from launch.config.foreign.answers import ABSENT, LEFT, Row, last, plain
+from launch.config.foreign.table import rows
 
-ROWS = (*sampling.ROWS, *objective.ROWS, *running.ROWS)
 UNKNOWN = "nothing here is known to be the same (docs/coming_from.md)"
 
 _OVERRIDES = re.compile(r"'?[a-z_]+(?:\.\w+)+=")
@@ -62,7 +61,7 @@ def _names() -> tuple[dict[str, Row], list[tuple[re.Pattern[str], Row]], dict[st
     beginnings: dict[str, Row] = {}
     bare: dict[str, Row] = {}
     words: dict[str, list[Row]] = {}
-    for row in ROWS:
+    for row in rows():
         for example in row.verl:
             name = plain(example.partition("=")[0])
             if "*" in name:
@@ -77,9 +76,9 @@ def _names() -> tuple[dict[str, Row], list[tuple[re.Pattern[str], Row]], dict[st
             assert name not in known, name
             known[name] = row
     # A word of verl's that is plain English, or means two things, is no name by itself.
-    for word, rows in words.items():
-        if "_" in word and len({id(row) for row in rows}) == 1:
-            bare.setdefault(word, rows[0])
+    for word, found in words.items():
+        if "_" in word and len({id(row) for row in found}) == 1:
+            bare.setdefault(word, found[0])
     ordered = sorted(beginnings.items(), key=lambda item: (item[0].startswith("*"), -len(item[0])))
     return paths, [(_pattern(name), row) for name, row in ordered], bare
 
@@ -93,7 +92,7 @@ def table() -> Iterator[str]:
     """The table of docs/coming_from.md, as Markdown lines: each example in the words of the three programs."""
     yield "| verl | TRL | here |"
     yield "|---|---|---|"
-    for row in ROWS:
+    for row in rows():
         if row.verl or row.trl:
             of_trl = () if row.verl else row.beside
             yield f"| {_cell(row.verl, row.beside)} | {_cell(row.trl, of_trl)} | {_here(row)} |"

@@ -1,1 +1,0 @@
-"""What verl, TRL, OpenRLHF and prime-rl, and earlier versions, call things. Owns the table only."""
