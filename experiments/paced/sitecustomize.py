@@ -12,7 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_CORE = "actors.engine.batch.core"
+_CORE = "actors.engine.batch.engine"
 _STEP_S = float(os.environ.get("PACELINE_STEP_S", "0"))
 
 
@@ -25,7 +25,7 @@ class _Paced(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        step = module.BatchCore.step
+        step = module.BatchEngine.step
 
         def paced(core: object) -> object:
             begin_s = time.perf_counter()
@@ -33,7 +33,7 @@ class _Paced(Loader):
             time.sleep(max(0.0, _STEP_S - (time.perf_counter() - begin_s)))
             return events
 
-        module.BatchCore.step = paced
+        module.BatchEngine.step = paced
 
 
 class _Finder(MetaPathFinder):
