@@ -8,6 +8,7 @@ afterwards. Whatever fails here costs drafter training, never a rollout.
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,13 +26,20 @@ from contracts.records import SequenceRecord
 from contracts.rollout import DrafterFailed, DrafterLoaded, Recorded
 from contracts.spot import (
     Checkpointed,
+    ContinueFrom,
     MicroStep,
     NeedData,
+    PublishDrafter,
     Published,
+    SetTarget,
     Skipped,
+    SpotCommand,
     SpotTrainer,
+    StartTraining,
+    StopTraining,
     TrainerEvent,
     TrainFailed,
+    TrainOn,
     TrainSession,
     TrainStarted,
     TrainStopped,
@@ -39,6 +47,7 @@ from contracts.spot import (
 from coordinator.member import Identity
 from coordinator.transport.client import WorkerClient
 from coordinator.transport.security import ClientKeys
+from drafter.training.cut import cut_head
 from models.manifest import WeightsManifest
 
 _log = logging.getLogger(__name__)
@@ -185,7 +194,7 @@ class SpotHost:
         """The engine holds new target weights."""
         self._target, self._barred = (manifest, buffer), False
         if self._trainer is not None:
-            await self._tell(self._trainer.set_target, manifest, buffer)
+            await self._tell_target(self._trainer, manifest, buffer)
 
     async def drafter_changed(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         """Every worker goes on from these drafter weights. A trainer that has made more of them meanwhile keeps what it
@@ -193,7 +202,7 @@ class SpotHost:
         self._drafter = manifest, payload
         if self._trainer is not None and manifest.version >= self._reached:
             self._reached = manifest.version
-            await self._tell(self._trainer.load, manifest, payload)
+            await self._tell(self._trainer, ContinueFrom(manifest, payload))
 
     def published(self, version: int) -> tuple[WeightsManifest, NDArray[np.uint8]]:
         """The weights that a trainer here published under this version. KeyError: newer ones have replaced them."""
@@ -240,7 +249,7 @@ class SpotHost:
                 self._paused = True
             self._session = session
             self._halted.clear()
-            await self._tell(self._trainer.start, session)
+            await self._tell(self._trainer, StartTraining(session))
 
     async def _stop(self, session: int, within_s: float) -> None:
         async with self._lock:
@@ -252,7 +261,7 @@ class SpotHost:
         """Stop the trainer; kill it if it has not stopped in time."""
         if self._session is None or self._trainer is None:
             return
-        await self._tell(self._trainer.stop)
+        await self._tell(self._trainer, StopTraining(time.time()))
         try:
             await asyncio.wait_for(self._halted.wait(), within_s)
         except TimeoutError:
@@ -283,14 +292,14 @@ class SpotHost:
                 self._session = None
                 self._halted.set()
                 if session.rank == 0:
-                    self._task(self._tell(trainer.publish))
+                    self._task(self._tell(trainer, PublishDrafter()))
                 if reason:  # Not to be tried again at once.
                     self._client.trainer_failed(event.session, reason)
                 else:
                     self._client.stopped(event.session)
             case Published(manifest, payload):
                 if self._drafter is not None and manifest.version < self._drafter[0].version:
-                    self._task(self._tell(trainer.load, *self._drafter))  # made of weights that were given up
+                    self._task(self._tell(trainer, ContinueFrom(*self._drafter)))  # made of weights that were given up
                     return
                 self._reached = max(manifest.version, self._reached)
                 assert payload is not None
@@ -333,7 +342,7 @@ class SpotHost:
             except (RayError, TimeoutError) as error:
                 _log.warning("%s: the data buffer does not answer: %s", self._name, error)
             if records:
-                await self._tell(trainer.feed, records)
+                await self._tell(trainer, TrainOn(tuple(records)))
                 return
             await asyncio.sleep(0.1)
 
@@ -348,11 +357,11 @@ class SpotHost:
         while told is not self._target:  # which may change again meanwhile
             assert self._target is not None
             told = self._target
-            await self._tell(trainer.set_target, *told)
+            await self._tell_target(trainer, *told)
         self._trainer, self._reached = trainer, 0
         self._reader = threading.Thread(target=self._read, args=(trainer,), name=f"{self._name}-trainer", daemon=True)
         self._reader.start()
-        await self._tell(trainer.publish)  # what it starts with: fresh, given, or from a checkpoint
+        await self._tell(trainer, PublishDrafter())  # what it starts with: fresh, given, or from a checkpoint
         if not self._busy and self._trainer is trainer:
             self._client.idle()
 
@@ -382,9 +391,12 @@ class SpotHost:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, method: Callable[..., None], *args: object) -> None:
+    async def _tell_target(self, trainer: SpotTrainer, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
+        await self._tell(trainer, SetTarget(*await asyncio.to_thread(cut_head, manifest, buffer)))
+
+    async def _tell(self, trainer: SpotTrainer, command: SpotCommand) -> None:
         """A command to the trainer; one that has died says so through its events."""
         try:
-            await asyncio.to_thread(method, *args)
+            await asyncio.to_thread(trainer.send, command)
         except Exception as error:
             _log.warning("%s: its trainer took no command: %s", self._name, error)

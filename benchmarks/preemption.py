@@ -31,7 +31,16 @@ from config.rollout import EngineOptions
 from contracts.engine import Sleep, Submit, Wake
 from contracts.records import SequenceRecord
 from contracts.rollout import EngineIdle, Progress
-from contracts.spot import MicroStep, NeedData, SpotTrainer, TrainSession, TrainStopped
+from contracts.spot import (
+    MicroStep,
+    NeedData,
+    SpotTrainer,
+    StartTraining,
+    StopTraining,
+    TrainOn,
+    TrainSession,
+    TrainStopped,
+)
 from models.checkpoint import save_model
 from models.config import ModelConfig
 
@@ -79,7 +88,7 @@ class Worker:
         """A session, from its first micro-step on for so long."""
         self.engine.send(Sleep())
         self._sessions += 1
-        self.trainer.start(TrainSession(self._sessions, self._sessions, ("worker",), 0))
+        self.trainer.send(StartTraining(TrainSession(self._sessions, self._sessions, ("worker",), 0)))
         expect(self.trainer.poll, MicroStep, self._hear)
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
@@ -89,7 +98,7 @@ class Worker:
     def preempt(self) -> tuple[float, ...]:
         """Seconds of PARTS."""
         known, at_s, start_s = len(self.micro_steps), time.time(), perf_counter()
-        self.trainer.stop()
+        self.trainer.send(StopTraining(time.time()))
         expect(self.trainer.poll, TrainStopped, self._hear)
         stopped_s = perf_counter()
         rest_s = max([0.0, *(end_s - at_s for end_s in self._ends[known:])])
@@ -105,7 +114,7 @@ class Worker:
             self.micro_steps.append(event.seconds)
             self._ends.append(event.started_s + event.seconds)
         elif isinstance(event, NeedData):
-            self.trainer.feed(records_of(self._config, event.tokens))
+            self.trainer.send(TrainOn(tuple(records_of(self._config, event.tokens))))
 
 
 class Neighbour:

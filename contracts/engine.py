@@ -1,8 +1,8 @@
 """What a rollout engine can be told. Owns the list of commands, and which event answers which; obeys none of them.
 
 A command is plain data and crosses every boundary as it is: driver, worker (`tell`, `ask`), `RolloutEngine.send`, the
-loop of the child, `EngineCore.apply`. Nothing on the way looks inside one that does not concern it. So a new command
-is a class here, a case in the `apply` of each engine, and whoever sends it.
+loop of the child, `BatchEngine.apply`. Nothing on the way looks inside one that does not concern it. So a new command
+is a class here, a case in `BatchEngine.apply`, the engine that does it where engines differ, and whoever sends it.
 
 Bulk (weights, rollouts) travels beside its command as memory: flat bytes, copied once, into memory that the child maps.
 """

@@ -1,9 +1,11 @@
-"""What crosses the boundary of a spot trainer: a session in, micro-steps and weights out. Plain data; no torch, no Ray.
+"""What crosses the boundary of a spot trainer: commands in, micro-steps and weights out. Plain data; no torch, no Ray.
+
+A command is a class here, a case in the child's loop (`actors.spot.child`), and whoever sends it. Each takes effect
+between two micro-steps, in the order in which they were sent; nothing waits for one.
 
 Times are `time.time()` of the machine that produced them, as in `contracts.rollout`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +25,55 @@ class TrainSession:
     members: tuple[str, ...]  # workers, the leader first
     rank: int  # of this one in members
     store: str = ""  # host:port of the leader's rendezvous store; empty for one member
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < len(self.members):
+            raise ValueError(f"rank {self.rank} is none of {len(self.members)} members")
+
+
+@dataclass(frozen=True, slots=True)
+class SetTarget:
+    """The target's weights of a new version, of which `drafter.training.cut.cut_head` has left what a trainer keeps."""
+
+    manifest: WeightsManifest
+    weights: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class StartTraining:
+    """Train, or go on with other members. Answer: TrainStarted."""
+
+    session: TrainSession
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOn:
+    """Learn from these. They are lost where no session runs."""
+
+    records: tuple[SequenceRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopTraining:
+    """Stop at the end of the present micro-step. Answer: TrainStopped."""
+
+    at_s: float  # time.time() of the command
+
+
+@dataclass(frozen=True, slots=True)
+class PublishDrafter:
+    """Answer: Published, also when it stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueFrom:
+    """Go on from these drafter weights: another member trained them, or they were rolled back."""
+
+    manifest: WeightsManifest
+    weights: NDArray[np.uint8]
+
+
+SpotCommand = SetTarget | StartTraining | TrainOn | StopTraining | PublishDrafter | ContinueFrom
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +130,7 @@ class TrainStopped:
 @dataclass(frozen=True, slots=True)
 class Published:
     """Drafter weights after `manifest.version` micro-steps are ready. Their bytes (what the manifest describes) go no
-    further than the trainer's worker, which hands them out (`RolloutWorker.drafter_weights`): None beyond it, and on
-    the wire of the child, where they travel beside as memory."""
+    further than the trainer's worker, which hands them out (`RolloutWorker.drafter_weights`): None beyond it."""
 
     manifest: WeightsManifest
     payload: NDArray[np.uint8] | None = None
@@ -105,31 +155,15 @@ TrainerEvent = TrainStarted | MicroStep | NeedData | Skipped | TrainStopped | Pu
 
 
 class SpotTrainer(Protocol):
-    """A drafter trainer in a process of its own. Thread-safe; commands return at once, answers come by `poll`.
+    """A drafter trainer in a process of its own. Thread-safe; commands return at once, answers come by `poll`."""
 
-    Nothing here waits for a micro-step. `kill` is always safe: the last checkpoint is resumed by the next process.
-    """
+    def send(self, command: SpotCommand) -> None:
+        """Arrays are copied and may be reused when this returns. A trainer that is gone says so by `poll`."""
 
-    def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        """The target's weights of a new version; only embedding, head and final norm are kept. Before `start`, or
-        between two micro-steps."""
+    def poll(self, timeout_s: float) -> list[TrainerEvent]:
+        """Events since the last call, waiting up to timeout_s for the first."""
 
-    def start(self, session: TrainSession) -> None:
-        """Train, or go on with other members, from the next micro-step boundary on."""
-
-    def feed(self, records: Sequence[SequenceRecord]) -> None: ...
-
-    def stop(self) -> None:
-        """Stop at the end of the present micro-step; answer: TrainStopped."""
-
-    def publish(self) -> None:
-        """Answer: Published, between two micro-steps or at once when standing still."""
-
-    def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
-        """Go on from these drafter weights (another member trained them, or they were rolled back)."""
-
-    def poll(self, timeout_s: float) -> list[TrainerEvent]: ...
-
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Always safe: the next process resumes from the last checkpoint."""
 
     def close(self, timeout_s: float = 5.0) -> None: ...

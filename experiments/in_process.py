@@ -19,7 +19,6 @@ from typing import Any, Literal, Self, cast
 import torch
 
 from actors.data.mixture import make_order
-from actors.engine.batch.core import BatchCore
 from actors.engine.native.core import build as build_engine
 from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
@@ -170,7 +169,7 @@ class Dispatcher:
     def __init__(self, config: Config, speculation: SpeculationOptions) -> None:
         """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
         self._asked, self._open = set[int](), 0
-        self._engine: BatchCore = build_engine(
+        self._engine = build_engine(
             Start(
                 model=config.model,
                 options=config.rollout.engine,

@@ -14,8 +14,8 @@ from typing import Any
 from actors.engine import wire
 from actors.engine.core import EngineCore, build_core
 from actors.processes.child import hear, run_child
-from actors.processes.link import Link, Message
-from contracts.rollout import EngineFailed, Event, Recorded
+from actors.processes.link import Close, Link
+from contracts.rollout import EngineFailed
 
 
 def main() -> None:
@@ -39,32 +39,18 @@ def _on_gpu(device: str, control: Path = Path("/dev/nvidiactl")) -> bool:
 
 def serve(link: Link, build: Callable[[Any], EngineCore]) -> None:
     """Run the core that `build` makes of the first message, until it is closed."""
-    start, _ = link.receive()
-    core = build(start)
-    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    core = build(link.receive())
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     hear(link, inbox.put)
     link.send([wire.Ready()])
     while True:
         while not (core.has_work and inbox.empty()):
-            command, memory = inbox.get()
-            if isinstance(command, wire.Close):
+            message = inbox.get()
+            if isinstance(message, Close):
                 core.close()
                 return
-            answer = core.apply(command, memory)
+            answer = core.apply(*message)
             if answer is not None:
                 link.send([answer])
-        _send(link, core.step())
-
-
-def _send(link: Link, events: list[Event]) -> None:
-    """In order; recorded states travel as memory."""
-    while events:
-        size = next((i for i, event in enumerate(events) if isinstance(event, Recorded) and event.records), len(events))
-        if size:
-            link.send(events[:size])
-        if size < len(events):
-            recorded = events[size]
-            assert isinstance(recorded, Recorded)
-            header, memory = wire.RecordedHeader.split(recorded)
-            link.send([header], memory)
-        events = events[size + 1 :]
+        if events := core.step():
+            link.send(events)

@@ -98,7 +98,7 @@ class ProcessEngine:
     def wait_until_ready(self, timeout_s: float) -> None:
         """Raises EngineStartError if the child fails first, or is not ready in time; nothing of it is left then."""
         try:
-            (first,), _ = self._child.first(timeout_s)
+            (first,) = self._child.first(timeout_s)
             if not isinstance(first, wire.Ready):
                 raise EngineStartError(first.reason)
         except (TimeoutError, EngineDiedError) as error:
@@ -109,17 +109,11 @@ class ProcessEngine:
             raise
 
     def send(self, command: Command, memory: NDArray[np.uint8] | None = None) -> None:
-        self._child.send(command, memory)
+        self._child.send((command, memory))
 
     def poll(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = []
-        for message, memory in self._child.poll(timeout_s):
-            if memory is None:
-                events += message
-            else:
-                events += [header.join(memory) for header in message]
-        return events
+        return [event for events in self._child.poll(timeout_s) for event in events]
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the child: asked first, killed after `timeout_s`. Idempotent."""
-        self._child.close(wire.Close(), timeout_s)
+        self._child.close(timeout_s)

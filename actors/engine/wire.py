@@ -1,16 +1,11 @@
-"""What passes between a process engine and its child beside commands and events: how the child starts and ends, and
-recorded states as memory. Plain data."""
+"""What passes between a process engine and its child beside commands and events: how the child starts. Plain data."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-
-from actors.processes.link import Bytes
 from config.formats import Quantization
 from config.model import LoraOptions, ModelOptions
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
-from contracts.rollout import Recorded
 from policies.calibration.document import Calibration
 
 
@@ -33,33 +28,5 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class Ready:
     """First message from a child that came up."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedHeader:
-    """A Recorded event whose states come as memory, one record behind the other; here they have no rows."""
-
-    event: Recorded
-    rows: tuple[int, ...]  # of each record
-
-    @classmethod
-    def split(cls, event: Recorded) -> tuple["RecordedHeader", Bytes]:
-        empty = tuple(replace(record, states=record.states[:0]) for record in event.records)
-        rows = tuple(record.rows for record in event.records)
-        return cls(replace(event, records=empty), rows), np.concatenate([r.states.ravel() for r in event.records])
-
-    def join(self, memory: Bytes) -> Recorded:
-        """The event, its states views of `memory`."""
-        records, start = [], 0
-        for record, rows in zip(self.event.records, self.rows, strict=True):
-            end = start + rows * record.states.shape[1]
-            records.append(replace(record, states=memory[start:end].reshape(rows, -1)))
-            start = end
-        return replace(self.event, records=tuple(records))

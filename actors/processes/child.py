@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from actors.processes.link import Link, Message
+from actors.processes.link import Link
 
 
 def run_child(serve: Callable[[Link], None], failed: Callable[[str], object]) -> NoReturn:
@@ -33,7 +33,7 @@ def run_child(serve: Callable[[Link], None], failed: Callable[[str], object]) ->
     os._exit(0)  # Not through interpreter shutdown: torch's thread pools may take long to end, and own nothing.
 
 
-def hear(link: Link, put: Callable[[Message], None]) -> None:
+def hear(link: Link, put: Callable[[Any], None]) -> None:
     """Hand every command to `put`, on a thread of its own. The parent's end ends this process at once, in the middle of
     a computation if need be: the socket is its lifeline."""
 

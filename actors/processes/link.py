@@ -1,13 +1,18 @@
-"""One end of the socket between a supervisor and its child: pickled messages, and arrays as shared memory.
+"""One end of the socket between a supervisor and its child: pickled messages, their large arrays as shared memory.
 
-An array travels as an anonymous memory file whose descriptor is sent over the socket: it has no name that could be left
-behind, and its memory is free once both sides have closed it, however they end.
+The large arrays of a message travel as one anonymous memory file whose descriptor is sent over the socket: it has no
+name that could be left behind, and its memory is free once both sides have closed it, however they end.
 """
 
+import io
+import math
 import mmap
 import os
+import pickle
 import tempfile
 import threading
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,53 +21,110 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-Message = tuple[Any, Bytes | None]  # what was sent, and the memory that came with it
+APART_BYTES = 1 << 16  # an array of so many bytes is copied once, into memory, instead of through the socket
+ALIGNED_BYTES = 64  # where arrays begin in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The parent asks the child to end."""
 
 
 class Link:
-    """Sending is thread-safe; receiving is for one thread."""
+    """Sending is thread-safe; receiving is for one thread. Both ends run our own code: messages are unpickled."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()  # A message and its descriptor must stay together.
 
-    def send(self, message: object, memory: Bytes | None = None) -> None:
-        """`memory` is copied once and may be reused when this returns. Raises OSError if the other end is closed."""
-        if memory is None:
+    def send(self, message: object) -> None:
+        """What it holds is copied and may be reused when this returns. Raises OSError if the other end is closed."""
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        pickler.dump(message)
+        packed = pickler.size.to_bytes(8, "little") + file.getvalue()
+        if not pickler.arrays:
             with self._lock:
-                self._connection.send((message, None))
+                self._connection.send_bytes(packed)
             return
-        descriptor = share_bytes(memory)
+        descriptor = share_bytes(*pickler.arrays)
         try:
             with self._lock:
-                self._connection.send((message, memory.size))
+                self._connection.send_bytes(packed)
                 reduction.send_handle(self._connection, descriptor, os.getpid())
         finally:
             os.close(descriptor)
 
-    def receive(self) -> Message:
-        """The next message. Raises EOFError or OSError once the other end is closed."""
-        message, size = self._connection.recv()
-        memory = None if size is None else shared_bytes(reduction.recv_handle(self._connection), size)
-        return message, memory
+    def receive(self) -> Any:
+        """The next message; its large arrays are views of memory that lives as long as one of them. Raises EOFError or
+        OSError once the other end is closed."""
+        packed = self._connection.recv_bytes()
+        size = int.from_bytes(packed[:8], "little")
+        memory = shared_bytes(reduction.recv_handle(self._connection), size) if size else None
+        return _Unpickler(io.BytesIO(packed[8:]), memory).load()
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
 
 
-def share_bytes(buffer: Bytes) -> int:
-    """A descriptor of memory that holds a copy of `buffer` (at least one byte)."""
+class _Pickler(pickle.Pickler):
+    """Leaves large arrays out: `arrays` lie in `size` bytes of memory, one behind the other."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.arrays: list[Bytes] = []
+        self.size = 0
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not np.ndarray or value.nbytes < APART_BYTES or value.dtype.hasobject:
+            return NotImplemented
+        start = self.size
+        self.arrays.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        self.size += _aligned(value.nbytes)
+        return _array_at, (start, value.dtype, value.shape)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, memory: Bytes | None) -> None:
+        super().__init__(file)
+        self._view = partial(_view, memory)  # a method would keep the memory until the next garbage collection
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return self._view if found is _array_at else found
+
+
+def _array_at(start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """What stands for a large array in a message."""
+    raise pickle.UnpicklingError("a message with memory of its own was read without a Link")
+
+
+def _view(memory: Bytes | None, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if memory is None:
+        raise pickle.UnpicklingError("a message came without the memory that belongs to it")
+    return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+def share_bytes(*buffers: Bytes) -> int:
+    """A descriptor of memory that holds a copy of the buffers, each at a multiple of 64 bytes (at least one byte)."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("paceline")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     try:
-        size = max(buffer.size, 1)
+        size = max(sum(_aligned(buffer.size) for buffer in buffers), 1)
         os.ftruncate(descriptor, size)
         with mmap.mmap(descriptor, size) as memory:
-            memory[: buffer.size] = np.ascontiguousarray(buffer).data
+            start = 0
+            for buffer in buffers:
+                memory[start : start + buffer.size] = np.ascontiguousarray(buffer).data
+                start += _aligned(buffer.size)
     except BaseException:
         os.close(descriptor)
         raise

@@ -16,8 +16,9 @@ from collections import deque
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from actors.processes.link import Bytes, Link, Message
+from actors.processes.link import Close, Link
 
 STDERR_LINES = 50
 _REPOSITORY = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # where imports begin
@@ -33,7 +34,7 @@ class ChildProcess:
         """Start it and send `start`. `environment`: variables beside this process's own."""
         self.name = name
         self._died = died
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: the socket is closed
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the socket is closed
         self._ended = False
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_LINES)
         path = os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -62,13 +63,14 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: object, memory: Bytes | None = None) -> None:
+    def send(self, message: object) -> None:
+        """What it holds is copied and may be reused when this returns."""
         try:
-            self._link.send(message, memory)
+            self._link.send(message)
         except OSError:
             raise self._died(self._how_it_ended()) from None
 
-    def first(self, timeout_s: float) -> Message:
+    def first(self, timeout_s: float) -> Any:
         """Its first message. Raises TimeoutError or `died`."""
         try:
             message = self._messages.get(timeout=timeout_s)
@@ -81,9 +83,9 @@ class ChildProcess:
             raise self._died(self._how_it_ended())
         return message
 
-    def poll(self, timeout_s: float) -> list[Message]:
+    def poll(self, timeout_s: float) -> list[Any]:
         """Messages since the last call, waiting up to timeout_s for the first. Raises `died` after the last."""
-        messages: list[Message] = []
+        messages: list[Any] = []
         deadline_s = time.monotonic() + timeout_s
         while not self._ended:
             try:
@@ -103,11 +105,11 @@ class ChildProcess:
         """SIGKILL, at once. Idempotent; `close` must still follow."""
         self._process.kill()
 
-    def close(self, farewell: object, timeout_s: float) -> None:
-        """Send `farewell`, wait, and kill it after `timeout_s` (0: at once). Idempotent."""
+    def close(self, timeout_s: float) -> None:
+        """Send Close, wait, and kill it after `timeout_s` (0: at once). Idempotent."""
         if timeout_s > 0:
             with suppress(OSError):
-                self._link.send(farewell)
+                self._link.send(Close())
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -16,7 +16,7 @@ from typing import assert_never
 import torch
 
 from actors.processes.child import hear, run_child
-from actors.processes.link import Bytes, Link, Message
+from actors.processes.link import Bytes, Close, Link
 from actors.spot import wire
 from actors.spot.checkpoints import Checkpoints, find, history, restore
 from actors.spot.feeding import Feeding
@@ -25,12 +25,19 @@ from actors.spot.members import BrokenGroupError, Members
 from actors.spot.rendezvous import LIMIT_S
 from actors.spot.residence import Residence
 from contracts.spot import (
+    ContinueFrom,
     MicroStep,
     NeedData,
+    PublishDrafter,
     Published,
+    SetTarget,
     Skipped,
+    SpotCommand,
+    StartTraining,
+    StopTraining,
     TrainerEvent,
     TrainFailed,
+    TrainOn,
     TrainSession,
     TrainStarted,
     TrainStopped,
@@ -55,13 +62,13 @@ def main() -> None:
 
 
 def _serve(link: Link) -> None:
-    start, _ = link.receive()
+    start: wire.TrainerStart = link.receive()
     with suppress(OSError):
         os.nice(start.niceness)
     if start.threads is not None:
         torch.set_num_threads(start.threads)
     loop = SpotLoop(link, start)
-    link.send([wire.Ready(loop.trainer.steps)])
+    link.send([wire.TrainerReady(loop.trainer.steps)])
     loop.run()
 
 
@@ -69,24 +76,24 @@ class Inbox:
     """Commands in their order, and whether one of them wants the trainer to stand still."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[SpotCommand | Close] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._urgent = 0
 
-    def put(self, message: Message) -> None:
+    def put(self, command: SpotCommand | Close) -> None:
         with self._lock:
-            self._urgent += isinstance(message[0], wire.Stop | wire.Close)
-        self._queue.put(message)
+            self._urgent += isinstance(command, StopTraining | Close)
+        self._queue.put(command)
 
-    def take(self, timeout_s: float | None) -> Message | None:
+    def take(self, timeout_s: float | None) -> SpotCommand | Close | None:
         """The next command, waiting up to timeout_s (None: for ever) for it."""
         try:
-            message = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
+            command = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
         except queue.Empty:
             return None
         with self._lock:
-            self._urgent -= isinstance(message[0], wire.Stop | wire.Close)
-        return message
+            self._urgent -= isinstance(command, StopTraining | Close)
+        return command
 
     def urgent(self) -> bool:
         return self._urgent > 0
@@ -95,7 +102,7 @@ class Inbox:
 class SpotLoop:
     """One trainer's life: stands still, trains in sessions."""
 
-    def __init__(self, link: Link, start: wire.Start) -> None:
+    def __init__(self, link: Link, start: wire.TrainerStart) -> None:
         self._link, self._options = link, start.options
         device = torch.device(choose_device(start.device, "rollout.engine.device"))
         home = _build(start)
@@ -123,15 +130,15 @@ class SpotLoop:
     def run(self) -> None:
         """Until the parent closes it."""
         while True:
-            message = self._inbox.take(self._patience_s())
-            if message is None:
+            command = self._inbox.take(self._patience_s())
+            if command is None:
                 self._round()
-            elif isinstance(message[0], wire.Close):
+            elif isinstance(command, Close):
                 self._members.leave()
                 self._checkpoints.wait(1.0)
                 return
             else:
-                self._apply(*message)
+                self._apply(command)
 
     def _patience_s(self) -> float | None:
         """How long to wait for a command before the next round."""
@@ -147,31 +154,25 @@ class SpotLoop:
 
     # Commands.
 
-    def _apply(self, command: wire.Command, memory: Bytes | None) -> None:
+    def _apply(self, command: SpotCommand) -> None:
         match command:
-            case wire.Train(session):
+            case StartTraining(session):
                 self._enter(session)
-            case wire.Feed(heads):
-                assert memory is not None
+            case TrainOn(records):
                 if self._members.session is not None:  # Else it is late: the session has ended.
-                    self._tell(*self._feeding.add(wire.from_memory(heads, memory)))
-            case wire.Stop(at_s):
+                    self._tell(*self._feeding.add(records))
+            case StopTraining(at_s):
                 self._stop(at_s)
-            case wire.SetTarget(manifest):
-                assert memory is not None
+            case SetTarget(manifest, memory):
                 config = self.trainer.head.config
                 if manifest.tensors:
                     self._residence.set_head(TargetHead.unpacked(config, manifest, memory, pin=self._residence.pins))
                 else:  # adapters came, which leave alone what a drafter shares
                     self._residence.same_head(manifest.version)
-            case wire.Publish():
-                manifest, payload = self.trainer.export()
-                self._link.send([Published(manifest)], payload)
-            case wire.Load(manifest):
-                assert memory is not None
+            case PublishDrafter():
+                self._tell(Published(*self.trainer.export()))
+            case ContinueFrom(manifest, memory):
                 self._load(manifest, memory)
-            case wire.Start() | wire.Close():
-                raise ValueError(f"unexpected command {command}")
             case _:
                 assert_never(command)
 
@@ -284,7 +285,7 @@ def _event(
     )
 
 
-def _build(start: wire.Start) -> DrafterTrainer:
+def _build(start: wire.TrainerStart) -> DrafterTrainer:
     """The trainer on the host, with the target's head as the model directory has it."""
     dtype = getattr(torch, start.model.dtype)
     config = ModelConfig.from_hf(read_config(start.model.path))

@@ -1,25 +1,16 @@
-"""A spot trainer in a child process: the parent's end. Owns what is asked of it; never imports torch, never waits for a
-micro-step, and never raises because the child is gone: that is an event, TrainFailed, which comes once.
+"""A spot trainer in a child process: the parent's end. Owns the child's life and nothing of what it is told; never
+imports torch, never waits for a micro-step, and never raises because the child is gone: that is an event, TrainFailed,
+which comes once.
 """
 
-import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from actors.processes.link import Bytes
 from actors.processes.parent import ChildProcess
 from actors.spot import wire
 from config.drafter import DrafterOptions
 from config.model import ModelOptions
-from contracts.records import SequenceRecord
-from contracts.spot import Published, SpotTrainer, TrainerEvent, TrainFailed, TrainSession
-from drafter.training.cut import cut_head
-from models.manifest import WeightsManifest
+from contracts.spot import SpotCommand, SpotTrainer, TrainerEvent, TrainFailed
 
 
 class TrainerStartError(RuntimeError):
@@ -52,7 +43,7 @@ def spawn_trainer(
     them the CPU.
     Raises TrainerStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
-    start = wire.Start(
+    start = wire.TrainerStart(
         model=model,
         options=options,
         init=init if isinstance(init, int) else str(init),
@@ -74,7 +65,7 @@ def spawn_trainer(
 class ProcessTrainer:
     """SpotTrainer over a child process. Thread-safe; `poll` is meant for one thread."""
 
-    def __init__(self, start: wire.Start, name: str) -> None:
+    def __init__(self, start: wire.TrainerStart, name: str) -> None:
         self.name = name
         self.resumed_step = 0
         self._closed = self._failed = False
@@ -88,37 +79,17 @@ class ProcessTrainer:
     def wait_until_ready(self, timeout_s: float) -> None:
         """Raises TrainerStartError if the child fails first, or is not ready in time."""
         try:
-            (first,), _ = self._child.first(timeout_s)
+            (first,) = self._child.first(timeout_s)
         except (TimeoutError, _EndedError) as error:
             raise TrainerStartError(f"{self.name} did not start: {error}") from None
         if isinstance(first, TrainFailed):
             raise TrainerStartError(f"{self.name} did not start: {first.reason}")
         self.resumed_step = first.step
 
-    def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        """Sends the part that a trainer keeps; `buffer` may be reused when this returns."""
-        cut, memory = cut_head(manifest, buffer)
-        self._send(wire.SetTarget(cut), memory)
-
-    def start(self, session: TrainSession) -> None:
-        if not 0 <= session.rank < len(session.members):
-            raise ValueError(f"{self.name}: rank {session.rank} is none of {len(session.members)} members")
-        self._send(wire.Train(session))
-
-    def feed(self, records: Sequence[SequenceRecord]) -> None:
-        """The arrays are copied once, into memory shared with the child."""
-        if records:
-            heads, memory = wire.to_memory(records)
-            self._send(wire.Feed(heads), memory)
-
-    def stop(self) -> None:
-        self._send(wire.Stop(time.time()))
-
-    def publish(self) -> None:
-        self._send(wire.Publish())
-
-    def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
-        self._send(wire.Load(manifest), payload)
+    def send(self, command: SpotCommand) -> None:
+        """Arrays are copied once, into memory shared with the child."""
+        with suppress(_EndedError):  # `poll` says it.
+            self._child.send(command)
 
     def poll(self, timeout_s: float) -> list[TrainerEvent]:
         """Events since the last call, waiting up to timeout_s for the first. After TrainFailed, which a kill brings
@@ -130,23 +101,16 @@ class ProcessTrainer:
         except _EndedError as error:
             self._failed = True
             return [] if self._closed else [TrainFailed(str(error))]
-        events: list[TrainerEvent] = []
-        for message, memory in messages:
-            for event in message:
-                events.append(replace(event, payload=memory) if isinstance(event, Published) else event)
+        events: list[TrainerEvent] = [event for message in messages for event in message]
         self._failed = any(isinstance(event, TrainFailed) for event in events)
         return events
 
     def kill(self) -> None:
         """End it at once, in the middle of a micro-step or a save; nothing of it is left. Idempotent."""
         self._child.kill()
-        self._child.close(wire.Close(), 5.0)
+        self._child.close(5.0)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the child: asked first, killed after `timeout_s`. Idempotent."""
         self._closed = True
-        self._child.close(wire.Close(), timeout_s)
-
-    def _send(self, message: wire.Command, memory: Bytes | None = None) -> None:
-        with suppress(_EndedError):  # `poll` says it.
-            self._child.send(message, memory)
+        self._child.close(timeout_s)

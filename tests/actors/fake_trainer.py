@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 from contracts.records import SequenceRecord
 from contracts.spot import (
+    ContinueFrom,
     MicroStep,
     NeedData,
+    PublishDrafter,
     Published,
+    SetTarget,
+    SpotCommand,
+    StartTraining,
+    StopTraining,
     TrainerEvent,
     TrainFailed,
+    TrainOn,
     TrainSession,
     TrainStarted,
     TrainStopped,
@@ -56,7 +63,7 @@ class Script:
 
 
 class FakeTrainer:
-    """A SpotTrainer: one micro-step per `feed`, and its steps are its version."""
+    """A SpotTrainer: one micro-step per TrainOn, and its steps are its version."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -69,17 +76,29 @@ class FakeTrainer:
         self.fed: list[SequenceRecord] = []
         self.alive = True
 
-    def set_target(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        self.targets.append(manifest.version)
-        if self._script.hold is not None:
-            self._script.hold.wait(30.0)
+    def send(self, command: SpotCommand) -> None:
+        match command:
+            case SetTarget(manifest):
+                self.targets.append(manifest.version)
+                if self._script.hold is not None:
+                    self._script.hold.wait(30.0)
+            case StartTraining(session):
+                self._session = session
+                self._script.log.append("start")
+                self.say(TrainStarted(session.session, session.epoch), NeedData(64))
+            case TrainOn(records):
+                self._learn(records)
+            case StopTraining():
+                self._script.log.append("stop")
+                if not self._script.deaf:
+                    number, self._session = (self._session.session if self._session else 0), None
+                    self.say(TrainStopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
+            case PublishDrafter():
+                self.say(Published(*weights(self.steps, self._script.weights_bytes)))
+            case ContinueFrom(manifest, payload):
+                self._load(manifest, payload)
 
-    def start(self, session: TrainSession) -> None:
-        self._session = session
-        self._script.log.append("start")
-        self.say(TrainStarted(session.session, session.epoch), NeedData(64))
-
-    def feed(self, records: Sequence[SequenceRecord]) -> None:
+    def _learn(self, records: Sequence[SequenceRecord]) -> None:
         if self._session is None:
             return
         self.fed += records
@@ -99,16 +118,7 @@ class FakeTrainer:
         )
         self.say(step, NeedData(64), after_s=0.01)
 
-    def stop(self) -> None:
-        self._script.log.append("stop")
-        if not self._script.deaf:
-            number, self._session = (self._session.session if self._session else 0), None
-            self.say(TrainStopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
-
-    def publish(self) -> None:
-        self.say(Published(*weights(self.steps, self._script.weights_bytes)))
-
-    def load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
+    def _load(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
         self.loaded.append(manifest.version)
         self.steps = manifest.version
         if self._script.notes:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.data import Prompt
+from actors.training.checkpoint import CheckpointError
 from contracts.rewards import Grade
 from contracts.rollout import FinishReason, Rollout, Sampled
 from launch.batch import Pick
@@ -114,3 +116,34 @@ def test_nothing_is_lost(
     assert not read_ahead(folder, PROMPTS)
     write_ahead(folder / AHEAD_FILE, made)
     assert plain(read_ahead(folder, PROMPTS)) == plain(made)
+
+
+def test_a_file_of_an_earlier_version_is_refused_by_its_format(tmp_path: Path) -> None:
+    """Format 1 named no format; a later one names its own."""
+    np.savez(tmp_path / AHEAD_FILE, responses=np.zeros(3, np.uint8))
+    with pytest.raises(CheckpointError, match="is in format 1; this version of Paceline reads format 2"):
+        read_ahead(tmp_path, PROMPTS)
+    np.savez(tmp_path / AHEAD_FILE, format=np.array([3]))
+    with pytest.raises(CheckpointError, match="is in format 3"):
+        read_ahead(tmp_path, PROMPTS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 10**6))
+def test_a_file_that_lacks_something_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, ahead: list[Round], number: int
+) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_ahead(folder / AHEAD_FILE, Responses(ahead))
+    with np.load(folder / AHEAD_FILE) as archive:
+        columns = {name: archive[name] for name in archive.files}
+    name = sorted(columns.keys() - {"format"})[number % (len(columns) - 1)]
+    np.savez(folder / AHEAD_FILE, **{key: column for key, column in columns.items() if key != name})
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_ahead(folder, PROMPTS)
+
+
+def test_prompts_that_are_gone_are_refused(tmp_path: Path) -> None:
+    write_ahead(tmp_path / AHEAD_FILE, Responses(None, [Carried(Pick(0, PROMPTS[0]), {})]))
+    with pytest.raises(CheckpointError, match="cannot be read with these prompts"):
+        read_ahead(tmp_path, PROMPTS[1:])

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.codec import Codec
 from contracts.training import StepResult, TrainSequence
-from launch.failover.kept import KeptSteps, pack, unpack
+from launch.failover.kept import KeptSteps
 
+SEQUENCES = Codec(TrainSequence)
 RESULT = StepResult(losses=(0.25, 0.5), grad_norms=(1.5, 2.5), metrics={}, tokens=7, seconds={})
 FLOATS = st.floats(width=32, allow_nan=False)
 
@@ -48,7 +50,7 @@ def same(one: TrainSequence, other: TrainSequence) -> bool:
 
 @given(st.lists(sequences(), max_size=4))
 def test_every_number_and_its_type_come_back(given: list[TrainSequence]) -> None:
-    found = unpack(pack(given))
+    found = SEQUENCES.unpack(SEQUENCES.pack(given))
     assert len(found) == len(given)
     assert all(same(*pair) for pair in zip(given, found, strict=True))
 
@@ -69,7 +71,7 @@ def batch(step: int) -> list[TrainSequence]:
 
 def test_beyond_the_limit_steps_are_on_disk_and_come_back_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    one = sum(array.nbytes for array in pack(batch(1)).values())
+    one = sum(array.nbytes for array in SEQUENCES.pack(batch(1)).values())
     steps = KeptSteps(folder, in_memory_bytes=2 * one)
     for step in range(1, 6):
         steps.add(step, batch(step), step + 4, RESULT)
@@ -95,7 +97,7 @@ def test_what_is_kept_does_not_hold_on_to_the_arrays_that_it_was_given(tmp_path:
 
 
 def test_a_full_disk_is_an_error_that_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = sum(array.nbytes for array in pack(batch(1)).values())
+    one = sum(array.nbytes for array in SEQUENCES.pack(batch(1)).values())
     steps = KeptSteps(tmp_path / "kept", in_memory_bytes=one)
     steps.add(1, batch(1), None, RESULT)
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from config.objective import ObjectiveOptions
+from contracts.codec import Codec
 from contracts.training import Demonstration, TrainSequence
-from launch.failover.kept import pack, unpack
 from tests.learner.tiny import make_sequences, make_trainer
+
+SEQUENCES = Codec(TrainSequence)
 
 
 def masked(sequence: TrainSequence, seed: int) -> TrainSequence:
@@ -84,7 +86,7 @@ def test_a_demonstration_teaches_its_turns_only(model_dir: Path) -> None:
 def test_what_is_kept_for_another_learner_group_is_whole(model_dir: Path) -> None:
     sequences = make_sequences(5)
     sequences[1], sequences[3] = masked(sequences[1], 1), masked(sequences[3], 3)
-    for got, given in zip(unpack(pack(sequences)), sequences, strict=True):
+    for got, given in zip(SEQUENCES.unpack(SEQUENCES.pack(sequences)), sequences, strict=True):
         for name in ("prompt_tokens", "response_tokens", "sampler_logprobs", "drawn"):
             assert np.array_equal(getattr(got, name), getattr(given, name)), name
 

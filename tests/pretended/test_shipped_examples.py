@@ -11,9 +11,9 @@ import pytest
 
 from actors.engine.core import EngineCore, build_core
 from actors.engine.wire import Start
-from actors.spot import wire
 from actors.spot.child import _build
 from actors.spot.residence import Residence
+from actors.spot.wire import TrainerStart
 from actors.training.parallel import Rank
 from actors.training.trainer import Trainer
 from config.model import ModelOptions
@@ -148,7 +148,7 @@ def test_a_shipped_configuration_does_two_rl_steps(path: Path, tmp_path: Path, m
 def train_drafter(core: EngineCore, config: Config, model: ModelOptions, records: list[Any], tmp_path: Path) -> None:
     """One session of the spot trainer beside a sleeping engine, which drafts with the result afterwards."""
     assert core.apply(Sleep(), None) == Slept()
-    start = wire.Start(
+    start = TrainerStart(
         model=model,
         options=config.drafter,
         init=0,

@@ -11,7 +11,7 @@ from actors.spot.process import ProcessTrainer, spawn_trainer
 from config.drafter import DrafterOptions
 from config.model import ModelOptions
 from contracts.records import SequenceRecord
-from contracts.spot import MicroStep, TrainerEvent, TrainSession
+from contracts.spot import MicroStep, StartTraining, StopTraining, TrainerEvent, TrainOn, TrainSession
 from models.checkpoint import init_model, save_model
 from tests.engine.support import write_config
 
@@ -71,6 +71,18 @@ def until_a(trainer: ProcessTrainer, kind: type[E]) -> E:
     return only(until(trainer, lambda events: bool(only(events, kind))), kind)[-1]
 
 
+def feed(*records: SequenceRecord) -> TrainOn:
+    return TrainOn(records)
+
+
+def start(session: int, epoch: int, members: Sequence[str] = ("a",), rank: int = 0, store: str = "") -> StartTraining:
+    return StartTraining(TrainSession(session, epoch, tuple(members), rank, store))
+
+
+def stop() -> StopTraining:
+    return StopTraining(time.time())
+
+
 def only(events: Sequence[object], kind: type[E]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
@@ -79,6 +91,6 @@ def micro_steps(trainer: ProcessTrainer, count: int, first_seed: int = 0) -> lis
     """Feed one pack at a time, `count` of them, and wait for each one's micro-step."""
     steps = []
     for seed in range(first_seed, first_seed + count):
-        trainer.feed([record(seed)])
+        trainer.send(feed(record(seed)))
         steps.append(until_a(trainer, MicroStep))
     return steps

@@ -20,17 +20,20 @@ from actors.spot.process import ProcessTrainer, TrainerStartError, spawn_trainer
 from config.model import ModelOptions
 from contracts.spot import (
     Checkpointed,
+    ContinueFrom,
     MicroStep,
     NeedData,
+    PublishDrafter,
     Published,
+    SetTarget,
     Skipped,
     TrainerEvent,
     TrainFailed,
-    TrainSession,
     TrainStarted,
     TrainStopped,
 )
 from drafter.eagle.files import load_eagle, save_eagle
+from drafter.training.cut import cut_head
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from models import weights
@@ -40,12 +43,15 @@ from tests.spot.support import (
     DEADLINE_S,
     HIDDEN,
     VOCAB,
+    feed,
     micro_steps,
     only,
     options_of,
     record,
     save_target,
     spawn,
+    start,
+    stop,
     until,
     until_a,
 )
@@ -67,25 +73,25 @@ def shared(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def begin(trainer: ProcessTrainer, session: int) -> None:
     """`session` must grow from test to test. What came before is read first."""
     trainer.poll(0.0)
-    trainer.start(TrainSession(session, session, ("a",), 0))
+    trainer.send(start(session, session, ("a",), 0))
     started = until_a(trainer, TrainStarted)
     assert (started.session, started.epoch) == (session, session)
     assert started.store.startswith("127.0.0.1:")
 
 
 def end(trainer: ProcessTrainer) -> TrainStopped:
-    trainer.stop()
+    trainer.send(stop())
     return until_a(trainer, TrainStopped)
 
 
 def published(trainer: ProcessTrainer) -> Published:
-    trainer.publish()
+    trainer.send(PublishDrafter())
     return until_a(trainer, Published)
 
 
 def quiet(trainer: ProcessTrainer) -> list[TrainerEvent]:
     """What comes before it has surely applied every command so far."""
-    trainer.publish()
+    trainer.send(PublishDrafter())
     return until(trainer, lambda events: bool(only(events, Published)))
 
 
@@ -106,7 +112,7 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
     stopped = end(trainer)
     assert (stopped.session, stopped.step) == (0, 0), "a stop before the first start is answered too"
     with pytest.raises(ValueError, match="rank 1"):
-        trainer.start(TrainSession(1, 1, ("a",), 1))
+        trainer.send(start(1, 1, ("a",), 1))
     begin(trainer, 1)
     for seed, step in enumerate(micro_steps(trainer, 4)):
         expected = here.micro_step([record(seed)])
@@ -127,10 +133,10 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
     config = write_config(tmp_path / "next")
     next_target = init_model(config, 5)
     whole, buffer = weights.pack(hf_state_dict(next_target), version=3)
-    trainer.set_target(whole, buffer)
+    trainer.send(SetTarget(*cut_head(whole, buffer)))
     buffer[:] = 0  # It was copied.
     here.set_head(TargetHead.of(next_target, 3))
-    trainer.feed([record(50, version=3), record(51, rows=20)])
+    trainer.send(feed(record(50, version=3), record(51, rows=20)))
     step = until_a(trainer, MicroStep)
     assert (step.loss, step.target_version, step.tokens) == (
         here.micro_step([record(50, version=3), record(51, rows=20)]).loss,
@@ -139,15 +145,15 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
     )
 
     # Of a target whose adapters alone were handed over, what the drafter shares is as it was.
-    trainer.set_target(*weights.pack({"base_model.model.x.lora_A.weight": torch.ones(2)}, version=4))
+    trainer.send(SetTarget(*cut_head(*weights.pack({"base_model.model.x.lora_A.weight": torch.ones(2)}, version=4))))
     here.set_head(dataclasses.replace(here.head, version=4))
-    trainer.feed([record(52, version=4, rows=39)])
+    trainer.send(feed(record(52, version=4, rows=39)))
     step = until_a(trainer, MicroStep)
     assert (step.loss, step.target_version) == (here.micro_step([record(52, version=4, rows=39)]).loss, 4)
 
-    trainer.load(manifest, payload)  # Rolled back to four micro-steps.
+    trainer.send(ContinueFrom(manifest, payload))  # Rolled back to four micro-steps.
     here.load(manifest, payload)
-    trainer.feed([record(60)])
+    trainer.send(feed(record(60)))
     step = until_a(trainer, MicroStep)
     assert (step.step, step.loss) == (5, here.micro_step([record(60)]).loss)
     stopped = end(trainer)
@@ -159,9 +165,9 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
 
 def test_it_asks_for_data_and_takes_no_more_than_a_few_packs(shared: ProcessTrainer) -> None:
     shared.poll(0.0)
-    shared.start(TrainSession(2, 2, ("a",), 0))
+    shared.send(start(2, 2, ("a",), 0))
     assert until_a(shared, NeedData) == NeedData(WANTED_PACKS * 64)
-    shared.feed([record(seed, rows=64) for seed in range(40)])
+    shared.send(feed(*(record(seed, rows=64) for seed in range(40))))
     events = until(shared, lambda found: len(only(found, MicroStep)) == MOST_PACKS and bool(only(found, NeedData)))
     (skipped,) = only(events, Skipped)
     assert skipped.records == 40 - MOST_PACKS
@@ -172,7 +178,9 @@ def test_it_asks_for_data_and_takes_no_more_than_a_few_packs(shared: ProcessTrai
 
 def test_records_are_packed_up_to_the_limit_and_long_ones_are_whole(shared: ProcessTrainer) -> None:
     begin(shared, 3)
-    shared.feed([record(0, rows=30), record(1, rows=30), record(2, rows=10), record(3, rows=200), record(4, rows=64)])
+    shared.send(
+        feed(record(0, rows=30), record(1, rows=30), record(2, rows=10), record(3, rows=200), record(4, rows=64))
+    )
     events = until(shared, lambda found: len(only(found, MicroStep)) == 4)
     assert [step.tokens for step in only(events, MicroStep)] == [58, 9, 199, 63]
     end(shared)
@@ -189,8 +197,8 @@ def test_bad_records_are_counted_with_the_reason_and_the_others_learned_from(sha
         "not finite": record(6, states=np.full((40, HIDDEN), np.nan, np.float32).view(np.uint8)),
     }
     begin(shared, 4)
-    shared.feed([*flawed.values(), good])
-    shared.feed([good])
+    shared.send(feed(*flawed.values(), good))
+    shared.send(feed(good))
     events = until(shared, lambda found: len(only(found, Skipped)) >= 6 and len(only(found, MicroStep)) >= 1)
     reasons = [skipped.reason for skipped in only(events, Skipped)]
     for words in flawed:
@@ -206,25 +214,25 @@ def test_stop_start_and_late_commands(shared: ProcessTrainer) -> None:
     assert (stopped.session, stopped.step) == (5, first)
     assert 0 <= stopped.seconds < DEADLINE_S
     assert end(shared).session == 5, "every stop is answered, also while it stands still"
-    shared.feed([record(1), record(2)])  # Late: the session has ended.
-    shared.start(TrainSession(5, 5, ("a",), 0))  # Late, or said twice.
-    shared.start(TrainSession(4, 9, ("a",), 0))  # Of an older session.
+    shared.send(feed(record(1), record(2)))  # Late: the session has ended.
+    shared.send(start(5, 5, ("a",), 0))  # Late, or said twice.
+    shared.send(start(4, 9, ("a",), 0))  # Of an older session.
     assert not [e for e in quiet(shared) if isinstance(e, TrainStarted | MicroStep)]
-    shared.start(TrainSession(5, 6, ("a",), 0))  # The same session takes it back, as another epoch.
-    shared.start(TrainSession(5, 6, ("a",), 0))
+    shared.send(start(5, 6, ("a",), 0))  # The same session takes it back, as another epoch.
+    shared.send(start(5, 6, ("a",), 0))
     events = quiet(shared)
     assert len(only(events, TrainStarted)) == 1
     assert not only(events, MicroStep), "what was fed late is gone"
     assert micro_steps(shared, 1)[0].step == first + 1
-    shared.stop()
-    shared.stop()
+    shared.send(stop())
+    shared.send(stop())
     assert len(only(until(shared, lambda found: len(only(found, TrainStopped)) == 2), TrainStopped)) == 2
 
 
 def test_stop_comes_before_what_is_queued(shared: ProcessTrainer) -> None:
     begin(shared, 6)
-    shared.feed([record(seed, rows=2000) for seed in range(4)])
-    shared.stop()
+    shared.send(feed(*(record(seed, rows=2000) for seed in range(4))))
+    shared.send(stop())
     events = until(shared, lambda found: bool(only(found, TrainStopped)))
     assert len(only(events, MicroStep)) <= 1
 
@@ -235,12 +243,12 @@ def test_kills_leave_a_state_that_is_gone_on_from_bitwise(target: Path, tmp_path
     expected = [here.micro_step([record(seed)]).loss for seed in range(6)]
     trainer = spawn(target, tmp_path, checkpoint_every=2)
     begin(trainer, 1)
-    trainer.feed([record(0)])
+    trainer.send(feed(record(0)))
     until_a(trainer, MicroStep)
-    trainer.feed([record(1)])
+    trainer.send(feed(record(1)))
     saved = until_a(trainer, Checkpointed)
     assert (saved.step, Path(saved.directory).parent) == (2, tmp_path)
-    trainer.feed([record(99, rows=5000)])
+    trainer.send(feed(record(99, rows=5000)))
     time.sleep(0.1)
     trainer.kill()
     assert "SIGKILL" in until_a(trainer, TrainFailed).reason
@@ -265,14 +273,14 @@ def test_what_a_session_learned_is_saved_at_its_end_and_known_again(target: Path
     micro_steps(trainer, 3, 2)
     end(trainer)
     assert until_a(trainer, Checkpointed).step == 5
-    trainer.load(old.manifest, old.payload)
+    trainer.send(ContinueFrom(old.manifest, old.payload))
     assert until_a(trainer, Checkpointed).step == 2, "a roll-back outlives the process"
     begin(trainer, 3)
     for seed in (0, 1, 70):
         expected = here.micro_step([record(seed)]).loss
     assert micro_steps(trainer, 1, 70)[0].loss == expected
     os.kill(trainer.pid, signal.SIGSTOP)
-    trainer.stop()
+    trainer.send(stop())
     start_s = time.monotonic()
     trainer.kill()
     assert time.monotonic() - start_s < 10, "also of a child that does not run"
@@ -297,7 +305,7 @@ def test_nothing_is_left_behind(target: Path, tmp_path: Path) -> None:
     for round_ in range(4):
         micro_steps(trainer, 3, round_)
         answer = published(trainer)
-        trainer.load(answer.manifest, answer.payload)
+        trainer.send(ContinueFrom(answer.manifest, answer.payload))
         del answer
         quiet(trainer)
         counts.append(child.num_fds())
@@ -305,10 +313,12 @@ def test_nothing_is_left_behind(target: Path, tmp_path: Path) -> None:
     os.kill(trainer.pid, signal.SIGKILL)
     assert "SIGKILL" in until_a(trainer, TrainFailed).reason
     assert trainer.poll(0.0) == []
-    for command in (trainer.stop, trainer.publish, trainer.kill, trainer.kill, trainer.close):
-        command()
-    trainer.feed([record(0)])
-    trainer.start(TrainSession(2, 2, ("a",), 0))
+    trainer.send(stop())
+    trainer.send(PublishDrafter())
+    for end_it in (trainer.kill, trainer.kill, trainer.close):
+        end_it()
+    trainer.send(feed(record(0)))
+    trainer.send(start(2, 2, ("a",), 0))
     assert ours.num_fds() <= before  # fewer: what earlier tests left was collected meanwhile
     assert not child.is_running()
 
@@ -317,7 +327,7 @@ def test_the_child_ends_with_its_parent(target: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom tests.spot.test_process import *\n"
         f"t = spawn(Path({str(target)!r}), Path({str(tmp_path)!r}))\nbegin(t, 1)\n"
-        "t.feed([record(0, rows=8000)])\nprint(t.pid, flush=True)\ntime.sleep(60)\n"
+        "t.send(feed(record(0, rows=8000)))\nprint(t.pid, flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -351,7 +361,7 @@ def test_it_starts_from_a_directory_yields_the_cpu_and_refuses_another_target(ta
     losses = [hass.micro_step([record(seed)]).loss for seed in range(3)]
     assert [step.loss for step in micro_steps(trainer, 3)] == losses
     other = init_model(write_config(tmp_path / "other", vocab_size=50), 0)
-    trainer.set_target(*weights.pack(hf_state_dict(other), version=1))
+    trainer.send(SetTarget(*cut_head(*weights.pack(hf_state_dict(other), version=1))))
     assert "version 1: model.embed_tokens.weight is [50, 32]" in until_a(trainer, TrainFailed).reason
     trainer.close()
 

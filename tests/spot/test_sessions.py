@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from actors.spot.process import ProcessTrainer
-from contracts.spot import MicroStep, Published, TrainFailed, TrainSession, TrainStarted, TrainStopped
-from tests.spot.support import only, record, save_target, spawn, until, until_a
+from contracts.spot import MicroStep, PublishDrafter, Published, TrainFailed, TrainStarted, TrainStopped
+from tests.spot.support import feed, only, record, save_target, spawn, start, stop, until, until_a
 
 Trainers = Mapping[str, ProcessTrainer]
 ROWS = 150
@@ -29,22 +29,22 @@ def trainers(tmp_path: Path) -> Iterator[Trainers]:
 
 def tell(trainers: Trainers, epoch: int, members: str) -> None:
     """As a coordinator does: the leader first, which says where its store is."""
-    trainers[members[0]].start(TrainSession(1, epoch, tuple(members), 0))
+    trainers[members[0]].send(start(1, epoch, tuple(members), 0))
     store = until_a(trainers[members[0]], TrainStarted).store
     for rank, name in enumerate(members[1:], start=1):
-        trainers[name].start(TrainSession(1, epoch, tuple(members), rank, store))
+        trainers[name].send(start(1, epoch, tuple(members), rank, store))
         assert until_a(trainers[name], TrainStarted).store == ""
 
 
 def round_of(trainers: Trainers, epoch: int, members: str, seed: int) -> int:
     """One pack for each; when all have learned from theirs, all have the same weights. Their version."""
     for place, name in enumerate(members):
-        trainers[name].feed([record(100 * seed + place, rows=20 + 13 * place)])
+        trainers[name].send(feed(record(100 * seed + place, rows=20 + 13 * place)))
     for name in members:
         step = until_a(trainers[name], MicroStep)
         assert (step.epoch, step.members) == (epoch, len(members))
     for name in members:
-        trainers[name].publish()
+        trainers[name].send(PublishDrafter())
     manifests = [until_a(trainers[name], Published).manifest for name in members]
     assert len({(manifest.version, manifest.checksum) for manifest in manifests}) == 1
     return manifests[0].version
@@ -54,7 +54,7 @@ def gathered(trainers: Trainers, epoch: int, members: str) -> None:
     """Until the leader sums in this epoch."""
 
     def sums(events: object) -> bool:
-        trainers[members[0]].feed([record(0, rows=5)])
+        trainers[members[0]].send(feed(record(0, rows=5)))
         return any(step.epoch == epoch for step in only(events, MicroStep))
 
     until(trainers[members[0]], sums)
@@ -67,7 +67,7 @@ def kill_in_a_micro_step(trainers: Trainers, members: str, victim: str) -> str:
     """The rest, who wait for it in that micro-step and must make it again."""
     os.kill(trainers[victim].pid, signal.SIGSTOP)
     for name in members:
-        trainers[name].feed([record(1, rows=ROWS)])
+        trainers[name].send(feed(record(1, rows=ROWS)))
     time.sleep(0.15)
     os.kill(trainers[victim].pid, signal.SIGKILL)
     assert "SIGKILL" in until_a(trainers[victim], TrainFailed).reason
@@ -103,7 +103,7 @@ def test_replicas_stay_equal_through_joins_kills_and_leaves(trainers: Trainers) 
     versions = [round_of(trainers, 4, "bd", seed) for seed in range(12, 15)]
     assert versions[0] > before, "nothing was forgotten"
 
-    trainers["b"].stop()  # has work to do
+    trainers["b"].send(stop())  # has work to do
     stopped = until_a(trainers["b"], TrainStopped)
     assert stopped.seconds < 5
     assert stopped.step == versions[-1]

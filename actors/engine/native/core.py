@@ -2,7 +2,6 @@
 
 import torch
 
-from actors.engine.batch.core import BatchCore
 from actors.engine.calibrated import calibrated
 from actors.engine.native.engine import NativeEngine
 from actors.engine.wire import Start
@@ -18,7 +17,7 @@ from models.ops.triton.operators import installed
 from policies.speculation.build import build_budget, build_policy
 
 
-def build(start: Start) -> BatchCore:
+def build(start: Start) -> NativeEngine:
     """The engine that serves the model at `start.model.path`."""
     torch.manual_seed(start.seed)
     options, key = start.options, "rollout.engine.device"
@@ -49,7 +48,7 @@ def build(start: Start) -> BatchCore:
         # On a GPU a node of a tree sums its keys in another order than plain decoding would.
         costs, news = calibrated(start, device)
         policy = build_policy(speculation, list(drafters), trees=device == "cpu" or not invariant, costs=costs)
-    engine = NativeEngine(
+    return NativeEngine(
         model,
         options,
         weights_version=start.weights_version,
@@ -63,4 +62,3 @@ def build(start: Start) -> BatchCore:
         news=None if policy is None else news,
         adapter_base=None if start.lora is None else AdapterBase(start.model.path, start.lora, dtype),
     )
-    return BatchCore(engine)

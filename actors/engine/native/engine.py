@@ -1,6 +1,6 @@
 """The native rollout engine, synchronous and in this process: requests in, events out, one forward per `step`.
 
-Owns requests from submit to their last event, the weights' version and the accept rule's effect on the sequences.
+Owns the model's weights and the accept rule's effect on the sequences.
 It never waits, never starts a thread or a process (`actors.engine.process` does) and reads no clock but the one given.
 """
 
@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.batch.account import StepAccount
-from actors.engine.batch.intake import EngineLimits, finished, take_in
+from actors.engine.batch.engine import BatchEngine
+from actors.engine.batch.intake import EngineLimits
 from actors.engine.batch.plan import SlotWatcher, StepPlan, Ticket
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.speculation import Speculator
@@ -36,12 +37,8 @@ from config.formats import SCALE_SUFFIX, LowBitFormat, Quantization
 from config.rollout import EngineOptions
 from contracts.handoff import HandOffError, Offer
 from contracts.rollout import (
-    NOTHING_SAMPLED,
-    DrafterLoaded,
-    EngineIdle,
     Event,
     Finished,
-    FinishReason,
     Rejected,
     Request,
     Rollout,
@@ -62,7 +59,7 @@ from policies.speculation.policy import StrategyPolicy
 NO_DRAFTERS: Mapping[str, Drafter] = {}
 
 
-class NativeEngine:
+class NativeEngine(BatchEngine):
     """Continuous batching over one model. `weights_version` is the version of the weights that `model` holds.
 
     Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
@@ -96,6 +93,7 @@ class NativeEngine:
         news: PassNews | None = None,
         adapter_base: AdapterBase | None = None,
     ) -> None:
+        super().__init__(weights_version, clock)
         config = model.config
         model_tokens = options.max_model_tokens or config.max_position_embeddings
         if model_tokens > config.max_position_embeddings:
@@ -107,8 +105,8 @@ class NativeEngine:
         blocks = options.kv_tokens // block_tokens
         if blocks < 1:
             raise ValueError(f"rollout.engine.kv_tokens={options.kv_tokens} is less than one block of {block_tokens}")
-        self._limits = EngineLimits(config.vocab_size, model_tokens, blocks, block_tokens)
         max_tokens = history_tokens(model, options)
+        self._limits = EngineLimits(config.vocab_size, model_tokens, blocks, block_tokens)
         self._table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
         recorded = _recorded_layers(drafters, recorded_layers)
         empty = next(model.parameters()).detach().new_empty(0, (len(recorded) + 1) * config.hidden_size)
@@ -122,7 +120,6 @@ class NativeEngine:
             block_tables = self._table.block_tables.view()
             block_tables.flags.writeable = False
             kv = KVPlaces(block_tables, block_tokens)
-        self._events: list[Event] = []
         self._steps = step_arrays(self._table, block_tokens)
         self._max_nodes = 0 if policy is None else policy.max_nodes
         if graph_capture is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
@@ -155,7 +152,7 @@ class NativeEngine:
             hidden=self._hidden,
             kv=kv,
             target=self._runner.passes,
-            on_failure=lambda failure: self._events.append(failure),
+            on_failure=self._tell,
             timer=timer,
         )
         self._speculator.new_target(weights_version)
@@ -169,22 +166,18 @@ class NativeEngine:
         self._scheduler = Scheduler(
             self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watchers
         )
+        self._queue = self._occupancy = self._scheduler
+        self._account = StepAccount(self._table, self._speculator, prompts, on_step, timer, news)
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
         self._model, self._low_bit, self._adapter_base = model, model.low_bit, adapter_base
-        self._version = weights_version
-        self._clock = clock
-        self._account = StepAccount(self._table, self._speculator, prompts, on_step, timer, news)
-        self._idle = True
         self._receiver: Receiver | None = None  # made when weights are offered first
         self._half_loaded = False
 
     @property
     def has_work(self) -> bool:
         """True while `step` has something to do or to tell, and whole weights to do it with."""
-        if self._half_loaded:
-            return False
-        return self._scheduler.has_work or bool(self._events) or not self._idle
+        return not self._half_loaded and super().has_work
 
     def use(self, policy: StrategyPolicy | None) -> None:
         """Let `policy` choose from the next step on. None: plain decoding."""
@@ -201,53 +194,14 @@ class NativeEngine:
         self._runner.plan_graphs(plan)
         self._speculator.plan_graphs(plan.drafts, self._graph_capture)
 
-    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
-        self._speculator.remember(prompts, responses)
-
-    def save_drafters(self, directory: str) -> str | None:
-        """Write what the drafters would lose with this process. Returns what failed, if anything; never raises."""
-        return self._speculator.save(directory)
-
-    def load_drafters(self, directory: str) -> None:
-        """Restore what `save_drafters` wrote; what is missing stays as it is."""
-        self._speculator.load(directory)
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if request.request_id in self._scheduler:
-                self._events.append(Rejected(request.request_id, "a request with this id is running already"))
-            else:
-                taken = take_in(request, self._limits, self._version, self._clock())
-                if not isinstance(taken, Ticket):
-                    self._events.append(taken)
-                    continue
-                if self._recording is not None and not request.evaluation:
-                    self._recording.submitted(taken.limit)
-                self._scheduler.add(taken)
-        self._idle = self._idle and not requests
-
-    def abort(self, request_ids: Sequence[int]) -> None:
-        """End requests now: each is Finished with reason ABORT and the tokens it has (none, if it never ran)."""
-        now_s = self._clock()
-        for request_id in request_ids:
-            if request_id not in self._scheduler:
-                continue
-            ticket = self._scheduler.ticket(request_id)
-            tokens = ticket.prefix or NOTHING_SAMPLED if ticket.slot < 0 else self._table.response(ticket.slot)
-            version = self._version if ticket.weights_version < 0 else ticket.weights_version
-            self._scheduler.remove(request_id, finished=False)
-            self._events.append(finished(ticket, tokens, FinishReason.ABORT, version, now_s))
-            self._idle = False
+    def _accept(self, ticket: Ticket) -> None:
+        if self._recording is not None and not ticket.request.evaluation:
+            self._recording.submitted(ticket.limit)
+        super()._accept(ticket)
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
-        """Load new weights in place. Running requests go on with them, on the K/V they have; no other request reuses
-        K/V of the old ones. An engine that started in few bits stores what it is handed, in few bits or not. Adapters
-        are merged into the weights that it started with, in the precision that it started in.
-
-        Raises models.weights.WeightsCorruptError, models.checkpoint.WeightsMismatchError or models.peft.AdapterError,
-        before anything changed.
-        """
+        """See BatchEngine. An engine that started in few bits stores what it is handed, in few bits or not. Adapters
+        are merged into the weights that it started with, in the precision that it started in."""
         start_s = self._clock()
         if are_adapters(manifest.tensors):
             self._merge(dict(unpack(manifest, buffer)))  # Computes and checks the checksum.
@@ -257,8 +211,8 @@ class NativeEngine:
         return self._holds(manifest.version, manifest.checksum, start_s)
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
-        """As `update_weights`, piece by piece from the learner. Never raises for what fails there: the answer says why,
-        and an engine whose weights are half overwritten then has no work until `update_weights` gives it whole ones."""
+        """See BatchEngine. An engine whose weights are half overwritten has no work until `update_weights` gives it
+        whole ones."""
         start_s = self._clock()
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
@@ -315,61 +269,43 @@ class NativeEngine:
             quantization=self._quantization,
         )
 
-    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
-        """Load new weights of a drafter in place. Never raises: a drafter that cannot take them keeps what it has, and
-        the answer says why."""
-        start_s = self._clock()
-        reason = self._speculator.update(name, manifest, buffer)
-        self._account.new_weights()
-        return DrafterLoaded(name, manifest.version, manifest.checksum, self._clock() - start_s, reason)
+    def _load_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> str:
+        return self._speculator.update(name, manifest, buffer)
 
-    def sleep(self) -> None:
-        """Release the KV cache. Raises ValueError while there are requests."""
-        if self._scheduler.has_work:
-            raise ValueError("the engine has requests: wait for them or abort them before sleep")
+    def _release(self) -> None:
         self._scheduler.restart_unstarted()
         if self._hidden is not None:
             self._hidden.clear()
         self._runner.sleep()
 
     def wake(self) -> None:
+        """See BatchEngine."""
         self._runner.wake()
 
     def close(self) -> None:
         """Nothing of it outlives the process."""
 
-    def step(self) -> list[Event]:
-        """One forward of the running batch; returns what happened since the last call."""
-        now_s = self._clock()
-        self._account.begin()
+    def _advance(self, now_s: float) -> None:
         plan = self._scheduler.schedule(self._version, now_s)
-        if plan is not None:
-            load = self._speculator.load_of(plan, self._scheduler.waiting)
-            strategy = self._speculator.choose(load)
-            if plan.copies:  # before anything reads them: drafters may
-                self._runner.copy_blocks(plan.copies)
-            drafts = self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
-            draws = self._runner.run(plan, drafts)
-            settled = self._advance(plan, draws, drafts)
-            self._speculator.drew(settled.new_tokens)
-            undisturbed = not (plan.copies or draws.captured or self._speculator.captured)
-            window = self._account.count(
-                plan, strategy, load, drafts, settled, self._scheduler, now_s, undisturbed=undisturbed
-            )
-            self._tell(window)
-        events, self._events = self._events, []
-        now_s = self._clock()
-        idle = not self._scheduler.has_work
-        window = self._account.window(now_s, self._scheduler, idle=idle)
-        if window is not None:
-            events.append(window)
-            events += self._account.passes(window, idle=idle)
-        if idle and not self._idle:
-            if self._recording is not None and (recorded := self._recording.flush()) is not None:
-                events.append(recorded)
-            events.append(EngineIdle(now_s))
-        self._idle = idle
-        return events
+        if plan is None:
+            return
+        load = self._speculator.load_of(plan, self._scheduler.waiting)
+        strategy = self._speculator.choose(load)
+        if plan.copies:  # before anything reads them: drafters may
+            self._runner.copy_blocks(plan.copies)
+        drafts = self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
+        draws = self._runner.run(plan, drafts)
+        settled = self._enter(plan, draws, drafts)
+        self._speculator.drew(settled.new_tokens)
+        undisturbed = not (plan.copies or draws.captured or self._speculator.captured)
+        window = self._account.count(
+            plan, strategy, load, drafts, settled, self._scheduler, now_s, undisturbed=undisturbed
+        )
+        self._tell(window)
+
+    def _before_idle(self) -> list[Event]:
+        recorded = None if self._recording is None else self._recording.flush()
+        return [] if recorded is None else [recorded]
 
     def generate(
         self, requests: Sequence[Request], hear: Callable[[Event], None] = lambda event: None
@@ -387,11 +323,7 @@ class NativeEngine:
                     raise ValueError(f"request {event.request_id}: {event.reason}")
         return rollouts
 
-    def _tell(self, event: Event | None) -> None:
-        if event is not None:
-            self._events.append(event)
-
-    def _advance(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
+    def _enter(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
         """Enter what was computed and drawn into the table; end and report requests."""
         keeping = self._hidden is not None or self._recording is not None
         first = self._table.computed[plan.slots] if keeping else None
@@ -422,15 +354,9 @@ class NativeEngine:
         if settled.ended:
             now_s = self._clock()
             for slot, reason in settled.ended:
-                self._finish(slot, reason, now_s)
+                self._ended(self._scheduler.ticket_in(slot), slot, reason, now_s)
         self._events += [self._table.progress(slot) for slot in settled.due]
         return settled
-
-    def _finish(self, slot: int, reason: FinishReason, now_s: float) -> None:
-        ticket = self._scheduler.ticket_in(slot)
-        response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
-        self._scheduler.remove(ticket.request.request_id, finished=True)
-        self._events.append(finished(ticket, response, reason, ticket.weights_version, now_s, propensity))
 
 
 def _recorded_layers(drafters: Mapping[str, Drafter], given: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from actors.engine.batch.core import BatchCore
 from actors.engine.calibrated import calibrated
 from actors.engine.vllm.arguments import engine_arguments, prepare_environment
 from actors.engine.vllm.engine import VllmEngine
@@ -28,7 +27,7 @@ from policies.speculation.build import build_policy
 _log = logging.getLogger(__name__)
 
 
-def build(start: Start) -> BatchCore:
+def build(start: Start) -> VllmEngine:
     """The engine that serves the model at `start.model.path`. Raises UnsupportedVllmError; ValueError for what does not
     go with rollout.quantization."""
     installed = check_version()
@@ -59,7 +58,7 @@ def build(start: Start) -> BatchCore:
         arguments = engine_arguments(start, device=device, ranks=ranks, max_nodes=max_nodes, speculative=speculative)
         backend = VllmBackend(arguments, kv_tokens=options.kv_tokens, seeded=options.seeded_requests, drafter=drafter)
     _log.info("engine: %s %s on %s", installed.distribution, installed.version, device)
-    engine = VllmEngine(
+    return VllmEngine(
         backend,
         max_running=options.max_running,
         progress_every_tokens=options.progress_every_tokens,
@@ -72,7 +71,6 @@ def build(start: Start) -> BatchCore:
         policy=policy,
         news=None if policy is None else news,
     )
-    return BatchCore(engine)
 
 
 def _network(names: Collection[str]) -> str | None:

@@ -1,6 +1,6 @@
 """The rollout engine over stock vLLM, synchronous and in this process: requests in, events out, a step per `step`.
 
-Owns requests from submit to their last event and what vLLM is told; vLLM owns the model, the KV cache and the draws.
+Owns what vLLM is told; vLLM owns the model, the KV cache and the draws.
 Slots, drafts, stop rules and telemetry are those of the native engine (`actors.engine.batch`). No token is invariant:
 which requests run together changes the last bits of logits, and speculation changes which noise a token gets.
 """
@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.batch.account import StepAccount
-from actors.engine.batch.intake import EngineLimits, finished, take_in
-from actors.engine.batch.plan import SlotWatcher, StepPlan, Ticket
+from actors.engine.batch.engine import BatchEngine
+from actors.engine.batch.intake import EngineLimits
+from actors.engine.batch.plan import SlotWatcher, StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.speculation import Speculator
 from actors.engine.batch.step.build import step_arrays
@@ -29,13 +30,7 @@ from config.formats import Quantization
 from config.strategy import PLAIN
 from contracts.handoff import Offer
 from contracts.rollout import (
-    NOTHING_SAMPLED,
     DrafterFailed,
-    DrafterLoaded,
-    EngineIdle,
-    Event,
-    FinishReason,
-    Rejected,
     Request,
     Sampled,
     WeightsLoaded,
@@ -89,7 +84,7 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class VllmEngine:
+class VllmEngine(BatchEngine):
     """Continuous batching by vLLM; `weights_version` is the version of what it has loaded, `quantization` the precision
     that the backend was started in.
 
@@ -114,15 +109,14 @@ class VllmEngine:
         on_step: Callable[[EngineStepRecord], None] | None = None,
         news: PassNews | None = None,
     ) -> None:
-        self._backend, self._version, self._clock = backend, weights_version, clock
-        self._quantization = quantization
+        super().__init__(weights_version, clock)
+        self._backend, self._quantization = backend, quantization
         self._limits = EngineLimits(
             backend.vocab_size, backend.model_tokens, backend.kv_blocks, backend.block_tokens, logprobs_t1=False
         )
         table = self._table = SlotTable(max_running, backend.model_tokens, 1, logprobs_t1=False)
         table.block_counts[:] = _BLOCKS
         self._steps = step_arrays(table, 1)
-        self._events: list[Event] = []
         self._speculator = Speculator(
             table,
             self._steps,
@@ -130,7 +124,7 @@ class VllmEngine:
             torch.device("cpu"),
             drafters if worker is None else {**drafters, worker.name: worker},
             policy,
-            on_failure=self._events.append,
+            on_failure=self._tell,
             timer=timer,
         )
         self._speculator.new_target(weights_version)
@@ -143,10 +137,10 @@ class VllmEngine:
         if backend.refusal:
             names = [*drafters, *(() if worker is None else (worker.name,))]
             self._events += [DrafterFailed(name, backend.refusal, final=True) for name in names]
-        self._queue = AdmissionQueue(table, watchers)
+        self._queue = self._admission = AdmissionQueue(table, watchers)
+        self._occupancy = self
         self._account = StepAccount(table, self._speculator, prompts, on_step, timer, news=news)
         self._progress_every_tokens = progress_every_tokens
-        self._idle = True
         # Of the step at hand: vLLM's requests that decode, the plan of their slots, and what came of it.
         self._decoding: list[Any] = []
         self._names: list[str] = []
@@ -155,20 +149,15 @@ class VllmEngine:
         self._step: ReadStep | None = None
         backend.attach(self)
 
-    @property
-    def has_work(self) -> bool:
-        """True while `step` has something to do or to tell."""
-        return bool(len(self._queue)) or bool(self._events) or not self._idle
-
     # telemetry.Occupancy
 
     @property
     def running(self) -> int:
-        return self._queue.running
+        return self._admission.running
 
     @property
     def waiting(self) -> int:
-        return self._queue.waiting
+        return self._admission.waiting
 
     @property
     def kv_tokens_used(self) -> int:
@@ -180,37 +169,17 @@ class VllmEngine:
 
     # Commands.
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if request.request_id in self._queue:
-                self._events.append(Rejected(request.request_id, "a request with this id is running already"))
-                continue
-            taken = take_in(request, self._limits, self._version, self._clock())
-            if isinstance(taken, Ticket):
-                self._queue.add(taken)
-            else:
-                self._events.append(taken)
-        self._idle = self._idle and not requests
-
     def abort(self, request_ids: Sequence[int]) -> None:
-        """End requests now: each is Finished with reason ABORT and the tokens it has (none, if it never ran)."""
-        now_s = self._clock()
-        known = [request_id for request_id in request_ids if request_id in self._queue]
-        self._backend.abort([request_id for request_id in known if self._queue[request_id].slot >= 0])
-        for request_id in known:
-            ticket = self._queue[request_id]
-            tokens = ticket.prefix or NOTHING_SAMPLED if ticket.slot < 0 else self._table.response(ticket.slot)
-            version = self._version if ticket.weights_version < 0 else ticket.weights_version
-            self._queue.remove(request_id, finished=False)
-            self._events.append(finished(ticket, tokens, FinishReason.ABORT, version, now_s))
-            self._idle = False
+        """See BatchEngine."""
+        known = [request_id for request_id in request_ids if request_id in self._admission]
+        self._backend.abort([request_id for request_id in known if self._admission.ticket(request_id).slot >= 0])
+        super().abort(request_ids)
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
-        """Load new weights in place. Running requests go on with them, on the K/V they have; no other request reuses
-        K/V of the old ones. Raises as NativeEngine.update_weights."""
+        """See BatchEngine."""
         start_s = self._clock()
         for request_id in self._backend.update_weights(manifest, buffer):
-            self._queue[request_id].weights_version = manifest.version
+            self._admission.ticket(request_id).weights_version = manifest.version
         self._version = manifest.version
         self._account.new_weights()
         self._speculator.new_target(manifest.version)
@@ -226,70 +195,37 @@ class VllmEngine:
         reason = "vllm takes weights from the object store only"
         return WeightsLoaded(version=self._version, checksum=0, seconds=0.0, failure=reason)
 
-    def update_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> DrafterLoaded:
-        """Load new weights of a drafter in place. One that cannot take them keeps what it has; the answer says why."""
-        start_s = self._clock()
-        reason = ""
+    def _load_drafter(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> str:
         if self._worker is None or self._worker.name != name:
-            reason = f"there is no drafter {name!r} with weights in this engine"
-        else:
-            try:
-                self._backend.update_drafter(manifest, buffer)
-            except (ValueError, WeightsCorruptError) as error:
-                reason = str(error)
-            else:
-                self._speculator.renewed(name)
-        self._account.new_weights()
-        return DrafterLoaded(name, manifest.version, manifest.checksum, self._clock() - start_s, reason)
+            return f"there is no drafter {name!r} with weights in this engine"
+        try:
+            self._backend.update_drafter(manifest, buffer)
+        except (ValueError, WeightsCorruptError) as error:
+            return str(error)
+        self._speculator.renewed(name)
+        return ""
 
-    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
-        self._speculator.remember(prompts, responses)
-
-    def save_drafters(self, directory: str) -> str | None:
-        """Write what the drafters would lose with this process. Returns what failed, if anything; never raises."""
-        return self._speculator.save(directory)
-
-    def load_drafters(self, directory: str) -> None:
-        """Restore what `save_drafters` wrote; what is missing stays as it is."""
-        self._speculator.load(directory)
-
-    def sleep(self) -> None:
-        """Raises ValueError while there are requests."""
-        if len(self._queue):
-            raise ValueError("the engine has requests: wait for them or abort them before sleep")
+    def _release(self) -> None:
         self._backend.sleep()
 
     def wake(self) -> None:
+        """See BatchEngine."""
         self._backend.wake()
 
     def close(self) -> None:
+        """See BatchEngine."""
         self._backend.close()
 
     # A step.
 
-    def step(self) -> list[Event]:
-        """One step of vLLM; returns what happened since the last call."""
-        now_s = self._clock()
-        self._account.begin()
-        for ticket in self._queue.admit(self._version, now_s):
+    def _advance(self, now_s: float) -> None:
+        for ticket in self._admission.admit(self._version, now_s):
             self._backend.submit(ticket.request, ticket.prefix, ticket.limit)
-        if len(self._queue):
+        if self._admission.has_work:
             self._backend.step()  # calls before_schedule and sampled
             step, self._step = self._step, None
             if step is not None:
                 self._settle(step, now_s)
-        events, self._events = self._events, []
-        now_s = self._clock()
-        idle = not len(self._queue)
-        window = self._account.window(now_s, self, idle=idle)
-        if window is not None:
-            events.append(window)
-            events += self._account.passes(window, idle=idle)
-        if idle and not self._idle:
-            events.append(EngineIdle(now_s))
-        self._idle = idle
-        return events
 
     def before_schedule(self, running: list[Any]) -> None:
         """See StepControl: choose a strategy for those that decode, and draft by it."""
@@ -298,7 +234,7 @@ class VllmEngine:
             self._decoding, self._names = decoding, [request.request_id for request in decoding]
             self._plan = _plan(np.array([self._slot_of(name) for name in self._names], np.int64))
         plan = self._plan
-        self._load = self._speculator.load_of(plan, self._queue.waiting)
+        self._load = self._speculator.load_of(plan, self._admission.waiting)
         if self._worker is not None:
             self._worker.made([request.spec_token_ids for request in decoding])
             for request in running:  # Only what is chosen is verified.
@@ -366,14 +302,12 @@ class VllmEngine:
             self._events.append(window)
         ended_s = self._clock() if settled.ended else 0.0
         for slot, reason in settled.ended:
-            ticket = self._queue[int(self._table.request_id[slot])]
-            response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
-            self._queue.remove(ticket.request.request_id, finished=True)
-            self._events.append(finished(ticket, response, reason, ticket.weights_version, ended_s, propensity))
+            ticket = self._admission.ticket(int(self._table.request_id[slot]))
+            self._ended(ticket, slot, reason, ended_s)
         self._events += [self._table.progress(slot) for slot in settled.due]
 
     def _slot_of(self, name: str) -> int:
-        return self._queue[int(name)].slot
+        return self._admission.ticket(int(name)).slot
 
 
 def _plan(slots: Int64Array) -> StepPlan:

@@ -24,11 +24,12 @@ class AdmissionQueue:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._tickets
 
-    def __len__(self) -> int:
-        """Requests that wait or run."""
-        return len(self._tickets)
+    @property
+    def has_work(self) -> bool:
+        """Requests wait or run."""
+        return bool(self._tickets)
 
-    def __getitem__(self, request_id: int) -> Ticket:
+    def ticket(self, request_id: int) -> Ticket:
         return self._tickets[request_id]
 
     @property

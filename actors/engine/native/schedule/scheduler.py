@@ -84,12 +84,11 @@ class Scheduler:
         self._tickets[ticket.request.request_id] = ticket
         self._enqueue(ticket, first=False)
 
-    def remove(self, request_id: int, *, finished: bool) -> Ticket | None:
-        """Forget a request (finished or aborted); its slot and blocks become free. None if unknown."""
-        ticket = self._tickets.pop(request_id, None)
-        if ticket is not None and ticket.slot >= 0:
+    def remove(self, request_id: int, *, finished: bool) -> None:
+        """Forget a request (finished or aborted); its slot and blocks become free."""
+        ticket = self._tickets.pop(request_id)
+        if ticket.slot >= 0:
             self._vacate(ticket, finished=finished)
-        return ticket
 
     def restart_unstarted(self) -> None:
         """After new weights: no request that has drawn nothing yet may use K/V of the old ones."""
