@@ -1,7 +1,8 @@
 """The drafters there are: what configuration, plans, policies and reports must know of each. Plain data, no torch.
 
-The one place that lists them. The code of drafter NAME is the module `drafter.NAME`, whose `build` makes one; an engine
-of another kind may make its own where strategies name it.
+The one place that lists them; a user adds others by import path (rollout.speculation.drafters). The code of drafter
+NAME is the module `drafter.NAME`, whose `build` makes one; an engine of another kind may make its own where strategies
+name it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,18 +74,25 @@ def weights_path(name: str, options: SpeculationOptions) -> str | None:
     return path
 
 
+def own_entry(name: str) -> DrafterEntry:
+    """A drafter of the user's own (rollout.speculation.drafters): what is assumed of it before anything is measured."""
+    return DrafterEntry(name=name, arms=(f"{name}:4", f"{name}:2", f"{name}:8"))
+
+
 def at_hand(options: SpeculationOptions, *, cache_lent: bool = False) -> tuple[str, ...]:
     """What an engine of this configuration drafts with unless strategies name others, where the native extension is
     installed. cache_lent: it lends its KV cache to those that share it."""
-    return tuple(
+    built_in = tuple(
         name
         for name, entry in CATALOGUE.items()
         if (not entry.shares_cache or (cache_lent and options.self.format != "none"))
         and (not entry.needs_weights or weights_path(name, options) is not None)
     )
+    return (*built_in, *(own.name for own in options.drafters))
 
 
 def by_name(names: Iterable[str]) -> Mapping[str, DrafterEntry]:
-    """The entries of those names, in the catalogue's order."""
-    wanted = set(names)
-    return {name: entry for name, entry in CATALOGUE.items() if name in wanted}
+    """The entries of those names, in the catalogue's order; behind them those that it has not: the user's own."""
+    wanted = dict.fromkeys(names)
+    found = {name: entry for name, entry in CATALOGUE.items() if name in wanted}
+    return found | {name: own_entry(name) for name in wanted if name not in CATALOGUE}

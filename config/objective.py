@@ -9,10 +9,11 @@ sequences over.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from config.import_path import FORM_TEXT, ImportPath
 from config.presets import MASKS, WEIGHTS, filled, origin
 from config.rules import Bounded, NotWith
 
@@ -23,6 +24,9 @@ Baseline = Literal["group", "leave_one_out", "batch", "none"]
 Estimator = Literal["none", "k1", "k2", "k3"]
 Level = Literal["none", "token", "sequence", "geometric"]
 Loss = Literal["clip", "sequence_clip", "sequence_band", "cispo", "policy_gradient"]
+LOSS_NAMES = get_args(Loss)
+OWN = ImportPath()
+LOSS = ImportPath(LOSS_NAMES)
 Name = Literal[
     "grpo", "dr_grpo", "dapo", "duet", "gspo", "tbpo", "cispo", "rloo", "reinforce", "reinforce_pp",
     "reinforce_pp_baseline",
@@ -121,8 +125,14 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
 
     name: Annotated[Name, Field(description="defaults for the keys below; what is written wins")] = "grpo"
     loss: Annotated[
-        Loss, Field(description="of a token: PPO's clipped surrogate, GSPO's, TBPO's, CISPO's, or -A log pi")
+        str,
+        AfterValidator(LOSS),
+        LOSS,
+        Field(
+            description="of a token: PPO's clipped surrogate, GSPO's, TBPO's, CISPO's, -A log pi, or your own function"
+        ),
     ] = "clip"
+    loss_arguments: Annotated[dict[str, Any], Field(description="further keyword arguments of your own loss")] = {}
     clip_low: Annotated[
         float | None, Field(gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null: not (cispo, tbpo)")
     ] = 0.2
@@ -156,6 +166,15 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
             "mean, divided by std, over the response tokens of the batch"
         ),
     ] = "group"
+    advantages: Annotated[
+        str | None,
+        AfterValidator(OWN),
+        OWN,
+        Field(description="your own function in place of baseline and normalize: an advantage for each response"),
+    ] = None
+    advantages_arguments: Annotated[
+        dict[str, Any], Field(description="further keyword arguments of your own advantages")
+    ] = {}
     drop_zero_variance: Annotated[
         bool,
         Field(description="leave out groups whose rewards are all equal, unless a term of the loss still teaches them"),
@@ -210,12 +229,18 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     def _fill(cls, data: Any) -> Any:
         return filled(data) if isinstance(data, dict) else data
 
+    @property
+    def own_loss(self) -> bool:
+        """Whether `loss` is a user's function."""
+        return self.loss not in LOSS_NAMES
+
     def origin(self, key: str) -> str | None:
         """Where the default of a dotted key below `objective` comes from; None: it is the same for all names."""
         from_limit = {"sum_divisor": self.sum_divisor is not None, "overlong.buffer_tokens": self.name == "dapo"}
         if from_limit.get(key):
             return "rollout.sampling.max_new_tokens"
-        chosen = {name: getattr(self, name) for name in ("name", "loss", "baseline", "aggregation", "kl")}
+        names = ("name", "loss", "baseline", "aggregation", "kl", "advantages")
+        chosen = {name: getattr(self, name) for name in names}
         return origin(chosen | {"drop_zero_variance": self.drop_zero_variance}, key)
 
     @property
@@ -244,6 +269,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Settings that would be ignored, or contradict each other."""
+        yield from self._own()
         yield from self._clips()
         yield from self._kl()
         if self.sum_divisor is not None and self.aggregation not in NORMED:
@@ -264,7 +290,27 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
             )
         yield from self._correction()
 
+    def _own(self) -> Iterator[Contradiction]:
+        if self.loss_arguments and not self.own_loss:
+            message = f"is set, but objective.loss is {self.loss}, which takes none"
+            yield Contradiction("loss_arguments", message, f"leave it out, or name your own loss as {FORM_TEXT}")
+        if self.advantages is None:
+            if self.advantages_arguments:
+                remedy = "leave it out, or set objective.advantages"
+                yield Contradiction("advantages_arguments", "is set, but objective.advantages is not", remedy)
+            return
+        for key in ("baseline", "normalize"):
+            if getattr(self, key) != "none":
+                message = f"is set, but objective.advantages is your own function {self.advantages}"
+                yield Contradiction(key, message, "leave it out: the function decides it")
+
     def _clips(self) -> Iterator[Contradiction]:
+        if self.own_loss:
+            for key in ("clip_low", "clip_high", "clip_dual", "band_low", "band_high"):
+                if getattr(self, key) is not None:
+                    message = f"is set, but objective.loss is your own function {self.loss}, which does not get it"
+                    yield Contradiction(key, message, "leave it out, or pass it in objective.loss_arguments")
+            return
         if self.loss not in ("clip", "sequence_clip") and self.clip_dual is not None:
             yield Contradiction("clip_dual", f"is set, but loss {self.loss} has none", "leave it out")
         bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}

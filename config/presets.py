@@ -18,6 +18,12 @@ LOSSES: dict[str, Values] = {
     "policy_gradient": {"clip_low": None, "clip_high": None, "clip_dual": None},
 }
 
+# Your own loss has its own arguments (objective.loss_arguments).
+OWN_LOSS: Values = {"clip_low": None, "clip_high": None, "clip_dual": None}
+
+# Your own advantages (objective.advantages) decide what these do.
+OWN_ADVANTAGES: Values = {"baseline": "none", "normalize": "none"}
+
 # Without a baseline of the group its equal rewards teach, beside those of other groups.
 BASELINES: dict[str, Values] = {"batch": {"drop_zero_variance": False}, "none": {"drop_zero_variance": False}}
 
@@ -107,12 +113,17 @@ def layers(written: Values) -> Iterator[tuple[str, Values]]:
     _drop(preset, written, "loss", {key for key in preset if key.startswith("clip_")})
     if written.get("kl") == "none":
         _drop(preset, written, "kl", {"kl_coef", "kl_in"})
-    baseline = written.get("baseline", preset.get("baseline"))
+    own = OWN_ADVANTAGES if written.get("advantages") is not None else {}
+    for key in own:
+        preset.pop(key, None)
+    baseline = written.get("baseline", own.get("baseline", preset.get("baseline")))
     of_baseline = BASELINES.get(baseline, {}) if isinstance(baseline, str) else {}
     if {**of_baseline, **written}.get("drop_zero_variance") is False:
         preset.pop("dynamic_sampling", None)
     yield f"objective.name: {name}", preset
-    yield f"objective.loss: {loss}", LOSSES.get(loss, {}) if isinstance(loss, str) else {}
+    own_loss = OWN_LOSS if isinstance(loss, str) and ":" in loss else {}
+    yield f"objective.loss: {loss}", LOSSES.get(loss, own_loss) if isinstance(loss, str) else {}
+    yield f"objective.advantages: {written.get('advantages')}", own
     yield f"objective.baseline: {baseline}", of_baseline
 
 

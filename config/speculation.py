@@ -1,11 +1,14 @@
 """The `rollout.speculation:` section of the configuration. Owns names and ranges only."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
+from config.import_path import ImportPath
 from config.rules import OnlyWith
 from config.strategy import Strategy
+
+OWN_PATH = ImportPath()
 
 
 class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
@@ -54,6 +57,20 @@ class SelfOptions(BaseModel, frozen=True, extra="forbid"):
         if self.format == "none":
             return None
         return _COPIED_IN.get(device, "w8a8") if self.format == "auto" else self.format
+
+
+class OwnDrafterOptions(BaseModel, frozen=True, extra="forbid"):
+    """A drafter of your own (native engine)."""
+
+    name: Annotated[
+        str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="what strategies and metrics call it, as in NAME:4")
+    ]
+    function: Annotated[
+        str, AfterValidator(OWN_PATH), OWN_PATH, Field(description="a class, or a function that makes a drafter")
+    ]
+    arguments: Annotated[
+        dict[str, Any], Field(description="keyword arguments beside slots and max_tokens, the engine's sizes")
+    ] = {}
 
 
 class RooflineOptions(BaseModel, frozen=True, extra="forbid"):
@@ -123,6 +140,10 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     suffix: SuffixOptions = SuffixOptions()
     eagle: EagleOptions = EagleOptions()
     self: SelfOptions = SelfOptions()
+    drafters: Annotated[
+        tuple[OwnDrafterOptions, ...],
+        Field(description="of your own; they draft beside the others, or alone where strategies name only them"),
+    ] = ()
     roofline: Annotated[RooflineOptions, OnlyWith("mode", ("roofline",), when="mode")] = RooflineOptions()
 
     @field_validator("strategies")

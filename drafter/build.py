@@ -12,6 +12,7 @@ from config.catalogue import CATALOGUE, at_hand, weights_path
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from config.strategy import Strategy
+from drafter.own import build_own
 from drafter.protocol import Drafter
 from models.ops.chain import DraftChain
 from models.ops.native import kernels
@@ -22,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 def build_drafters(options: SpeculationOptions, model: Transformer, engine: EngineOptions) -> dict[str, Drafter]:
     """The drafters by name: n-gram and suffix wherever the native extension is installed, EAGLE if it has a path, the
-    copy of the model in few bits where the engine can lend its cache.
+    copy of the model in few bits where the engine can lend its cache; and the user's own (options.drafters).
 
     With `options.strategies` only those that it names; with mode off none. Drafters are made for engines whose history
     is [max_running, max_tokens] as `history_tokens` says.
@@ -35,15 +36,17 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
     networks = {
         name: _network(name).build(options, model, engine)
         for name in wanted_drafters(options, cache_lent=lends_cache(model))
-        if CATALOGUE[name].is_network
+        if name in CATALOGUE and CATALOGUE[name].is_network
     }
     built: dict[str, Drafter] = retrieval | networks
-    return {name: built[name] for name in CATALOGUE if name in built}
+    ordered = {name: built[name] for name in CATALOGUE if name in built}
+    own = build_own(options.drafters, wanted_drafters(options), engine.max_running, history_tokens(model, engine))
+    return ordered | own
 
 
 def build_retrieval(options: SpeculationOptions, slots: int, max_tokens: int) -> dict[str, Drafter]:
     """Those of them that need no network, for a history of [slots, max_tokens]."""
-    wanted = {name for name in wanted_drafters(options) if not CATALOGUE[name].is_network}
+    wanted = {name for name in wanted_drafters(options) if name in CATALOGUE and not CATALOGUE[name].is_network}
     needs = {name: CATALOGUE[name].native for name in wanted}
     missing = [name for name, native in sorted(needs.items()) if native is not None and not hasattr(kernels, native)]
     if missing:
@@ -94,10 +97,12 @@ def _network(name: str) -> ModuleType:
 
 
 def _known(name: str, options: SpeculationOptions) -> str:
+    own = [one.name for one in options.drafters]
+    if name in own:
+        return name
     if name not in CATALOGUE:
-        raise ValueError(
-            f"rollout.speculation.strategies names the drafter {name!r}; there are {', '.join(CATALOGUE)}, and 'plain'"
-        )
+        there = ", ".join([*CATALOGUE, *own])
+        raise ValueError(f"rollout.speculation.strategies names the drafter {name!r}; there are {there}, and 'plain'")
     if CATALOGUE[name].needs_weights and weights_path(name, options) is None:
         raise ValueError(
             f"rollout.speculation.strategies names the drafter {name!r}, which has no weights: set "

@@ -19,6 +19,7 @@ class Capabilities:
     """Without any of the fields: an engine that decodes plainly on one device."""
 
     drafters: Collection[str] = ()  # that it can draft with, as named in rollout.speculation.strategies
+    own_drafters: bool = False  # and with those of a user (rollout.speculation.drafters)
     trees: bool = False  # drafts may branch
     hidden_states: bool = False  # it records what drafters are trained on while it decodes
     # It can keep model.batch_invariant: no token depends on who samples or finishes it, and drafts are verified by the
@@ -38,6 +39,7 @@ class Capabilities:
 
 NATIVE = Capabilities(
     drafters=frozenset(CATALOGUE),
+    own_drafters=True,
     trees=True,
     hidden_states=True,
     batch_invariant=True,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from actors.engine import wire
 from actors.engine.core import RolloutEngine
+from actors.processes.modules import folders
 from actors.processes.parent import ChildProcess
 from config.formats import Quantization
 from config.model import LoraOptions, ModelOptions
@@ -67,6 +68,7 @@ def spawn_engine(
         lora=lora,
         calibrations=calibrations,
         calibration_path=calibration_path,
+        code_paths=tuple(folders()) if speculation.drafters else (),
     )
     environment = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
     if gpus is not None:

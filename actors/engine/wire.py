@@ -25,6 +25,7 @@ class Start:
     lora: LoraOptions | None = None  # weights come as its adapters
     calibrations: tuple[Calibration, ...] = ()  # of this model and precision, of any device
     calibration_path: str = ""  # the file of the only one, where no other will do
+    code_paths: tuple[str, ...] = ()  # where else a user's drafters are looked for
 
 
 @dataclass(frozen=True, slots=True)

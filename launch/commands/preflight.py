@@ -14,6 +14,7 @@ from config.data import DataOptions, PromptsOptions
 from launch.batch import stop_rule
 from launch.calibrations import calibration_issues
 from launch.config import Config, ConfigError, Issue, check_environment
+from launch.own_code import own_code_issues
 from launch.reward_functions import code_paths
 from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of, tools_of
 from models.config import limits_of, read_config
@@ -29,7 +30,8 @@ Command = Literal["train", "warmup", "eval", "calibrate"]
 
 
 def preflight(config: Config, command: Command = "train") -> list[Issue]:
-    """What would stop `command`. Reads files and imports the reward function (in a child); writes nothing."""
+    """What would stop `command`. Reads files and imports the user's functions (in children); writes
+    nothing."""
     if command == "calibrate":  # an engine alone: no data, no rewards
         return [issue for issue in check_environment(config, weights=False) if issue.key.startswith(_ENGINE)]
     samples = command != "warmup"
@@ -40,6 +42,7 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
         early = config.rollout.abort.enabled
         issues += [Issue(f"reward.{key}", message) for key, message in check_reward(config.reward, early_ends=early)]
         issues += calibration_issues(config)
+        issues += own_code_issues(config)
     if command == "train" and config.drafter.train and "coordinator.curve.directory" not in broken:
         issues += _coordinator(config)
     if not broken & {"model.path", "model.tokenizer"}:

@@ -83,9 +83,13 @@ def _speculation(c: Config) -> Iterator[Issue]:
         yield Issue(key, message, remedy=f"leave it out, or set {key}.mode=off")
         return
     strategies = [Strategy.parse(text) for text in s.strategies or ()]
+    yield from _own_drafters(c, strategies)
+    own = [one.name for one in s.drafters]
     for drafter in dict.fromkeys(strategy.drafter for strategy in strategies if strategy != PLAIN):
+        if drafter in own:
+            continue
         if drafter not in CATALOGUE:
-            known = ", ".join(CATALOGUE)
+            known = ", ".join([*CATALOGUE, *own])
             yield Issue(f"{key}.strategies", f"unknown drafter {drafter!r}", remedy=f"there are {known}, and 'plain'")
         elif drafter not in can.drafters:
             message = f"the {backend} engine has no drafter {drafter!r}"
@@ -163,6 +167,23 @@ def _speculation(c: Config) -> Iterator[Issue]:
             "rejection keeps the tokens' distribution, not the tokens, which model.batch_invariant asks for",
             remedy=f"set {key}.verification=coupled, or model.batch_invariant=null",
         )
+
+
+def _own_drafters(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
+    """Drafters of the user's own: their names, and where they can run."""
+    s, key = c.rollout.speculation, "rollout.speculation.drafters"
+    if s.drafters and not _engine(c).own_drafters:
+        message = f"the {c.rollout.engine.backend} engine drafts with its own drafters only"
+        yield Issue(key, message, remedy="leave it out, or set rollout.engine.backend=native")
+        return
+    for index, one in enumerate(s.drafters):
+        if one.name in CATALOGUE or one.name in ("none", "plain"):
+            yield Issue(f"{key}.{index}.name", f"{one.name} is taken", remedy="choose another name")
+        elif one.name in [other.name for other in s.drafters[:index]]:
+            yield Issue(f"{key}.{index}.name", f"two drafters are called {one.name}", remedy="choose another name")
+        elif strategies and one.name not in {strategy.drafter for strategy in strategies}:
+            said = f"rollout.speculation.strategies names no {one.name}"
+            yield Issue(f"{key}.{index}", said, remedy=f"name one, such as {one.name}:4, or leave the drafter out")
 
 
 def _self_format(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:

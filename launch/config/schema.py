@@ -102,6 +102,7 @@ def expected(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str
     members = [m for m in _members(annotation) if m is not type(None)]
     text = " or ".join(_one(member) for member in members)
     for item in metadata:
+        text = getattr(item, "in_words", text)
         text += "".join(f", {sign} {getattr(item, name)}" for name, sign in _BOUNDS if hasattr(item, name))
         if getattr(item, "min_length", None):
             text += f", at least {item.min_length}"

@@ -159,12 +159,14 @@ def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]], nav: Seque
     started = f"started {clock(events[0].get('at_s'))} UTC, " if events else ""
     planned = f" of {summary.steps_planned}" if summary.steps_planned is not None else ""
     objective = f", objective {escape(summary.objective)}" if summary.objective is not None else ""
+    own_code = f", your own code: {escape(summary.own_code)}" if summary.own_code is not None else ""
     precision = f", {escape(summary.precision)}" if summary.precision is not None else ""
+    told = f"{objective}{own_code}{precision}"
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in nav)
     return (
         f'<header id="summary"><h1>{escape(summary.name)}</h1>'
         f'<span class="badge {summary.status}">{summary.status}</span></header>\n'
-        f'<p class="sub">{started}{summary.steps_done}{planned} RL steps{objective}{precision}</p>\n<nav>{links}</nav>'
+        f'<p class="sub">{started}{summary.steps_done}{planned} RL steps{told}</p>\n<nav>{links}</nav>'
     )
 
 

@@ -20,6 +20,7 @@ from launch.observe.reasons import off_share, off_text, reasons_over_run
 from launch.observe.records import PHASES
 from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of, summed
 from launch.observe.symptoms import symptoms
+from launch.own_code import own_code_text
 from launch.precision import MASTER_REWARD, precision_text
 from launch.report.before_after import BeforeAfter, before_after, before_after_lines, said
 from launch.report.token_budget import TokenBudgetSummary, budget_rows, token_budget_summary
@@ -91,6 +92,7 @@ class RunSummary:
     drafter: DrafterSummary | None = None  # None: none was trained
     token_budget: TokenBudgetSummary | None = None  # None: neither a budget, nor early ends, nor skipped prompts
     objective: str | None = None  # its name
+    own_code: str | None = None  # the user's loss, advantages and drafters, with their paths
     groups_refilled: int | None = None  # sampled in further rounds; None: no dynamic sampling
     tokens_refilled: int = 0  # of `tokens`
     before_after: BeforeAfter | None = None  # None: no held-out prompt was answered in two evaluations
@@ -141,6 +143,7 @@ def summarise(run_dir: Path) -> RunSummary:
         drafter=drafter_summary(read(run_dir / "drafter.jsonl"), speculated),
         token_budget=token_budget_summary(steps, read(run_dir / "budget.jsonl"), events),
         objective=_text(run_options(run_dir, "objective").get("name")),
+        own_code=own_code_text({name: run_options(run_dir, name) for name in ("objective", "rollout")}),
         groups_refilled=round(math.fsum(refilled)) if (refilled := numbers(steps, "groups/refilled")) else None,
         tokens_refilled=round(math.fsum(numbers(steps, "tokens/refilled"))),
         before_after=before_after(read(run_dir / "eval_samples.jsonl"), read(run_dir / "eval_prompts.jsonl")),
@@ -258,6 +261,8 @@ def summary_table(summary: RunSummary) -> Table:
     if summary.precision is not None:
         table.add_row("precision", summary.precision)
         table.add_row("evaluated as", evaluated_text(summary))
+    if summary.own_code is not None:
+        table.add_row("your own code", summary.own_code)
     table.add_row("train reward", change(summary.reward_first, summary.reward_last))
     speed = f", {summary.tokens_per_s:,.0f} tokens/s" if summary.tokens_per_s is not None else ""
     table.add_row("generated", f"{summary.tokens:,} tokens{speed}")

@@ -16,9 +16,10 @@ from contracts.training import TrainSequence
 from launch.batch import Pick
 from launch.observe.records import Sample
 from launch.run.episodes import Episode
-from policies.advantages import batch_advantages, has_zero_variance, kl_in_reward
+from policies.advantages import GroupAdvantages, batch_advantages, has_zero_variance, kl_in_reward
 from policies.dynamic_sampling import has_signal
 from policies.overlong import concise_rewards, overlong_penalties
+from policies.own_advantages import own_advantages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +115,10 @@ def training_sequences(
         signals = [i for i in chosen if signal(graded[i][0], objective)]
         chosen = signals[:prompts_per_step]
         metrics["groups/surplus"] = float(len(signals) - len(chosen))
-    made = batch_advantages(
+    made = _advantages(
         [rewards[i] for i in chosen],
         [[_trains(m, objective) * m.rollout.tokens.size for m in graded[i][1]] for i in chosen],
-        baseline=objective.baseline,
-        normalize="none" if objective.kl_in_reward and objective.normalize == "whiten" else objective.normalize,
+        objective,
     )
     moves_anyway = objective.teaches_without_advantage or objective.kl_in_reward
     sequences: list[TrainSequence] = []
@@ -156,6 +156,19 @@ def training_sequences(
         "groups/ungraded": float(len(groups) - len(graded)),
         "groups/bad_record": float(sum(group.bad_record for group in groups)),
     }
+
+
+def _advantages(
+    rewards: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]], objective: ObjectiveOptions
+) -> list[GroupAdvantages]:
+    if objective.advantages is not None:
+        return own_advantages(rewards, lengths, path=objective.advantages, arguments=objective.advantages_arguments)
+    return batch_advantages(
+        rewards,
+        lengths,
+        baseline=objective.baseline,
+        normalize="none" if objective.kl_in_reward and objective.normalize == "whiten" else objective.normalize,
+    )
 
 
 def sequence(pick: Pick, member: Graded, advantage: float, weight: float = 1.0) -> TrainSequence:

@@ -5,7 +5,7 @@ import torch
 from config.objective import ObjectiveOptions
 from policies.kl import kl_penalty, kl_values
 from policies.objectives.correction import PREFIX, gap_metrics, sampler_weights
-from policies.objectives.losses import LOSSES
+from policies.objectives.losses import loss_of
 from policies.objectives.ratios import log_ratio, ratio_metrics
 from policies.objectives.types import LossInputs, TokenLosses
 
@@ -15,7 +15,7 @@ def token_losses(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
 
     Importance weights multiply the surrogate only: KL and entropy are those of the policy that learns.
     """
-    surrogate = LOSSES[options.loss](inputs, options)
+    surrogate = loss_of(options)(inputs, options)
     loss, metrics = surrogate.loss, {**surrogate.metrics, **gap_metrics(inputs.old_logprobs, inputs.sampler_logprobs)}
     if options.sampler_correction.active:
         weights, about = sampler_weights(

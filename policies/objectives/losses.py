@@ -1,4 +1,5 @@
-"""The surrogate losses, one function each, and the table that `objective.loss` chooses from.
+"""The surrogate losses, one function each, and the table that `objective.loss` chooses from. It can also name a
+function of the user's own (policies.objectives.own).
 
 r is the probability ratio of a token, exp(logprobs - old_logprobs); A its advantage. At r = 1 all of them have the
 gradient of -A log pi, the policy gradient. What is common to all (KL, entropy, importance weights) is in `compose`.
@@ -10,8 +11,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from config.objective import Loss, ObjectiveOptions
+from config.objective import ObjectiveOptions
 from policies.kl import difference, finite
+from policies.objectives.own import own_loss
 from policies.objectives.ratios import log_ratio, segment_means, spread
 from policies.objectives.types import LossInputs, TokenLosses
 
@@ -92,13 +94,18 @@ def policy_gradient(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosse
     return TokenLosses(-inputs.advantages * finite(inputs.logprobs), {})
 
 
-LOSSES: Mapping[Loss, Function] = {
+LOSSES: Mapping[str, Function] = {
     "clip": clip,
     "sequence_clip": sequence_clip,
     "sequence_band": sequence_band,
     "cispo": cispo,
     "policy_gradient": policy_gradient,
 }
+
+
+def loss_of(options: ObjectiveOptions) -> Function:
+    """The function that `objective.loss` names: one of LOSSES, or the user's own. Raises OwnCodeError."""
+    return own_loss(options.loss) if options.own_loss else LOSSES[options.loss]
 
 
 def _sequence_ratio(inputs: LossInputs) -> Tensor:

@@ -1,5 +1,7 @@
 """How the native engine starts in its process."""
 
+import sys
+
 import torch
 
 from actors.engine.calibrated import calibrated
@@ -44,6 +46,7 @@ def build(start: Start) -> NativeEngine:
     speculation = start.speculation
     drafters, policy, news = {}, None, None
     if speculation.mode != "off":
+        sys.path += [path for path in start.code_paths if path not in sys.path]  # behind ours: nothing hides it
         drafters = build_drafters(speculation, model, options)
         # On a GPU a node of a tree sums its keys in another order than plain decoding would.
         costs, news = calibrated(start, device)
