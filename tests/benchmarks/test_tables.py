@@ -1,12 +1,14 @@
 """How benchmark records become figures: worked out by hand on small inputs."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import engine_smollm, rl_step_vs_trl, seeds
 from benchmarks.harness import ROOT
+from launch.config import load_config
 
 
 def record(step: int, at_s: float) -> dict[str, Any]:
@@ -40,9 +42,32 @@ def test_a_seed_is_summarised_from_its_first_and_last_evaluation() -> None:
     assert text.startswith("# examples/smollm on several seeds")
     assert "| 7 | 0.400 | 0.750 | +0.350 |" in text
     assert "10 points on 1 of 1 seeds" in text
-    text = seeds.table([replace(result, beside=1.25)], machine, config, "rollout.speculation.mode=off")
-    assert "rollouts with `rollout.speculation.mode=off` |" in text
+    assert "below 0.2 before RL on 0, at 0.6 or more after it on 1" in text
+    text = seeds.table([replace(result, before=0.1, after=0.59, beside=1.25)], machine, config, ["a=off", "b=null"])
+    assert "rollouts with `a=off b=null` |" in text
     assert "| 1.25x |" in text
+    assert "below 0.2 before RL on 1, at 0.6 or more after it on 0" in text
+    assert "0.6 or more" not in seeds.table([result], machine, ROOT / "examples/guess_and_check/config.yaml")
+
+
+def test_what_the_seeds_are_compared_with_is_several_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The demo with speculation off is a configuration that is accepted: it trains no drafter."""
+    asked: list[tuple[str, list[str]]] = []
+
+    def run(seed: int, config: Path, run_dir: Path, overrides: list[str], timeout_s: float, name: str) -> Any:
+        asked.append((name, overrides))
+        load_config(config, [*overrides, f"run.dir={run_dir}"])
+        records = [evaluation(0, 0.1), record(1, 1.0), evaluation(1, 0.7)]
+        records[1]["seconds/rollout"] = 3.0 if name == "beside" else 2.0
+        return seeds.summarise(seed, records, wall_s=5.0)
+
+    monkeypatch.setattr(seeds, "run_seed", run)
+    off = ["rollout.speculation.mode=off", "drafter.train=false", "drafter.offline=null"]
+    assert all(key in str(seeds.__doc__) for key in off)
+    config = ROOT / "examples/smollm/config.yaml"
+    found = seeds.with_beside(1, config, tmp_path, ["observe.live=false"], 60.0, off)
+    assert asked == [("beside", ["observe.live=false", *off]), ("seed", ["observe.live=false"])]
+    assert found.beside == 1.5
 
 
 def test_a_run_without_its_last_evaluation_is_refused() -> None:
