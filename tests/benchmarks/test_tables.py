@@ -32,6 +32,18 @@ def test_medians_are_of_steps_not_of_runs() -> None:
     assert (found["seconds_per_step"], found["tokens_per_s"], found["steps"]) == (2.0, 50.0, 3)
 
 
+def test_reward_curves_are_compared_step_by_step_over_the_ranges_of_seeds() -> None:
+    def run(*rewards: float) -> list[rl_step_vs_trl.Step]:
+        return [rl_step_vs_trl.Step(1.0, 10.0, reward) for reward in rewards]
+
+    found = rl_step_vs_trl.curves([run(0.1, 0.5), run(0.3, 0.75)], [run(0.2, 0.25), run(0.5, 0.375)])
+    assert found["trl"] == [[0.2, 0.25], [0.5, 0.375]]
+    assert found["mean"]["paceline"] == [pytest.approx(0.2), pytest.approx(0.625)]
+    assert found["largest_difference_of_means"] == pytest.approx(0.3125)
+    assert found["largest_range_over_seeds"] == pytest.approx(0.3)
+    assert (found["steps_that_overlap"], found["steps"]) == (1, 2)
+
+
 def test_a_seed_is_summarised_from_its_first_and_last_evaluation() -> None:
     records = [evaluation(0, 0.4), record(1, 1.0), evaluation(1, 0.5), record(2, 3.0), evaluation(2, 0.75)]
     result = seeds.summarise(7, records, wall_s=30.0)
