@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import engine_smollm, rl_step_vs_trl, seeds
+from benchmarks import engine_smollm, rl_step_vs_trl, seeds, smollm_precision
 from benchmarks.harness import ROOT
+from benchmarks.tools.targets import Task
 from launch.config import load_config
 
 
@@ -121,3 +123,35 @@ def test_large_cells_are_asked_once_and_last() -> None:
         (1, 1),
         (0, 64),
     ]
+
+
+def test_rollouts_by_precision_are_paired_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts that begin with one token; float32 takes (1, 3) s a wave, bfloat16 half of it, `less` no prompts."""
+    prompts = [np.array([7, 1, 2], np.int32), np.array([7, 3], np.int32)]
+    asked: list[list[int]] = []
+
+    def roll(model: Any, requests: list[Any]) -> smollm_precision.Turn:
+        shortened = any(len(request.prompt_tokens) == 1 for request in requests)
+        asked.append(sorted({len(request.prompt_tokens) for request in requests}))
+        prompt_s = 0.6 if shortened else 1.0
+        return smollm_precision.Turn(prompt_s / model, 3.0 / model, 40, 5)
+
+    monkeypatch.setattr(smollm_precision, "roll", roll)
+    monkeypatch.setattr(smollm_precision, "PROMPTS", 2)
+    models: Any = {"float32": 1, "bfloat16": 2}
+    found = smollm_precision.rollouts(models, Task(prompts, (), 4), 0.7, 2)
+    assert found["prompt_tokens"] == {"of_a_prompt": 2.5, "all_begin_with": 1}
+    assert asked[:3] == [[2, 3], [2, 3], [1, 3]]
+    assert found["precisions"]["bfloat16"]["over_float32"]["median"] == 2.0
+    assert found["precisions"]["float32"] == {
+        "tokens_per_cpu_s": 10.0,
+        "over_float32": {"median": 1.0, "low": 1.0, "high": 1.0},
+        "prompt_share": 0.25,
+    }
+    assert found["saved_by_sharing"]["median"] == pytest.approx(0.1)
+    cells = [{"requests": 1, "prompt_tokens": 24, "step_ms": {"float32": 2.0, "bfloat16": 1.0}}]
+    cells[0]["head_ms"] = {"float32": 0.5, "bfloat16": 0.25}
+    text = smollm_precision.table(cells, found)
+    assert "| 1 | 24 | 2.0 (0.5) | 1.0 (0.2) |" in text
+    assert "| bfloat16 | 20 | 2.00x (2.00 to 2.00) | 25.0% |" in text
+    assert "saves at most 10.0%" in text
