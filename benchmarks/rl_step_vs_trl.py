@@ -5,11 +5,13 @@ sides start from the same checkpoint and do the same, without KL, with two threa
 - `demo`: the tiny demo's model, warm-started, 16 prompts x 8 responses of up to 200 tokens, two optimizer steps.
 - `smollm`: SmolLM2-135M-Instruct with LoRA of rank 16 on all linear layers, `examples/smollm`'s sums and system prompt,
   8 prompts x 8 responses of up to 24 tokens, one optimizer step; without the drafter that is fitted and trained.
-Ours is the real program (Ray, two rollout workers, its graders; of `demo` in fast mode); TRL runs `trl_grpo.py` in its
-own interpreter, for TRL is no dependency. On a busy machine TRL's two threads wait for each other and it becomes tens
-of times slower: then no speed-up is written. Runs alternate, so that a noisy machine hurts both; the time of a step is
-from the end of the step before it to its own end, whatever happened in between; the first steps of each run are left
-out.
+Ours is the real program (Ray, two rollout workers, its graders; of `demo` in fast mode); TRL runs `trl_grpo.py` in
+its own interpreter, for TRL is no dependency. TRL generates with transformers: of its vLLM modes `server` hands
+weights over between CUDA devices, and `colocate` was not tried with vLLM's CPU wheel. The record has both sides'
+rewards by seed and step (`curves`), and at how many steps the ranges of the seeds overlap. On a busy machine TRL's
+two threads wait for each other and it becomes tens of times slower: then no speed-up is written. Runs alternate, so
+that a noisy machine hurts both; the time of a step is from the end of the step before it to its own end, whatever
+happened in between; the first steps of each run are left out.
 """
 
 import json
@@ -17,11 +19,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Any
 
 from benchmarks.harness import DEMO, RESULTS, ROOT, command, is_busy, write
@@ -57,7 +59,12 @@ TASKS = {
     "smollm": Task(
         ROOT / "examples/smollm/config.yaml",
         "rl_step_vs_trl_smollm.json",
-        {"drafter.train": "false", "drafter.offline": "null", "eval.every": 1000},
+        {
+            "drafter.train": "false",
+            "drafter.offline": "null",
+            "eval.every": 1000,
+            "rollout.sampling.temperature": 0.7,
+        },
         {
             "prompts": 8,
             "mini_batches": 1,
@@ -162,6 +169,24 @@ def medians(steps: list[Step]) -> dict[str, float]:
     }
 
 
+def curves(ours: Sequence[Sequence[Step]], theirs: Sequence[Sequence[Step]]) -> dict[str, Any]:
+    """Training rewards of both sides by seed and step, and whether they are apart: at a step they overlap where the
+    range of one side's seeds meets that of the other's."""
+    sides = {
+        name: [[step.reward for step in seed] for seed in of] for name, of in (("paceline", ours), ("trl", theirs))
+    }
+    columns = {name: list(zip(*of, strict=True)) for name, of in sides.items()}
+    pairs = list(zip(columns["paceline"], columns["trl"], strict=True))
+    return {
+        **sides,
+        "mean": {name: [fmean(column) for column in of] for name, of in columns.items()},
+        "largest_difference_of_means": max(abs(fmean(a) - fmean(b)) for a, b in pairs),
+        "largest_range_over_seeds": max(max(column) - min(column) for pair in pairs for column in pair),
+        "steps_that_overlap": sum(max(min(a), min(b)) <= min(max(a), max(b)) for a, b in pairs),
+        "steps": len(pairs),
+    }
+
+
 def main(
     *,
     trl_python: Annotated[Path, "interpreter in which `import trl` works (and `import peft`, of smollm)"],
@@ -179,14 +204,15 @@ def main(
     chosen = TASKS[task]
     model, train, system = prepared(chosen, checkpoint, ROOT / "runs", timeout_s)
     plan = Plan(chosen, model, train, system, steps, discard, threads, timeout_s)
-    ours: list[Step] = []
-    theirs: list[Step] = []
+    runs: list[list[Step]] = []
+    trl_runs: list[list[Step]] = []
     versions: dict[str, str] = {}
     for seed in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rl-step-") as folder:
-            ours += run_ours(plan, seed, Path(folder))
+            runs.append(run_ours(plan, seed, Path(folder)))
             found, versions = run_trl(plan, trl_python, seed, Path(folder))
-            theirs += found
+            trl_runs.append(found)
+        ours, theirs = [*chain(*runs)], [*chain(*trl_runs)]
         print(f"runs up to {seed}: {json.dumps({'ours': medians(ours), 'TRL': medians(theirs)})}", flush=True)
     a, b = medians(ours), medians(theirs)
     record: dict[str, Any] = {
@@ -194,7 +220,9 @@ def main(
         "trl_versions": versions,
         "paceline": a | {"all": [asdict(step) for step in ours]},
         "trl": b | {"all": [asdict(step) for step in theirs]},
+        "curves": (rewards := curves(runs, trl_runs)),
     }
+    print("rewards of the two overlap at {steps_that_overlap} of {steps} steps".format(**rewards))
     if is_busy():
         print("the machine was busy: this shows that the script runs, and nothing about speed")
     else:

@@ -27,6 +27,7 @@ from config.rollout import EngineOptions
 from contracts.rollout import Request, SamplingParams
 from models.checkpoint import load_model
 from models.gguf import convert
+from models.ops import log_softmax
 from models.packed import PackedContext
 from models.transformer import Transformer
 
@@ -110,7 +111,7 @@ def compared(
     for name, mirrored in (("learner", None), ("mirroring learner", low_bit)):
         if name == "learner" or low_bit is not None:
             learner.mirror(mirrored, dtype)
-            scores = logits_of(learner, drawn, tokens).log_softmax(1)
+            scores = log_softmax(logits_of(learner, drawn, tokens))  # as the learner sums 49,152 exponentials
             gaps[name] = spread(logprobs - scores.gather(1, last_tokens(drawn, tokens)[:, None])[:, 0])
     learner.mirror(None, dtype)
     return {

@@ -1,16 +1,20 @@
 """Drafters on real text: SmolLM2 thinks aloud, and n-grams, a suffix index, EAGLE, EAGLE-3 and copies of it draft.
 
+    python -m examples.smollm_think.make_data                      # once: the problems
     paceline warmup examples/smollm_think/config.yaml              # once: the model before RL
-    python -m experiments.real_text [--config CONFIG] [--target DIR] [--eagle rl=DIR]
+    python -m experiments.real_text [--config CONFIG] [--target DIR] [--eagle rl=DIR] [--fitted eagle hass eagle3 osd]
+    python -m experiments.real_text --dtype bfloat16 --quantization w8a8 --out experiments/results/real_text_w8a8.json
 
 Requests are the task's training prompts at its temperature with their natural lengths, batch invariant as in RL on a
-CPU, decoded together until the last has ended; waves of other prompts follow. EAGLE and EAGLE-3 are fitted offline
-for the same time to rollouts of the held-out prompts, as `paceline warmup-drafter` does; --eagle adds weights that a
-run has trained. Nothing was decoded before, as in a first run without calibration; `warm`: retrieval knows one
-earlier epoch of the same prompts (other noise), and the chooser has decoded them. Runs alternate with plain decoding;
-a speed-up is the mean time of the plain runs around a run over its own. Every run must draw the tokens of plain
-decoding. A copy of the target is made before its run's time begins (`prep_s`), but for the adaptive ones: their time
-has it.
+CPU, decoded together until the last has ended; waves of other prompts follow. EAGLE and EAGLE-3 (--fitted: HASS and
+OSD too) are fitted offline for the same time to rollouts of the held-out prompts, as `paceline warmup-drafter` does;
+--eagle adds weights that a run has trained. Nothing was decoded before, as in a first run without calibration;
+`warm`: retrieval knows one earlier epoch of the same prompts (other noise), and the chooser has decoded them. Runs
+alternate with plain decoding; a speed-up is the mean time of the plain runs around a run over its own. Every run must
+draw the tokens of plain decoding in the target's precision. Beside another precision than float32 the same requests
+are decoded plainly in float32 in every turn too (`over_float32`: tokens per second over that; the tokens are then
+others). A target in few bits has no copies in few bits. A copy of the target is made before its run's time begins
+(`prep_s`), but for the adaptive ones: their time has it.
 
 About 15 minutes on two quiet cores. TLT's and EfficientRollout's figures stand beside ours; they are of other models.
 """
@@ -30,8 +34,9 @@ from actors.data import load_prompts, load_tokenizer
 from benchmarks.harness import ROOT, command, interval, markdown, write
 from benchmarks.tools import rollouts
 from benchmarks.tools.rollouts import MEASURED_EPOCH, History, Run, decode, record_history, waves
-from benchmarks.tools.targets import Target, Task
+from benchmarks.tools.targets import DTYPES, Target, Task
 from config.drafter import Algorithm, DrafterOptions
+from config.formats import Quantization, low_bit_format
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from drafter.build import build_drafters
@@ -55,7 +60,11 @@ BATCHES = (1, 4, 16)
 # What papers say of their models on GPUs: accept length, speed-up of decoding.
 PAPERS = {
     "eagle": "TLT Table 7 (Qwen2.5-7B, H100): 6.53, 2.24x",
+    "hass": "TLT Table 7: 6.67, 2.29x",
     "eagle3": "TLT Table 7: 6.83, 2.55x",
+    "osd": "TLT Table 8: 6.77",
+    "self w8a8": "EfficientRollout Table 4 (Qwen2.5-7B, A100; W8, 5 drafted): 5.87",
+    "self w4a8": "EfficientRollout Table 4 (W4, 5 drafted): 5.18; Table 2, whole rollouts: 1.24x (7B), 1.20x (14B)",
 }
 
 
@@ -80,7 +89,7 @@ def fixed(name: str, strategy: str, *, warm: bool = False, sections: Mapping[str
     return Contender(name, SpeculationOptions.model_validate(values), warm)
 
 
-def contenders(target: Target, weights: Mapping[str, Path], formats: Sequence[str]) -> list[Contender]:
+def contenders(weights: Mapping[str, Path], formats: Sequence[str]) -> list[Contender]:
     found = [fixed("ngram", "ngram:3"), fixed("suffix", "suffix:4"), fixed("suffix", "suffix:4", warm=True)]
     found += [fixed(name, "eagle:3", sections={"eagle": {"path": str(folder)}}) for name, folder in weights.items()]
     found += [fixed(f"self {form}", "self:5", sections={"self": {"format": form}}) for form in formats]
@@ -91,17 +100,23 @@ def contenders(target: Target, weights: Mapping[str, Path], formats: Sequence[st
     return found
 
 
-def load(config: Config, directory: Path) -> tuple[Target, Task, Task]:
-    """The target as RL begins with it, its training prompts and the held-out ones."""
+def load(directory: Path, dtype: str = "float32", quantization: Quantization = "none") -> Target:
+    """The target as RL begins with it."""
+    low_bit = low_bit_format(quantization, "cpu")
+    model = load_model(directory, dtype=getattr(torch, dtype), batch_invariant=True, low_bit=low_bit)
+    precision = dtype if low_bit is None else f"{quantization}, rest {dtype}"
+    return Target(directory.parent.parent.name, precision, model.eval().requires_grad_(False), parameter_count(model))
+
+
+def load_tasks(config: Config, directory: Path) -> tuple[Task, Task]:
+    """The training prompts and the held-out ones."""
     tokenizer = load_tokenizer(str(directory))
-    model = load_model(directory, batch_invariant=True).eval().requires_grad_(False)
-    target = Target(directory.parent.parent.name, "float32", model, parameter_count(model))
     stop, longest = stop_tokens_of(config, tokenizer), config.rollout.sampling.max_new_tokens
     tasks = [
         Task([prompt.tokens for prompt in load_prompts(config.data, split, tokenizer)], stop, longest)
         for split in ("train", "eval")
     ]
-    return target, tasks[0], tasks[1]
+    return tasks[0], tasks[1]
 
 
 def fit_for(seconds: float, algorithm: Algorithm, target: Target, history: History, folder: Path) -> dict[str, Any]:
@@ -136,8 +151,10 @@ def measure(
     requests: int,
     repeats: int,
     temperature: float,
+    base: Target | None = None,
 ) -> dict[str, Any]:
-    """Every contender at so many requests, in turns with plain decoding."""
+    """Every contender at so many requests, in turns with plain decoding and, if it is given, with that of `base`, the
+    same model in float32."""
     together = waves(task, max(requests // batch, 1), batch, MEASURED_EPOCH, temperature)
     reference = decode(target, together)
     engine = rollouts.options_of(together)
@@ -161,12 +178,13 @@ def measure(
     plain = decode(target, together)
     for contender in everyone:
         made: list[Run] = []
-        off = [plain]
+        off, exact = [plain], list[Run]()
         for _ in range(repeats):
             policy = learnt[contender.name, True] if contender.warm else policy_of(contender)
             made.append(run(contender, policy))
             plain = decode(target, together)
             off.append(plain)
+            exact += [] if base is None else [decode(base, together)]
         around_s = [fmean((a.seconds, b.seconds)) for a, b in pairwise(off)]
         speed = rollouts.speed_of([step for one in made for step in one.steps], rollouts.is_speculative)
         name = f"{contender.name}{', warm' if contender.warm else ''}"
@@ -179,17 +197,30 @@ def measure(
             "prep_s": round(median(one.prep_s for one in made), 3),
             "speedup": interval([at / one.seconds for at, one in zip(around_s, made, strict=True)]),
         }
+        if exact:
+            rows[name] |= {"over_float32": over(made, exact), "plain_over_float32": over(off[1:], exact)}
         print(f"{batch} requests, {name}: {rows[name]}", flush=True)
     return {"requests": batch, "waves": len(together), "tokens": reference.tokens, "contenders": rows}
 
 
+def over(runs: Sequence[Run], exact: Sequence[Run]) -> dict[str, float]:
+    """Tokens per second of the runs over those of float32's in the same turns: median and interval."""
+    return interval([(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in zip(runs, exact, strict=True)])
+
+
 def table(cases: Sequence[Mapping[str, Any]]) -> str:
     names = cases[0]["contenders"]
-    head = ["drafter", *(f"{case['requests']} requests: accept length, accepted, speed-up" for case in cases), "papers"]
+    beside = any("over_float32" in row for row in names.values())
+    columns = f"accept length, accepted, speed-up{', over float32' if beside else ''}"
+    head = ["drafter", *(f"{case['requests']} requests: {columns}" for case in cases), "papers"]
     lines = []
     for name in names:
         cells = [case["contenders"][name] for case in cases]
-        said = [f"{of['accept_length']:.2f}, {of['accepted']:.0%}, **{of['speedup']['median']:.2f}x**" for of in cells]
+        said = [
+            f"{of['accept_length']:.2f}, {of['accepted']:.0%}, **{of['speedup']['median']:.2f}x**"
+            + (f", {of['over_float32']['median']:.2f}x" if beside else "")
+            for of in cells
+        ]
         lines.append([name, *said, PAPERS.get(name, "")])
     return markdown(head, lines)
 
@@ -201,7 +232,10 @@ def main(
     batches: Annotated[Sequence[int], "requests decoded together"] = BATCHES,
     requests: Annotated[Sequence[int], "of a run, by batch"] = (6, 16, 32),
     formats: Annotated[Sequence[str], "of copies of the target"] = ("w8a8", "w4a8"),
+    fitted: Annotated[Sequence[Algorithm], "offline"] = FITTED,
     eagle: Annotated[Sequence[str], "NAME=DIR: further EAGLE weights"] = (),
+    dtype: Annotated[str, "of the target", DTYPES] = "float32",
+    quantization: Annotated[Quantization, "of the target's matrices"] = "none",
     fit_prompts: Annotated[int, "held-out prompts whose rollouts EAGLE is fitted to, 8 each"] = 24,
     fit_seconds: Annotated[float, "of each fit"] = 120.0,
     repeats: int = 1,
@@ -214,24 +248,37 @@ def main(
     directory = target or initial_weights(loaded)
     if not (directory / "config.json").exists():
         raise SystemExit(f"{directory} is no model: `paceline warmup {config}` makes it, or give one with --target")
-    model, train, held_out = load(loaded, directory)
+    exact = load(directory)
+    plain = (dtype, quantization) == ("float32", "none")
+    model = exact if plain else load(directory, dtype, quantization)
+    train, held_out = load_tasks(loaded, directory)
     temperature = loaded.rollout.sampling.temperature
     fits, weights = {}, dict[str, Path]()
     if fit_seconds:
-        rolled = record_history(model, replace(held_out, prompts=held_out.prompts[:fit_prompts]), temperature)
-        for algorithm in FITTED:
-            fits[algorithm] = fit_for(fit_seconds, algorithm, model, rolled, folder / algorithm)
+        rolled = record_history(exact, replace(held_out, prompts=held_out.prompts[:fit_prompts]), temperature)
+        for algorithm in fitted:
+            fits[algorithm] = fit_for(fit_seconds, algorithm, exact, rolled, folder / algorithm)
             weights[algorithm] = folder / algorithm
     weights |= {name: Path(at) for name, _, at in (text.partition("=") for text in eagle)}
     used = max(-(-count // min(batch, rollouts.GROUP)) for batch, count in zip(batches, requests, strict=True))
     history = record_history(model, replace(train, prompts=train.prompts[:used]), temperature)
-    everyone = contenders(model, weights, formats)
+    everyone = contenders(weights, formats if quantization == "none" else ())
     cases = [
-        measure(model, train, history, everyone, batch=batch, requests=count, repeats=repeats, temperature=temperature)
+        measure(
+            model,
+            train,
+            history,
+            everyone,
+            batch=batch,
+            requests=count,
+            repeats=repeats,
+            temperature=temperature,
+            base=None if plain else exact,
+        )
         for batch, count in zip(batches, requests, strict=True)
     ]
     settings = {"threads": threads, "temperature": temperature, "repeats": repeats, "seed": rollouts.SEED}
-    found = {"target_parameters": model.parameters, "fits": fits, "cases": cases}
+    found = {"target": model.name, "target_parameters": model.parameters, "fits": fits, "cases": cases}
     write(out, "what do drafters accept and save on real text?", found, settings=settings)
     text = table(cases)
     out.with_suffix(".md").write_text(text + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """What is the adaptive drafter worth to whole RL steps? TLT's claim, on a target that is deep beside its drafter.
 
     python -m experiments.whole_run [--steps 24] [--out experiments/results/whole_run.json]
+    python -m experiments.whole_run --config examples/smollm_think/config.yaml --fit-steps 200 --steps 16
 
 The demo's model is inflated, with the same function, to 19M parameters in 24 layers: as deep as a 0.5B model, so that
 one EAGLE layer costs the share of a pass that it costs there. Its prompts come once each, in one epoch, as from a
@@ -16,6 +17,9 @@ prompts (the held-out ones). Then jobs take every RL step in turn, in changing o
 All but the first run the default chooser. Each worker's engine and trainer have one thread, pinned to one core. Ratios
 are paired by RL step: their medians, with bootstrap 95 % intervals. The tail's share is of the time in which 1 to 8
 requests of a worker run. About 15 minutes on two quiet cores, the inflation and fit included.
+
+With --config the target is another example's, as RL begins with it (first `paceline warmup CONFIG`) and as it is: a
+real language model is not inflated, and what the configuration says of prompts, sampling and LoRA holds for all jobs.
 """
 
 import json
@@ -25,6 +29,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -35,16 +40,19 @@ import torch
 from benchmarks.harness import DEMO, ROOT, command, paired, write
 from benchmarks.same_losses import first_difference
 from benchmarks.tools.fit_eagle import tell_fit
-from benchmarks.tools.rollouts import record_history
+from benchmarks.tools.rollouts import History, record_history
 from benchmarks.tools.targets import Target, find_demo, inflated, load_target, load_task
 from benchmarks.tools.turns import opened, pin, take_turns, wait_for_trainers
 from drafter.eagle import save_eagle
 from drafter.training.fit import PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
+from experiments.real_text import load, load_tasks
 from launch.cluster.session import ray_session
 from launch.config import Config, load_config
+from launch.config.hub import converted
 from launch.observe.journal import read
+from launch.run.warmup import initial_weights
 from models.checkpoint import parameter_count, save_model
 
 CONFIG = DEMO / "config.yaml"
@@ -60,7 +68,40 @@ RATIOS = {
 WARM_STEPS = 2  # not counted: first batches, first sessions, the chooser's first looks
 TAIL = 8  # requests of a worker, at most
 PROMPTS, ROLLOUTS = 4, 8  # per RL step: 16 requests per worker
-PROMPTS_IN_ALL = 96
+PROMPTS_IN_ALL = 96  # of the demo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is trained: the target and its folder, and rollouts of other prompts by the same function."""
+
+    config: Path
+    target: Target
+    directory: Path
+    history: History
+    prompts: int  # for RL
+    sizes: Mapping[str, int]  # of the inflated network; empty: as it is
+
+
+def inflated_demo(given: Path | None, folder: Path) -> Setting:
+    """The demo's model, inflated; its own rollouts, for it is faster and has the same function."""
+    demo = find_demo(given)
+    history = record_history(load_target(demo, "demo", "float32"), load_task(demo, "eval"))
+    target = deep_target(demo, folder)
+    return Setting(config=CONFIG, target=target, directory=folder, history=history, prompts=PROMPTS_IN_ALL, sizes=SIZES)
+
+
+def example(config: Path, given: Path | None) -> Setting:
+    """The model that another configuration begins RL with. SystemExit with the remedy where it was not made."""
+    loaded = converted(load_config(config).config, print)
+    directory = given or initial_weights(loaded)
+    if not (directory / "config.json").exists():
+        raise SystemExit(f"{directory} is no model: `paceline warmup {config}` makes it, or give one with --target")
+    target, (train, held_out) = load(directory), load_tasks(loaded, directory)
+    history = record_history(target, held_out, loaded.rollout.sampling.temperature)
+    return Setting(
+        config=config, target=target, directory=directory, history=history, prompts=len(train.prompts), sizes={}
+    )
 
 
 def deep_target(demo: Path, folder: Path) -> Target:
@@ -70,20 +111,18 @@ def deep_target(demo: Path, folder: Path) -> Target:
     return Target("20M, 24 layers", "float32", model.eval().requires_grad_(False), parameter_count(model))
 
 
-def fit_drafter(demo: Path, target: Target, folder: Path, steps: int) -> dict[str, Any]:
-    """On the demo's own rollouts (the target has its function) of prompts that no RL step has."""
-    prompts, responses = record_history(load_target(demo, "demo", "float32"), load_task(demo, "eval"))
-    options = load_config(CONFIG).config.drafter
-    trainer = DrafterTrainer(TargetHead.of(target.model, 0), options)
-    progress = fit(
-        trainer, TargetRecords(target.model, prompts, responses), PlateauRule(max_steps=steps), report=tell_fit
-    )
+def fit_drafter(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
+    """On rollouts of prompts that no RL step has."""
+    model, options = setting.target.model, load_config(setting.config).config.drafter
+    trainer = DrafterTrainer(TargetHead.of(model, 0), options)
+    progress = fit(trainer, TargetRecords(model, *setting.history), PlateauRule(max_steps=steps), report=tell_fit)
     save_eagle(trainer.model, folder)
     last = progress[-1]
     return {"micro_steps": last.step, "held_out_top3": round(last.held_out_top3, 4), "seconds": round(last.seconds, 1)}
 
 
-def configuration(name: str, folder: Path, steps: int, extra: Sequence[str]) -> Config:
+def configuration(name: str, config: Path, directory: Path, folder: Path, steps: int, extra: Sequence[str]) -> Config:
+    """Of a job on the model in `directory`, with the drafter that was fitted into `folder`."""
     speculation = {
         "off": ["rollout.speculation.mode=off"],
         "retrieval": [],
@@ -94,9 +133,10 @@ def configuration(name: str, folder: Path, steps: int, extra: Sequence[str]) -> 
         f"run.name={name}",
         f"run.dir={folder}",
         f"run.steps={steps}",
-        f"model.path={folder / 'target'}",
+        f"model.path={directory}",
         "warmup=null",
         "data.eval=null",
+        "eval.every=0",
         f"rollout.prompts_per_step={PROMPTS}",
         f"rollout.rollouts_per_prompt={ROLLOUTS}",
         f"drafter.train={'true' if name == 'adaptive' else 'false'}",
@@ -105,7 +145,7 @@ def configuration(name: str, folder: Path, steps: int, extra: Sequence[str]) -> 
         *speculation[name],
         *extra,
     ]
-    return load_config(CONFIG, overrides).config
+    return load_config(config, overrides).config
 
 
 def tail_shares(run: Path, first_step: int) -> dict[str, float]:
@@ -166,7 +206,8 @@ def summary(folder: Path, names: Sequence[str], steps_s: Mapping[str, Sequence[f
 
 def main(
     *overrides: Annotated[str, "of the configuration, for all jobs"],
-    target: Annotated[Path | None, "the demo's model directory before RL; default: the newest in runs/"] = None,
+    config: Annotated[Path, "of the task; the demo's model is inflated"] = CONFIG,
+    target: Annotated[Path | None, "model directory before RL; default: the newest of the demo, or CONFIG's"] = None,
     steps: Annotated[int, "RL steps; more repeat prompts"] = PROMPTS_IN_ALL // PROMPTS,
     fit_steps: Annotated[int, "micro-steps of the offline fit, at most"] = 1500,
     jobs: Annotated[Sequence[str], "who takes part", JOBS] = JOBS,
@@ -175,10 +216,10 @@ def main(
 ) -> int:
     folder = folder.resolve()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    demo = find_demo(target)
-    deep = deep_target(demo, folder / "target")
-    fitted = fit_drafter(demo, deep, folder / "drafter", fit_steps)
-    configs = {name: configuration(name, folder, steps, overrides) for name in jobs}
+    config = config.resolve()
+    setting = inflated_demo(target, folder / "target") if config == CONFIG.resolve() else example(config, target)
+    fitted = fit_drafter(setting, folder / "drafter", fit_steps)
+    configs = {name: configuration(name, config, setting.directory, folder, steps, overrides) for name in jobs}
     for name in jobs:
         shutil.rmtree(folder / name, ignore_errors=True)  # a trainer would go on from an older run's checkpoint
     with ExitStack() as stack:
@@ -194,8 +235,8 @@ def main(
     differs = {name: first_difference(folder / jobs[0], folder / name) for name in jobs[1:]}
     drafter = read(folder / "adaptive" / "drafter.jsonl") if "adaptive" in jobs else []
     result = {
-        "target": {"parameters": deep.parameters, **SIZES},
-        "requests": {"per_step": PROMPTS * ROLLOUTS, "workers": 2, "epochs": steps * PROMPTS / PROMPTS_IN_ALL},
+        "target": {"parameters": setting.target.parameters, **setting.sizes},
+        "requests": {"per_step": PROMPTS * ROLLOUTS, "workers": 2, "epochs": steps * PROMPTS / setting.prompts},
         "offline_fit": fitted,
         "counted_steps": steps - WARM_STEPS,
         **found,
@@ -204,7 +245,13 @@ def main(
         "same_rollouts_and_losses": not any(differs.values()),
         "differences": differs,
     }
-    settings = {"steps": steps, "warm_steps": WARM_STEPS, "fit_steps": fit_steps, "seed": 0}
+    settings = {
+        "config": str(config.relative_to(ROOT)),
+        "steps": steps,
+        "warm_steps": WARM_STEPS,
+        "fit_steps": fit_steps,
+        "seed": 0,
+    }
     write(out, "what is the adaptive drafter worth to whole RL steps?", result, settings=settings)
     for what in ("rollout", "rl_step"):
         for label, values in found[what].items():

@@ -37,7 +37,10 @@ def convert(file: Path, out: Path) -> None:
     tokenizer, model = _load(file, head_dim)
     rows = model.get_input_embeddings().num_embeddings
     if words > rows:
-        raise GgufError(f"{file}: its tokenizer has {words} tokens, its embedding {rows} rows: damaged, or edited")
+        raise GgufError(
+            f"{file}: its tokenizer has {words} tokens, its embedding {rows} rows: damaged, or edited: "
+            "copy or download it again, or give the model's Hugging Face directory"
+        )
     config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
     config["architectures"] = [type(model).__name__]
     config["tie_word_embeddings"] = "output.weight" not in names

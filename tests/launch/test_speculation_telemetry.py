@@ -90,6 +90,8 @@ def test_predictions_and_reasons_of_an_rl_step_are_metrics_and_come_back_from_th
     metrics = step.metrics()
     assert metrics["speculation/predicted_error"] == pytest.approx(0.3 / 1.2)
     assert metrics["speculation/predicted_ratio"] == pytest.approx(1.0)
+    assert metrics["speculation/plain/predicted_ratio"] == pytest.approx(0.9 / 0.8)
+    assert metrics["speculation/suffix/predicted_ratio"] == pytest.approx(0.3 / 0.4)
     assert metrics["speculation/reason/plain_is_faster"] == pytest.approx(0.4)
     assert metrics["speculation/reason/pays_most"] == pytest.approx(0.6)
     record = json.loads(json.dumps(step.to_json()))

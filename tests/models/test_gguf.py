@@ -51,7 +51,8 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-TYPES = [kind for kind in gguf.GGMLQuantizationType if kind in gguf.quants._type_traits]
+KINDS = gguf.GGMLQuantizationType
+TYPES = [KINDS.F16, *(kind for kind in KINDS if kind in gguf.quants._type_traits)]
 
 
 def network(family: str) -> Any:
@@ -77,8 +78,17 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write(path: Path, family: str = "llama", *, kind: Any = None, model: Any = None, **fields: Any) -> Path:
-    """A file as llama.cpp's own converter writes one. kind: of all matrices but the embedding; default F32."""
+def write(
+    path: Path,
+    family: str = "llama",
+    *,
+    kind: Any = None,
+    model: Any = None,
+    words: int | None = SIZES["vocab_size"],
+    **fields: Any,
+) -> Path:
+    """A file as llama.cpp's own converter writes one. kind: of all matrices but the embedding; default F32. words: of
+    its tokenizer; None: it has none."""
     config = NETWORKS[family]
     writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(config.num_hidden_layers)
@@ -93,7 +103,8 @@ def write(path: Path, family: str = "llama", *, kind: Any = None, model: Any = N
     if family == "qwen3":
         writer.add_key_length(64)
         writer.add_value_length(64)
-    tokenizer(writer)
+    if words is not None:
+        tokenizer(writer, words)
     for key, value in fields.items():
         writer.add_string(key.replace("__", "."), value) if isinstance(value, str) else writer.add_uint32(
             key.replace("__", "."), value
@@ -115,12 +126,12 @@ def write(path: Path, family: str = "llama", *, kind: Any = None, model: Any = N
     return path
 
 
-def tokenizer(writer: Any) -> None:
-    """Byte-level BPE with one merge and three control tokens, padded to the vocabulary."""
+def tokenizer(writer: Any, count: int) -> None:
+    """Byte-level BPE with one merge and three control tokens, padded to `count` words."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(byte) for byte in printable] + [chr(256 + n) for n in range(256 - len(printable))]
     words = [*letters, "ab", *CONTROL]
-    words += [f"[unused{n}]" for n in range(SIZES["vocab_size"] - len(words))]
+    words += [f"[unused{n}]" for n in range(count - len(words))]
     control = [3 if word in CONTROL else 1 for word in words]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -183,6 +194,29 @@ def test_what_would_be_read_wrongly_is_refused(fields: dict[str, Any], words: st
     with pytest.raises(GgufError) as raised:
         convert(file, tmp_path / "made")
     assert words in str(raised.value)
+    assert str(file) in str(raised.value)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_type_that_cannot_be_dequantised_is_named(tmp_path: Path) -> None:
+    """Q8_K is how llama.cpp holds activations: a file may name it, the package gguf does not read it."""
+    with pytest.raises(GgufError, match="tensors of type Q8_K cannot be read: quantise it to another type"):
+        convert(write(tmp_path / "m.gguf", kind=KINDS.Q8_K), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (SIZES["vocab_size"] + 8, "its tokenizer has 296 tokens, its embedding 288 rows: damaged, or edited: copy or"),
+        (None, "holds no tokenizer: give the model's Hugging Face directory"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_refused(words: int | None, said: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", words=words)
+    with pytest.raises(GgufError) as raised:
+        convert(file, tmp_path / "made")
+    assert said in str(raised.value)
     assert str(file) in str(raised.value)
     assert not (tmp_path / "made").exists()
 
