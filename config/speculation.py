@@ -17,6 +17,12 @@ class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
     max_bytes: Annotated[
         int, Field(ge=1 << 20, description="memory limit; the largest windows shrink, then whole problems leave")
     ] = 512 << 20
+    pool: Annotated[
+        bool,
+        Field(
+            description="where a problem's own index says next to nothing, draft from all problems'; false: DAS's scope"
+        ),
+    ] = True
     version_decay: Annotated[float, Field(gt=0, le=1, description="weight of a rollout per weights version of age")] = (
         0.8
     )
@@ -65,6 +71,9 @@ class RooflineOptions(BaseModel, frozen=True, extra="forbid"):
     patience: Annotated[int, Field(ge=1, description="rollouts of one verdict before the draft length changes")] = 2
 
 
+ELASTIC, UNLIMITED = 32, 1 << 30  # requests: TLT 5.1, for selectors that know no plain decoding; for those that do
+
+
 class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     """Speculative decoding of rollouts. Never changes a token (verification: coupled) or their distribution."""
 
@@ -83,7 +92,14 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
             "and the only one with backend vllm"
         ),
     ] = "coupled"
-    max_running: Annotated[int, Field(ge=1, description="speculate while at most so many requests run")] = 32
+    max_running: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="the elastic switch: speculate while at most so many requests run; default: 32 in modes paper "
+            "and fixed, no limit in adaptive and roofline, which weigh plain decoding anyway",
+        ),
+    ] = None
     strategies: Annotated[
         tuple[str, ...] | None, Field(description="arms, e.g. suffix:8 or eagle:4x2/12; default: by drafters at hand")
     ] = None
@@ -113,6 +129,13 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     eagle: EagleOptions = EagleOptions()
     self: SelfOptions = SelfOptions()
     roofline: RooflineOptions = RooflineOptions()
+
+    @property
+    def running_limit(self) -> int:
+        """The most running requests beside which drafts are considered."""
+        if self.max_running is not None:
+            return self.max_running
+        return ELASTIC if self.mode in ("paper", "fixed") else UNLIMITED
 
     @field_validator("strategies")
     @classmethod
