@@ -21,6 +21,12 @@ class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
     max_bytes: Annotated[
         int, Field(ge=1 << 20, description="memory limit; the largest windows shrink, then whole problems leave")
     ] = 512 << 20
+    pool: Annotated[
+        bool,
+        Field(
+            description="where a problem's own index says next to nothing, draft from all problems'; false: DAS's scope"
+        ),
+    ] = True
     version_decay: Annotated[float, Field(gt=0, le=1, description="weight of a rollout per weights version of age")] = (
         0.8
     )
@@ -84,6 +90,7 @@ class RooflineOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 _PAPER = OnlyWith("mode", ("paper",), when="mode")
+ELASTIC, UNLIMITED = 32, 1 << 30  # requests: TLT 5.1, for selectors that know no plain decoding; for those that do
 
 
 class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
@@ -104,7 +111,14 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
             "and the only one with backend vllm"
         ),
     ] = "coupled"
-    max_running: Annotated[int, Field(ge=1, description="speculate while at most so many requests run")] = 32
+    max_running: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="the elastic switch: speculate while at most so many requests run; default: 32 in modes paper "
+            "and fixed, no limit in adaptive and roofline, which weigh plain decoding anyway",
+        ),
+    ] = None
     strategies: Annotated[
         tuple[str, ...] | None, Field(description="arms, e.g. suffix:8 or eagle:4x2/12; default: by drafters at hand")
     ] = None
@@ -145,6 +159,13 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
         Field(description="of your own; they draft beside the others, or alone where strategies name only them"),
     ] = ()
     roofline: Annotated[RooflineOptions, OnlyWith("mode", ("roofline",), when="mode")] = RooflineOptions()
+
+    @property
+    def running_limit(self) -> int:
+        """The most running requests beside which drafts are considered."""
+        if self.max_running is not None:
+            return self.max_running
+        return ELASTIC if self.mode in ("paper", "fixed") else UNLIMITED
 
     @field_validator("strategies")
     @classmethod

@@ -56,7 +56,7 @@ def graph_report(config: Config) -> GraphReport:
     policy = build_policy(speculation, drafters_of(config), trees=trees)
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
     strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
-    speculating = range(1, min(engine.max_running, speculation.max_running) + 1)
+    speculating = range(1, min(engine.max_running, speculation.running_limit) + 1)
     bucketed = bucketed_plan(reached.__getitem__, batches)
     naive = CapturePlan(
         (

@@ -62,7 +62,7 @@ class SuffixDrafter:
         self._index = kernels.Suffixes(
             slots,
             options.window_bytes,
-            options.max_bytes // _POOL_PARTS,
+            options.max_bytes // _POOL_PARTS if options.pool else 0,
             options.max_bytes,
             options.version_decay,
             inline_tokens,

@@ -85,7 +85,7 @@ def _tree(config: Config, name: str, given: set[str]) -> tuple[dict[str, Any], l
         "speculation": {
             "mode": _MODES[rollout.speculation.mode] if strategies else "off",
             "strategies": strategies,
-            "max_running": rollout.speculation.max_running,
+            "max_running": rollout.speculation.running_limit,
             "training": {"enabled": config.drafter.train and workers > 1},
         },
         "budget": rollout.budget.model_dump(mode="json"),

@@ -1,8 +1,9 @@
 """Mode paper: the Bucketed-Epsilon-Greedy selector of TLT, Algorithm 1, to the letter. Owns its windows and its random
 stream.
 
-Where the paper is silent: buckets without a threshold of their own start at powers of two; with fewer thresholds than
-groups the last groups share the last bucket; an arm without a measurement counts as infinitely good, so it is tried.
+Where the paper is silent: without thresholds neighbouring groups are joined until every bucket has two arms, and
+buckets start at powers of two; with fewer thresholds than groups the last groups share the last bucket; an arm without
+a measurement counts as infinitely good, so it is tried.
 """
 
 import random
@@ -22,7 +23,8 @@ from policies.steps import Load, StepKind, StepOutcome
 class BegMabPolicy:
     """Strategies grouped by tokens to verify, descending, onto ascending batch buckets [t_i, t_(i+1) - 1].
 
-    thresholds: t_1 = 1 < t_2 < ...; None: 1, 2, 4, 8, ... one per group. Raises ValueError for others.
+    thresholds: t_1 = 1 < t_2 < ...; None: 1, 2, 4, 8, ... for buckets of at least two arms. Raises ValueError for
+    others.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class BegMabPolicy:
     ) -> None:
         ordered = sorted(strategies, key=lambda strategy: -strategy.tokens_to_verify)
         groups = [list(group) for _, group in groupby(ordered, key=lambda strategy: strategy.tokens_to_verify)]
+        if thresholds is None:
+            groups = _joined(groups)
         self._thresholds = [1 << i for i in range(len(groups))] if thresholds is None else list(thresholds)
         ascending = all(a < b for a, b in zip(self._thresholds, self._thresholds[1:], strict=False))
         if not self._thresholds or self._thresholds[0] != 1 or not ascending:
@@ -117,3 +121,16 @@ class BegMabPolicy:
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
         return self._costs.expected_s(outcome)
+
+
+def _joined(groups: list[list[Strategy]]) -> list[list[Strategy]]:
+    """Neighbours together until each has two arms: one leaves nothing to choose and no drafter to fall back on."""
+    joined: list[list[Strategy]] = []
+    for group in groups:
+        if joined and len(joined[-1]) < 2:
+            joined[-1] += group
+        else:
+            joined.append(list(group))
+    if len(joined) > 1 and len(joined[-1]) < 2:
+        joined[-2:] = [joined[-2] + joined[-1]]
+    return joined

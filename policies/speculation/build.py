@@ -44,7 +44,7 @@ def build_policy(
             raise ValueError(
                 "rollout.speculation.mode: fixed needs exactly one entry in rollout.speculation.strategies"
             )
-        return FixedPolicy(arms[0], options.max_running, costs)
+        return FixedPolicy(arms[0], options.running_limit, costs)
     if not arms:
         return None
     if options.mode == "paper":
@@ -53,7 +53,7 @@ def build_policy(
             thresholds=options.batch_thresholds,
             epsilon=options.epsilon,
             window=options.window,
-            max_running=options.max_running,
+            max_running=options.running_limit,
             seed=options.seed,
             costs=costs,
         )
@@ -63,13 +63,13 @@ def build_policy(
             margin=options.roofline.margin,
             near_ceiling=options.roofline.near_ceiling,
             patience=options.roofline.patience,
-            max_running=options.max_running,
+            max_running=options.running_limit,
             costs=costs,
         )
     drafting = [arm for arm in arms if arm != PLAIN]  # plain decoding is an arm anyway
     return AdaptivePolicy(
         drafting,
-        max_running=options.max_running,
+        max_running=options.running_limit,
         exploration=options.exploration,
         lag=lag,
         costs=costs,

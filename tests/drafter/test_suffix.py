@@ -150,6 +150,20 @@ def test_rollouts_of_other_workers_and_a_window_that_slides() -> None:
     assert before + rollouts * (128 + 10 * len(RESPONSE)) < engine.drafter.bytes < before + 3 * (1 << 16)
 
 
+def test_without_the_pool_a_problem_drafts_from_its_own_window_only() -> None:
+    engine = Engine(window_bytes=1 << 16, pool=False)
+    engine.drafter.remember([PROMPT], [RESPONSE])
+    other = np.array([80, 81], np.int32)
+    engine.begin(1)
+    engine.begin(2, other)
+    for slot in (1, 2):
+        engine.sample(slot, RESPONSE[:2])
+    assert engine.drafts() == {1: [3, 4, 5, 6], 2: []}
+    rollouts = (1 << 16) // (128 + 10 * len(RESPONSE))
+    engine.drafter.remember([PROMPT] * rollouts, [RESPONSE + 20 * i for i in range(1, rollouts + 1)])
+    assert engine.drafts()[1] == []  # it has left the window, and nothing else knows it
+
+
 def test_newer_rollouts_outweigh_older_ones() -> None:
     def first_draft(decay: float) -> list[int]:
         engine = Engine(version_decay=decay)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from config.tree import Config
 from launch.config import load_config
 from planner.plan_step import StepReport, step_report
+from policies.speculation.build import build_policy
 from tests.launch.test_memory import EXAMPLES, write_model
 
 SYSTEMS = sorted((EXAMPLES / "systems").glob("*.yaml"))
@@ -44,6 +45,14 @@ def differing(ours: BaseModel, theirs: BaseModel, folder: Path, demos: Path) -> 
         return own != other and not (paths and (folder / str(own)).resolve() == (demos / str(other)).resolve())
 
     return [name for name in type(ours).model_fields if differ(getattr(ours, name), getattr(theirs, name))]
+
+
+def test_tlts_own_selector_is_one_key_away_and_has_a_choice_in_every_bucket() -> None:
+    options = load_config(EXAMPLES / "systems/tlt.yaml", ["rollout.speculation.mode=paper"]).config.rollout.speculation
+    policy = build_policy(options, ["eagle", "ngram"])
+    assert policy is not None
+    assert options.running_limit == 32
+    assert all(len(policy.arms_at(running)) >= 2 for running in range(1, options.running_limit + 1))
 
 
 def test_each_system_is_on_in_its_own_example_and_alone() -> None:

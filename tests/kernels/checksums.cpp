@@ -89,11 +89,15 @@ void attention(const char* dtype) {
   AttentionShape shape{rows, heads, kv_heads, head_dim, heads * head_dim, kv_heads * head_dim, kv_heads * head_dim,
                        0.2041f, 2};
   std::vector<T> out(q.size()), grad_q(q.size()), grad_k(k.size()), grad_v(v.size());
-  packed_attention(q.data(), k.data(), v.data(), {offsets.data(), nullptr, 3}, out.data(), shape);
-  print<T>("packed_attention", dtype, {&out});
-  packed_attention_backward(grad.data(), q.data(), k.data(), v.data(), {offsets.data(), nullptr, 3}, grad_q.data(),
-                            grad_k.data(), grad_v.data(), shape);
-  print<T>("packed_attention_backward", dtype, {&grad_q, &grad_k, &grad_v});
+  const std::vector<int32_t> parents = {-1, 0, 0};  // the last two go on from the first
+  for (const int32_t* shared : {static_cast<const int32_t*>(nullptr), parents.data()}) {
+    const std::string name = shared == nullptr ? "packed_attention" : "shared_attention";
+    packed_attention(q.data(), k.data(), v.data(), {offsets.data(), shared, 3}, out.data(), shape);
+    print<T>(name.c_str(), dtype, {&out});
+    packed_attention_backward(grad.data(), q.data(), k.data(), v.data(), {offsets.data(), shared, 3}, grad_q.data(),
+                              grad_k.data(), grad_v.data(), shape);
+    print<T>((name + "_backward").c_str(), dtype, {&grad_q, &grad_k, &grad_v});
+  }
 
   auto cache_k = values<T>(blocks * block * kv_heads * head_dim, 15), cache_v = values<T>(cache_k.size(), 16);
   const std::vector<int32_t> tables = {7, 3, 1, 0, 9, 2, 4, 0, 5, 6, 8, 10}, queries = {0, 2, 5, 6}, lens = {17, 29, 31};

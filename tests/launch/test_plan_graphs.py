@@ -49,10 +49,11 @@ def rows_of(out: str) -> dict[str, list[str]]:
 
 
 def test_the_table_shows_the_plan(config: Path) -> None:
-    code, out, err = run(str(config), "rollout.speculation.eagle.path=random", "rollout.engine.max_running=40")
+    drafting = ["rollout.speculation.eagle.path=random", "rollout.speculation.max_running=32"]
+    code, out, err = run(str(config), *drafting, "rollout.engine.max_running=40")
     assert code == 0, err
     rows = rows_of(out)
-    report = graph_report(load_config(config, ["rollout.speculation.eagle.path=random"]).config)
+    report = graph_report(load_config(config, drafting).config)
     for served, batch in (("1", 1), ("3-4", 4), ("9-16", 16), ("25-32", 32)):
         _, target, drafter = rows[served]
         planned = sorted((g.rows, g.tree) for g in report.bucketed.of("target") if g.batch == batch)

@@ -99,10 +99,17 @@ def build(chosen: Sequence[Strategy], *, seed: int = 0, epsilon: float = 0.1, wi
     return BegMabPolicy(chosen, thresholds=None, epsilon=epsilon, window=window, max_running=32, seed=seed)
 
 
-def test_without_thresholds_buckets_double() -> None:
-    policy = build(arms("suffix:8", "suffix:4", "suffix:2"))
-    found = [[str(arm) for arm in policy.arms_at(running)] for running in (1, 2, 3, 4, 32)]
-    assert found == [["suffix:8"], ["suffix:4"], ["suffix:4"], ["suffix:2"], ["suffix:2"]]
+def test_without_thresholds_buckets_double_and_each_has_a_choice() -> None:
+    policy = build(arms("suffix:16", "suffix:8", "suffix:4", "suffix:2", "suffix:1"))
+    found = [[str(arm) for arm in policy.arms_at(running)] for running in (1, 2, 32)]
+    assert found == [["suffix:16", "suffix:8"], *[["suffix:4", "suffix:2", "suffix:1"]] * 2]
+    assert [len(build(arms("suffix:8")).arms_at(running)) for running in (1, 32)] == [1, 1]
+
+
+def test_a_bucket_falls_back_on_its_other_drafter() -> None:
+    policy = build(arms("eagle:8", "eagle:4", "ngram:6"))
+    policy.unavailable("eagle")
+    assert {policy.choose(load(running)) for running in (1, 2, 32)} == set(arms("ngram:6"))
 
 
 def test_with_fewer_thresholds_the_last_groups_share_a_bucket() -> None:

@@ -41,6 +41,10 @@ reward: {terms: [{kind: environment}, {kind: python, name: short, function: "my_
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory)
+
+
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a user's folder has: a configuration, a small model, prompts, modules; and packages called as ours are."""
     here = tmp_path_factory.mktemp("mine")
     write_all(here / "made", seed=0, demonstrations=32)
