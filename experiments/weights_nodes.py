@@ -2,7 +2,7 @@
 
     python -m experiments.weights_nodes [--nodes 1 2 4 8 16] [--sizes 20 80] [--rounds 2]
 
-One source (the learner's rank 0) and N receivers, each on a raylet of its own (`experiments.nodes`). Sizes are MiB in
+One source (the learner's rank 0) and N receivers, each on a raylet of its own (`tests.fleet.nodes`). Sizes are MiB in
 bfloat16: 20 of a 10M-parameter model, 80 of one of 40M. Ways:
 
     store      one buffer through the object store, read where it lies; what Ray moved is read from the raylets'
@@ -39,8 +39,8 @@ from actors.handoff.receive import Receiver
 from actors.handoff.send import Sender
 from benchmarks.harness import ROOT, command, write
 from contracts.handoff import Offer, Terms
-from experiments.nodes import Nodes
 from models.manifest import lay_out
+from tests.fleet.nodes import Nodes
 
 LIMIT_S = 120.0
 ROWS = 4096  # of each matrix

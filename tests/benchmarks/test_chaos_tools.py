@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.interference import RATIOS, figure
-from experiments.killing import Moment
+from tests.train.killing import Moment
 
 
 def test_moments_are_seeded_and_reach_every_step() -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from experiments.in_process import Record, train
-from experiments.nodes import Nodes
 from launch.config import load_config
+from tests.fleet.layouts import STEPS
+from tests.fleet.nodes import Nodes
 from tests.train.conftest import SHARP, Runs
 from tests.train.conftest import runs as runs
-
-STEPS = "run.steps=12"  # of less than a second: a node takes one to join
 
 
 @pytest.fixture(scope="session")

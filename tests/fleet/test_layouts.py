@@ -1,17 +1,21 @@
 """Whole runs on several real raylets that join and die: each samples and learns what one process does without Ray.
-`python -m experiments.fleet_chaos` does more of it to the demo, in every layout, and to the head."""
+PACELINE_EVERY_LAYOUT=1 with `-m long`: every scenario in every layout. More: test_fleet_chaos.py."""
+
+import os
 
 import pytest
 
 from experiments.in_process import Record
-from experiments.layouts import CPU, LAYOUTS, Act, Job, act, difference
-from experiments.nodes import Nodes
 from launch.observe.journal import read
-from tests.fleet.conftest import STEPS
+from tests.fleet.layouts import CPU, LAYOUTS, SCENARIOS, STEPS, Act, Case, Job, act, difference, survive_alone
+from tests.fleet.nodes import Nodes
 from tests.notices.metadata import Aws
 from tests.train.conftest import SHARP, Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # beside four busy processes
+LONG = [("colocated", "head"), ("embedded", "drain")]
+if os.environ.get("PACELINE_EVERY_LAYOUT"):
+    LONG = [(layout, scenario) for layout in LAYOUTS for scenario in SCENARIOS]
 
 
 def job(nodes: Nodes, runs: Runs, layout: str, *, workers: str = "2") -> Job:
@@ -64,3 +68,12 @@ def test_disaggregated_the_learners_node_and_a_workers_are_lost(nodes: Nodes, ru
     assert difference(one_process, begun.run) is None
     assert "learner_restarted" in kinds
     assert "worker_lost" in kinds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("layout", "scenario"), LONG)
+def test_a_run_is_the_same_whatever_becomes_of_its_nodes(
+    runs: Runs, one_process: Record, layout: str, scenario: str
+) -> None:
+    acts, more = SCENARIOS[scenario]
+    survive_alone(Case(f"{layout}-{scenario}", layout, acts, (*more,)), runs, one_process)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.nodes import Nodes
+from tests.fleet.nodes import Nodes
 
 
 def test_a_process_and_a_segment_that_stay_are_told_and_the_process_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.nodes.END_S", 0.5)
+    monkeypatch.setattr("tests.fleet.nodes.END_S", 0.5)
     nodes = Nodes(tmp_path)
     segment = Path(f"/dev/shm/paceline-test-{os.getpid()}")
     command = [sys.executable, "-c", "input()"]

@@ -1,5 +1,5 @@
 """Every part of a run with drafter training is killed once, in one run: it ends as if nothing had happened, and says
-what was lost. `python -m experiments.chaos` does the same to the demo, at random moments."""
+what was lost. At random moments, one part a run: PACELINE_CHAOS_RUNS=20 PACELINE_SEED=0 with `-m long`."""
 
 import os
 import signal
@@ -12,9 +12,9 @@ import ray
 from actors.data_buffer import DataBufferActor
 from benchmarks.same_losses import first_difference
 from config.drafter import BufferOptions
-from experiments.killing import EVENTS, Moment, VictimName, kill_at, reasons
 from launch.drafter.watch import DrafterWatch
 from tests.train.conftest import Runs
+from tests.train.killing import EVENTS, Moment, NothingToKillError, VictimName, kill_at, reasons, step_seconds
 from tests.train.test_resume import start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -22,6 +22,9 @@ SETTINGS = ("rollout.workers=2", "drafter.train=true", "run.steps=8", "checkpoin
 VICTIMS: tuple[VictimName, ...] = (
     *("trainer", "engine", "buffer", "rollout_worker", "coordinator", "reward_worker", "learner"),
 )
+
+RANDOM, SEED = int(os.environ.get("PACELINE_CHAOS_RUNS", "1")), int(os.environ.get("PACELINE_SEED", "0"))
+ATTEMPTS = 3  # to find something to kill
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,29 @@ def test_sigterm_to_a_worker_or_its_engine_costs_seconds_and_no_token(runs: Runs
     assert len(told) >= 2, told
     assert "it was told to end (SIGTERM)" in told[0]  # the others may hit what was still starting
     assert any("signal SIGTERM" in reason for reason in told), told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("index", range(RANDOM))
+def test_a_run_of_which_a_part_is_killed_at_a_random_moment_is_the_same_run(
+    runs: Runs, whole: Path, ray_head: str, index: int
+) -> None:
+    """A moment that comes too late, when the job is over, is drawn again."""
+    victim, seconds = VICTIMS[index % len(VICTIMS)], step_seconds(whole)
+    for attempt in range(ATTEMPTS):
+        name = f"random-{index}-{attempt}"
+        process = start(runs, ray_head, name, *SETTINGS)
+        moment = Moment.draw(1000 * SEED + 10 * index + attempt, len(seconds))
+        try:
+            kill_at(process, runs.root / name, victim, moment, seconds, idle_trainers=True)
+        except NothingToKillError:
+            assert process.wait(240) == 0, (runs.root / f"{name}.log").read_text()
+            continue
+        assert process.wait(240) == 0, (runs.root / f"{name}.log").read_text()
+        assert first_difference(whole, runs.root / name) is None, moment
+        assert reasons(runs.root / name, victim), f"nothing was said about the {victim}"
+        return
+    pytest.fail(f"no moment was found in {ATTEMPTS} runs")
 
 
 def test_one_other_loss_or_length_is_a_difference(whole: Path, tmp_path: Path) -> None:

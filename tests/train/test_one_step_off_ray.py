@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.killing import Moment, kill_at, reasons
 from launch.observe.journal import read
 from launch.run.train import EXIT_INTERRUPTED
 from tests.train.conftest import SHARP, Runs
+from tests.train.killing import Moment, kill_at, reasons
 from tests.train.test_resume import start, wait_for_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]

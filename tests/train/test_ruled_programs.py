@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from actors.training.checkpoint import latest_checkpoint
-from experiments.killing import EVENTS, Moment, VictimName, kill_at, reasons
 from launch.observe.journal import read
 from launch.report.collect import chart_data
 from launch.report.page import BUDGET_CHARTS
 from launch.report.summary import summarise
 from policies.token_budget.skip import BIAS
 from tests.train.conftest import Runs
+from tests.train.killing import EVENTS, Moment, VictimName, kill_at, reasons
 from tests.train.test_determinism import learning
 from tests.train.test_observing import RULED_ONLY, asked
 from tests.train.test_resume import start, wait_for_steps

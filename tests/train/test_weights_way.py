@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.same_losses import first_difference
-from experiments.killing import Moment, VictimName, kill_at
 from tests.train.conftest import Runs
+from tests.train.killing import Moment, VictimName, kill_at
 from tests.train.test_resume import start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

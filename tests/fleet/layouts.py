@@ -1,12 +1,9 @@
-"""Is a run the same in every layout, on a cluster whose nodes die, join, drain and lose their head?
+"""Whole runs in every layout on a cluster whose nodes die, join, drain and lose their head.
 
-    python -m experiments.layouts [--steps 4] [--target MODEL] [--layouts disaggregated] [--scenarios learner_node]
-
-Each run is the demo's command line on a Ray cluster of several nodes on this machine (`experiments.nodes`): raylets are
-real, GPUs and custom resources pretended, engines and learner compute on CPU. What a run must sample and learn is what
-one process does without Ray (`experiments.in_process`): the same responses, rewards, losses and gradient norms. Runs
-must end by themselves, and leave no process and no shared memory. Exit code 1 if one does not. About 30 s per run on
-two quiet cores.
+Each run is the command line on a Ray cluster of several nodes on this machine (`tests.fleet.nodes`): raylets are real,
+GPUs and custom resources pretended, engines and learner compute on CPU. What a run must sample and learn is what one
+process does without Ray (`experiments.in_process`): the same responses, rewards, losses and gradient norms. Runs must
+end by themselves, and leave no process and no shared memory.
 """
 
 import os
@@ -20,21 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, assert_never
+from typing import Literal, assert_never
 
 from actors.notice_watcher import agent_of
-from benchmarks.harness import DEMO, ROOT, command, write
-from benchmarks.tools.targets import find_demo
-from experiments.in_process import Record, train
-from experiments.nodes import Nodes
-from launch.config import load_config
+from experiments.in_process import Record
 from launch.errors import RayLostError
 from launch.observe import now
 from launch.observe.journal import read
+from tests.fleet.nodes import Nodes
 from tests.notices.metadata import Aws, serving
+from tests.train.conftest import SHARP, Runs
 
-CONFIG = DEMO / "config.yaml"
 LEARNED = ("loss/mean", "grad_norm/mean", "reward/mean", "groups/used", "tokens/generated", "logprob_gap/mean", "lr")
+ROOT = Path(__file__).parents[2]
+STEPS = "run.steps=12"  # of less than a second: a node takes one to join
 RAYS_EXIT = 1  # Ray's core ends a driver without a raylet, now and then before the driver's own watch does
 RUN_TIMEOUT_S = 300.0
 NOTICE_S = 10.0  # after a notice, at most: then the node goes
@@ -123,23 +119,6 @@ SCENARIOS: dict[str, tuple[tuple[Act, ...], tuple[str, ...]]] = {
     "notice": ((Act(2, "rollout", "add", "x"), Act(2, "rollout", "notice", "rollout")), MORE),
     "head": ((Act(3, "rollout", "restart_head"),), ()),
 }
-
-
-def overrides_of(name: str, folder: Path, model: Path, steps: int) -> list[str]:
-    return [
-        f"run.name={name}",
-        f"run.dir={folder}",
-        f"run.steps={steps}",
-        f"model.path={model}",
-        "warmup=null",
-        "drafter.offline=null",
-        "observe={live: false, tensorboard: false, samples_per_step: 100000}",  # all
-        "rollout.prompts_per_step=8",
-        "eval.samples=1",
-        "checkpoint.every=1",
-        "cluster.ray_timeout_s=5",
-        *CPU,
-    ]
 
 
 class Job:
@@ -287,93 +266,40 @@ def difference(record: Record, run: Path) -> str | None:
     return None if evaluated == list(record.evaluations.values()) else "evaluations"
 
 
-def run_one(case: Case, record: Record, folder: Path, model: Path, steps: int) -> dict[str, Any]:
-    """One run, on a cluster of its own."""
-    layout, begin_s, run = LAYOUTS[case.layout], time.monotonic(), folder / case.name
-    shutil.rmtree(run, ignore_errors=True)
-    run.with_name(f"{case.name}.log").unlink(missing_ok=True)
-    done: list[str] = []
-    problem: str | None = None
-    cloud = Aws()
+class TooLateError(RuntimeError):
+    """The run was over before its moment came."""
+
+
+def survive_alone(case: Case, runs: Runs, record: Record) -> list[str]:
+    """The run of that case on a cluster of its own: all acts happen, it ends by itself as `record` says, and leaves
+    nothing; the kinds of its events. Raises TooLateError."""
+    layout, folder = LAYOUTS[case.layout], runs.root / case.name
+    shutil.rmtree(folder, ignore_errors=True)
+    cloud, done = Aws(), 0
     with (
         tempfile.TemporaryDirectory(prefix="pln", dir="/tmp", ignore_cleanup_errors=True) as short,
         serving(cloud) as url,
     ):
         spot = f"cluster.spot={{provider: aws, base_url: {url!r}, poll_s: 0.2}}"
-        overrides = [*overrides_of(case.name, folder, model, steps), *layout.overrides, spot, *case.overrides]
+        settings = (SHARP, STEPS, "checkpoint.every=1", "cluster.ray_timeout_s=5", spot, *CPU, *layout.overrides)
         with Nodes(Path(short), cpus=0) as nodes:
-            for node, has in layout.nodes.items():
-                nodes.add(node, cpus=has.cpus, gpus=has.gpus, resources=has.resources or {})
-            job = Job(nodes, CONFIG, overrides, run)
+            for name, has in layout.nodes.items():
+                nodes.add(name, cpus=has.cpus, gpus=has.gpus, resources=has.resources or {})
+            job = Job(nodes, runs.config, runs.overrides(case.name, *settings, *case.overrides), folder)
             try:
                 for deed in case.acts:
-                    done.append(f"{deed.deed} {act(deed, job, layout.newcomer, cloud)} in {deed.phase} of {deed.step}")
-                if (code := job.ended()) != 0:
-                    problem = f"exit code {code}: {job.tail()}"
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                problem = str(error)
+                    act(deed, job, layout.newcomer, cloud)
+                    done += 1
+                code = job.ended()
+            except RuntimeError:
+                if done == len(case.acts) or job.ended() != 0:
+                    raise
+                code = 0
             finally:
                 job.close()
-        left = nodes.left
-    too_late = len(done) < len(case.acts) and job.ended() == 0
-    differs = problem or difference(record, run)
-    events = [f"{e['kind']}: {e['message']}"[:200] for e in read(run / "events.jsonl")] if run.exists() else []
-    return {
-        "name": case.name,
-        "layout": case.layout,
-        "acts": done,
-        "overrides": list(case.overrides),
-        "identical": differs is None,
-        "difference": differs,
-        "too_late": too_late,  # the run was over before all of it could be done
-        "left": [*left.processes, *left.segments],
-        "events": [e for e in events if not e.startswith(("checkpoint", "data", "finished"))],
-        "seconds": round(time.monotonic() - begin_s, 1),
-    }
-
-
-def one_process(folder: Path, model: Path, steps: int, overrides: Sequence[str]) -> Record:
-    """What every run must sample and learn."""
-    record = Record(keep_responses=True)
-    train(load_config(CONFIG, [*overrides_of("one_process", folder, model, steps), *overrides]).config, record)
-    tokens = sum(step.metrics["tokens/generated"] for step in record.steps)
-    print(f"one process: {len(record.steps)} RL steps, {tokens:.0f} tokens", flush=True)
-    return record
-
-
-def tell(row: Mapping[str, Any]) -> None:
-    outcome = "identical" if row["identical"] else f"NOT identical: {row['difference']}"
-    left, acts = row["left"] or "nothing", ", ".join(row["acts"])
-    print(f"{row['name']:36s} {row['seconds']:6.1f} s  {outcome}; left: {left}; {acts}", flush=True)
-
-
-def main(
-    *overrides: Annotated[str, "of the configuration, for all runs"],
-    steps: int = 4,
-    target: Annotated[Path | None, "the demo's model directory; default: the newest in runs/"] = None,
-    layouts: Annotated[Sequence[str], "in turn", tuple(LAYOUTS)] = tuple(LAYOUTS),
-    scenarios: Annotated[Sequence[str], "in turn", tuple(SCENARIOS)] = tuple(SCENARIOS),
-    folder: Annotated[Path, "its runs"] = ROOT / "runs/layouts",
-    out: Path = ROOT / "experiments/results/layouts.json",
-) -> int:
-    folder, model = folder.resolve(), find_demo(target).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    record = one_process(folder, model, steps, overrides)
-    rows = []
-    for layout in layouts:
-        for scenario in scenarios:
-            acts, more = SCENARIOS[scenario]
-            rows.append(
-                run_one(Case(f"{layout}-{scenario}", layout, acts, (*more, *overrides)), record, folder, model, steps)
-            )
-            tell(rows[-1])
-    good = sum(row["identical"] and not row["left"] for row in rows)
-    found = {"runs": len(rows), "identical_and_nothing_left": good, "rows": rows}
-    settings = {"steps": steps, "seed": 0, "config": str(CONFIG.relative_to(ROOT))}
-    write(out, "is a run the same in every layout, whatever becomes of its nodes?", found, settings=settings)
-    print(f"{good} of {len(rows)} identical, nothing left")
-    return 0 if good == len(rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(command(main, timed=False))
+        assert not nodes.left, nodes.left
+    assert code == 0, job.tail()
+    assert difference(record, folder) is None
+    if done < len(case.acts):
+        raise TooLateError(f"{case.name} did {done} of {len(case.acts)} acts")
+    return [event["kind"] for event in read(folder / "events.jsonl")]
