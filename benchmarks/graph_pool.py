@@ -5,7 +5,7 @@ in one run, over models of Qwen2.5's shapes with random weights (what a step cos
 wrong on purpose: steps are compared, not rollouts. Memory: what the device has less after all target
 graphs of a plan were captured, for the bucketed plan (one pool, one output buffer) and for the naive one (a graph per
 strategy and batch size, each with logits and hidden states of its own), beside what
-`policies.speculation.graph_memory` predicts.
+`policies.roofline.graphs` predicts.
 """
 
 import gc
@@ -33,8 +33,8 @@ from config.strategy import PLAIN, Strategy
 from drafter.protocol import GraphCapture
 from models.config import ModelConfig
 from models.transformer import Transformer
+from policies.roofline.graphs import predict
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.graph_memory import ModelShape, predict
 from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed_plan, naive_plan
 from policies.speculation.policy import FixedPolicy
 
@@ -105,7 +105,7 @@ def memory(model: Transformer, max_tokens: int) -> list[dict[str, Any]]:
     bucketed = CapturePlan(bucketed_plan(policy.arms_at, batch_buckets(MAX_RUNNING)).of("target"))
     naive = CapturePlan(naive_plan((PLAIN, *STRATEGIES), range(1, MAX_RUNNING + 1)).of("target"))
     each = [CapturePlan((graph,)) for graph in naive.graphs]
-    shape = _model_shape(model)
+    shape = model.config.network(item_bytes=next(model.parameters()).element_size())
     rows = []
     for name, plans, one_pool in (
         ("bucketed", [bucketed], True),
@@ -156,19 +156,6 @@ def _captured_bytes(
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return before - torch.cuda.mem_get_info()[0]
-
-
-def _model_shape(model: Transformer) -> ModelShape:
-    c = model.config
-    return ModelShape(
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        intermediate_size=c.intermediate_size,
-        num_heads=c.num_heads,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        dtype_bytes=next(model.parameters()).element_size(),
-    )
 
 
 def main(

@@ -23,6 +23,7 @@ from benchmarks.gpu_parts.session import BLOCK_TOKENS
 from benchmarks.tools.op_trace import OpTrace, TracedOp, tensor_bytes
 from benchmarks.tools.qwen import network
 from config.formats import FORMATS
+from config.network import Network
 from config.strategy import Strategy
 from drafter.protocol import Replay
 from models.config import ModelConfig
@@ -30,7 +31,6 @@ from models.low_bit_copy import low_bit_copy
 from models.ops.triton.operators import LAUNCHES
 from models.transformer import Transformer
 from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, projection
-from policies.roofline.network import Network
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
 BEFORE = Path(__file__).parents[1] / "data/steps_before.json"
