@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from config.formats import DEEPEST, LowBitFormat
+from config.network import Network
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 
@@ -113,6 +114,22 @@ class ModelConfig:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    def network(self, *, item_bytes: int = 2) -> Network:
+        """Its sizes alone, in so many bytes a weight: what plans of memory and time are made of."""
+        return Network(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            tied=self.tie_word_embeddings,
+            qkv_bias=self.qkv_bias,
+            qk_norm=self.qk_norm,
+            item_bytes=item_bytes,
+        )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":

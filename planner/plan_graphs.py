@@ -18,8 +18,8 @@ from launch.config.memory import drafters_of
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
 from models.manifest import ITEM_BYTES
+from policies.roofline.graphs import Footprint, predict
 from policies.speculation.build import build_policy
-from policies.speculation.graph_memory import Footprint, ModelShape, predict
 from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed_plan, naive_plan
 
 
@@ -64,22 +64,14 @@ def graph_report(config: Config) -> GraphReport:
             *naive_plan([arm for arm in strategies if arm != PLAIN], speculating).graphs,
         )
     )
-    shape = ModelShape(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype_bytes=ITEM_BYTES[config.model.dtype],
-    )
+    net = model.network(item_bytes=ITEM_BYTES[config.model.dtype])
     return GraphReport(
         batches=batches,
         strategies=strategies,
         bucketed=bucketed,
         naive=naive,
-        bucketed_bytes=predict(bucketed, shape, drawing=True, context_tokens=max_tokens),
-        naive_bytes=predict(naive, shape, drawing=False, context_tokens=max_tokens),
+        bucketed_bytes=predict(bucketed, net, drawing=True, context_tokens=max_tokens),
+        naive_bytes=predict(naive, net, drawing=False, context_tokens=max_tokens),
     )
 
 

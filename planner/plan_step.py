@@ -14,6 +14,7 @@ from rich.text import Text
 
 from actors.engine.capabilities import BACKENDS
 from config.formats import LowBitFormat
+from config.network import Network
 from config.strategy import PLAIN, Strategy
 from launch.config import Config, Issue
 from launch.config.hub import require_shape
@@ -34,7 +35,6 @@ from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
 from policies.roofline.learning import MFU, NETWORK_BYTES_S, hand_over_s, learner_tokens_s, quantising_s
 from policies.roofline.memory import GIB, MemoryPlan
-from policies.roofline.network import Network
 from policies.roofline.timing import DEFAULT, StepTime, step_time, time_of
 from policies.speculation.build import build_policy
 

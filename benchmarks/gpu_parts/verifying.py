@@ -7,11 +7,11 @@ import torch
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Stepper
 from benchmarks.tools.qwen import network
+from config.network import Network
 from config.strategy import Strategy
 from models import ops
 from models.transformer import Transformer
 from policies.roofline.kernels import draft_kernels, sampling
-from policies.roofline.network import Network
 from policies.roofline.timing import DEFAULT, step_time, time_of
 from policies.speculation.graph_plan import GraphShape
 

@@ -18,7 +18,7 @@ from statistics import median
 from benchmarks.tools.qwen import QWEN
 from benchmarks.tools.two_stage import OVERLAP, Timing, TwoStage, Work, fit_two_stage
 from config.formats import FORMATS
-from policies.roofline.network import Network
+from config.network import Network
 
 COPY = FORMATS["w4a16"]  # the drafter of these sweeps
 _TIMES = ("median_ms", "mean_ms")  # the first that is there

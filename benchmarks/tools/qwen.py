@@ -3,8 +3,8 @@
 from typing import Any
 
 from config.formats import FORMATS
+from config.network import Network
 from models.config import ModelConfig
-from policies.roofline.network import Network
 
 # Fields of ModelConfig.
 QWEN: dict[str, dict[str, Any]] = {

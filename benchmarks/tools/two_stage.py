@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from config.formats import LowBitFormat
+from config.network import Network
 from policies.calibration.roofline import Roofline
 from policies.calibration.solve import FloatArray, fit_positive
-from policies.roofline.network import Network
 
 OVERLAP = 1.5
 _SPREAD = 0.05  # relative deviation of a usual measurement: what is further off by far counts for less

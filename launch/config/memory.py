@@ -12,12 +12,14 @@ from typing import Any
 
 from config.catalogue import at_hand
 from config.formats import FORMATS, LowBitFormat
+from config.network import Network
 from config.strategy import Strategy
 from config.tree import Config
 from launch.config.issues import ConfigError, Issue
 from models.config import ModelConfig, ModelConfigError, read_config
 from models.peft import adapter_shapes
 from policies.roofline.devices import Device, device_named
+from policies.roofline.graphs import NOTHING_CAPTURED, predict
 from policies.roofline.memory import (
     GIB,
     EngineShape,
@@ -28,7 +30,6 @@ from policies.roofline.memory import (
     plan_learner,
     plan_rollout,
 )
-from policies.roofline.network import Network
 from policies.speculation.build import build_policy
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 
@@ -39,19 +40,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 def network_at(path: Path | str) -> Network:
     """Of a config.json or its directory, in 16 bits. Raises ModelConfigError, OSError."""
-    model = ModelConfig.from_hf(read_config(path))
-    return Network(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        tied=model.tie_word_embeddings,
-        qkv_bias=model.qkv_bias,
-        qk_norm=model.qk_norm,
-    )
+    return ModelConfig.from_hf(read_config(path)).network()
 
 
 def network_of(config: Config) -> Network | None:
@@ -143,7 +132,7 @@ def memory_plans(
     config: Config, net: Network, device_bytes: int, *, engines_sleep: bool, optimizer_away: bool
 ) -> tuple[MemoryPlan, ...]:
     """One plan for each kind of GPU that the layout has; none without GPUs."""
-    engine, learner = engine_shape(config), learner_shape(config)
+    engine, learner = engine_shape(config, net), learner_shape(config)
     trainer = TrainerShape(micro_step_tokens=config.drafter.micro_step_tokens) if config.drafter.train else None
     if config.cluster.layout == "colocated" and engine is not None and learner is not None:
         plan = plan_colocated(
@@ -160,7 +149,7 @@ def memory_plans(
     return (*plans, *([] if learner is None else [plan_learner(net, learner, device_bytes)]))
 
 
-def engine_shape(config: Config) -> EngineShape | None:
+def engine_shape(config: Config, net: Network) -> EngineShape | None:
     """None: engines run on the CPU."""
     cluster, engine = config.cluster, config.rollout.engine
     if cluster.layout == "embedded" or engine.device == "cpu" or not cluster.gpus_per_worker:
@@ -169,15 +158,18 @@ def engine_shape(config: Config) -> EngineShape | None:
     reached = {n: list(policy.arms_at(n)) if policy else [] for n in range(1, engine.max_running + 1)}
     plan = bucketed_plan(reached.__getitem__, batch_buckets(engine.max_running))
     verified = [n * (1 + arm.tokens_to_verify) for n, arms in reached.items() for arm in arms]
+    gpus = max(1, int(cluster.gpus_per_worker))
+    context = min(engine.max_model_tokens or engine.kv_tokens, engine.kv_tokens)
+    captured = predict(plan, net, drawing=True, context_tokens=context, shards=gpus)
     drafts = any(arm.drafter == "eagle" for arms in reached.values() for arm in arms)
     return EngineShape(
         max_running=engine.max_running,
         kv_tokens=engine.kv_tokens,
         prefill_tokens=engine.prefill_chunk_tokens,
         most_rows=max([engine.max_running, *verified]),
-        gpus=max(1, int(cluster.gpus_per_worker)),
+        gpus=gpus,
         copies=max(1, int(1 / cluster.gpus_per_worker)),
-        captured_passes=plan.passes if engine.cuda_graphs else 0,
+        captured=captured if engine.cuda_graphs else NOTHING_CAPTURED,
         drafter=drafts,
         self_copy=self_format(config),
         copy_apart=engine.backend == "vllm",

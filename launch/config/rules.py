@@ -13,7 +13,7 @@ from launch.config.issues import Issue
 from launch.config.schema import render
 
 _PLACE = re.compile(r"[\w.]+:\w+")
-_OFF = (None, False, 0, "", "none", "off", (), {})
+_OFF: tuple[Any, ...] = (None, False, 0, "", "none", "off", (), {})
 _WORSE = {"<=": "is more than", "<": "is not below", ">=": "is less than"}
 _BETTER = {
     "<=": "lower it, or raise the other",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from config.formats import FORMATS, LowBitFormat
+from config.network import Network
 from config.strategy import Strategy
 from launch.config.issues import ConfigError, Issue
 from launch.config.memory import network_at
@@ -24,7 +25,6 @@ from policies.calibration.drafts import DraftCosts
 from policies.calibration.passes import PassCosts
 from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
-from policies.roofline.network import Network
 from policies.roofline.timing import DEFAULT, time_of
 
 _LINE = 1.25  # contexts of the grid are so far apart

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.training.packing import plan_packed
+from config.network import Network
 from planner.simulate.costs import device, network
 from planner.simulate.scenario import Scenario
 from policies.roofline.learning import NETWORK_BYTES_S, gather_s, token_flops
-from policies.roofline.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,12 @@
-"""What memory an engine's KV cache gets, and whether a learner fits. Owns the sums; the parts are estimates of
-policies.roofline.memory."""
+"""What memory an engine's KV cache gets, and whether a learner fits. Owns what a scenario is told; the sums are
+policies.roofline.memory's."""
 
 import math
 
 from launch.config.issues import ConfigError, Issue
 from planner.simulate.costs import device, network
 from planner.simulate.scenario import Scenario
-from policies.roofline.memory import CONTEXT_BYTES, GIB, NCCL_BYTES, LearnerShape, plan_learner
-
-_ACTIVATIONS = 0.05  # of a GPU, beside weights and cache: activations of a step, graphs; an estimate
+from policies.roofline.memory import GIB, LearnerShape, cache_room, plan_learner
 
 
 def kv_tokens_of(scenario: Scenario) -> float:
@@ -17,9 +15,8 @@ def kv_tokens_of(scenario: Scenario) -> float:
     gpu, net, gpus = device(scenario), network(scenario), scenario.fleet.gpus_per_worker
     most = math.inf
     if gpu is not None:
-        whole = gpus * gpu.memory_bytes * (1 - _ACTIVATIONS)
-        taken = net.weight_bytes + gpus * (CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0))
-        if taken >= whole:
+        room = cache_room(net, gpu.memory_bytes, gpus)
+        if room <= 0:
             raise ConfigError(
                 [
                     Issue(
@@ -30,7 +27,7 @@ def kv_tokens_of(scenario: Scenario) -> float:
                     )
                 ]
             )
-        most = (whole - taken) / net.kv_token_bytes
+        most = room / net.kv_token_bytes
     given = scenario.engine.kv_tokens
     tokens = most if given is None else float(given)
     if tokens > most:

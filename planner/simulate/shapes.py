@@ -1,6 +1,6 @@
 """Shapes of public models by name, from their config.json. Owns the table."""
 
-from policies.roofline.network import Network
+from config.network import Network
 
 
 def _shape(sizes: tuple[int, int, int, int, int, int, int], *, tied: bool = False, qkv_bias: bool = False) -> Network:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from config.formats import LowBitFormat
+from config.network import Network
 from config.strategy import Strategy
-from policies.roofline.network import Network
 
 Part = Literal["weights", "kv", "sampling", "rest"]
 # Of the paged attention kernel (models/ops/triton/launch.py; a test holds them equal): tokens of the context that one

@@ -3,9 +3,9 @@
 No learner of ours was measured on a GPU; MFU is what FSDP trainers of this size report. Owns these assumptions.
 """
 
+from config.network import Network
 from policies.roofline.devices import Device
 from policies.roofline.memory import LearnerShape
-from policies.roofline.network import Network
 
 MFU = 0.40  # of the bfloat16 peak, of the flops that learning needs (not of those computed again); an estimate
 NETWORK_BYTES_S = 25e9  # between nodes: 200 Gbit/s, an assumption

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from config.formats import LowBitFormat
-from policies.roofline.network import Network
+from config.network import Network
+from policies.roofline.graphs import NOTHING_CAPTURED, Footprint
 
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT_BYTES = 600 * MIB  # a process's CUDA context, cuBLAS included; an estimate
 NCCL_BYTES = 800 * MIB  # channels of one communicator; an estimate
-PASS_BYTES = MIB  # nodes and parameters of one captured pass; an estimate
 STAGING_BYTES = 2 * 64 * MIB  # of a hand-over, on each side
 SLACK = 0.06  # of what is allocated and freed within a phase: fragments of a caching allocator; an estimate
 LOGITS_SHARE = 64  # a chunk of the learner's head is 1 / so much of the device, in float32 logits
+_ACTIVATIONS = 0.05  # of a GPU, beside weights and cache, where an engine's steps are not known; an estimate
 _LOGITS_COPIES = 2.5  # logits, their log-softmax and gradient, of one chunk at its worst moment
 
 
@@ -35,7 +36,7 @@ class EngineShape:
     most_rows: int  # of a step that verifies or decodes
     gpus: int = 1  # it is spread over so many, evenly
     copies: int = 1  # engines that share the GPU
-    captured_passes: int = 80  # in its graphs; 0: it captures none
+    captured: Footprint = NOTHING_CAPTURED  # its graphs
     drafter: bool = False
     self_copy: LowBitFormat | None = None  # what a copy of the target that drafts is stored in
     copy_apart: bool = False  # it has tables and K/V of its own
@@ -154,6 +155,12 @@ def plan_learner(net: Network, learner: LearnerShape, device_bytes: int) -> Memo
     return MemoryPlan("learner", phases)
 
 
+def cache_room(net: Network, device_bytes: int, gpus: int) -> float:
+    """Bytes that an engine over `gpus` of them has for its KV cache; 0 and less: the weights do not fit."""
+    whole = gpus * device_bytes * (1 - _ACTIVATIONS)
+    return whole - (net.weight_bytes + gpus * (CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)))
+
+
 # The engine.
 
 
@@ -161,10 +168,8 @@ def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
     """What an engine that sleeps keeps."""
     weights = net.weight_bytes // engine.gpus
     drafter = net.drafter_parameters * net.item_bytes if engine.drafter else 0
-    outputs = engine.most_rows * (4 * net.vocab_size + net.item_bytes * net.hidden_size)
-    captured = engine.captured_passes * PASS_BYTES
-    graphs = captured + outputs + engine.most_rows * _row_bytes(net) if captured else 0
-    kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES, "graphs": graphs}
+    kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES}
+    kept["graphs"] = engine.captured.total_bytes
     if engine.self_copy is not None:
         kept["self-drafter's copy"] = _copy_bytes(net, engine) // engine.gpus
     if engine.gpus > 1:

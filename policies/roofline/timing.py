@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from config.network import Network
 from policies.roofline.devices import Device
 from policies.roofline.kernels import Kernel, Part, Walk, floor_bytes, step_kernels
-from policies.roofline.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

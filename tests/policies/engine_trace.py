@@ -19,6 +19,7 @@ from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from benchmarks.gpu_parts.session import BLOCK_TOKENS
 from benchmarks.tools.qwen import network
 from config.formats import FORMATS
+from config.network import Network
 from config.strategy import Strategy
 from drafter.protocol import Replay
 from models.config import ModelConfig
@@ -26,7 +27,6 @@ from models.low_bit_copy import low_bit_copy
 from models.ops.triton.operators import LAUNCHES
 from models.transformer import Transformer
 from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, projection
-from policies.roofline.network import Network
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 from tests.policies.op_trace import OpTrace, TracedOp, tensor_bytes
 

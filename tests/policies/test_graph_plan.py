@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.network import Network
 from config.strategy import PLAIN, Strategy
+from policies.roofline.graphs import output_row_bytes, predict
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.chooser import BUCKET_NODES, AdaptivePolicy
-from policies.speculation.graph_memory import ModelShape, predict
 from policies.speculation.graph_plan import (
     CapturePlan,
     GraphShape,
@@ -23,6 +24,9 @@ from policies.speculation.graph_plan import (
 from policies.speculation.policy import FixedPolicy
 
 ARMS = tuple(Strategy.parse(text) for text in ("suffix:8", "eagle:4", "eagle:4x3/12", "eagle:6x4/12", "suffix:12x2/16"))
+SMALL = Network(
+    vocab_size=5000, hidden_size=256, intermediate_size=512, num_layers=1, num_heads=8, num_kv_heads=2, head_dim=32
+)
 strategies = st.builds(
     lambda drafter, depth, top_k, extra: Strategy(drafter, depth, top_k, depth + extra if top_k > 1 else depth),
     st.sampled_from(("suffix", "eagle")),
@@ -126,7 +130,7 @@ def test_a_fixed_strategy_is_captured_up_to_its_limit() -> None:
 @given(st.lists(strategies, min_size=1, max_size=5, unique=True), st.integers(1, 40))
 def test_equal_shapes_captured_once_never_cost_more(arms: list[Strategy], max_running: int) -> None:
     model, batches = (
-        ModelShape(vocab_size=5000, hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=2, head_dim=32),
+        SMALL,
         batch_buckets(max_running),
     )
     bucketed = bucketed_plan(lambda _: arms, batches)
@@ -144,14 +148,14 @@ def test_equal_shapes_captured_once_never_cost_more(arms: list[Strategy], max_ru
 
 def test_drawing_in_the_graph_leaves_no_logits_behind() -> None:
     model, plan = (
-        ModelShape(vocab_size=5000, hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=2, head_dim=32),
+        SMALL,
         CapturePlan((GraphShape("target", 4, 3), GraphShape("target", 2, 3))),
     )
     ours, kept = predict(plan, model, drawing=True), predict(plan, model, drawing=False)
     assert (ours.graphs, kept.graphs) == (2, 2)
     assert ours.output_bytes == 12 * 256 * 2
     assert ours.workspace_bytes >= 12 * 5000 * 4, "float32 logits are workspace"
-    assert kept.output_bytes == 18 * model.output_row_bytes
+    assert kept.output_bytes == 18 * output_row_bytes(model)
     long = predict(plan, model, drawing=True, context_tokens=1000)
     assert long.workspace_bytes - ours.workspace_bytes == 4 * 12 * 8 * 32 * 4, "four splits of 256 tokens"
     endless = predict(plan, model, drawing=True, context_tokens=1 << 30)
@@ -159,23 +163,21 @@ def test_drawing_in_the_graph_leaves_no_logits_behind() -> None:
 
 
 def test_table_5_of_tlt() -> None:
-    """Llama-3-8B, TP=4: 7.81 GB one strategy, 30.39 GB naive, 10.69 GB bucketed; see `graph_memory` for what of the
-    set-up is assumed. No byte per row is fitted."""
-    llama = ModelShape(
+    """Llama-3-8B, TP=4: 7.81 GB one strategy, 30.39 GB naive, 10.69 GB bucketed; see policies.roofline.graphs for what
+    of the set-up is assumed. No byte per row is fitted."""
+    llama = Network(
         vocab_size=128_256,
         hidden_size=4096,
         intermediate_size=14_336,
         num_heads=32,
         num_kv_heads=8,
         head_dim=128,
-        dtype_bytes=2,
-        logit_bytes=4,
-        shards=4,
+        num_layers=32,
     )
     batches = (*range(1, 9), *range(10, 33, 2))
     arms = [Strategy("eagle", 10, top_k, 47) for top_k in (4, 6, 8, 10)]
     single, naive = naive_plan([arms[2]], batches), naive_plan(arms, batches)
     bucketed = bucketed_plan(lambda _: arms, batches, plain=False)
     for plan, paper_gib in ((single, 7.81), (naive, 30.39), (bucketed, 10.69)):
-        assert predict(plan, llama, drawing=False).total_bytes / 2**30 == pytest.approx(paper_gib, rel=0.03)
+        assert predict(plan, llama, drawing=False, shards=4).total_bytes / 2**30 == pytest.approx(paper_gib, rel=0.03)
     assert predict(bucketed, llama, drawing=True).total_bytes / 2**30 < 1.3  # one output buffer for all graphs

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from config.formats import FORMATS
+from config.network import Network
 from models.config import ModelConfig
 from models.low_bit_copy import copy_bytes, low_bit_copy
 from models.transformer import Transformer
@@ -22,7 +23,6 @@ from policies.roofline.memory import (
     plan_rollout,
     saved_bytes,
 )
-from policies.roofline.network import Network
 from tests.policies.networks import NETWORKS
 
 H100 = DEVICES["H100"]

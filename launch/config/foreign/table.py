@@ -22,7 +22,7 @@ from launch.config.foreign.rules import CONDITIONS, RULES
 
 _FILE = Path(__file__).with_name("names.yaml")
 _AS_HERE = f"{LEFT}: that is how it is here"
-_OFF = ("", 0, [], {})  # and null and false: what switches off
+_OFF: tuple[Any, ...] = ("", 0, [], {})  # and null and false: what switches off
 
 
 @functools.cache

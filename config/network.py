@@ -1,4 +1,5 @@
-"""The shape of a decoder-only transformer and of its drafter, as counts. Owns no name of any weight."""
+"""The sizes of a decoder-only transformer and of its drafter: the one description that plans of memory, of time and of
+captured graphs are made of. Owns no name of any weight; models.config reads it from a config.json."""
 
 from dataclasses import dataclass, replace
 
