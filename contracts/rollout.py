@@ -9,6 +9,7 @@ spans of different processes of one node can be drawn on one axis.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,23 +168,73 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyUse:
-    """What one strategy did in a window. Steps with prompt chunks count as steps, not in `seconds` and `saved_s`."""
+@dataclass(slots=True, kw_only=True)  # not frozen: an engine counts in it, step by step
+class DraftCounts:
+    """What engine steps did, of one strategy or of several: sums. Steps with prompt chunks count as steps, not in any
+    seconds. Seconds are engine seconds: workers add up."""
 
-    strategy: str  # str(config.strategy.Strategy)
-    engine_steps: int
-    request_steps: int  # sum of decoding requests over those steps
-    drafted: int
-    accepted: int
-    seconds: float  # of the steps, drafting included
-    draft_s: float  # of it, drafting
-    saved_s: float  # measured plain-decoding seconds of the same tokens, less `seconds`; 0 where that is not known
+    engine_steps: int = 0
+    request_steps: int = 0  # verifications: decoding requests, summed over the steps
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0  # of the timed steps, drafting included
+    draft_s: float = 0.0  # of it, drafting
+    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, less `seconds`; 0 where not known
     expected_s: float = 0.0  # of those timed steps whose time was predicted beforehand, the sum of the predictions ...
     measured_s: float = 0.0  # ... and what they took: part of `seconds`
     missed_s: float = 0.0  # sum of the absolute differences of the two, step by step
     offered: tuple[int, ...] = ()  # [depth]: requests whose draft reached this depth
     taken: tuple[int, ...] = ()  # [depth]: of them, accepted there
+
+    def add(self, other: "DraftCounts") -> None:
+        self.engine_steps += other.engine_steps
+        self.request_steps += other.request_steps
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.seconds += other.seconds
+        self.draft_s += other.draft_s
+        self.saved_s += other.saved_s
+        self.expected_s += other.expected_s
+        self.measured_s += other.measured_s
+        self.missed_s += other.missed_s
+        self.offered = _sums(self.offered, other.offered)
+        self.taken = _sums(self.taken, other.taken)
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens per verification: the accepted ones and the one that every verification draws. 1 is plain decoding."""
+        return 1 + self.accepted / self.request_steps if self.request_steps else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted of drafted tokens. Of a tree at most one path can be accepted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def predicted_error(self) -> float | None:
+        """Mean absolute error of the predicted times of engine steps, relative to what they took."""
+        return self.missed_s / self.measured_s if self.measured_s else None
+
+    @property
+    def predicted_ratio(self) -> float | None:
+        """What they took over what was predicted: 1 where errors of single steps even out."""
+        return self.measured_s / self.expected_s if self.expected_s else None
+
+    def by_position(self) -> list[float | None]:
+        """[depth]: share of the drafts of at least this depth that were accepted to it."""
+        return [taken / offered if offered else None for offered, taken in zip(self.offered, self.taken, strict=True)]
+
+
+def _sums(counts: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    """Place by place; the shorter one counts as 0 beyond its end."""
+    return tuple(a + b for a, b in zip_longest(counts, others, fillvalue=0))
+
+
+@dataclass(slots=True, kw_only=True)
+class StrategyUse(DraftCounts):
+    """What one strategy did in a window. Nobody changes it once the window is told."""
+
+    strategy: str  # str(config.strategy.Strategy)
 
 
 @dataclass(frozen=True, slots=True)

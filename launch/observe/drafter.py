@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from config.catalogue import TRAINED
+from contracts.rollout import DraftCounts
 from contracts.spot import (
     Checkpointed,
     MicroStep,
@@ -21,7 +22,7 @@ from contracts.spot import (
     TrainStarted,
     TrainStopped,
 )
-from launch.observe.speculation import StepSpeculation, Totals, by_drafter, thinned
+from launch.observe.speculation import StepSpeculation, by_drafter, thinned
 from policies.drafter.lineage import micro_steps
 
 TRAIN_SPAN = "train_drafter"  # on the worker's row of the timeline
@@ -54,7 +55,7 @@ class StepDrafter:
     levels: Mapping[str, float]  # version, stale_versions, buffer_bytes, buffer_sequences, stop_s: those that are known
     published: Sequence[int] = ()  # versions
     rolled_back: Sequence[int] = ()
-    drafted: Totals | None = None  # what engines did with it
+    drafted: DraftCounts | None = None  # what engines did with it
 
     def metrics(self) -> dict[str, float]:
         """Scalars `drafter/*`; what has no value is left out."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from contracts.rollout import EngineWindow, StrategyUse
+from contracts.rollout import DraftCounts, EngineWindow
 from launch.observe import reasons
 from launch.observe.reasons import Reasons, ReasonTotals
 
@@ -24,85 +24,11 @@ _SECONDS = ("seconds", "draft_s", "saved_s", "expected_s", "measured_s", "missed
 Point = tuple[float, int, str]  # (time, requests running from then on, drafter)
 
 
-@dataclass(slots=True, kw_only=True)
-class Totals:
-    """Sums over engine steps, of one strategy or of several. Seconds are engine seconds: workers add up."""
-
-    engine_steps: int = 0
-    request_steps: int = 0  # verifications: decoding requests, summed over the steps
-    drafted: int = 0
-    accepted: int = 0
-    seconds: float = 0.0  # of the timed steps (without prompt chunks), drafting included
-    draft_s: float = 0.0
-    saved_s: float = 0.0  # against measured plain decoding; negative: lost
-    expected_s: float = 0.0  # predicted for those timed steps of which anything was, beforehand ...
-    measured_s: float = 0.0  # ... and what they took
-    missed_s: float = 0.0  # absolute differences, step by step
-    offered: list[int] = field(default_factory=list)  # [depth]: requests whose draft was so deep
-    taken: list[int] = field(default_factory=list)  # [depth]: of them, accepted so deep
-
-    def add(self, other: "Totals | StrategyUse") -> None:
-        self.engine_steps += other.engine_steps
-        self.request_steps += other.request_steps
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.seconds += other.seconds
-        self.draft_s += other.draft_s
-        self.saved_s += other.saved_s
-        self.expected_s += other.expected_s
-        self.measured_s += other.measured_s
-        self.missed_s += other.missed_s
-        _add_each(self.offered, other.offered)
-        _add_each(self.taken, other.taken)
-
-    @property
-    def accept_length(self) -> float | None:
-        """Tokens per verification: the accepted ones and the one that every verification draws. 1 is plain decoding."""
-        return 1 + self.accepted / self.request_steps if self.request_steps else None
-
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted of drafted tokens. Of a tree at most one path can be accepted."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def predicted_error(self) -> float | None:
-        """Mean absolute error of the predicted times of engine steps, relative to what they took."""
-        return self.missed_s / self.measured_s if self.measured_s else None
-
-    @property
-    def predicted_ratio(self) -> float | None:
-        """What they took over what was predicted: 1 where errors of single steps even out."""
-        return self.measured_s / self.expected_s if self.expected_s else None
-
-    def plausible(self) -> "Totals":
-        """With `saved_s` as far as it can be true: a verification takes no less time than a plain step of the same
-        requests, so what was spent, times the tokens that each brought beyond the first, is the most that plain
-        decoding can have cost more. An old measurement of plain decoding, of a machine that was slower, says more."""
-        return replace(self, saved_s=min(self.saved_s, self.seconds * ((self.accept_length or 1.0) - 1)))
-
-    def by_position(self) -> list[float | None]:
-        """[depth]: share of the drafts of at least this depth that were accepted to it."""
-        return [taken / offered if offered else None for offered, taken in zip(self.offered, self.taken, strict=True)]
-
-    def to_json(self) -> dict[str, Any]:
-        seconds = {name: round(getattr(self, name), 6) for name in _SECONDS}
-        return {
-            "engine_steps": self.engine_steps,
-            "request_steps": self.request_steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            **seconds,
-            "offered": self.offered,
-            "taken": self.taken,
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class StepSpeculation:
     """One RL step, all workers."""
 
-    strategies: Mapping[str, Totals]
+    strategies: Mapping[str, DraftCounts]
     traces: Mapping[str, Sequence[Point]]  # by worker, by time; the last point ends the trace with 0 running
     requests: Sequence[tuple[int, int]] = ()  # (tokens, verifications) of each response made by one worker
     prompts: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) by prompt id
@@ -114,7 +40,7 @@ class StepSpeculation:
         origin_s = min((points[0][0] for points in self.traces.values() if points), default=0.0)
         index = {drafter: i for i, drafter in enumerate(drafters)}
         return {
-            "strategies": {name: totals.to_json() for name, totals in sorted(self.strategies.items())},
+            "strategies": {name: _json(totals) for name, totals in sorted(self.strategies.items())},
             "reasons": {name: totals.to_json() for name, totals in sorted(self.reasons.items())},
             "origin_s": round(origin_s, 4),
             "drafters": drafters,
@@ -168,7 +94,7 @@ class SpeculationMeter:
         self.begin()
 
     def begin(self) -> None:
-        self._strategies: defaultdict[str, Totals] = defaultdict(Totals)
+        self._strategies: defaultdict[str, DraftCounts] = defaultdict(DraftCounts)
         self._reasons: defaultdict[str, ReasonTotals] = defaultdict(ReasonTotals)
         self._traces: dict[str, list[Point]] = {}
         self._end_s: dict[str, float] = {}
@@ -191,7 +117,7 @@ class SpeculationMeter:
         share = MAX_POINTS // max(len(self._traces), 1)
         closed = {worker: _closed(points, self._end_s[worker]) for worker, points in self._traces.items()}
         traces = {worker: thinned(points, share) for worker, points in closed.items()}
-        strategies = {name: totals.plausible() for name, totals in self._strategies.items()}
+        strategies = {name: plausible(totals) for name, totals in self._strategies.items()}
         prompts = {prompt_id: (drafted, self._accepted[prompt_id]) for prompt_id, drafted in self._drafted.items()}
         kept = {worker: points for worker, points in traces.items() if points}
         taken = StepSpeculation(strategies, kept, requests, prompts, dict(self._reasons))
@@ -204,43 +130,64 @@ def drafter_of(strategy: str) -> str:
     return strategy.partition(":")[0]
 
 
-def by_drafter(strategies: Mapping[str, Totals]) -> dict[str, Totals]:
+def plausible(counts: DraftCounts) -> DraftCounts:
+    """With `saved_s` as far as it can be true: a verification takes no less time than a plain step of the same
+    requests, so what was spent, times the tokens that each brought beyond the first, is the most that plain decoding
+    can have cost more. An old measurement of plain decoding, of a machine that was slower, says more."""
+    return replace(counts, saved_s=min(counts.saved_s, counts.seconds * ((counts.accept_length or 1.0) - 1)))
+
+
+def _json(counts: DraftCounts) -> dict[str, Any]:
+    seconds = {name: round(getattr(counts, name), 6) for name in _SECONDS}
+    return {
+        "engine_steps": counts.engine_steps,
+        "request_steps": counts.request_steps,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        **seconds,
+        "offered": list(counts.offered),
+        "taken": list(counts.taken),
+    }
+
+
+def by_drafter(strategies: Mapping[str, DraftCounts]) -> dict[str, DraftCounts]:
     """Summed over each drafter's strategies; PLAIN among them."""
-    found: defaultdict[str, Totals] = defaultdict(Totals)
+    found: defaultdict[str, DraftCounts] = defaultdict(DraftCounts)
     for strategy, totals in strategies.items():
         found[drafter_of(strategy)].add(totals)
     return dict(sorted(found.items()))
 
 
-def speculating(strategies: Mapping[str, Totals]) -> Totals:
+def speculating(strategies: Mapping[str, DraftCounts]) -> DraftCounts:
     """Summed over all strategies that draft."""
     return summed(totals for strategy, totals in strategies.items() if strategy != PLAIN)
 
 
-def summed(parts: Iterable[Totals]) -> Totals:
+def summed(parts: Iterable[DraftCounts]) -> DraftCounts:
     """Of several strategies."""
-    total = Totals()
+    total = DraftCounts()
     for part in parts:
         total.add(part)
     return total
 
 
-def over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, Totals]:
+def over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, DraftCounts]:
     """By strategy, summed over records of speculation.jsonl; what is not one is left out."""
-    total: defaultdict[str, Totals] = defaultdict(Totals)
+    total: defaultdict[str, DraftCounts] = defaultdict(DraftCounts)
     for record in records:
         for strategy, totals in strategies_of(record).items():
             total[strategy].add(totals)
     return dict(total)
 
 
-def strategies_of(record: Mapping[str, Any]) -> dict[str, Totals]:
+def strategies_of(record: Mapping[str, Any]) -> dict[str, DraftCounts]:
     """The strategies of one record of speculation.jsonl."""
     strategies = record.get("strategies")
     found = {}
     for name, values in (strategies if isinstance(strategies, dict) else {}).items():
         try:
-            found[str(name)] = Totals(**values).plausible()
+            depths = {key: tuple(values[key]) for key in ("offered", "taken") if key in values}
+            found[str(name)] = plausible(DraftCounts(**{**values, **depths}))
         except TypeError:
             continue
     return found
@@ -294,9 +241,3 @@ def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:
         return items
     step = (len(items) - 1) / (max(most, 2) - 1)
     return [items[math.floor(i * step + 0.5)] for i in range(max(most, 2))]
-
-
-def _add_each(sums: list[int], values: Sequence[int]) -> None:
-    sums.extend([0] * (len(values) - len(sums)))
-    for i, value in enumerate(values):
-        sums[i] += value

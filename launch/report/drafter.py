@@ -10,9 +10,10 @@ from itertools import groupby
 from typing import Any
 
 from config.catalogue import TRAINED
+from contracts.rollout import DraftCounts
 from launch.observe.drafter import TRAIN_SPAN, Update, updates_of
 from launch.observe.records import Span
-from launch.observe.speculation import Totals, by_drafter, strategies_of
+from launch.observe.speculation import by_drafter, strategies_of
 
 MAX_POINTS = 600  # of the accuracy curve; more micro-steps are averaged in groups, never across a target update
 MAX_MARKS = 200
@@ -31,7 +32,7 @@ def drafter_data(
         return None
     used = {_step(r): by_drafter(strategies_of(r)).get(TRAINED) for r in speculation if isinstance(r.get("step"), int)}
     steps, recorded = sorted(used), {_step(record) for record in records}
-    totals = [used[step] or Totals() for step in steps]
+    totals = [used[step] or DraftCounts() for step in steps]
     return {
         "curve": _curve([update for record in records for update in updates_of(record)]),
         "steps": steps,
@@ -69,13 +70,13 @@ def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
     return round(sum(value * weight for value, weight in known) / weight, 5) if weight else None
 
 
-def _positions(totals: Sequence[Totals]) -> list[list[float | None]]:
+def _positions(totals: Sequence[DraftCounts]) -> list[list[float | None]]:
     """[position][RL step]: share of the drafts that reach a position that were accepted to it."""
     deepest = min(max((len(total.offered) for total in totals), default=0), MAX_POSITIONS)
     return [[_at(total, position) for total in totals] for position in range(deepest)]
 
 
-def _at(total: Totals, position: int) -> float | None:
+def _at(total: DraftCounts, position: int) -> float | None:
     if position >= len(total.offered) or total.offered[position] < MIN_DRAFTS:
         return None
     return total.taken[position] / total.offered[position]

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from contracts.rollout import DraftCounts
 from launch.observe.reasons import off_text, reasons_of, reasons_over_run, shares
 from launch.observe.speculation import (
     PLAIN,
-    Totals,
     by_drafter,
     over_run,
     prompts_over_run,
@@ -55,7 +55,7 @@ def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
     }
 
 
-def _positions(totals: Totals) -> list[float | None]:
+def _positions(totals: DraftCounts) -> list[float | None]:
     offered = totals.offered
     return [share if n >= MIN_DRAFTS else None for share, n in zip(totals.by_position(), offered, strict=True)]
 
@@ -98,7 +98,7 @@ def _prompts(prompts: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
     return [{"prompt": prompt_id, "drafted": drafted, "acceptance": share} for share, prompt_id, drafted in picked]
 
 
-def _row(name: str, totals: Totals, whole: Mapping[str, Totals]) -> dict[str, Any]:
+def _row(name: str, totals: DraftCounts, whole: Mapping[str, DraftCounts]) -> dict[str, Any]:
     engine_steps = sum(other.engine_steps for other in whole.values())
     return {
         "strategy": name,
@@ -111,7 +111,7 @@ def _row(name: str, totals: Totals, whole: Mapping[str, Totals]) -> dict[str, An
     }
 
 
-def _by_use(strategies: Mapping[str, Totals]) -> list[tuple[str, Totals]]:
+def _by_use(strategies: Mapping[str, DraftCounts]) -> list[tuple[str, DraftCounts]]:
     return sorted(strategies.items(), key=lambda item: (-item[1].engine_steps, item[0]))
 
 
@@ -121,8 +121,8 @@ def _first_middle_last(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str
     return [traced[i] for i in picked]
 
 
-def _of(drafters: Mapping[str, Totals], name: str) -> Totals:
-    return drafters.get(name) or Totals()
+def _of(drafters: Mapping[str, DraftCounts], name: str) -> DraftCounts:
+    return drafters.get(name) or DraftCounts()
 
 
 def _cumulative(values: Sequence[float]) -> list[float]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from contracts.rollout import DraftCounts
 from launch.observe import StepDrafter, StepSpeculation
 from launch.observe.environment import read_starts
-from launch.observe.speculation import Totals
 from tests.train.conftest import Runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -45,7 +45,7 @@ def asked() -> dict[str, set[str]]:
 
 def speculation_names() -> set[str]:
     """What an RL step exports that used and trained an EAGLE drafter, which a run so small may not come to."""
-    used = Totals(engine_steps=2, request_steps=2, drafted=4, accepted=2, seconds=1.0, saved_s=0.1)
+    used = DraftCounts(engine_steps=2, request_steps=2, drafted=4, accepted=2, seconds=1.0, saved_s=0.1)
     speculation = StepSpeculation({"eagle:2": used}, {}, [(4, 2)])
     counts = dict.fromkeys(("published", "rolled_back", "preempted", "failures"), 1.0)
     drafter: dict[str, Any] = StepDrafter(

@@ -52,39 +52,19 @@ class EngineStepRecord:
     reason: Reason | None = None  # why the policy chose the strategy; None: there is no policy, or nothing decoded
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Use:
-    """StrategyUse in the making. reached, stood: per step, how deep each request's draft was, and was accepted."""
+    """A StrategyUse in the making. reached, stood: per step, how deep each request's draft was, and was accepted."""
 
-    engine_steps: int = 0
-    request_steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    seconds: float = 0.0
-    draft_s: float = 0.0
-    saved_s: float = 0.0
-    expected_s: float = 0.0
-    measured_s: float = 0.0
-    missed_s: float = 0.0
+    counts: StrategyUse = field(default_factory=lambda: StrategyUse(strategy=""))
     reached: list[Int64Array] = field(default_factory=list)
     stood: list[Int64Array] = field(default_factory=list)
 
     def closed(self, strategy: Strategy) -> StrategyUse:
-        return StrategyUse(
-            strategy=str(strategy),
-            engine_steps=self.engine_steps,
-            request_steps=self.request_steps,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            seconds=self.seconds,
-            draft_s=self.draft_s,
-            saved_s=self.saved_s,
-            expected_s=self.expected_s,
-            measured_s=self.measured_s,
-            missed_s=self.missed_s,
-            offered=_at_least(self.reached, strategy.depth),
-            taken=_at_least(self.stood, strategy.depth),
-        )
+        counts = self.counts
+        counts.strategy = str(strategy)
+        counts.offered, counts.taken = _at_least(self.reached, strategy.depth), _at_least(self.stood, strategy.depth)
+        return counts
 
 
 @dataclass(slots=True)
@@ -164,10 +144,10 @@ class WindowMeter:
         self._decode_tokens += emitted
         if strategy is not self._strategy or not self._uses:
             self._strategy, self._use = strategy, self._uses.setdefault(strategy, _Use())
-        use = self._use
-        use.engine_steps += 1
-        use.request_steps += decoding
-        use.seconds += timed_s
+        counts = self._use.counts
+        counts.engine_steps += 1
+        counts.request_steps += decoding
+        counts.seconds += timed_s
         before_s, running_before, drafter_before = self._traced
         if (running != running_before or strategy.drafter != drafter_before) and now_s - before_s >= TRACE_S:
             self._note(now_s, running, strategy.drafter)
@@ -184,18 +164,18 @@ class WindowMeter:
 
     def count_expected(self, expected_s: float, elapsed_s: float) -> None:
         """The step just counted is timed, and this was predicted of it."""
-        use = self._use
-        use.expected_s += expected_s
-        use.measured_s += elapsed_s
-        use.missed_s += abs(expected_s - elapsed_s)
+        counts = self._use.counts
+        counts.expected_s += expected_s
+        counts.measured_s += elapsed_s
+        counts.missed_s += abs(expected_s - elapsed_s)
 
     def count_drafting(self, drafted: int, accepted: int, draft_s: float, saved_s: float) -> None:
         """Of the step just counted, whose strategy is to draft."""
-        use = self._use
-        use.drafted += drafted
-        use.accepted += accepted
-        use.draft_s += draft_s
-        use.saved_s += saved_s
+        counts = self._use.counts
+        counts.drafted += drafted
+        counts.accepted += accepted
+        counts.draft_s += draft_s
+        counts.saved_s += saved_s
 
     def count_depths(self, reached: Int64Array, stood: Int64Array) -> None:
         """Of the step just counted: how deep each request's [R] draft was, and how deep it was accepted."""
