@@ -4,7 +4,7 @@
 
 Each run is the demo's command line on a Ray cluster of several nodes on this machine (`experiments.nodes`): raylets are
 real, GPUs and custom resources pretended, engines and learner compute on CPU. What a run must sample and learn is what
-one process does without Ray (`experiments.in_process`): the same responses, rewards, losses and gradient norms. Runs
+one process does without Ray (`launch.local`): the same responses, rewards, losses and gradient norms. Runs
 must end by themselves, and leave no process and no shared memory. Exit code 1 if one does not. About 30 s per run on
 two quiet cores.
 """
@@ -25,10 +25,10 @@ from typing import Annotated, Any, Literal, assert_never
 from actors.notice_watcher import agent_of
 from benchmarks.harness import DEMO, ROOT, command, write
 from benchmarks.tools.targets import find_demo
-from experiments.in_process import Record, train
 from experiments.nodes import Nodes
 from launch.config import load_config
 from launch.errors import RayLostError
+from launch.local import RunRecord, record_run
 from launch.observe import now
 from launch.observe.journal import read
 from tests.notices.metadata import Aws, serving
@@ -265,7 +265,7 @@ def _is(what: str, title: str) -> bool:
     return what in title.lower()
 
 
-def difference(record: Record, run: Path) -> str | None:
+def difference(record: RunRecord, run: Path) -> str | None:
     """The first thing in which the run is not what one process does; None: nothing."""
     rows = [row for row in read(run / "metrics.jsonl") if row["kind"] == "step"]
     if len(rows) != len(record.steps):
@@ -287,7 +287,7 @@ def difference(record: Record, run: Path) -> str | None:
     return None if evaluated == list(record.evaluations.values()) else "evaluations"
 
 
-def run_one(case: Case, record: Record, folder: Path, model: Path, steps: int) -> dict[str, Any]:
+def run_one(case: Case, record: RunRecord, folder: Path, model: Path, steps: int) -> dict[str, Any]:
     """One run, on a cluster of its own."""
     layout, begin_s, run = LAYOUTS[case.layout], time.monotonic(), folder / case.name
     shutil.rmtree(run, ignore_errors=True)
@@ -332,10 +332,10 @@ def run_one(case: Case, record: Record, folder: Path, model: Path, steps: int) -
     }
 
 
-def one_process(folder: Path, model: Path, steps: int, overrides: Sequence[str]) -> Record:
+def one_process(folder: Path, model: Path, steps: int, overrides: Sequence[str]) -> RunRecord:
     """What every run must sample and learn."""
-    record = Record(keep_responses=True)
-    train(load_config(CONFIG, [*overrides_of("one_process", folder, model, steps), *overrides]).config, record)
+    record = RunRecord(keep_responses=True)
+    record_run(load_config(CONFIG, [*overrides_of("one_process", folder, model, steps), *overrides]).config, record)
     tokens = sum(step.metrics["tokens/generated"] for step in record.steps)
     print(f"one process: {len(record.steps)} RL steps, {tokens:.0f} tokens", flush=True)
     return record

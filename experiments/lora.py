@@ -2,7 +2,7 @@
 
 Owns `experiments/results/lora.{json,md}`: held-out reward before and after RL, bytes of one hand-over, and how far the
 engine's log-probs are from the learner's, of `examples/guess_and_check/{config,lora}.yaml` by paired seeds. Each run is
-the program's own in one process (`experiments.in_process`). Seeds that a record of the same settings has are not run
+the program's own in one process (`launch.local`). Seeds that a record of the same settings has are not run
 again. The learning rate of lora.yaml was chosen on seed 0.
 """
 
@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Annotated, Any
 
 from benchmarks.harness import DEMO, ROOT, command, machine, markdown, write
-from experiments.in_process import Record, train
 from launch.config import load_config
+from launch.local import RunRecord, record_run
 
 CONFIGS = {"all weights": DEMO / "config.yaml", "adapters": DEMO / "lora.yaml"}
 LARGEST_LOSS, LARGEST_SHARE = 0.03, 0.05  # of held-out reward; of the bytes handed over
@@ -25,8 +25,8 @@ def run(name: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> dict[s
     """One run, as a row of the record."""
     own = [f"run.seed={seed}", f"run.dir={run_dir}", "learner.threads=1", "rollout.engine.threads=1", "eval.every=0"]
     config = load_config(CONFIGS[name], [*own, *overrides]).config
-    record = Record()
-    train(config, record)
+    record = RunRecord()
+    record_run(config, record)
     before, after = (record.evaluations[step]["eval/reward"] for step in (0, config.run.steps))
     metrics = [step.metrics for step in record.steps]
     return {

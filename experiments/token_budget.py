@@ -22,7 +22,7 @@ written before the first run:
 What was known when (2026-11-23): warm starts and the seeds 0 to 2 had been looked at while the task and the rule were
 made, and the cells `_auto` and `_q60` were added after two or three seeds of other cells had been seen.
 
-Runs are made by experiments.in_process on one thread each. The journal has a line for each finished run, also when
+Runs are made by launch.local on one thread each. The journal has a line for each finished run, also when
 several commands write to it: whatever it has is not run again.
 """
 
@@ -144,20 +144,20 @@ class Run:
 
 def warm_start(run: Run) -> Path:
     """The directory of its initial weights, made now or kept from earlier."""
-    from experiments.in_process import initial_weights
+    from launch.local import initial_weights
 
     return initial_weights(load_config(run.config, run.warm()).config)
 
 
 def make(run: Run) -> dict[str, Any]:
     """The run, as a row of the journal."""
-    from experiments.in_process import Record, train
+    from launch.local import RunRecord, record_run
 
     commit = machine()["commit"]  # before the first run of this process, and kept: of the code that it has loaded
     config = load_config(run.config, run.overrides(warm_start(run))).config
-    record, error = Record(), None
+    record, error = RunRecord(), None
     try:
-        train(config, record)
+        record_run(config, record)
     except (NonFiniteError, PacelineError) as problem:  # what learning may do to a run; anything else is a fault
         error = str(problem)
     last = record.evaluations.get(config.run.steps, {})

@@ -1,7 +1,7 @@
 """The two examples of episodes, over seeds: `python -m experiments.turns [--seeds 0 1 2 3 4] [--tasks calculator]`.
 
 Owns `experiments/results/turns.json` and the table in docs/turns.md. Each run is the example's configuration in one
-process (`experiments.in_process`, the tokens and losses of the program), with a warm start of its own seed; nothing is
+process (`launch.local`, the tokens and losses of the program), with a warm start of its own seed; nothing is
 selected. Beside the held-out reward before and after: how long the prompts of turns are in the first RL step, and what
 engines computed of them.
 """
@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, get_args
 
 from benchmarks.harness import ROOT, command, load, machine, markdown, save
-from experiments import in_process
+from launch import local
 from launch.config import load_config
 
 Task = Literal["calculator", "text_game"]
@@ -29,10 +29,10 @@ def run(task: Task, seed: int, folder: Path, overrides: Sequence[str]) -> dict[s
     """One run, as a row of the record. Its data must be there (`make_data`)."""
     own = (f"run.dir={folder}", f"run.seed={seed}", "rollout.engine.threads=1", "learner.threads=1")
     config = load_config(ROOT / "examples" / task / "config.yaml", [*own, *overrides]).config
-    record, begin_s = in_process.Record(), time.perf_counter()
-    in_process.initial_weights(config)
+    record, begin_s = local.RunRecord(), time.perf_counter()
+    local.initial_weights(config)
     warm_s = time.perf_counter() - begin_s
-    in_process.train(config, record)
+    local.record_run(config, record)
     before, after = (record.evaluations[step]["eval/reward"] for step in (0, config.run.steps))
     first, last = record.steps[0].metrics, record.steps[-1].metrics
     return {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.in_process import Record, train
 from experiments.nodes import Nodes
 from launch.config import load_config
+from launch.local import RunRecord, record_run
 from tests.train.conftest import SHARP, Runs
 from tests.train.conftest import runs as runs
 
@@ -25,8 +25,8 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="session")
-def one_process(runs: Runs) -> Record:
+def one_process(runs: Runs) -> RunRecord:
     """What every run of the folder must sample and learn."""
-    record = Record(keep_responses=True)
-    train(load_config(runs.config, runs.overrides("one_process", SHARP, STEPS)).config, record)
+    record = RunRecord(keep_responses=True)
+    record_run(load_config(runs.config, runs.overrides("one_process", SHARP, STEPS)).config, record)
     return record

@@ -3,9 +3,9 @@
 
 import pytest
 
-from experiments.in_process import Record
 from experiments.layouts import CPU, LAYOUTS, Act, Job, act, difference
 from experiments.nodes import Nodes
+from launch.local import RunRecord
 from launch.observe.journal import read
 from tests.fleet.conftest import STEPS
 from tests.notices.metadata import Aws
@@ -44,7 +44,7 @@ def survive(begun: Job, layout: str, *acts: Act) -> list[str]:
 
 
 def test_embedded_an_elastic_run_loses_a_node_while_another_joins(
-    nodes: Nodes, runs: Runs, one_process: Record
+    nodes: Nodes, runs: Runs, one_process: RunRecord
 ) -> None:
     begun = job(nodes, runs, "embedded", workers="{min: 2, max: 3}")
     kinds = survive(begun, "embedded", Act(2, "rollout", "add", "x"), Act(3, "rollout", "kill", "rollout"))
@@ -52,7 +52,9 @@ def test_embedded_an_elastic_run_loses_a_node_while_another_joins(
     assert "worker_lost" in kinds
 
 
-def test_disaggregated_the_learners_node_and_a_workers_are_lost(nodes: Nodes, runs: Runs, one_process: Record) -> None:
+def test_disaggregated_the_learners_node_and_a_workers_are_lost(
+    nodes: Nodes, runs: Runs, one_process: RunRecord
+) -> None:
     begun = job(nodes, runs, "disaggregated")
     acts = (
         Act(1, "rollout", "add", "x"),
