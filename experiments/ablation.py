@@ -11,7 +11,7 @@ share. The protocol was written before the first run:
   in them. Seed by seed, in an order that is turned from seed to seed, so that drift of the machine meets all systems
   alike. Before the first one both precisions are calibrated (`paceline calibrate`), and runs go on with what others
   before them measured.
-- `learned`: held-out reward after the last RL step on more seeds, by experiments.in_process with one learner thread,
+- `learned`: held-out reward after the last RL step on more seeds, by launch.local with one learner thread,
   for the systems that learn from other tokens than nothing does. The others have its tokens (`same_tokens` in the
   record says whether their timed runs had).
 - Nothing is selected or tuned. A run that ends with an error is in the table.
@@ -125,7 +125,7 @@ def of_the_task(config: Config) -> Iterator[str]:
 
 def warm_start(task: str, seed: int, run_dir: Path) -> Path:
     """The initial weights of a task and seed, made now (a minute of one core) or found in `run_dir`."""
-    from experiments.in_process import initial_weights
+    from launch.local import initial_weights
 
     fixed = ["learner.threads=1", f"run.dir={run_dir}", f"run.seed={seed}"]
     return initial_weights(load_config(EXAMPLES / task / "config.yaml", fixed).config)
@@ -147,10 +147,10 @@ def timed(run: Run, warm: Path) -> dict[str, Any]:
 
 def learned(run: Run, warm: Path) -> dict[str, Any]:
     """The same without the program around it, and without its seconds."""
-    from experiments.in_process import Record, train
+    from launch.local import RunRecord, record_run
 
-    config, record = load_config(run.config, run.overrides(warm)).config, Record()
-    train(config, record)
+    config, record = load_config(run.config, run.overrides(warm)).config, RunRecord()
+    record_run(config, record)
     before, after = (record.evaluations[step]["eval/reward"] for step in (0, config.run.steps))
     steps = [step.metrics for step in record.steps]
     found = {key: value for key, value in means(steps).items() if not key.endswith("_s")}

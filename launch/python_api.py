@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from launch.config import Config, load_config
 from launch.config.load import load_values
@@ -52,13 +52,16 @@ def train(
     rewards: Rewards | None = None,
     resume: bool = False,
     step: int | None = None,
+    backend: Literal["ray", "local"] = "ray",
 ) -> Run:
-    """Train as `paceline train` does, in this process, and return the run.
+    """Train as `paceline train` does, with this process as the driver, and return the run.
 
     config: a YAML file, or its content as nested mappings. overrides: "key=value". rewards: functions as
     docs/rewards.md describes them, or terms ({"function": f, "weight": 0.2}, {"kind": "math"}), in the place of
     reward.terms; they may be defined in the script or notebook that calls this. resume: go on from the run's newest
-    intact checkpoint, or from that of `step`.
+    intact checkpoint, or from that of `step`. backend: "local" runs everything in this process, without Ray: the same
+    tokens, rewards and losses, for debugging, notebooks and tests. It writes no checkpoints, so it cannot resume, and
+    what it cannot do (several learner ranks, vLLM) it refuses.
 
     Ctrl-C checkpoints the last complete step and raises KeyboardInterrupt. Raises PacelineError (ConfigError, ...) for
     what a user can mend. Where Ray's own servers are lost this process ends, as the command does.
@@ -66,6 +69,10 @@ def train(
     _on_main_thread()
     if step is not None and not resume:
         raise UsageError("step is for resume=True: it names the checkpoint to go on from")
+    if backend not in ("ray", "local"):
+        raise UsageError(f"backend is {backend!r}", remedy='use "ray" or "local"')
+    if backend == "local" and resume:
+        raise UsageError("backend='local' writes no checkpoints to resume from", remedy="leave one of the two out")
     loaded = _load(config, overrides)
     if rewards is not None:
         loaded = _load(config, [*overrides, reward_override(_listed(rewards), loaded)])
@@ -73,12 +80,19 @@ def train(
 
     loaded = fetched(loaded, print)
     _require(loaded, "train")
+    path = Path(loaded.run.dir) / loaded.run.name
+    if backend == "local":
+        from launch.local.run import train_here
+
+        if train_here(loaded) != 0:
+            raise KeyboardInterrupt("the run was stopped")
+        return Run(path)
     from launch.run.train import train as run
 
     source = _NAME if isinstance(config, Mapping) else str(config)
     if run(loaded, config_source=" ".join([source, *overrides]), resume=resume, step=step) != 0:
         raise KeyboardInterrupt("the run was stopped; go on with resume=True")
-    return Run(Path(loaded.run.dir) / loaded.run.name)
+    return Run(path)
 
 
 def evaluate(

@@ -1,4 +1,8 @@
-"""Where a network runs. The one place that turns a `device` setting into a device of this machine."""
+"""Where a network runs. The one place that turns a `device` setting into a device of this machine, and
+that gives a block of code its CPU threads."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -13,3 +17,14 @@ def choose_device(wanted: str, key: str) -> str:
             "given by cluster.gpus_per_worker and cluster.gpus_per_learner"
         )
     return wanted
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """torch computes with so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from actors.data import load_prompts, load_tokenizer
 from actors.rewards import GradeItem, build
 from examples.guess_and_check.make_data import write_all
 from examples.guess_and_check.task import Problem
-from experiments import in_process
+from launch import local
 from launch.config import check_environment, load_config
 from models.checkpoint import init_model, save_model
 
@@ -90,8 +90,8 @@ def test_one_runs_whole(tiny: Path) -> None:
         *("rollout.sampling.max_new_tokens=1", "rollout.prompts_per_step=4", "data.max_prompt_tokens=32"),
         *("rollout.engine={threads: 1, kv_tokens: 4096}", "learner.threads=1", "rollout.rollouts_per_prompt=4"),
     ]
-    record = in_process.Record()
-    in_process.train(load_config(FOLDER / "trl_gsm8k.yaml", given).config, record)
+    record = local.RunRecord()
+    local.record_run(load_config(FOLDER / "trl_gsm8k.yaml", given).config, record)
     assert [step.step for step in record.steps] == [1, 2]
     assert all(0 < step.metrics["reward/numeric"] < 1 for step in record.steps)  # an untrained network's
     assert all(step.metrics["grad_norm/mean"] > 0 for step in record.steps)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.in_process import Record, train
 from launch.config import load_config
+from launch.local import RunRecord, record_run
 from tests.fleet.layouts import STEPS
 from tests.fleet.nodes import Nodes
 from tests.train.conftest import SHARP, Runs
@@ -24,8 +24,8 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="session")
-def one_process(runs: Runs) -> Record:
+def one_process(runs: Runs) -> RunRecord:
     """What every run of the folder must sample and learn."""
-    record = Record(keep_responses=True)
-    train(load_config(runs.config, runs.overrides("one_process", SHARP, STEPS)).config, record)
+    record = RunRecord(keep_responses=True)
+    record_run(load_config(runs.config, runs.overrides("one_process", SHARP, STEPS)).config, record)
     return record

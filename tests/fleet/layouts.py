@@ -2,7 +2,7 @@
 
 Each run is the command line on a Ray cluster of several nodes on this machine (`tests.fleet.nodes`): raylets are real,
 GPUs and custom resources pretended, engines and learner compute on CPU. What a run must sample and learn is what one
-process does without Ray (`experiments.in_process`): the same responses, rewards, losses and gradient norms. Runs must
+process does without Ray (`launch.local`): the same responses, rewards, losses and gradient norms. Runs must
 end by themselves, and leave no process and no shared memory.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from actors.notice_watcher import agent_of
-from experiments.in_process import Record
 from launch.errors import RayLostError
+from launch.local import RunRecord
 from launch.observe import now
 from launch.observe.journal import read
 from tests.fleet.nodes import Nodes
@@ -244,7 +244,7 @@ def _is(what: str, title: str) -> bool:
     return what in title.lower()
 
 
-def difference(record: Record, run: Path) -> str | None:
+def difference(record: RunRecord, run: Path) -> str | None:
     """The first thing in which the run is not what one process does; None: nothing."""
     rows = [row for row in read(run / "metrics.jsonl") if row["kind"] == "step"]
     if len(rows) != len(record.steps):
@@ -270,7 +270,7 @@ class TooLateError(RuntimeError):
     """The run was over before its moment came."""
 
 
-def survive_alone(case: Case, runs: Runs, record: Record) -> list[str]:
+def survive_alone(case: Case, runs: Runs, record: RunRecord) -> list[str]:
     """The run of that case on a cluster of its own: all acts happen, it ends by itself as `record` says, and leaves
     nothing; the kinds of its events. Raises TooLateError."""
     layout, folder = LAYOUTS[case.layout], runs.root / case.name

@@ -16,7 +16,7 @@ from typing import get_args
 
 import pytest
 
-from experiments.in_process import Record
+from launch.local import RunRecord
 from tests.fleet.layouts import LAYOUTS, MORE, Act, Case, Deed, Phase, TooLateError, survive_alone
 from tests.train.conftest import Runs
 
@@ -72,7 +72,7 @@ def test_no_pair_of_layout_and_disturbance_comes_twice_before_all_have_come() ->
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("index", range(RUNS))
-def test_a_disturbed_run_is_the_undisturbed_one(runs: Runs, one_process: Record, index: int) -> None:
+def test_a_disturbed_run_is_the_undisturbed_one(runs: Runs, one_process: RunRecord, index: int) -> None:
     for attempt in range(DRAWS):
         try:
             survive_alone(draw(SEED, index, STEPS, attempt), runs, one_process)

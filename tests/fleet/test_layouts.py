@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from experiments.in_process import Record
+from launch.local import RunRecord
 from launch.observe.journal import read
 from tests.fleet.layouts import CPU, LAYOUTS, SCENARIOS, STEPS, Act, Case, Job, act, difference, survive_alone
 from tests.fleet.nodes import Nodes
@@ -48,7 +48,7 @@ def survive(begun: Job, layout: str, *acts: Act) -> list[str]:
 
 
 def test_embedded_an_elastic_run_loses_a_node_while_another_joins(
-    nodes: Nodes, runs: Runs, one_process: Record
+    nodes: Nodes, runs: Runs, one_process: RunRecord
 ) -> None:
     begun = job(nodes, runs, "embedded", workers="{min: 2, max: 3}")
     kinds = survive(begun, "embedded", Act(2, "rollout", "add", "x"), Act(3, "rollout", "kill", "rollout"))
@@ -56,7 +56,9 @@ def test_embedded_an_elastic_run_loses_a_node_while_another_joins(
     assert "worker_lost" in kinds
 
 
-def test_disaggregated_the_learners_node_and_a_workers_are_lost(nodes: Nodes, runs: Runs, one_process: Record) -> None:
+def test_disaggregated_the_learners_node_and_a_workers_are_lost(
+    nodes: Nodes, runs: Runs, one_process: RunRecord
+) -> None:
     begun = job(nodes, runs, "disaggregated")
     acts = (
         Act(1, "rollout", "add", "x"),
@@ -73,7 +75,7 @@ def test_disaggregated_the_learners_node_and_a_workers_are_lost(nodes: Nodes, ru
 @pytest.mark.long
 @pytest.mark.parametrize(("layout", "scenario"), LONG)
 def test_a_run_is_the_same_whatever_becomes_of_its_nodes(
-    runs: Runs, one_process: Record, layout: str, scenario: str
+    runs: Runs, one_process: RunRecord, layout: str, scenario: str
 ) -> None:
     acts, more = SCENARIOS[scenario]
     survive_alone(Case(f"{layout}-{scenario}", layout, acts, (*more,)), runs, one_process)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from examples.guess_and_check.make_data import write_all
-from experiments import in_process
+from launch import local
 from launch.config import load_config
 from launch.observe import length_metrics
 from launch.run.train import train
@@ -47,8 +47,8 @@ class Runs:
 
     def alone(self, *extra: str) -> Alone:
         """Run to the end in this process, without Ray: plain decoding, one engine, no folder."""
-        record = in_process.Record(keep_responses=True)
-        in_process.train(load_config(self.config, self.overrides("alone", *extra)).config, record)
+        record = local.RunRecord(keep_responses=True)
+        local.record_run(load_config(self.config, self.overrides("alone", *extra)).config, record)
         return Alone(
             rows=[{"step": step.step, **length_metrics(step.lengths), **step.metrics} for step in record.steps],
             evaluations=list(record.evaluations.values()),

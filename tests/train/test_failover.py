@@ -15,11 +15,11 @@ from actors.learner import Place
 from actors.training.checkpoint import checkpoints
 from actors.training.errors import LearnerLostError, NonFiniteError
 from contracts.training import StepResult
-from experiments import in_process
-from experiments.in_process import Record
+from launch import local
 from launch.config import Config, load_config
 from launch.failover import FailoverLearner, KeptSteps
 from launch.interrupt import Interrupt, Interrupted
+from launch.local import RunRecord
 from launch.run import train
 from launch.run.job import Job
 from launch.run.phases import SharedMemory
@@ -37,7 +37,7 @@ SETTINGS = (
 VERSIONS = cast(Any, SimpleNamespace(refused={}))
 
 
-class Group(in_process.Learner):
+class Group(local.LocalLearner):
     """As a group of one rank; whatever is asked of it may end it. Class attributes are of all groups of a run."""
 
     calls: list[str] = []  # noqa: RUF012
@@ -86,8 +86,8 @@ def open_job(
     config: Config, observer: Any, interrupt: Interrupt, initial: Path, run_dir: Path, *_: object
 ) -> Iterator[Job]:
     with (
-        in_process.threads_of(config),
-        in_process.open_job(config, observer, initial) as job,
+        local.threads_of(config),
+        local.open_job(config, observer, initial) as job,
         FailoverLearner(
             lambda waiting: cast(Any, Group(job.config)),
             KeptSteps(run_dir / "kept"),
@@ -104,7 +104,7 @@ def open_job(
 
 
 class Outcome:
-    def __init__(self, record: Record, run_dir: Path) -> None:
+    def __init__(self, record: RunRecord, run_dir: Path) -> None:
         self.steps = [{k: v for k, v in step.metrics.items() if not is_own(k)} for step in record.steps]
         self.responses = {
             step: sorted((s.prompt, s.response, s.reward) for s in of) for step, of in record.responses.items()
@@ -121,13 +121,13 @@ def is_own(name: str) -> bool:
 
 
 @pytest.fixture
-def run(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Record]:
+def run(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunRecord]:
     monkeypatch.setattr(train, "open_job", open_job)
     monkeypatch.setattr(Group, "calls", [])
 
-    def go(name: str, *extra: str, interrupt: Interrupt | None = None, resume: bool = False) -> Record:
+    def go(name: str, *extra: str, interrupt: Interrupt | None = None, resume: bool = False) -> RunRecord:
         Group.calls.clear()
-        record = Record(keep_responses=True)
+        record = RunRecord(keep_responses=True)
         config = load_config(runs.config, runs.overrides(name, *SETTINGS, *extra)).config
         folder = tmp_path / name
         checkpoint = checkpoints(folder / "checkpoints")[-1] if resume else None
@@ -142,7 +142,7 @@ def run(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     ("adapters", "seeds"), [((), 1), (("learner.lora.rank=2",), 1), pytest.param((), 3, marks=pytest.mark.long)]
 )
 def test_a_run_that_loses_its_learner_at_any_calls_is_the_undisturbed_one(
-    run: Callable[..., Record],
+    run: Callable[..., RunRecord],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     adapters: tuple[str, ...],
@@ -178,7 +178,7 @@ def _fails(left: dict[str, int], more: set[int], lost: set[str], number: int, na
 
 
 def test_an_error_of_its_own_in_an_update_leaves_a_checkpoint_of_the_step_before(
-    run: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., RunRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which a resumed run goes on from, as if nothing had happened, whatever it loses itself."""
     undisturbed = Outcome(run("whole"), tmp_path / "whole")
@@ -198,7 +198,7 @@ def test_an_error_of_its_own_in_an_update_leaves_a_checkpoint_of_the_step_before
 
 
 def test_ctrl_c_in_a_step_whose_learner_is_lost_saves_that_step(
-    run: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., RunRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt = Interrupt()
 

@@ -12,10 +12,10 @@ import pytest
 
 from actors.training.checkpoint import CheckpointError, checkpoints
 from actors.training.errors import NonFiniteError
-from experiments import in_process
-from experiments.in_process import Record
+from launch import local
 from launch.config import load_config
 from launch.interrupt import Interrupt, Interrupted
+from launch.local import RunRecord
 from launch.run import ahead, rl_step
 from launch.run.groups import training_sequences
 from tests.train.conftest import SHARP, Runs
@@ -25,17 +25,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STALE = ("rollout.staleness=1", "checkpoint.every=0")
 
 
-def losses(record: Record) -> list[float]:
+def losses(record: RunRecord) -> list[float]:
     return [step.metrics["loss/mean"] for step in record.steps]
 
 
 def test_each_step_learns_what_the_weights_before_the_learners_sampled(runs: Runs) -> None:
     """The loop as the documentation says it: tokens, rewards and losses of four steps."""
     config = load_config(runs.config, runs.overrides("oracle", SHARP, "rollout.staleness=1", "run.steps=4")).config
-    record, expected = Record(keep_responses=True), list[tuple[float, list[int], int]]()
-    in_process.train(config, record)
-    initial = in_process.initial_weights(config)
-    with in_process.threads_of(config), in_process.open_job(config, Record(), initial) as job:
+    record, expected = RunRecord(keep_responses=True), list[tuple[float, list[int], int]]()
+    local.record_run(config, record)
+    initial = local.initial_weights(config)
+    with local.threads_of(config), local.open_job(config, RunRecord(), initial) as job:
         job.learner.begin(config.learner.optimizer, 4 * config.learner.mini_batches)
         job.publish()
         rounds = rl_step.sample(job, 1)
@@ -75,13 +75,13 @@ def test_older_responses_are_weighed_and_a_fresh_step_is_that_of_a_run_without(r
 
 
 @pytest.fixture
-def stale(run: Callable[..., Record]) -> Callable[..., Record]:  # noqa: F811
+def stale(run: Callable[..., RunRecord]) -> Callable[..., RunRecord]:  # noqa: F811
     """One run with a learner that may be lost; see test_failover."""
     return lambda name, *extra, **options: run(name, *STALE, *extra, **options)
 
 
 @pytest.fixture
-def whole(stale: Callable[..., Record], tmp_path: Path) -> Outcome:
+def whole(stale: Callable[..., RunRecord], tmp_path: Path) -> Outcome:
     return Outcome(stale("whole"), tmp_path / "whole")
 
 
@@ -91,7 +91,7 @@ def rest(outcome: Outcome, after: int) -> tuple[Any, ...]:
 
 
 def test_stopped_anywhere_and_resumed_it_is_the_undisturbed_run(
-    stale: Callable[..., Record], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stale: Callable[..., RunRecord], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked to stop while a step is learned and the next one sampled, it ends both, and its checkpoint has the
     responses. They were drawn with weights that are nowhere any more."""
@@ -118,7 +118,7 @@ def test_stopped_anywhere_and_resumed_it_is_the_undisturbed_run(
 
 
 def test_a_failure_while_the_next_step_is_sampled_goes_back_to_the_step_before(
-    stale: Callable[..., Record], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stale: Callable[..., RunRecord], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it is the sampling's or the learner's: of the step that was learned nothing is kept."""
     original = rl_step.sample
@@ -143,7 +143,7 @@ def test_a_failure_while_the_next_step_is_sampled_goes_back_to_the_step_before(
 
 
 def test_a_learner_that_is_lost_at_any_calls_changes_nothing(
-    stale: Callable[..., Record], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stale: Callable[..., RunRecord], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(5)
     left = {"train_step": source.randint(1, 4), "publish": source.randint(2, 4), "save": 1}

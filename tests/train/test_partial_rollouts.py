@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from actors.training.checkpoint import checkpoints
-from experiments import in_process
-from experiments.in_process import Record
+from launch import local
 from launch.config import load_config
 from launch.interrupt import Interrupt, Interrupted
+from launch.local import RunRecord
 from launch.run import ahead, rl_step
 from tests.train.conftest import SHARP, Runs
 from tests.train.test_failover import Group, Outcome, _fails, run  # noqa: F401 - a fixture
@@ -24,13 +24,13 @@ PARTIAL = ("rollout.partial={tokens_per_step: 8, max_steps: 3}", "run.steps=4")
 STILL = ("learner.optimizer.lr=1e-12", "objective.sampler_correction.weights=token")  # weights that do not move
 
 
-def recorded(runs: Runs, *overrides: str) -> Record:
-    record = Record(keep_responses=True)
-    in_process.train(load_config(runs.config, runs.overrides("partial", *overrides)).config, record)
+def recorded(runs: Runs, *overrides: str) -> RunRecord:
+    record = RunRecord(keep_responses=True)
+    local.record_run(load_config(runs.config, runs.overrides("partial", *overrides)).config, record)
     return record
 
 
-def responses(record: Record) -> Counter[tuple[str, str, float]]:
+def responses(record: RunRecord) -> Counter[tuple[str, str, float]]:
     return Counter((s.prompt, s.response, s.reward) for step in record.responses.values() for s in step)
 
 
@@ -69,7 +69,7 @@ def test_what_is_learned_is_weighed_token_by_token(runs: Runs) -> None:
 
 
 def test_stopped_lost_and_resumed_it_is_the_undisturbed_run(
-    run: Callable[..., Record],  # noqa: F811
+    run: Callable[..., RunRecord],  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from actors.rewards.generated import tagged_answer
-from experiments import in_process
+from launch import local
 from launch.config import load_config
 from launch.config.hub import converted
 from tests.train.conftest import Runs
@@ -21,8 +21,8 @@ OFF = ("data.train=null", "data.eval=null", "run.steps=2", "rollout.rollouts_per
 def test_a_run_has_its_shares_and_numbers_of_each_task_and_the_scorers_grades(runs: Runs) -> None:
     term = "reward.terms=[{kind: reasoning_gym, fallback: last_number}]"
     config = load_config(runs.config, runs.overrides("gym", TASKS, term, *OFF)).config
-    record = in_process.Record(keep_responses=True)
-    in_process.train(converted(config), record)
+    record = local.RunRecord(keep_responses=True)
+    local.record_run(converted(config), record)
     for step in record.steps:
         assert (step.metrics["data/sums/prompts"], step.metrics["data/letter_counting/prompts"]) == (3.0, 1.0)
         assert step.metrics["rollouts/failed"] == 0

@@ -9,9 +9,10 @@ import pytest
 from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.step.types import Settled
 from actors.engine.batch.stops import RuleStops
+from actors.engine.process import NO_SPECULATION
 from config.speculation import SpeculationOptions
-from experiments.in_process import OFF, Record, initial_weights, train
 from launch.config import load_config
+from launch.local import RunRecord, initial_weights, record_run
 from tests.train.conftest import Runs
 
 RULED = (
@@ -47,7 +48,7 @@ class Told:
 
 def told(runs: Runs, speculation: SpeculationOptions, *extra: str) -> Told:
     config = load_config(runs.config, runs.overrides("ruled", writer(runs), *RULED, *extra)).config
-    train(config, record := Record(keep_responses=True), speculation=speculation)
+    record_run(config, record := RunRecord(keep_responses=True), speculation=speculation)
     return Told(
         asked=[list(step.rollouts_per_prompt) for step in record.steps],
         metrics=[{k: v for k, v in step.metrics.items() if k.startswith(DECIDED)} for step in record.steps],
@@ -67,7 +68,7 @@ def fixed(*strategies: str) -> SpeculationOptions:
 @pytest.fixture(scope="module")
 def plain(runs: Runs) -> Told:
     """Plain decoding; with responses of every end, unequal counts, and late ones that were kept."""
-    found = told(runs, OFF)
+    found = told(runs, NO_SPECULATION)
     assert found.reasons() == {"stop", "length", "answered", "given_up"}
     assert any(len(set(counts)) > 2 for counts in found.asked)
     assert any(metrics["abort/kept_late_share"] > 0 for metrics in found.metrics)
@@ -100,6 +101,6 @@ def test_drafts_change_nothing_that_is_asked_for_ended_or_learned(
 
 
 def test_low_bit_rollouts_with_drafts_are_ruled_as_without(runs: Runs) -> None:
-    plain = told(runs, OFF, W8A8)
+    plain = told(runs, NO_SPECULATION, W8A8)
     assert {"answered", "given_up"} <= plain.reasons()
     assert told(runs, fixed("suffix:4x2/8"), W8A8) == plain

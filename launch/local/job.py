@@ -1,25 +1,25 @@
-"""A whole RL run of one configuration in this process: `launch.run.rl_step` over an engine, a learner and a grader that
-are called, not sent to.
+"""The parts of a run in one process without Ray: an engine, a learner, environments and a grader that are called, not
+sent to.
 
-Owns what stands in for the dispatcher, the learner group, the reward pool and the observer. Everything that decides
-anything (prompt order, batches, budget, advantages, evaluations) is the program's own, so tokens, rewards and losses
-are those of `paceline train` with the same configuration (`model.batch_invariant`, float32, as many learner threads).
-Nothing is lost here, resumed or drafted for: what a run survives is no part of what it learns.
+Owns what stands in for the dispatcher, the learner group and the pools. Everything that decides anything (prompt order,
+batches, budget, advantages, evaluations) is that of launch.run, so tokens, rewards and losses are those of a run on Ray
+with the same configuration (`model.batch_invariant`, float32, as many learner threads). Nothing is lost here and no
+drafter is trained.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-import torch
-
 from actors.data.mixture import make_order
 from actors.engine.native.core import build as build_engine
+from actors.engine.process import NO_SPECULATION
 from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
 from actors.learner_group import StepUnderWay
@@ -30,26 +30,25 @@ from config.learner import OptimizerOptions
 from config.speculation import SpeculationOptions
 from contracts.engine import Submit, UpdateWeights
 from contracts.environments import Answer, Call
-from contracts.rollout import Finished, Rejected, Request, Rollout
+from contracts.rollout import DrafterFailed, EngineWindow, Finished, Rejected, Request, Rollout
 from contracts.training import Demonstration, StepResult, TrainSequence
 from launch.batch import sampling_params
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest
+from launch.errors import UsageError
 from launch.interrupt import Interrupt
-from launch.observe import Sample, Span, StepRecord
+from launch.observe import Observer, SpeculationMeter
 from launch.run.collect import Collector
 from launch.run.episodes import Player
-from launch.run.evaluate import evaluate_job
 from launch.run.inputs import load_inputs
-from launch.run.job import Job, prompt_skip
+from launch.run.job import Job, learner_span, prompt_skip
 from launch.run.phases import SharedMemory
 from launch.run.publish import Publisher
-from launch.run.rl_step import rl_step
 from launch.run.token_budget import TokenBudget
-from launch.run.train import due
 from launch.run.warmup import warm_start
+from models.device import cpu_threads
 from models.manifest import WeightsManifest
 from models.weights import Buffer
 from policies.lengths import LengthModel
@@ -57,58 +56,14 @@ from policies.lengths import LengthModel
 WORKER = "rollout-0"
 
 
-@dataclass
-class Record:
-    """What a run told of itself; in place of the Observer."""
-
-    steps: list[StepRecord] = field(default_factory=list)
-    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)  # by RL steps done
-    responses: dict[int, list[Sample]] = field(default_factory=dict)  # of training, by RL step
-    events: list[tuple[str, str]] = field(default_factory=list)
-    keep_responses: bool = False
-    current_step: int = 0
-    cpu_s: float = 0.0  # of this process in RL steps
-    _since_s: float = 0.0
-
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-        now_s = time.process_time()
-        self.cpu_s, self._since_s = self.cpu_s + now_s - self._since_s, now_s
-
-    def evaluation(
-        self, step: int, metrics: Mapping[str, float], seconds: float = 0.0, *, printed: bool = True
-    ) -> None:
-        self.evaluations[step] = dict(metrics)
-        self._since_s = time.process_time()
-
-    def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
-        if self.keep_responses and not held_out:
-            self.responses[step] = list(samples)
-
-    def judged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        pass
-
-    def event(self, kind: str, message: str, **details: Any) -> None:
-        self.events.append((kind, message))
-
-    def span(self, span: Span) -> None:
-        pass
-
-    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-
-class Learner:
+class LocalLearner:
     """In place of LearnerGroup and FailoverLearner: one rank, called."""
 
     def __init__(self, config: Config, init: Literal["checkpoint", "random"] = "checkpoint") -> None:
         """The network at config.model.path, or fresh weights for its config.json."""
         if config.learner.ranks != 1:
-            raise ValueError(f"learner.ranks is {config.learner.ranks}: one process is one rank")
-        self.computes_with = f"this process, threads: {torch.get_num_threads()}"
+            raise UsageError(f"learner.ranks is {config.learner.ranks}: one process is one rank")
+        self.computes_with = f"this process, threads: {config.learner.threads_of(1)}"
         self.quantise_s = 0.0
         self._temperature = config.rollout.sampling.temperature
         self._trainer = Trainer(
@@ -163,12 +118,19 @@ class Learner:
         pass
 
 
-class Dispatcher:
+class LocalDispatcher:
     """In place of RolloutDispatcher: one engine, stepped until it has nothing left."""
 
-    def __init__(self, config: Config, speculation: SpeculationOptions) -> None:
+    def __init__(
+        self,
+        config: Config,
+        speculation: SpeculationOptions,
+        on_event: Callable[[str, str], None],
+        meter: SpeculationMeter | None = None,
+    ) -> None:
         """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
         self._asked, self._open = set[int](), 0
+        self._on_event, self._meter = on_event, meter
         self._engine = build_engine(
             Start(
                 model=config.model,
@@ -189,6 +151,9 @@ class Dispatcher:
     def unheard(self) -> AbstractContextManager[None]:
         return nullcontext()  # nobody waits to be heard
 
+    def settle(self) -> None:
+        """Nothing is on its way in one process."""
+
     def submit(self, request: Request) -> None:
         self._engine.apply(Submit((request,)), None)
         self._asked.add(request.request_id)
@@ -208,7 +173,10 @@ class Dispatcher:
         # Longest expected first, as the ledger hands them out.
         for request in sorted(requests, key=lambda r: (-r.expected_tokens, r.request_id)):
             self.submit(request)
+        interrupted = False
         while self._open or self._engine.has_work or more():
+            if interrupted := should_stop():
+                break
             for event in self._engine.step():
                 match event:
                     case Finished(rollout=rollout):
@@ -217,12 +185,15 @@ class Dispatcher:
                     case Rejected(request_id=request_id, reason=reason):
                         failed.append(FailedRequest(request_id, reason))
                         self._open -= 1
+                    case EngineWindow() if self._meter is not None and not event.evaluation:
+                        self._meter.window(WORKER, event)
+                    case DrafterFailed(name=name, reason=reason):
+                        self._on_event("drafter_failed", f"{WORKER}: {name} is not used any more: {reason}")
             if more():
                 tick()
-        done = len(self._asked) - len(failed)
         return DispatchStats(
             requests=len(self._asked),
-            finished=done,
+            finished=len(self._asked) - len(failed) - self._open,
             failed=tuple(failed),
             reissued=0,
             lost_workers=0,
@@ -231,10 +202,11 @@ class Dispatcher:
             preempted=0,
             seconds=time.monotonic() - begin_s,
             sampled_by=dict.fromkeys(self._asked, WORKER),
+            interrupted=interrupted,
         )
 
 
-class Environments:
+class LocalEnvironments:
     """In place of EnvironmentPool: one process, awaited whenever somebody asks."""
 
     def __init__(self, options: EnvironmentOptions) -> None:
@@ -258,49 +230,44 @@ class Environments:
         self._loop.close()
 
 
-OFF = SpeculationOptions(mode="off")
-
-
-def train(config: Config, record: Record, *, speculation: SpeculationOptions = OFF) -> None:
-    """Warm start (kept by the program's own cache), RL steps and evaluations; what happened is in `record`."""
-    initial = initial_weights(config)
-    with threads_of(config), open_job(config, record, initial, speculation=speculation) as job:
-        job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
-        job.publish()
-        evaluate_job(job)
-        while job.steps_done < config.run.steps:
-            rl_step(job)
-            if due(job.steps_done, config.eval.every, config.run.steps):
-                evaluate_job(job)
-
-
-def initial_weights(config: Config, log: Callable[[str], None] = lambda message: None) -> Path:
+def initial_weights(
+    config: Config,
+    log: Callable[[str], None] = lambda message: None,
+    interrupt: Interrupt | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Path:
     """launch.run.warmup.warm_start with the learner of this process."""
     with threads_of(config):
-        return warm_start(config, Interrupt(), lambda done, total: None, log, learner=_warm_learner)
+        return warm_start(config, Interrupt() if interrupt is None else interrupt, progress, log, learner=_warm_learner)
 
 
 @contextmanager
 def _warm_learner(config: Config, init: Literal["checkpoint", "random"]) -> Iterator[Any]:
     learner = config.learner.model_copy(update={"lora": None})
-    yield Learner(config.model_copy(update={"learner": learner}), init)
+    yield LocalLearner(config.model_copy(update={"learner": learner}), init)
 
 
 @contextmanager
-def open_job(config: Config, record: Record, initial: Path, *, speculation: SpeculationOptions = OFF) -> Iterator[Job]:
-    """launch.run.job.open_job without Ray: what decides is made as there."""
+def open_job(
+    config: Config,
+    observer: Observer,
+    initial: Path,
+    *,
+    speculation: SpeculationOptions = NO_SPECULATION,
+    interrupt: Interrupt | None = None,
+) -> Iterator[Job]:
+    """launch.run.job.open_job without Ray: what decides is made as there. Raises UsageError for several ranks."""
     path = {"path": str(initial), "tokenizer": tokenizer_dir(config)}
     config = config.model_copy(update={"model": config.model.model_copy(update=path)})
     inputs = load_inputs(config)
-    observer, interrupt = cast(Any, record), Interrupt()
-    learner, dispatcher, rewards = (
-        cast(Any, Learner(config)),
-        cast(Any, Dispatcher(config, speculation)),
-        build(config.reward),
-    )
+    interrupt = Interrupt() if interrupt is None else interrupt  # which is false until it is asked
+    meter = SpeculationMeter() if speculation.mode != "off" else None
+    learner = cast(Any, LocalLearner(config))
+    dispatcher = cast(Any, LocalDispatcher(config, speculation, observer.event, meter))
+    rewards = build(config.reward)
     sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
     lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
-    environments = None if config.environment is None else Environments(config.environment)
+    environments = None if config.environment is None else LocalEnvironments(config.environment)
     player = None
     if config.environment is not None and environments is not None:
         player = Player(config.environment, environments, inputs.template)
@@ -320,8 +287,11 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
             skip=prompt_skip(config, inputs.prompts),
             learner=learner,
             dispatcher=dispatcher,
-            publisher=Publisher(learner, dispatcher, config, on_event=record.event, span=lambda kind: _nothing()),
-            memory=SharedMemory(config, learner, dispatcher, record.event),
+            publisher=Publisher(
+                learner, dispatcher, config, on_event=observer.event, span=partial(learner_span, observer)
+            ),
+            memory=SharedMemory(config, learner, dispatcher, observer.event),
+            speculation=meter,
             collector=Collector(dispatcher, cast(Any, rewards), inputs.tokenizer, observer, interrupt, player=player),
         )
     finally:
@@ -331,20 +301,14 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
 def threads_of(config: Config) -> Iterator[None]:
-    """torch with the configuration's threads inside the block: they decide the order of sums. Raises ValueError if
+    """torch with the configuration's threads inside the block: they decide the order of sums. Raises UsageError if
     engine and learner want different ones, which this process cannot give them."""
     threads = config.learner.threads_of(1)
-    if config.rollout.engine.threads != threads:
-        raise ValueError(f"one process has the same threads throughout: set rollout.engine.threads={threads}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    if config.rollout.engine.threads not in (None, threads):
+        raise UsageError(
+            "one process has the same threads throughout, but learner.threads and rollout.engine.threads differ",
+            remedy=f"set rollout.engine.threads={threads}, or learner.threads={config.rollout.engine.threads}",
+        )
+    with cpu_threads(threads):
         yield
-    finally:
-        torch.set_num_threads(before)
