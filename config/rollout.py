@@ -18,7 +18,10 @@ class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
     max_new_tokens: Annotated[int, Field(ge=1, le=10**8, description="response limit, tokens")] = 1024
     stop_token_ids: Annotated[
         tuple[int, ...] | None,
-        Field(min_length=1, description="tokens that end a response; default: what the model's files say (data.md)"),
+        Field(
+            min_length=1,
+            description="tokens that end a response; default: what the model's files say (docs/howto/data.md)",
+        ),
     ] = None
     stop_strings: Annotated[
         tuple[str, ...], Field(description="texts that end a response, with the token that completes one of them")
@@ -29,7 +32,7 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     """One rollout engine (one process)."""
 
     backend: Annotated[
-        Literal["native", "vllm"], Field(description="rollout engine: our own, or stock vLLM (docs/vllm.md)")
+        Literal["native", "vllm"], Field(description="rollout engine: our own, or stock vLLM (docs/howto/vllm.md)")
     ] = "native"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs")] = "auto"
     threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores/workers")] = None
@@ -42,7 +45,7 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
         bool, Field(description="on CUDA: decoding and verification as captured graphs (`paceline plan-graphs`)")
     ] = True
     seeded_requests: Annotated[
-        bool, Field(description="vllm: a generator for each request, at some microseconds per token (docs/vllm.md)")
+        bool, Field(description="vllm: a generator for each request, at a cost per token (docs/howto/vllm.md)")
     ] = False
     vllm_arguments: Annotated[
         dict[str, Any], Field(description="vllm: further arguments of its EngineArgs, e.g. {quantization: fp8}")
@@ -84,7 +87,7 @@ class WorkerCount(BaseModel, frozen=True, extra="forbid"):
 
 
 class PartialOptions(BaseModel, frozen=True, extra="forbid"):
-    """Responses that take several RL steps, so that none waits for the longest (staleness.md)."""
+    """Responses that take several RL steps, so that none waits for the longest (docs/concepts/staleness.md)."""
 
     tokens_per_step: Annotated[
         int | None,
@@ -111,7 +114,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
             ge=0,
             le=1,
             description="updates by which the weights that sample may be older than those that learn; 1: the next step "
-            "is sampled while this one is learned (staleness.md)",
+            "is sampled while this one is learned (docs/concepts/staleness.md)",
         ),
     ] = 0
     partial: PartialOptions = PartialOptions()

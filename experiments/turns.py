@@ -1,9 +1,9 @@
 """The two examples of episodes, over seeds: `python -m experiments.turns [--seeds 0 1 2 3 4] [--tasks calculator]`.
 
-Owns `experiments/results/turns.json` and the table in docs/turns.md. Each run is the example's configuration in one
-process (`experiments.in_process`, the tokens and losses of the program), with a warm start of its own seed; nothing is
-selected. Beside the held-out reward before and after: how long the prompts of turns are in the first RL step, and what
-engines computed of them.
+Owns `experiments/results/turns.json` and the table in docs/results/turns.md. Each run is the example's configuration in
+one process (`experiments.in_process`, the tokens and losses of the program), with a warm start of its own seed; nothing
+is selected. Beside the held-out reward before and after: how long the prompts of turns are in the first RL step, and
+what engines computed of them.
 """
 
 import json
@@ -20,7 +20,7 @@ from experiments import in_process
 from launch.config import load_config
 
 Task = Literal["calculator", "text_game"]
-PAGE = ROOT / "docs/turns.md"
+PAGE = ROOT / "docs/results/turns.md"
 _BLOCK = re.compile(r"(<!-- experiments\.turns: begin -->\n).*?(<!-- experiments\.turns: end -->)", re.DOTALL)
 GOAL = 0.2
 
@@ -63,7 +63,7 @@ def table(record: Mapping[str, Any]) -> str:
         gains = [row["after"] - row["before"] for row in rows]
         seeds = ", ".join(f"{row['before']:.2f} to {row['after']:.2f}" for row in rows)
         lines.append(
-            f"[{task}](../examples/{task}/README.md) | {seeds} | {fmean(gains):+.3f} | "
+            f"[{task}](../../examples/{task}/README.md) | {seeds} | {fmean(gains):+.3f} | "
             f"{sum(gain >= GOAL for gain in gains)} of {len(gains)} | "
             f"{means['turns_before']:.1f} to {means['turns_after']:.1f} | {means['prompt_tokens']:.1f} tokens | "
             f"{means['prefilled_tokens']:.1f} | {means['whole_s']:.0f}"

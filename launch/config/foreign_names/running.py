@@ -20,8 +20,8 @@ from launch.config.foreign_names.answers import (
     words,
 )
 
-_MODEL = "reward.terms: a reward model is a class of your own, or {kind: judge} (docs/rewards.md)"
-_TERMS = "reward.terms, with name and weight: {kind: python, function: 'module:function'} (docs/rewards.md)"
+_MODEL = "reward.terms: a reward model is a class of your own, or {kind: judge} (docs/howto/rewards.md)"
+_TERMS = "reward.terms, with name and weight: {kind: python, function: 'module:function'} (docs/howto/rewards.md)"
 
 
 def _mini_batches(value: Any, written: Written) -> str:
@@ -115,8 +115,8 @@ def _keep(value: Any, _: Written) -> str:
 def _wandb(value: Any, _: Written) -> str:
     names = value if isinstance(value, list) else [value]
     if "wandb" in names:
-        return "observe.wandb_project, by a name; files, terminal and TensorBoard need none (docs/observing.md)"
-    return "leave it out: files, terminal and TensorBoard are written anyway (docs/observing.md)"
+        return "observe.wandb_project, by a name; files, terminal and TensorBoard need none (docs/howto/observe.md)"
+    return "leave it out: files, terminal and TensorBoard are written anyway (docs/howto/observe.md)"
 
 
 ROWS: tuple[Row, ...] = (
@@ -332,7 +332,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("reward_model.reward_kwargs.*", "reward.reward_kwargs.*"),
         (),
-        say("reward.terms: `arguments` are of a term (docs/rewards.md)"),
+        say("reward.terms: `arguments` are of a term (docs/howto/rewards.md)"),
     ),
     Row(("reward.num_workers=8",), (), same("reward.workers")),
     Row(
@@ -343,7 +343,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("sandbox_fusion.*", "reward.sandbox_fusion.*", "reward_model.sandbox_fusion.*"),
         (),
-        say("reward.terms with {kind: code}: programs run in a sandbox of our own (docs/rewards.md)"),
+        say("reward.terms with {kind: code}: programs run in a sandbox of our own (docs/howto/rewards.md)"),
     ),
     # the run
     Row(("trainer.total_training_steps=100",), ("max_steps=100",), same("run.steps")),
@@ -424,7 +424,7 @@ ROWS: tuple[Row, ...] = (
             *("trainer.controller_nsight_options.*", "trainer.worker_nsight_options.*"),
         ),
         (),
-        say(f"{LEFT}: every step's timeline is written (docs/observing.md)"),
+        say(f"{LEFT}: every step's timeline is written (docs/howto/observe.md)"),
     ),
     Row(("trainer.logger=[console, wandb]",), ("report_to=wandb",), _wandb),
     Row(("trainer.log_val_generations=10",), ("num_completions_to_print=10",), same("observe.samples_per_step")),

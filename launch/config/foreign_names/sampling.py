@@ -181,7 +181,12 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("actor_rollout_ref.model.lora.*",), (), say(f"{LEFT}: learner.lora has rank, alpha, targets, rslora and path")
     ),
-    Row((), ("use_peft=true",), switch("here it is learner.lora (docs/lora.md)"), ("lora", "lora.*", "peft_config")),
+    Row(
+        (),
+        ("use_peft=true",),
+        switch("here it is learner.lora (docs/howto/lora.md)"),
+        ("lora", "lora.*", "peft_config"),
+    ),
     Row((), ("lora_dropout=0.05",), say(f"{LEFT}: two passes over one sequence must agree")),
     Row((), ("load_in_4bit=true",), unless(), ("load_in_8bit", "use_dora", "lora_modules_to_save")),
     # data
@@ -246,7 +251,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("data.tool_config_path=tools.yaml", "data.function_tool_path=tools.py"),
         (),
-        say("environment.tools, functions by name (docs/turns.md)"),
+        say("environment.tools, functions by name (docs/howto/turns_and_tools.md)"),
     ),
     Row(("data.train_batch_size=1024",), (), same(_BATCH), ("rollout_batch_size",)),
     Row(("data.gen_batch_size=1536",), (), _sampled_batch, ("gen_batch_size",)),
@@ -413,7 +418,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("actor_rollout_ref.rollout.prometheus.*", "actor_rollout_ref.rollout.trace.*"),
         (),
-        say(f"{LEFT}: docs/observing.md says what is written and served"),
+        say(f"{LEFT}: docs/howto/observe.md says what is written and served"),
     ),
     Row(
         (),
@@ -424,7 +429,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("actor_rollout_ref.rollout.multi_turn.enable=true",),
         ("tools=[]",),
-        switch("environment.tools, or environment.factory for more than tools (docs/turns.md)"),
+        switch("environment.tools, or environment.factory for more than tools (docs/howto/turns_and_tools.md)"),
         ("multi_turn",),
     ),
     Row(
@@ -442,6 +447,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         ("actor_rollout_ref.rollout.multi_turn.*",),
         (),
-        _turns(say("environment.tools, or environment.factory for more than tools (docs/turns.md)")),
+        _turns(say("environment.tools, or environment.factory for more than tools (docs/howto/turns_and_tools.md)")),
     ),
 )
