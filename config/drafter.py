@@ -67,22 +67,22 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
         float, Field(gt=0, description="of a fit, and of fresh weights; what was fitted is followed at a tenth of it")
     ] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0, description="micro-steps of linear warm-up of the learning rate")] = 20
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: Annotated[tuple[float, float], Shares(when="train")] = (0.9, 0.95)
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0, description="of AdamW")] = 0.0
+    betas: Annotated[tuple[float, float], Field(description="of AdamW"), Shares(when="train")] = (0.9, 0.95)
+    max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are scaled down to it")] = 1.0
     micro_step_tokens: Annotated[int, Field(ge=64, description="tokens packed into one micro-step")] = 2048
     every_steps: Annotated[int, Field(ge=1, description="train at most once in so many RL steps")] = 1
     drift: Annotated[
         float, Field(ge=0, le=1, description="train when acceptance fell by this share of its best; 0: always")
     ] = 0.0
     checkpoint_every: Annotated[int, Field(ge=1, description="micro-steps between checkpoints")] = 50
-    checkpoint_keep: Annotated[int, Field(ge=1)] = 2
+    checkpoint_keep: Annotated[int, Field(ge=1, description="how many are kept")] = 2
     collectives: Annotated[
         Collectives,
         Field(description="how trainers sum gradients; auto: NCCL between GPUs; gloo: always over the hosts, slower"),
     ] = "auto"
     stop_timeout_s: Annotated[float, Field(gt=0, description="a trainer that has not stopped by then is killed")] = 2.0
-    seed: int = 0
+    seed: Annotated[int, Field(description="of fresh weights and of what buffers choose")] = 0
     offline: Annotated[
         OfflineOptions | None, Field(description="fit before the first RL step, kept for later runs; default: none")
     ] = None

@@ -8,7 +8,7 @@ from config.rules import Bounded, NotWith, OnlyWith, Place
 
 
 class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
-    """What answers the model, turn by turn: an environment of the user's, or tools (docs/turns.md)."""
+    """What answers the model, turn by turn: an environment of the user's, or tools (docs/howto/turns_and_tools.md)."""
 
     factory: Annotated[
         str | None,

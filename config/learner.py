@@ -16,15 +16,15 @@ class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
         "adamw"
     )
     lr: Annotated[float, Field(gt=0, le=10, description="peak learning rate")] = 1e-6
-    betas: Annotated[tuple[float, float], Shares()] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: Annotated[tuple[float, float], Field(description="of AdamW"), Shares()] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0, description="of AdamW")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="decoupled, as in AdamW")] = 0.0
     warmup_steps: Annotated[int, Field(ge=0, description="linear warm-up, optimizer steps")] = 0
     schedule: Annotated[
         Literal["constant", "linear", "linear_half"],
         Field(description="after warm-up: constant; linear to 0; constant to half time, then linear to 0"),
     ] = "constant"
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are scaled down to it")] = 1.0
 
 
 class WarmupOptimizerOptions(OptimizerOptions, frozen=True, extra="forbid"):
@@ -47,7 +47,10 @@ class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
     micro_batch_tokens: Annotated[int, Field(ge=1, description="tokens of one packed micro-batch, per rank")] = 8192
     mini_batches: Annotated[int, Field(ge=1, description="optimizer steps per RL step")] = 1
     packing: Annotated[bool, Field(description="false: padded batches (for comparison)")] = True
-    activation_checkpointing: bool = False
+    activation_checkpointing: Annotated[
+        bool,
+        Field(description="keep only each block's input for the backward pass: less memory, one more forward pass"),
+    ] = False
     autocast_bf16: Annotated[bool, Field(description="float32 master weights, bfloat16 compute")] = False
     quantization: Annotated[
         Literal["rollout", "none"],
@@ -80,7 +83,7 @@ class WarmupOptions(BaseModel, frozen=True, extra="forbid"):
     """Supervised warm start from demonstrations, before RL (`paceline warmup`; cached by content)."""
 
     data: Annotated[str, Field(description="demonstrations with prompt_field and response_field")]
-    response_field: str = "response"
+    response_field: Annotated[str, Field(description="record field with the response")] = "response"
     init: Annotated[
         Literal["random", "checkpoint"], Field(description="random: fresh weights for model.path/config.json")
     ] = "checkpoint"

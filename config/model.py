@@ -20,7 +20,8 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
         str,
         Field(
             description="Hugging Face model directory (config.json, *.safetensors, tokenizer), Hub id, which is "
-            "fetched when a run starts, GGUF file, or package:NAME of an installed package that holds one (data.md)"
+            "fetched when a run starts, GGUF file, or package:NAME of an installed package that holds one "
+            "(docs/howto/data.md)"
         ),
     ]
     tokenizer: Annotated[str | None, Field(description="tokenizer directory; default: model.path")] = None

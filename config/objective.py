@@ -121,7 +121,7 @@ class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
-    """What the learner minimises: an objective by name, and its switches (learning.md)."""
+    """What the learner minimises: an objective by name, and its switches (docs/concepts/learning.md)."""
 
     name: Annotated[Name, Field(description="defaults for the keys below; what is written wins")] = "grpo"
     loss: Annotated[

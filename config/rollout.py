@@ -19,7 +19,10 @@ class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
     max_new_tokens: Annotated[int, Field(ge=1, le=10**8, description="response limit, tokens")] = 1024
     stop_token_ids: Annotated[
         tuple[int, ...] | None,
-        Field(min_length=1, description="tokens that end a response; default: what the model's files say (data.md)"),
+        Field(
+            min_length=1,
+            description="tokens that end a response; default: what the model's files say (docs/howto/data.md)",
+        ),
     ] = None
     stop_strings: Annotated[
         tuple[str, ...], Field(description="texts that end a response, with the token that completes one of them")
@@ -30,7 +33,7 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     """One rollout engine (one process)."""
 
     backend: Annotated[
-        Literal["native", "vllm"], Field(description="rollout engine: our own, or stock vLLM (docs/vllm.md)")
+        Literal["native", "vllm"], Field(description="rollout engine: our own, or stock vLLM (docs/howto/vllm.md)")
     ] = "native"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs"), CUDA] = "auto"
     threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores/workers")] = None
@@ -53,7 +56,7 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     ] = True
     seeded_requests: Annotated[
         bool,
-        Field(description="vllm: a generator for each request, at some microseconds per token (docs/vllm.md)"),
+        Field(description="vllm: a generator for each request, at a cost per token (docs/howto/vllm.md)"),
         OnlyWith("backend", ("vllm",)),
     ] = False
     vllm_arguments: Annotated[
@@ -110,7 +113,7 @@ def _not_partial(section: str, on: str) -> NotWith:
 
 
 class PartialOptions(BaseModel, frozen=True, extra="forbid"):
-    """Responses that take several RL steps, so that none waits for the longest (staleness.md)."""
+    """Responses that take several RL steps, so that none waits for the longest (docs/concepts/staleness.md)."""
 
     tokens_per_step: Annotated[
         int | None,
@@ -152,7 +155,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
             ge=0,
             le=1,
             description="updates by which the weights that sample may be older than those that learn; 1: the next step "
-            "is sampled while this one is learned (staleness.md)",
+            "is sampled while this one is learned (docs/concepts/staleness.md)",
         ),
         NotWith(
             "cluster.layout",

@@ -53,9 +53,9 @@ class EvalOptions(BaseModel, frozen=True, extra="forbid"):
         tuple[Annotated[int, Field(ge=1)], ...] | None,
         Field(min_length=1, description="the k of pass@k and maj@k; default: 1 and samples"),
     ] = None
-    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=10, description="0 is greedy")] = 1.0
     top_k: Annotated[int, Field(ge=0, description="0: off")] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, description="1: off")] = 1.0
     max_new_tokens: Annotated[
         int | None, Field(ge=1, le=10**8, description="default: rollout.sampling.max_new_tokens")
     ] = None
@@ -115,8 +115,8 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
             remedy="leave it out, or set cluster.gpu=null",
         ),
     ] = None
-    cpus_per_worker: Annotated[float, Field(ge=0, le=4096)] = 1
-    cpus_per_learner: Annotated[float, Field(ge=0, le=4096)] = 1
+    cpus_per_worker: Annotated[float, Field(ge=0, le=4096, description="CPUs of one rollout worker, for Ray")] = 1
+    cpus_per_learner: Annotated[float, Field(ge=0, le=4096, description="CPUs of one learner rank, for Ray")] = 1
     rollout_resource: Annotated[
         str | None,
         Field(description="custom Ray resource that only rollout nodes have (disaggregated)"),
@@ -159,7 +159,7 @@ class ObserveOptions(BaseModel, frozen=True, extra="forbid"):
     """What is shown and written beside metrics.jsonl."""
 
     live: Annotated[bool, Field(description="live view on a terminal, one line per step elsewhere")] = True
-    tensorboard: bool = True
+    tensorboard: Annotated[bool, Field(description="write scalars and responses for TensorBoard")] = True
     wandb_project: Annotated[str | None, Field(description="W&B project; needs the extra `wandb`")] = None
     samples_per_step: Annotated[int, Field(ge=0, description="responses written to samples.jsonl per RL step")] = 4
     eval_samples: Annotated[

@@ -57,7 +57,7 @@ def train(
     """Train as `paceline train` does, with this process as the driver, and return the run.
 
     config: a YAML file, or its content as nested mappings. overrides: "key=value". rewards: functions as
-    docs/rewards.md describes them, or terms ({"function": f, "weight": 0.2}, {"kind": "math"}), in the place of
+    docs/howto/rewards.md describes them, or terms ({"function": f, "weight": 0.2}, {"kind": "math"}), in the place of
     reward.terms; they may be defined in the script or notebook that calls this. resume: go on from the run's newest
     intact checkpoint, or from that of `step`. backend: "local" runs everything in this process, without Ray: the same
     tokens, rewards and losses, for debugging, notebooks and tests. It writes no checkpoints, so it cannot resume, and

@@ -53,7 +53,7 @@ def calibrate(
     if config.rollout.engine.backend != "native":
         raise UsageError(
             f"rollout.engine.backend is {config.rollout.engine.backend}: its engines measure their passes in passing",
-            remedy="just train: what they learn is kept for the next run (docs/calibration.md)",
+            remedy="just train: what they learn is kept for the next run (docs/howto/calibrate.md)",
         )
     contexts = measured_contexts(config)
     measured = measure_engine(

@@ -235,7 +235,7 @@ def rendered(report: StepReport) -> RenderableType:
     parts += [_memory_table(plan, awake, report) for plan, awake in zip(report.memory, report.awake, strict=True)]
     parts.append(
         Text(
-            "predicted from shapes and data sheets, fitted to an A100 sweep (docs/gpu.md); not measured on this GPU\n"
+            "predicted from shapes and data sheets, fitted to an A100 sweep (docs/results/gpu.md), not measured here\n"
             f"between nodes {NETWORK_BYTES_S / 1e9:.0f} GB/s are assumed",
             style="dim",
         )

@@ -33,7 +33,7 @@ def assemble(
     if tests is None:
         raise GradingError(
             "the record has no tests: it needs 'tests' (a list of assert statements), 'inputs' and 'outputs', or "
-            "'prompt', 'test' and 'entry_point' (docs/rewards.md has all forms); it has "
+            "'prompt', 'test' and 'entry_point' (docs/reference/grading.md has all forms); it has "
             f"{', '.join(sorted(record)) or 'no fields'}"
         )
     if not fenced:

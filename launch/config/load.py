@@ -101,7 +101,7 @@ def _remedy(issues: Sequence[Issue]) -> str:
     pasted = " ".join(shlex.quote(values[0]) for values in by_key.values() if len(values) == 1)
     lines = [f"in the names of Paceline: {pasted}"]
     lines += [f"say which: {' or '.join(values)}" for values in by_key.values() if len(values) > 1]
-    return "\n".join([*lines, "what else is called otherwise: docs/coming_from.md"])
+    return "\n".join([*lines, "what else is called otherwise: docs/reference/coming_from.md"])
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:

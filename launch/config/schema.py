@@ -85,7 +85,7 @@ def render(value: Any) -> str:
 
 def _key(name: str, info: FieldInfo) -> Key:
     section = _section(info.annotation)
-    summary = (section.__doc__ or "").strip().partition("\n")[0] if section else ""
+    summary = " ".join((section.__doc__ or "").strip().partition("\n\n")[0].split()) if section else ""
     return Key(
         name=name,
         expected=expected(info.annotation, info.metadata),

@@ -46,7 +46,7 @@ def _scalar(value: Any) -> str:
 
 
 def schema_markdown() -> str:
-    """Every key with type, default and description, as Markdown: the body of docs/configuration.md."""
+    """Every key with type, default and description, as Markdown: the body of docs/reference/configuration.md."""
     lines: list[str] = []
     sections = [key for key in keys() if key.section is not None]
     for section in sections:

@@ -31,7 +31,7 @@ class StepRecord:
     """One RL step, complete. Step numbers start at 1."""
 
     step: int
-    metrics: Mapping[str, float]  # "reward/mean", "tokens_per_s", ...; see docs/observing.md
+    metrics: Mapping[str, float]  # "reward/mean", "tokens_per_s", ...; see docs/reference/metrics.md
     seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
     lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
     # (version of the weights, tokens that they sampled) of each response; empty: all are the step's own

@@ -93,7 +93,7 @@ def training_sequences(
     max_new_tokens: int,
     asked: int | None = None,
 ) -> tuple[list[TrainSequence], dict[str, float]]:
-    """What the learner gets of `groups`, in their order, and metrics: see docs/observing.md.
+    """What the learner gets of `groups`, in their order, and metrics: see docs/reference/metrics.md.
 
     A response counts in its group's baseline with its shaped reward even if it does not train itself
     (`objective.mask_truncated`), as in DAPO and TRL. With dynamic sampling the first `prompts_per_step` groups with

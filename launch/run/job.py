@@ -385,7 +385,7 @@ def not_repeatable(config: Config) -> str | None:
     return (
         f"with the {backend} engine tokens depend on what is decoded together and on who decodes it: a request that "
         "goes to another worker keeps the tokens that were reported and goes on with other noise, and a resumed run "
-        "samples other tokens than one that was not interrupted; their distribution is the same (docs/vllm.md)"
+        "samples other tokens than one that was not interrupted; their distribution is the same (docs/howto/vllm.md)"
     )
 
 

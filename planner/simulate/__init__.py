@@ -4,7 +4,7 @@
     outcome = simulate(load_scenario(Path("scenario.yaml"), ["fleet.nodes=64"]))
 
 The ledger, the coordinator, the budget and the speculation policies are the real ones; engines, learner, network and
-clouds are models (docs/simulate.md). No Ray, no torch, no wall clock.
+clouds are models (docs/howto/simulate.md). No Ray, no torch, no wall clock.
 """
 
 from planner.simulate.outcome import Outcome, StepOutcome

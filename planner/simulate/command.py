@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ScenarioPath = Annotated[
     Path,
-    typer.Argument(metavar="CONFIG", help="a scenario (docs/simulate.md) or a run's own", show_default=False),
+    typer.Argument(metavar="CONFIG", help="a scenario (docs/howto/simulate.md) or a run's own", show_default=False),
 ]
 _Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="dotted overrides, e.g. fleet.nodes=64")

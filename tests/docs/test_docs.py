@@ -109,7 +109,7 @@ TEST = re.compile(r"`(?:(tests/[\w/]+\.py))?::(test_\w+)")
 def test_every_test_that_a_table_names_is_there() -> None:
     """`tests/a.py::test_b`, and `::test_c` for another one of the file named before it in the row."""
     missing = []
-    for row in (ROOT / "docs/gpu.md").read_text(encoding="utf-8").splitlines():
+    for row in (ROOT / "docs/howto/gpu.md").read_text(encoding="utf-8").splitlines():
         file = ""
         for named, test in TEST.findall(row):
             file = named or file

@@ -94,6 +94,6 @@ def test_the_extra_the_range_of_torch_and_the_page_agree_with_the_table() -> Non
     (asked,) = [line for line in project["dependencies"] if line.startswith("torch")]
     assert asked == "torch>=2.11,<2.14"
     assert set(TORCH.values()) <= {"2.11", "2.12", "2.13"}
-    page = (ROOT / "docs/vllm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/howto/vllm.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (0\.\d+) \| (\d\.\d+) \|", page, re.MULTILINE))
     assert {release: rows[release] for release in TORCH} == TORCH, last

@@ -28,8 +28,8 @@ def test_nearest_key() -> None:
 
 
 def test_the_manual_describes_the_tree_as_it_is() -> None:
-    manual = Path(__file__).parents[2] / "docs" / "configuration.md"
-    assert schema_markdown() in manual.read_text(encoding="utf-8"), "run: python -m launch config --schema"
+    manual = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
+    assert schema_markdown() in manual.read_text(encoding="utf-8"), "run: python -m tests.docs.reference"
 
 
 def test_wandb_needs_a_login_or_no_network(

@@ -1,6 +1,6 @@
 r"""What public graders of mathematics hold equal and different, as one table: public_pairs.tsv, graded end to end.
 
-The lines are facts from their tests and a few of our own; what we decline of them is in docs/rewards.md.
+The lines are facts from their tests and a few of our own; what we decline of them is in docs/reference/grading.md.
 """
 
 from collections.abc import Iterator

@@ -79,7 +79,7 @@ class TestInstalled:
         assert rejection_sampler.expand_batch_to_tokens is right
 
     def test_this_wheel_answers_as_we_say_upstream(self, rejection_sampler: Any) -> None:
-        """When this fails on a newer wheel, say in docs/vllm.md that it needs no mend."""
+        """When this fails on a newer wheel, say in docs/howto/vllm.md that it needs no mend."""
         rejection_sampler.expand_batch_to_tokens = expansion_of_the_wheel()
         assert mend_expansion() == wheel_is_wrong()
 

@@ -1,1 +1,1 @@
-"""vLLM, stock and unforked, as the rollout engine. The only package that imports vllm. See docs/vllm.md."""
+"""vLLM, stock and unforked, as the rollout engine. The only package that imports vllm. See docs/howto/vllm.md."""

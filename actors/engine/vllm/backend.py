@@ -40,7 +40,7 @@ class VllmBackend:
         cache.num_gpu_blocks_override = -(-kv_tokens // cache.block_size) + 1  # vLLM keeps one of them for itself
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
-            _log.warning("mended in this vLLM: %s (docs/vllm.md)", mended)
+            _log.warning("mended in this vLLM: %s (docs/howto/vllm.md)", mended)
         self._seeded = seeded
         self._asleep: list[str] = []  # vLLM's tags of what sleeps
         self._drafter = drafter

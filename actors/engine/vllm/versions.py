@@ -1,7 +1,7 @@
 """Which releases of vLLM the adapter drives. Owns the table and the question whether what is installed is one of them.
 
 Imports neither vllm nor torch: the packages' metadata answers, in milliseconds, on a supervisor's and a driver's side
-too. docs/vllm.md says what was looked at in each release.
+too. docs/howto/vllm.md says what was looked at in each release.
 """
 
 import re
@@ -22,7 +22,9 @@ TORCH: Mapping[str, str] = {
     "0.32": "2.13",
 }
 SUPPORTED = f"vLLM {min(TORCH)} to {max(TORCH)}"
-_REMEDY = "run in the environment that `make demo-vllm` builds, or on GPUs `pip install -e '.[vllm]'` (docs/vllm.md)"
+_REMEDY = (
+    "run in the environment that `make demo-vllm` builds, or on GPUs `pip install -e '.[vllm]'` (docs/howto/vllm.md)"
+)
 _RELEASE = re.compile(r"\d+\.\d+")
 
 

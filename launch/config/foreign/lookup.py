@@ -14,7 +14,7 @@ from launch.config.document import parse_value
 from launch.config.foreign.answers import ABSENT, LEFT, Row, last, plain
 from launch.config.foreign.table import rows
 
-UNKNOWN = "nothing here is known to be the same (docs/coming_from.md)"
+UNKNOWN = "nothing here is known to be the same (docs/reference/coming_from.md)"
 
 _OVERRIDES = re.compile(r"'?[a-z_]+(?:\.\w+)+=")
 # Sections of verl that are none of ours: below them, a key that has no row has no answer.
@@ -89,7 +89,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def table() -> Iterator[str]:
-    """The table of docs/coming_from.md, as Markdown lines: each example in the words of the three programs."""
+    """The table of docs/reference/coming_from.md, as Markdown: each example in the words of the three programs."""
     yield "| verl | TRL | here |"
     yield "|---|---|---|"
     for row in rows():

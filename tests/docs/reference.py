@@ -1,0 +1,110 @@
+"""The parts of docs/reference that follow from the code: `python -m tests.docs.reference` writes them.
+
+Keys of the configuration, options of the commands, and the names of verl and TRL. test_reference.py compares the
+committed pages with what the code gives.
+"""
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from typer.models import ArgumentInfo, OptionInfo
+
+from launch.commands.cli import app
+from launch.config.foreign import table
+from launch.config.schema import render
+from launch.config.show import schema_markdown
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+COMMAND = "python -m tests.docs.reference"
+BEGIN, END = "<!-- tests.docs.reference: begin -->", "<!-- tests.docs.reference: end -->"
+_VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+def commands_markdown() -> str:
+    """A section per command: its usage, what it does, its arguments and options. `--debug` is said once, above."""
+    made = []
+    for command in app.registered_commands:
+        function = command.callback
+        assert function is not None
+        name = command.name or function.__name__.replace("_", "-")
+        made.append("\n".join(_command(name, function)))
+    return "\n\n".join(made)
+
+
+def _command(name: str, function: Callable[..., Any]) -> Iterator[str]:
+    hints = get_type_hints(function, include_extras=True)
+    rows, usage = [], [f"paceline {name}"]
+    for parameter in inspect.signature(function).parameters.values():
+        kind, info = get_args(hints[parameter.name])[:2]
+        assert get_origin(hints[parameter.name]) is Annotated
+        assert isinstance(info, ArgumentInfo | OptionInfo)
+        if parameter.name == "debug":
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        shown = info.metavar or _value(kind) or parameter.name.upper()
+        if isinstance(info, ArgumentInfo):
+            usage.append(
+                shown if required else f"[{shown.removeprefix('[').replace(']...', ' ...').removesuffix(']')}]"
+            )
+            label = usage[-1]
+        else:
+            # Within Annotated the first name stands where the default would.
+            names = [str(each) for each in (info.default, *(info.param_decls or ())) if str(each).startswith("-")]
+            label = ", ".join(names) + (f" {shown}" if _value(kind) else "")
+        rows.append(f"| `{_cell(label)}` | {_default(required, parameter.default)} | {_cell(info.help or '')} |")
+    optional = any(row.startswith("| `-") for row in rows)
+    yield from (f"## `paceline {name}`", "", f"`{' '.join(usage)}{' [OPTIONS]' if optional else ''}`", "")
+    yield from (_cell(inspect.getdoc(function) or ""), "")
+    if rows:
+        yield from ("| argument | default | meaning |", "|---|---|---|", *rows)
+
+
+def _value(kind: Any) -> str:
+    """What stands for a value of this type; empty for a switch."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if get_origin(kind) is Literal:
+        return "/".join(map(str, get_args(kind)))
+    if get_origin(kind) is list:
+        kind = get_args(kind)[0]
+    return _VALUES.get(kind, "")
+
+
+def _default(required: bool, value: Any) -> str:
+    if required:
+        return "required"
+    return "" if value is None or value is False or value == [] else f"`{render(value)}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+WRITTEN: Mapping[str, Callable[[], str]] = {
+    "configuration.md": lambda: schema_markdown().strip(),
+    "cli.md": commands_markdown,
+    "coming_from.md": lambda: "\n".join(table()),
+}
+
+
+def filled(page: str, content: str) -> str:
+    """`page` with `content` between the two marks."""
+    block = f"{BEGIN}\n\n{content}\n\n{END}"
+    text, count = re.subn(f"{BEGIN}.*?{END}", lambda match: block, page, flags=re.DOTALL)
+    assert count == 1, "a page needs one pair of marks"
+    return text
+
+
+def main() -> None:
+    for name, content in WRITTEN.items():
+        path = FOLDER / name
+        path.write_text(filled(path.read_text(encoding="utf-8"), content()), encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
