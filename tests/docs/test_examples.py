@@ -22,7 +22,12 @@ PROGRAMS = re.compile(r"^(?:\$ )?(?:\w+=\S* )*(?:\S*/)?(paceline|make|python3? -
 QUOTED = re.compile(r"(?<!`)`((?:paceline|make|python -m (?:paceline|launch)) [a-z][^`\n]*)`(?!`)")
 OVERRIDE = re.compile(r"[a-z_]+(?:\.[\w]+)*=")
 SHELLS = ("", "bash", "sh", "shell", "console")
-BASE = {"run": {"name": "page"}, "model": {"path": "m"}, "data": {"train": "t.jsonl", "eval": "e.jsonl"}}
+BASE = {
+    "run": {"name": "page"},
+    "model": {"path": "m"},
+    "data": {"train": "t.jsonl", "eval": "e.jsonl"},
+    "rollout": {"workers": 2},
+}
 
 
 def commands(text: str) -> Iterator[str]:
@@ -59,7 +64,8 @@ def faults(command: str) -> Iterator[str]:
     known |= {"--help", "-h"}
     options = [word.partition("=")[0] for word in words[1:] if word.startswith("-")]
     yield from (f"paceline {words[0]} {option}" for option in options if option not in known)
-    yield from invalid(words)
+    if not command.startswith("$ "):  # with what it prints, which may be a refusal
+        yield from invalid(words)
 
 
 def invalid(words: list[str]) -> Iterator[str]:

@@ -60,7 +60,7 @@ def test_a_text_is_measured() -> None:
         "<!-- script.name: begin -->\nWritten by a script.\n<!-- script.name: end -->\n"
     )
     assert prose.sentences(text) == [
-        "One code is a word, eg this.",
+        "One code is a word, e.g this.",
         "Two linked words here.",
         "An item.",
         "Another item of four.",
