@@ -45,7 +45,7 @@ def test_the_manual_is_short() -> None:
 
 def test_the_lists_of_a_rewrite_are_emptied() -> None:
     """When the last old page is gone, or the last new one there, its list has to go too."""
-    old = [page for page in pages.NOT_YET if (ROOT / page).exists()]
+    old = [page for page in pages.NOT_YET if (ROOT / page).exists() and "systems/" not in page]  # these stay there
     missing = [page for page in pages.COMING if not (ROOT / page).exists()]
     assert bool(old) == bool(pages.NOT_YET)
     assert bool(missing) == bool(pages.COMING)
