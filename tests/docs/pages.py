@@ -27,11 +27,11 @@ COMING = _pages(
     "tutorials/cluster tutorials/spot_nodes "
     "howto/troubleshooting howto/evaluate_and_export howto/data howto/rewards howto/turns_and_tools howto/lora "
     "howto/models howto/vllm howto/gpu howto/observe howto/simulate howto/python_api howto/resume howto/calibrate "
-    "reference/configuration reference/metrics reference/events reference/cli reference/coming_from "
+    "reference/configuration reference/metrics reference/events reference/cli reference/coming_from reference/grading "
     "concepts/architecture concepts/exactness concepts/engine concepts/speculation concepts/drafters "
     "concepts/drafter_training concepts/cost_model concepts/token_budget concepts/staleness concepts/learning "
     "concepts/quantization concepts/coordinator concepts/fleet "
-    "results/measured results/speculation"
+    "results/README results/smollm results/speculation"
 )
 FENCE = re.compile(r"^( *)(```+|~~~+)[ \t]*([\w-]*)[^\n]*\n(.*?)^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 # What a script writes into a page: `<!-- experiments.turns: begin -->` or `<!-- table: rollout -->`.

@@ -1,7 +1,8 @@
 """Words, sentence length and columns of every page: `python -m tests.docs.prose`. test_prose.py holds the limits.
 
-Words count outside fenced blocks and outside what scripts write into a page. Sentences are those of paragraphs and
-list items: no tables, no headings. A piece of `code` and a link's text count as they are read: code as one word.
+A word has a letter or a digit; a piece of `code` and a link's text count as they are read, code as one word. Words count
+outside fenced blocks and outside what scripts write into a page. Sentences are those of paragraphs and list items: no
+tables, no headings.
 """
 
 import math
@@ -64,7 +65,7 @@ def measure(text: str) -> Measure:
     counts = sorted(length(sentence) for sentence in sentences(text)) or [0]
     wide = [len(line) for line in written(text).splitlines() if "|" not in line[:4] and " " in line.strip()]
     return Measure(
-        len(written(text).split()),
+        length(written(text)),
         len(counts),
         sum(counts) / len(counts),
         counts[math.ceil(0.9 * len(counts)) - 1],

@@ -81,7 +81,8 @@ def invalid(words: list[str]) -> Iterator[str]:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    both = {key: merged(base[key], over[key]) for key in base.keys() & over.keys() if isinstance(over[key], dict)}
+    sections = {key for key in base.keys() & over.keys() if isinstance(base[key], dict) and isinstance(over[key], dict)}
+    both = {key: merged(base[key], over[key]) for key in sections}
     return {**base, **over, **both}
 
 

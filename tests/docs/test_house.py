@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from launch.config.schema import by_name, generic
-from tests.docs.pages import PAGES, is_new
-from tests.docs.test_docs import FILES, ROOT, SOURCE, name, stale_paths, unknown_keys
+from tests.docs.pages import PAGES, ROOT, is_new, name
+from tests.docs.test_docs import FILES, SOURCE, stale_paths, unknown_keys
 
 PACKAGES = (
     "actors",
