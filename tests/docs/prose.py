@@ -1,8 +1,8 @@
 """Words, sentence length and columns of every page: `python -m tests.docs.prose`. test_prose.py holds the limits.
 
-A word has a letter or a digit; a piece of `code` and a link's text count as they are read, code as one word. They
-count outside fenced blocks and outside what scripts write into a page. Sentences are those of paragraphs and list items: no
-tables, no headings.
+A word has a letter or a digit. A piece of `code` and a link's text count as they are read: code as one word. Words
+count outside fenced blocks and outside what scripts write into a page. Sentences are those of paragraphs and list
+items, not of tables and headings.
 """
 
 import math
