@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM := .venv-vllm
+DOCS := .venv-docs
 # The versions that CI tests. On a GPU machine choose your own torch (2.11 to 2.13): make install CONSTRAINTS=
 CONSTRAINTS ?= constraints/tested.txt
 # For what is built as for what is installed; pip before 25.3 reads the first for both.
@@ -18,7 +19,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 TINY := examples/guess_and_check
 SEED ?= 0
 
-.PHONY: demo demo-tiny test test-all test-gpu-pretended check bench install demo-vllm test-vllm install-vllm clean
+.PHONY: demo demo-tiny test test-all test-gpu-pretended check bench docs install demo-vllm test-vllm install-vllm clean
 .DEFAULT_GOAL := demo
 
 install: $(STAMP)
@@ -107,5 +108,12 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(addprefix --vllm-python ,$(or $(VLLM_PYTHON),$(wildcard $(VLLM_BIN)/python))) \
 	  $(if $(TRL_PYTHON),--trl-python $(TRL_PYTHON)) $(if $(ARCTIC),--arctic $(ARCTIC))
 
+# The manual as a site, in an environment of its own; a broken link, or a page that no menu lists, fails.
+docs:
+	@$(DOCS)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	@echo "==> open build/site/index.html, or: $(DOCS)/bin/mkdocs serve"
+
 clean:
-	rm -rf $(VENV) $(VLLM) build runs $(TINY)/data
+	rm -rf $(VENV) $(VLLM) $(DOCS) build runs $(TINY)/data

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from launch.config.schema import by_name, generic
-from tests.docs.test_docs import FILES, ROOT, SOURCE, name, unknown_keys
+from tests.docs.pages import PAGES, ROOT, is_new, name
+from tests.docs.test_docs import FILES, SOURCE, stale_paths, unknown_keys
 
 PACKAGES = (
     "actors",
@@ -35,6 +36,9 @@ IN_BACKTICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.[a-z_]\w*)+")
 ELSEWHERE = {"apply_scaling", "masked_whiten", "EDACB"}  # the names of others, and an answer
+METRIC = re.compile(
+    r"`((?:budget|data|drafter|eval|groups|logprob_gap|ratio|reward|rollouts|speculation|turns|weights)/[a-z_0-9/]+)`"
+)
 DANGLING = re.compile(r"design\.md|notes/[\w.]+")  # what only its author had
 
 
@@ -95,6 +99,7 @@ def dangling(text: str) -> Iterator[str]:
         pattern = f"{file}*" if f"{file}*" in text else f"{file}.*"
         if not (ROOT / file).exists() and not any(ROOT.glob(pattern)):
             yield file
+    yield from (file for file in stale_paths(text) if not SOURCE.fullmatch(file))
     for module in MODULE.findall(text):
         known = module.endswith(FILES) or generic(module) in by_name()
         if not known and not exists(module):
@@ -153,6 +158,13 @@ def test_what_docstrings_and_comments_name_exists(package: str) -> None:
         if path.is_relative_to(ROOT / package)
     }
     assert {path: items for path, items in found.items() if items} == {}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if is_new(page)], ids=name)
+def test_metrics_that_pages_name_exist(page: Path) -> None:
+    """Each part of a metric's name is written somewhere in the code."""
+    metrics = METRIC.findall(page.read_text(encoding="utf-8"))
+    assert [metric for metric in metrics if not set(re.findall(r"\w+", metric)) <= identifiers()] == []
 
 
 def test_the_checks_themselves_find_faults() -> None:

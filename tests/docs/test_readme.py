@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.config import load_config
-from tests.docs.test_docs import ROOT
+from tests.docs.pages import ROOT
 
 
 def block(language: str) -> str:

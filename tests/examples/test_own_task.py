@@ -40,7 +40,7 @@ def test_reward(response: str, value: float) -> None:
 def test_what_a_page_says_for_a_machine_without_a_gpu_is_accepted(page: str) -> None:
     folder = CONFIG.parents[1] / page
     text = (folder / "README.md").read_text(encoding="utf-8")
-    (words,) = re.findall(r"without a GPU add\s`([^`]*)`", text)
+    (words,) = re.findall(r"Without a GPU, add\s`([^`]*)`", text)
     for config in sorted(folder.glob("*.yaml")):
         loaded = load_config(config, words.split())
         assert (loaded.config.cluster.layout, loaded.config.cluster.gpu) == ("embedded", None)

@@ -16,7 +16,8 @@ from launch.config.foreign.table import rows
 from launch.config.load import validate
 from launch.config.overrides import apply_overrides, contradictions
 from launch.config.schema import by_name
-from tests.docs.test_docs import ROOT, unknown_keys
+from tests.docs.pages import ROOT
+from tests.docs.test_docs import unknown_keys
 from tests.launch.test_config_check import Write
 
 VERL = Path(__file__).with_name("verl_keys.tsv")  # verl 0.5 to 0.9: key, its default as JSON, what it is here
