@@ -102,7 +102,7 @@ test-gpu-pretended: $(STAMP)
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/python -m pytest -m vllm tests/vllm tests/drafter/test_export_vllm.py
 
-# The measured figures (docs/measured.md) in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
+# The measured figures (docs/results/README.md) in short, beside the committed ones. ROWS=driver,rollout: only these. What not every machine has:
 # VLLM_PYTHON=PATH (default: that of `make install-vllm`), TRL_PYTHON=PATH, ARCTIC=PATH.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(addprefix --vllm-python ,$(or $(VLLM_PYTHON),$(wildcard $(VLLM_BIN)/python))) \

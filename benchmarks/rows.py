@@ -1,4 +1,4 @@
-"""The rows of docs/measured.md as `make bench` runs them: which script, how short, and the figures of its record.
+"""The rows of docs/results/README.md as `make bench` runs them: which script, how short, and the figures of its record.
 
 Owns no measurement and no process. A row's figures are read alike from the committed record and from the new one,
 older records included; a placeholder such as {trl} in its options is something that not every machine has.

@@ -88,7 +88,7 @@ def rendered(report: GraphReport) -> RenderableType:
         _memory_table(report),
         Text(
             "rows: on average (t: trees); naive: every strategy at every number of requests, outputs kept per graph\n"
-            "predicted from shapes (docs/engine.md); used on CUDA only, with rollout.engine.cuda_graphs",
+            "predicted from shapes (docs/concepts/engine.md); used on CUDA only, with rollout.engine.cuda_graphs",
             style="dim",
         ),
     )

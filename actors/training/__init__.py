@@ -1,1 +1,1 @@
-"""The learner, without Ray: trainer, FSDP2, optimizers, checkpoints. See docs/learning.md."""
+"""The learner, without Ray: trainer, FSDP2, optimizers, checkpoints. See docs/concepts/learning.md."""

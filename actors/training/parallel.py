@@ -1,7 +1,7 @@
 """Ranks of the learner: rendezvous, sharding (FSDP2), and the two reductions a step needs. Never touches the maths.
 
 One rank has no process group and is not sharded: FSDP2 around a single rank computes the same numbers and costs time
-(see docs/learning.md).
+(see docs/concepts/learning.md).
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """EAGLE as a Drafter: catches up with the target's hidden states, then drafts chains or trees, batched over requests.
 
 Owns its network, its K/V and which positions it has seen. It starts a request from whatever hidden states the engine
-still keeps: one drafter-only pass, never a prefill of the target. Coupled drafts (docs/speculation_internals.md) add
+still keeps: one drafter-only pass, never a prefill of the target. Coupled drafts (docs/concepts/drafters.md) add
 the very noise of the target's draws, so an accurate drafter is accepted nearly as often as rejection sampling allows.
 """
 

@@ -10,7 +10,7 @@ import grpc
 from launch.cluster.session import RaySession
 
 REMEDY = (
-    "start every node with RAY_AUTH_MODE=token (docs/cluster.md, 'The token') and the head with "
+    "start every node with RAY_AUTH_MODE=token (docs/tutorials/cluster.md, 'The token') and the head with "
     "--dashboard-host=127.0.0.1; or keep others off this network"
 )
 _ASKED = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # of all calls the one that needs no cluster id

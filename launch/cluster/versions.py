@@ -23,7 +23,7 @@ from launch.cluster.installed import installed
 from launch.cluster.session import RaySession
 from launch.errors import PacelineError
 
-REMEDY = "install there what the driver runs with (docs/cluster.md, Upgrading)"
+REMEDY = "install there what the driver runs with (docs/tutorials/cluster.md, Upgrading)"
 _START_S = 60.0  # a node whose first worker process takes longer is heard later
 _LOOK_S = 5.0  # between two lists of the cluster's nodes
 _TRIES = 3  # of a node on which the task was lost

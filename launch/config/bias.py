@@ -9,7 +9,7 @@ from policies.token_budget.skip import BIAS
 
 _STALE = (
     "rollout.staleness: responses are of an older policy, and weights of single tokens, or truncated ones, make up for "
-    "that in part (docs/staleness.md)"
+    "that in part (docs/concepts/staleness.md)"
 )
 
 

@@ -413,7 +413,7 @@ class FailoverLearner:
         if self._rests is not None:
             group.rest(optimizer=self._rests)
         if differs := differs or others:
-            self._on_event("learner_differs", f"{differs}: the run goes on with other last bits (docs/cluster.md)")
+            self._on_event("learner_differs", f"{differs}: the run goes on with other last bits (docs/concepts/fleet.md)")
 
     def _publish_again(self, group: LearnerGroup) -> str:
         """What workers hold, if the group still has it; how that differs from what they got."""

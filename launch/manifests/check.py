@@ -183,7 +183,7 @@ def _commands(document: Mapping[str, Any]) -> Iterator[Issue]:
                 yield Issue(
                     key,
                     "starts Ray without its token: whoever reaches the head's ports can run code on the cluster",
-                    remedy="begin the command with RAY_AUTH_MODE=token (docs/cluster.md, The token)",
+                    remedy="begin the command with RAY_AUTH_MODE=token (docs/tutorials/cluster.md, The token)",
                 )
             for pinned in _PINNED.findall(command):
                 if not _allows(pinned, installed):

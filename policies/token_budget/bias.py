@@ -1,7 +1,7 @@
 """Why the expected gradient of an RL step is not that of the step without a budget: with as many responses to every
 prompt, and none of them ended early or given up. Owns the reasons and their words; measures nothing.
 
-How large each bias is: docs/results/gradient_bias.md. What is unbiased: docs/learning.md.
+How large each bias is: docs/results/gradient_bias.md. What is unbiased: docs/concepts/learning.md.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`ray job submit --working-dir . -- python -m launch ...`, as docs/cluster.md describes it, to a head with a token."""
+"""`ray job submit --working-dir . -- python -m launch ...`, as docs/tutorials/cluster.md describes it, to a head with a token."""
 
 import json
 import os

@@ -69,5 +69,5 @@ def test_no_example_looks_for_weights_in_a_source_package(config: Path) -> None:
 def test_the_page_names_rays_limit() -> None:
     from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 
-    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/tutorials/cluster.md").read_text(encoding="utf-8")
     assert f"limited to {DASHBOARD_CLIENT_MAX_SIZE // 2**20} MiB" in page

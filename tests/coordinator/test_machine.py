@@ -122,7 +122,7 @@ def test_a_session_grows_to_its_limit_only() -> None:
 
 
 def test_the_manual_shows_this_table() -> None:
-    """docs/coordinator.md, line by line."""
+    """docs/concepts/coordinator.md, line by line."""
     ends = {Edge.IGNORE: "-", Edge.RUN: "running", Edge.TO_BUSY: "BUSY", Edge.TO_IDLE: "IDLE", Edge.REMOVE: "gone"}
     events = (Busy, Idle, Started, Stopped, TrainerFailed, Heartbeat, Leave)
     lines = [f"| in | {' | '.join(event.__name__ for event in events)} |", "|" + "---|" * (1 + len(events))]

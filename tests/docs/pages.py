@@ -15,24 +15,9 @@ def _pages(names: str) -> frozenset[str]:
 
 # Pages of the old manual. The limits of prose.py and the checks of test_examples.py do not hold for them.
 # `test_the_lists_of_a_rewrite_are_emptied` fails once the last one is gone and this still names them.
-NOT_YET = _pages(
-    "architecture budgets calibration cluster coming_from configuration coordinator cost_model data drafter_export "
-    "drafter_training drafter_variants engine evaluation gpu learning lora measured models observing python_api "
-    "quantization rewards simulate speculation speculation_internals speculation_measured staleness token_budget "
-    "troubleshooting turns vllm systems/README systems/das systems/duet systems/efficient_rollout systems/qarl "
-    "systems/tlt upstream/vllm_cpu_expand_batch_to_tokens"
-)
+NOT_YET: frozenset[str] = frozenset()
 # Pages of the new manual that other changes bring. A link to one of them may lead nowhere until then.
-COMING = _pages(
-    "tutorials/cluster tutorials/spot_nodes "
-    "howto/troubleshooting howto/evaluate_and_export howto/data howto/rewards howto/turns_and_tools howto/lora "
-    "howto/models howto/vllm howto/gpu howto/observe howto/simulate howto/python_api howto/resume howto/calibrate "
-    "reference/configuration reference/metrics reference/events reference/cli reference/coming_from reference/grading "
-    "concepts/architecture concepts/exactness concepts/engine concepts/speculation concepts/drafters "
-    "concepts/drafter_training concepts/cost_model concepts/token_budget concepts/staleness concepts/learning "
-    "concepts/quantization concepts/coordinator concepts/fleet "
-    "results/README results/smollm results/speculation"
-)
+COMING: frozenset[str] = frozenset()
 FENCE = re.compile(r"^( *)(```+|~~~+)[ \t]*([\w-]*)[^\n]*\n(.*?)^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 # What a script writes into a page: `<!-- experiments.turns: begin -->` or `<!-- table: rollout -->`.
 GENERATED = re.compile(

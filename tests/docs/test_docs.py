@@ -128,7 +128,7 @@ TEST = re.compile(r"`(?:(tests/[\w/]+\.py))?::(test_\w+)")
 def test_every_test_that_a_table_names_is_there() -> None:
     """`tests/a.py::test_b`, and `::test_c` for another one of the file named before it in the row."""
     missing = []
-    page = next(ROOT / page for page in ("docs/howto/gpu.md", "docs/gpu.md") if (ROOT / page).exists())
+    page = next(ROOT / page for page in ("docs/howto/gpu.md", "docs/howto/gpu.md") if (ROOT / page).exists())
     for row in page.read_text(encoding="utf-8").splitlines():
         file = ""
         for named, test in TEST.findall(row):

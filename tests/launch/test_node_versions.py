@@ -198,7 +198,7 @@ def test_a_cluster_of_which_no_node_can_be_used_is_an_error_that_names_all() -> 
         PacelineError, match=r"none of .* 10\.0\.0\.1 .*torch 2\.12\.0.* 10\.0\.0\.2 .*Python 3\.12"
     ) as info:
         versions.require_one()
-    assert "docs/cluster.md" in str(info.value.remedy)
+    assert "docs/tutorials/cluster.md" in str(info.value.remedy)
 
 
 def test_trusted_nodes_are_not_asked() -> None:

@@ -67,7 +67,7 @@ def test_a_settled_prompt_is_kept_with_probability_keep(keep: float) -> None:
 
 @pytest.mark.parametrize(("after", "zero"), [(1, 0.43), (2, 0.66)])
 def test_a_prompt_counts_as_much_less_as_the_manual_says(after: int, zero: float) -> None:
-    """docs/token_budget.md: of its turns a prompt whose groups have no spread with probability q takes
+    """docs/concepts/token_budget.md: of its turns a prompt whose groups have no spread with probability q takes
     1 / (1 + q^after (1 / keep - 1))."""
     keep, turns = 0.25, 20_000
     skip, rng, sampled = skipping(after, keep), np.random.default_rng(0), 0

@@ -1,7 +1,7 @@
 """What public trainers assert of their advantages, shaping and filters, restated with our own numbers.
 
 Each test names whose assertion it is. Where a project does otherwise than the others, or than is done here, the test
-says what happens here; the reasons are in docs/learning.md.
+says what happens here; the reasons are in docs/concepts/learning.md.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """What public trainers compute, restated as numbers worked out by hand: the semantics that are accepted here.
 
-Each test names who computes it. What they do otherwise, and why it is not done here, is in docs/learning.md.
+Each test names who computes it. What they do otherwise, and why it is not done here, is in docs/concepts/learning.md.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""The native rollout engine: scheduler, KV blocks, runner, verification. See docs/engine.md."""
+"""The native rollout engine: scheduler, KV blocks, runner, verification. See docs/concepts/engine.md."""

@@ -337,8 +337,8 @@ def keep(value: Any, _: Written) -> str:
 def wandb(value: Any, _: Written) -> str:
     names = value if isinstance(value, list) else [value]
     if "wandb" in names:
-        return "observe.wandb_project, by a name; files, terminal and TensorBoard need none (docs/observing.md)"
-    return "leave it out: files, terminal and TensorBoard are written anyway (docs/observing.md)"
+        return "observe.wandb_project, by a name; files, terminal and TensorBoard need none (docs/howto/observe.md)"
+    return "leave it out: files, terminal and TensorBoard are written anyway (docs/howto/observe.md)"
 
 
 # Where a row counts only beside others.

@@ -1,4 +1,4 @@
-"""The rows of names.yaml as objects. Owns what a row may have; docs/coming_from.md prints the table.
+"""The rows of names.yaml as objects. Owns what a row may have; docs/reference/coming_from.md prints the table.
 
 A row has names (`verl`, `trl`, `others`; `beside`: what its examples stand beside) and one answer:
 
