@@ -17,7 +17,7 @@ share. The protocol was written before the first run:
 - Nothing is selected or tuned. A run that ends with an error is in the table.
 
 The journal in `--run-dir` has a line for each cell that is done; what it has is not run again. Each call writes the
-record and the tables, also into the pages in docs/systems. `--tables`: only that.
+record and the tables, also into docs/results/ablation.md. `--tables`: only that.
 """
 
 import fcntl

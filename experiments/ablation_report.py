@@ -1,7 +1,7 @@
-"""The tables of `experiments.ablation`'s record, and the pages that show them.
+"""The tables of `experiments.ablation`'s record, and the page that shows them.
 
-Owns `experiments/results/ablation.md` and what stands between `<!-- experiments.ablation: begin -->` and its end: all
-systems in docs/systems/README.md, on each system's page its own lines. Measures nothing.
+Owns `experiments/results/ablation.md` and what stands between `<!-- experiments.ablation: begin -->` and its end in
+docs/results/ablation.md. Measures nothing.
 """
 
 import math
@@ -13,15 +13,15 @@ from typing import Any
 
 from benchmarks.harness import ROOT, load, markdown
 
-PAGES = ROOT / "docs/systems"
+PAGE = ROOT / "docs/results/ablation.md"
 NAMES = {
     "nothing": "nothing",
     "half": "half the rollouts, no system",
-    "tlt": "[TLT](tlt.md)",
-    "das": "[DAS](das.md)",
-    "efficient_rollout": "[EfficientRollout](efficient_rollout.md)",
-    "duet": "[DUET](duet.md)",
-    "qarl": "[QaRL](qarl.md)",
+    "tlt": "[TLT](../systems/tlt.md)",
+    "das": "[DAS](../systems/das.md)",
+    "efficient_rollout": "[EfficientRollout](../systems/efficient_rollout.md)",
+    "duet": "[DUET](../systems/duet.md)",
+    "qarl": "[QaRL](../systems/qarl.md)",
     "everything": "everything that goes together",
 }
 HEAD = (
@@ -37,13 +37,12 @@ Row = Mapping[str, Any]
 
 
 def write_pages(record: Path) -> str:
-    """Write them from the record, and return the whole table. Only results/ablation.json has pages."""
+    """Write them from the record, and return the whole table. Only results/ablation.json has a page."""
     found = load(record)
     text = table(found["runs"], found["same_tokens"], found["machine"])
     record.with_suffix(".md").write_text(f"# Each system, and all together\n\n{text}\n", encoding="utf-8")
-    for page in sorted(PAGES.glob("*.md")) if record == ROOT / "experiments/results/ablation.json" else []:
-        own = [*(["half"] if page.stem == "duet" else []), page.stem] if page.stem in NAMES else list(NAMES)
-        replace_block(page, table(found["runs"], found["same_tokens"], found["machine"], ["nothing", *own]))
+    if record == ROOT / "experiments/results/ablation.json":
+        replace_block(PAGE, text)
     return text
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from typer.models import ArgumentInfo, OptionInfo
 
 from launch.commands.cli import app
-from launch.config.foreign import table
+from launch.config.foreign.lookup import table
 from launch.config.schema import render
 from launch.config.show import schema_markdown
 

@@ -88,7 +88,11 @@ def test_configuration_keys_exist(page: Path) -> None:
     assert list(unknown_keys(page.read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+# Records name commands and files of the commit that they are of.
+RECORDS = sorted((ROOT / "docs/results").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in RECORDS], ids=name)
 def test_modules_and_files_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert [module for module in MODULE.findall(text) if importlib.util.find_spec(module) is None] == []
@@ -98,7 +102,7 @@ def test_modules_and_files_exist(page: Path) -> None:
     assert [path for path in missing if name(path) not in COMING] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if is_new(page)], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if is_new(page) and page not in RECORDS], ids=name)
 def test_relative_file_names_exist(page: Path) -> None:
     assert list(stale_paths(page.read_text(encoding="utf-8"))) == []
 
@@ -110,6 +114,11 @@ def test_every_page_of_the_manual_is_in_its_index() -> None:
     old = {page.removeprefix("docs/") for page in NOT_YET}
     results = {page for page in pages if page.startswith("results/")}  # the site's menu lists them
     assert pages - linked - old - results == {"index.md"}
+
+
+def test_every_record_is_in_their_index() -> None:
+    index = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    assert {page.name for page in RECORDS} - set(LINK.findall(index)) == {"README.md"}
 
 
 def test_the_checks_themselves_find_faults(tmp_path: Path) -> None:

@@ -177,6 +177,9 @@ def test_the_checks_themselves_find_faults() -> None:
         "launch.config.gone",
         "`fell_off_the_tree`",
     ]
-    assert list(dangling("`Rollout`, docs/concepts/engine.md, `rollout.workers`, launch.config.load_config, `a + b`")) == []
+    assert (
+        list(dangling("`Rollout`, docs/concepts/engine.md, `rollout.workers`, launch.config.load_config, `a + b`"))
+        == []
+    )
     shape = "@dataclass(frozen=True)\nclass A:\n" + "".join(f"    f{i}: int\n" for i in range(6))
     assert [(keywords, count) for _, keywords, count in fields_of(ast.parse(shape))] == [(False, 6)]
