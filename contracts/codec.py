@@ -1,6 +1,6 @@
 """Values of a dataclass as flat arrays, and back: one column for each field, by the types of the fields alone.
 
-A nested dataclass has columns of its own ("rollout.sampled.tokens"); what varies in length has a column of lengths
+A nested dataclass has columns of its own, named by the way to the field; what varies in length has a column of lengths
 beside that of its items. So a thousand responses are a few dozen arrays, which refer to nothing of theirs and cost no
 object each. Numbers come back with every bit and type as they were. Owns no file and no meaning.
 

@@ -1,25 +1,24 @@
-"""Main program of an environment's process: plays episodes with the user's code. Run by path, and light, so that it
-starts fast.
+"""What an environment's process does (`actors.processes.user_main` runs it): plays episodes with the user's code.
+Light, so that it starts fast.
 
-Reads calls (8 bytes of length, then a pickled dict) from stdin; writes JSON lines to stdout: what it is ready with,
-then for each call that user code begins to run, and its answer; if it ends by an error, that is its last line. Both are
-taken out of the user's way before any user code runs: descriptor 0 is /dev/null then, 1 is the log. Coroutines of
-different episodes run side by side; a plain `reset` or `step` has the process to itself.
+Its lines are what it is ready with, then for each call that user code begins to run, and its answer; if it ends by an
+error, that is its last line. Coroutines of different episodes run side by side; a plain `reset` or `step` has the
+process to itself.
 """
 
 import asyncio
 import contextlib
 import importlib
 import inspect
-import json
 import math
 import os
-import pickle
-import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.processes.user_main import Parent
 
 
 class Player:
@@ -147,56 +146,35 @@ def prepare(setup: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
     return lambda: Tools(functions), {"ready": [schema(name, function) for name, function in functions.items()]}
 
 
-async def serve(make: Callable[[], Any], write: Callable[[dict[str, Any]], None], requests: IO[bytes]) -> None:
-    """Until `requests` end."""
+async def serve(make: Callable[[], Any], parent: "Parent") -> None:
+    """Until nothing more is asked."""
     loop, calls = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
     def read() -> None:
-        while header := requests.read(8):
-            call = pickle.loads(requests.read(int.from_bytes(header, "little")))
+        for call in parent.questions():
             loop.call_soon_threadsafe(calls.put_nowait, call)
         loop.call_soon_threadsafe(calls.put_nowait, None)
 
     threading.Thread(target=read, daemon=True).start()
-    player, tasks = Player(make, write), set[asyncio.Task[None]]()
+    player, tasks = Player(make, parent.answer), set[asyncio.Task[None]]()
     while (call := await calls.get()) is not None:
         task = asyncio.create_task(player.play(call))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
 
-def main() -> None:
-    setup = json.loads(sys.argv[1])
-    requests = os.fdopen(os.dup(0), "rb")  # a descriptor that no program inherits which user code starts
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what user code prints goes to the log, not into the answers
-    sys.stdout = sys.stderr  # line by line: this process ends by SIGKILL, which takes what is buffered with it
-    sys.path[:] = setup["path"]
-    owner = os.getpid()
-
-    def write(line: dict[str, Any]) -> None:
-        if os.getpid() != owner:
-            os._exit(0)  # user code forked, and returned here twice
-        answers.write(json.dumps(line).encode() + b"\n")
-
+def main(parent: "Parent", setup: dict[str, Any]) -> None:
     try:
         make, ready = prepare(setup)
     except BaseException as error:
-        write({"error": text_of(error), "trace": _trace(error)})
+        parent.answer({"error": text_of(error), "trace": _trace(error)})
         return
-    write(ready)
+    parent.answer(ready)
     status = 0
     try:
-        asyncio.Runner().run(serve(make, write, requests))
+        asyncio.Runner().run(serve(make, parent))
     except BaseException as error:  # of a task that user code started: it ends the loop
         status = 1
         with contextlib.suppress(OSError):  # it may have closed all descriptors
-            write({"ended": text_of(error), "trace": _trace(error)})
+            parent.answer({"ended": text_of(error), "trace": _trace(error)})
     os._exit(status)  # at once: no task is cancelled, and nobody waits for the thread that reads
-
-
-if __name__ == "__main__":
-    main()

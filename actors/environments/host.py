@@ -1,26 +1,22 @@
 """One process of a user's environment, on an event loop: calls in, answers out, many episodes at once. No Ray.
 
-Owns the pipe, the deadlines and the replacement of the process. The process says whose code it begins to run: factory,
-`reset`, `step` or `close`. Where one call hangs, or ends the process, that call fails, and the others are asked again
-of a new process, which plays their episodes up to there. Where several ran side by side, they run one after the
-other first, which shows whose fault it was. A process that writes anything else than answers is replaced like one that
-ends.
+Owns the deadlines and the replacement of the process; its pipes are `actors.processes.user_code`. The process says
+whose code it begins to run: factory, `reset`, `step` or `close`. Where one call hangs, or ends the process, that call
+fails, and the others are asked again of a new process, which plays their episodes up to there. Where several ran side
+by side, they run one after the other first, which shows whose fault it was. A process that writes anything else than
+answers is replaced like one that ends.
 """
 
 import asyncio
 import contextlib
 import itertools
 import json
-import os
-import pickle
-import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.identity import ChildPrints, ended
-from actors.processes.modules import folders, looked_in
+from actors.processes.modules import looked_in
+from actors.processes.user_code import UserProcess, framed
 from config.environments import EnvironmentOptions
 from contracts.environments import Answer, Call
 
@@ -29,7 +25,6 @@ START_TIMEOUT_S = 120.0  # imports of the user's module on a busy machine
 _END_TIMEOUT_S = 5.0  # from the end of a process's answers to its exit status
 _MAX_LOSSES = 3  # processes that one call may lose
 _GARBAGE = "wrote something else than answers to the descriptor of its answers"
-_LINE_BYTES = 1 << 28  # of an answer
 
 
 class EnvironmentStartError(RuntimeError):
@@ -57,8 +52,8 @@ class EnvironmentHost:
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._options = options
-        self._process: asyncio.subprocess.Process | None = None
-        self._prints: ChildPrints | None = None  # of the process
+        self._process: UserProcess | None = None
+        self._questions: asyncio.WriteTransport | None = None  # of the process
         self._reader: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._ids = itertools.count()
@@ -92,42 +87,32 @@ class EnvironmentHost:
                 "factory": self._options.factory,
                 "options": self._options.options,
                 "tools": self._options.tools,
-                "path": folders(),
             }
-            prints = ChildPrints()
+            process, lines = UserProcess(_SCRIPT, setup), asyncio.Queue[bytes]()
+            loop = asyncio.get_running_loop()
+            loop.add_reader(process.answers, _take_answers, process, lines)
+            loop.add_reader(process.prints.reader, _take_prints, process)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", str(_SCRIPT), json.dumps(setup)),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=prints.writer,
-                    start_new_session=True,  # Ctrl-C at the terminal is for the run, which then closes its children
-                    limit=_LINE_BYTES,
-                )
-            finally:
-                prints.started()
-            self._prints = prints
-            asyncio.get_running_loop().add_reader(prints.reader, self._take_prints)
-            assert process.stdout is not None
-            try:
-                line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+                self._questions, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.questions)
+                line = await asyncio.wait_for(lines.get(), START_TIMEOUT_S)
                 said: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
                 if not said.keys() & {"error", "ready"}:
                     raise ValueError
+            except asyncio.CancelledError:
+                self._stop(process)
+                raise
             except TimeoutError:
                 said = {"error": f"its process did not start within {START_TIMEOUT_S:g} s"}
             except (ValueError, AttributeError):
                 said = {"error": f"its process {_GARBAGE}"}
             if "error" in said:
-                _kill(process)
-                await process.wait()
-                self._stop_prints()
+                await self._end(process)
                 shown = f"\n{said['trace']}" if said.get("trace") else ""
                 where = self._options.factory or ", ".join(self._options.tools)
                 said_of = f"{said['error']}{looked_in(str(said['error']))}"
                 raise EnvironmentStartError(f"{where} cannot be used: {said_of}{shown}")
             self.schemas = said["ready"]
-            self._process, self._reader = process, asyncio.create_task(self._read(process))
+            self._process, self._reader = process, asyncio.create_task(self._read(process, lines))
 
     async def close(self) -> None:
         """End the process; what is open is not answered any more."""
@@ -135,20 +120,25 @@ class EnvironmentHost:
             if task is not None:
                 task.cancel()
         if self._process is not None:
-            _kill(self._process)
-            await self._process.wait()
-        self._stop_prints()
+            await self._end(self._process)
 
-    def _take_prints(self) -> None:
-        if self._prints is not None and not self._prints.take():
-            asyncio.get_running_loop().remove_reader(self._prints.reader)
+    async def _end(self, process: UserProcess) -> None:
+        """Kill it, if it has not ended, and let go of its pipes."""
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        self._stop(process)
 
-    def _stop_prints(self) -> None:
-        """Of a process that has ended."""
-        if self._prints is not None:
-            asyncio.get_running_loop().remove_reader(self._prints.reader)
-            self._prints.close()
-            self._prints = None
+    def _stop(self, process: UserProcess) -> None:
+        """The same at once: a killed process ends within milliseconds."""
+        loop = asyncio.get_running_loop()
+        for descriptor in (process.answers, process.prints.reader):
+            loop.remove_reader(descriptor)
+        if self._questions is not None:
+            if not self._questions.is_closing():  # it closes the pipe, by itself where the process has ended
+                self._questions.abort()
+            self._questions = None
+            process.detach()
+        process.close()
 
     def _send(self, number: int, entry: _Open) -> None:
         call = entry.call
@@ -160,16 +150,14 @@ class EnvironmentHost:
             "seed": call.seed,
             "actions": call.actions,
         }
-        packed = pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL)
-        if self._process is not None and self._process.stdin is not None and not entry.future.done():
+        if self._process is not None and self._questions is not None and not entry.future.done():
             with contextlib.suppress(OSError, RuntimeError):
-                self._process.stdin.write(len(packed).to_bytes(8, "little") + packed)
+                self._questions.write(framed(asked))
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read(self, process: UserProcess, lines: "asyncio.Queue[bytes]") -> None:
         last = ""  # of the process: why it ends
         try:
-            while line := await process.stdout.readline():
+            while line := await lines.get():
                 said = json.loads(line)
                 if "ended" in said:
                     last = _with_trace(said["ended"], said["trace"])
@@ -177,22 +165,16 @@ class EnvironmentHost:
                     self._heard(process, said)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             last = f"it was killed: it {_GARBAGE}"
-            _kill(process)
-        try:
-            last = last or ended(await asyncio.wait_for(process.wait(), _END_TIMEOUT_S))
-        except TimeoutError:
-            last = ended(None)
-            _kill(process)
-        await process.wait()
-        self._stop_prints()
+        last = last or await asyncio.to_thread(process.how_it_ended, _END_TIMEOUT_S)
+        await self._end(process)
         await self._lost(last)
 
-    def _heard(self, process: asyncio.subprocess.Process, said: dict[str, Any]) -> None:
+    def _heard(self, process: UserProcess, said: dict[str, Any]) -> None:
         """One line of the process. Raises what a line raises that is none of its own."""
         answer = None if "begin" in said else _answer(said)
         entry = self._open.get(said["id"])
-        if answer is not None and self._prints is not None:
-            self._prints.renew()
+        if answer is not None:
+            process.prints.renew()
         if entry is None:
             return
         entry.rest()
@@ -202,7 +184,7 @@ class EnvironmentHost:
         elif not entry.future.done():
             entry.future.set_result(answer)
 
-    def _late(self, process: asyncio.subprocess.Process, entry: _Open) -> None:
+    def _late(self, process: UserProcess, entry: _Open) -> None:
         """Its code has run for too long, or code of another one beside it that never lets go."""
         alone = all(other is entry or other.alarm is None for other in self._open.values())
         if alone and not entry.future.done():
@@ -210,7 +192,7 @@ class EnvironmentHost:
                 f"the environment took more than {self._options.timeout_s:g} s and was killed (environment.timeout_s)"
             )
             entry.future.set_result(Answer(error=text))
-        _kill(process)
+        process.kill()
 
     async def _lost(self, how: str) -> None:
         """The process has ended, `how` is for people. All that is open is asked again, those whose code ran one after
@@ -279,6 +261,18 @@ def _with_trace(text: str, trace: str | None) -> str:
     return text if trace is None else f"{text}\n{trace}\n"
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the leader of its session, and what it has started
+def _take_answers(process: UserProcess, lines: "asyncio.Queue[bytes]") -> None:
+    """Whole lines, and what is left when they end; then nothing, b""."""
+    more = process.read()
+    while (line := process.line()) is not None:
+        lines.put_nowait(line)
+    if not more:
+        asyncio.get_running_loop().remove_reader(process.answers)
+        if process.received:
+            lines.put_nowait(bytes(process.received))
+        lines.put_nowait(b"")
+
+
+def _take_prints(process: UserProcess) -> None:
+    if not process.prints.take():
+        asyncio.get_running_loop().remove_reader(process.prints.reader)

@@ -1,26 +1,22 @@
-"""A child process that computes one thing at a time and is killed at its deadline. Owns the pipe, the deadline and the
-restart. What a child computes is a function of its argument, so a child that ends, or answers another question than
-the one it was asked, is replaced and asked once more; an answer and a deadline are final.
+"""A child process that computes one thing at a time and is killed at its deadline. Owns the deadline and the restart;
+the process and its pipes are `actors.processes.user_code`. What a child computes is a function of its argument, so a
+child that ends, or answers another question than the one it was asked, is replaced and asked once more; an answer and
+a deadline are final.
 
 A deadline kept by signals works only in the main thread, and neither signals nor threads stop a regular expression or a
 power of big integers that never returns to the interpreter. Killing a process always works.
 """
 
-import contextlib
 import json
-import os
-import pickle
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from actors.identity import ChildPrints, ended
-from actors.processes.modules import folders
+from actors.identity import ended
+from actors.processes.user_code import UserProcess, framed
 from contracts.rewards import GradingError
 
 _SCRIPT = Path(__file__).with_name("child_main.py")
@@ -47,9 +43,7 @@ class DeadlineChild:
     def __init__(self, kind: str, argument: str = "", *, memory_mb: int | None = None, forks: bool = False) -> None:
         self._kind, self._argument, self._memory_mb, self._forks = kind, argument, memory_mb, forks
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._prints: ChildPrints | None = None  # of the process
-        self._received = bytearray()  # read from the child, of lines not yet looked at
+        self._process: UserProcess | None = None
         self._number = 0  # of the last question; a process says with 0 that it is ready
 
     def start(self) -> None:
@@ -72,13 +66,10 @@ class DeadlineChild:
 
     def _ask(self, argument: Any, timeout_s: float) -> Any:
         process = self._ensure()
-        assert process.stdin is not None
         self._number += 1
-        asked = (self._number, timeout_s, argument)
-        request = pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL)
         try:
-            process.stdin.write(len(request).to_bytes(8, "little") + request)
-            process.stdin.flush()
+            process.questions.write(framed((self._number, timeout_s, argument)))
+            process.questions.flush()
         except OSError as error:
             raise self._died(process) from error
         return self._receive(process, self._number, timeout_s)
@@ -87,33 +78,23 @@ class DeadlineChild:
         with self._lock:
             self._kill()
 
-    def _ensure(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+    def _ensure(self) -> UserProcess:
+        if self._process is None or not self._process.runs:
             self._kill()
             setup = {
+                "kind": self._kind,
                 "argument": self._argument,
                 "memory_mb": self._memory_mb,
-                "path": folders(),
                 "forks": self._forks,
             }
-            self._prints = ChildPrints()
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", str(_SCRIPT), self._kind, json.dumps(setup)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._prints.writer,
-                    start_new_session=True,  # Ctrl-C at the terminal is for the run, which then closes its children
-                )
-            finally:
-                self._prints.started()
+            self._process = UserProcess(_SCRIPT, setup)
             try:
                 self._receive(self._process, 0, _START_TIMEOUT_S)
             except ChildTimeoutError as error:
                 raise GradingError(f"the {self._kind} child did not start within {_START_TIMEOUT_S:g} s") from error
         return self._process
 
-    def _receive(self, process: subprocess.Popen[bytes], number: int, timeout_s: float) -> Any:
+    def _receive(self, process: UserProcess, number: int, timeout_s: float) -> Any:
         """The answer to question `number`."""
         line = self._line(process, time.monotonic() + timeout_s)
         if line is None:
@@ -134,20 +115,18 @@ class DeadlineChild:
             raise GradingError(answer["error"], answer.get("trace"))
         return answer["value"]
 
-    def _died(self, process: subprocess.Popen[bytes]) -> ChildDiedError:
+    def _died(self, process: UserProcess) -> ChildDiedError:
         """Its answers have ended: how it did, before it is killed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
-        end = ended(process.poll())
+        end = process.how_it_ended(_END_TIMEOUT_S)
         self._kill()
         return ChildDiedError(f"the {self._kind} child process died ({end})")
 
-    def _stop_call(self, process: subprocess.Popen[bytes]) -> None:
+    def _stop_call(self, process: UserProcess) -> None:
         """End what computes: the child, or only its fork, whose successor is ready when this returns."""
-        if not self._forks or process.poll() is not None:
+        if not self._forks or not process.runs:
             self._kill()
             return
-        process.send_signal(signal.SIGUSR1)
+        process.signal(signal.SIGUSR1)
         deadline = time.monotonic() + _FORK_TIMEOUT_S
         while line := self._line(process, deadline):
             if "forked" in _parsed(line):
@@ -156,45 +135,26 @@ class DeadlineChild:
 
     def _kill(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # the leader of its session, and what it has forked
-            self._process.wait()
-            self._received.clear()
-            for stream in (self._process.stdin, self._process.stdout):
-                try:
-                    if stream is not None:
-                        stream.close()
-                except OSError:
-                    pass  # unsent bytes of a request to a child that is dead
+            self._process.close()
             self._process = None
-        if self._prints is not None:
-            self._prints.close()
-            self._prints = None
 
-    def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-        """The next line of its answers, b"" at their end, None at the deadline; what follows stays in `_received`.
-        Copies what is printed meanwhile."""
-        assert process.stdout is not None
-        assert self._prints is not None
-        answers, received, poll = process.stdout.fileno(), self._received, select.poll()
-        poll.register(answers, select.POLLIN)
-        poll.register(self._prints.reader, select.POLLIN)
+    def _line(self, process: UserProcess, deadline: float) -> bytes | None:
+        """The next line of its answers, b"" at their end, None at the deadline. Copies what is printed meanwhile."""
+        prints, poll = process.prints, select.poll()
+        poll.register(process.answers, select.POLLIN)
+        poll.register(prints.reader, select.POLLIN)
         try:
-            while (end := received.find(b"\n")) < 0:
+            while (line := process.line()) is None:
                 ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
-                if self._prints.reader in ready and not self._prints.take():
-                    poll.unregister(self._prints.reader)
-                if answers in ready:
-                    part = os.read(answers, 65536)
-                    if not part:
+                if prints.reader in ready and not prints.take():
+                    poll.unregister(prints.reader)
+                if process.answers in ready:
+                    if not process.read():
                         return b""
-                    received += part
                 elif time.monotonic() >= deadline:
                     return None
         finally:
-            self._prints.renew()
-        line = bytes(received[: end + 1])
-        del received[: end + 1]
+            prints.renew()
         return line
 
 

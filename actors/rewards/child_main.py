@@ -1,8 +1,5 @@
-"""Main program of DeadlineChild: answers requests on stdin with one JSON line each on stdout. Run by path; never
+"""What DeadlineChild's process computes (`actors.processes.user_main` runs it): one question after the other. Never
 imported by Paceline, and imports none of it, so that it starts fast.
-
-Both are taken out of the user's way before any of the user's code runs: descriptor 0 is /dev/null then, 1 is the log,
-and programs that the user starts inherit neither pipe. A process that the user's code forks off never answers.
 
 Kinds: `symbolic` a question about expressions -> bool, by math-verify (symbolic.py); `reasoning_gym`
 an answer -> its score, by its data set (gym.py); `pattern` text -> bool;
@@ -15,16 +12,17 @@ import importlib.util
 import json
 import math
 import os
-import pickle
 import re
 import resource
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.processes.user_main import Parent
 
 
 def symbolic(_: str) -> Callable[[Any], Any]:
@@ -70,7 +68,7 @@ def _beside(name: str) -> Any:
     return module
 
 
-def stay_behind(answers: Any) -> None:
+def stay_behind(parent: "Parent") -> None:
     """Returns in a fork of this process. This process stays and makes another whenever one is killed or dies, which it
     announces by a line; SIGUSR1 kills the one that computes."""
     computing = 0
@@ -84,27 +82,19 @@ def stay_behind(answers: Any) -> None:
         computing = os.fork()
         if computing == 0:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            parent.forked()
             return
         _, status = os.waitpid(computing, 0)
         computing = 0
         if os.WIFEXITED(status):
             os._exit(0)  # nobody asks any more
-        answers.write(json.dumps({"forked": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+        parent.answer({"forked": os.waitstatus_to_exitcode(status)})
 
 
-def main() -> None:
-    kind, setup = sys.argv[1], json.loads(sys.argv[2])
-    requests = os.fdopen(os.dup(0), "rb")  # a descriptor that no program inherits which the user's code starts
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what a function prints goes to the log, not into the answers
-    sys.stdout = sys.stderr  # line by line: this process ends by SIGKILL, which takes what is buffered with it
-    sys.path[:] = setup["path"]
+def main(parent: "Parent", setup: dict[str, Any]) -> None:
+    kind = setup["kind"]
     if setup["memory_mb"]:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_mb"] << 20,) * 2)
-    owner = os.getpid()
 
     def answer(number: int, make: Callable[[], Any]) -> Any:
         """Answers question `number` with the value, or with the exception as text; returns the value."""
@@ -118,9 +108,7 @@ def main() -> None:
                 payload = {"number": number, "error": text, "trace": trace}
             else:
                 payload = {"number": number, "error": f"{type(error).__name__}: {error}"[:2000]}
-        if os.getpid() != owner:
-            os._exit(0)  # the user's code forked, and returned here twice
-        answers.write(json.dumps(payload).encode() + b"\n")
+        parent.answer(payload)
         return value
 
     kinds: dict[str, Callable[[str], Callable[[Any], Any]]] = {
@@ -134,15 +122,9 @@ def main() -> None:
     if compute is None:
         return
     if setup["forks"]:
-        stay_behind(answers)
-        owner = os.getpid()
-    while header := requests.read(8):
-        number, timeout_s, argument = pickle.loads(requests.read(int.from_bytes(header, "little")))
+        stay_behind(parent)
+    for number, timeout_s, argument in parent.questions():
         # The default action of SIGALRM ends even a loop in C: nothing outlives a parent that was killed meanwhile.
         signal.alarm(math.ceil(timeout_s) + 5)
         answer(number, partial(compute, argument))
         signal.alarm(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,67 @@
+"""The child's end of a process that runs a user's code (`actors.processes.user_code`): its pipes. Run by path, with the
+path of the module whose `main` serves; imports nothing of Paceline, so that it starts fast.
+
+Questions come on stdin (8 bytes of length, then a pickle), answers go to stdout as JSON lines. Both are taken out of
+the user's way before any of the user's code runs: descriptor 0 is /dev/null then, 1 is the log, and programs that the
+user starts inherit neither pipe. A process that the user's code forks off never answers.
+"""
+
+import importlib.util
+import json
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Parent:
+    """Who asks."""
+
+    def __init__(self, path: list[str]) -> None:
+        """`path`: where modules are searched from now on."""
+        self._questions = os.fdopen(os.dup(0), "rb")  # a descriptor that no program inherits which the user starts
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        self._answers = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)  # what the user's code prints goes to the log, not into the answers
+        sys.stdout = sys.stderr  # line by line: this process ends by SIGKILL, which takes what is buffered with it
+        sys.path[:] = path
+        self._owner = os.getpid()
+
+    def questions(self) -> Iterator[Any]:
+        """Until the parent closes its end."""
+        while header := self._questions.read(8):
+            yield pickle.loads(self._questions.read(int.from_bytes(header, "little")))
+
+    def answer(self, said: dict[str, Any]) -> None:
+        if os.getpid() != self._owner:
+            os._exit(0)  # the user's code forked, and returned here twice
+        self._answers.write(json.dumps(said).encode() + b"\n")
+
+    def forked(self) -> None:
+        """This process, which our own code forked off, answers from now on."""
+        self._owner = os.getpid()
+
+
+def beside(script: str, name: str) -> Any:
+    """The module `name` in the folder of `script`, without the package around it, which imports much."""
+    path = Path(script).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"paceline_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    script, setup = sys.argv[1], json.loads(sys.argv[2])
+    module = beside(script, Path(script).stem)  # before the user's folders are searched: they may shadow a module
+    module.main(Parent(setup["path"]), setup)
+
+
+if __name__ == "__main__":
+    main()
