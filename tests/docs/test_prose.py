@@ -17,7 +17,7 @@ LIMITED = [
 ]
 
 
-@pytest.mark.parametrize("page", LIMITED, ids=name)
+@pytest.mark.parametrize("page", [page for page in LIMITED if page.parent.name != "results"], ids=name)
 def test_sentences_are_short(page: Path) -> None:
     measured = prose.of(page)
     assert measured.mean < prose.MEAN_SENTENCE
