@@ -64,9 +64,9 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
         float, Field(gt=0, description="of a fit, and of fresh weights; what was fitted is followed at a tenth of it")
     ] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0, description="micro-steps of linear warm-up of the learning rate")] = 20
-    weight_decay: Annotated[float, Field(ge=0, description="of AdamW")] = 0.0
-    betas: Annotated[tuple[float, float], Field(description="of AdamW")] = (0.9, 0.95)
-    max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are scaled down to it")] = 1.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     micro_step_tokens: Annotated[int, Field(ge=64, description="tokens packed into one micro-step")] = 2048
     every_steps: Annotated[int, Field(ge=1, description="train at most once in so many RL steps")] = 1
     drift: Annotated[

@@ -16,7 +16,7 @@ class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
     )
     lr: Annotated[float, Field(gt=0, le=10, description="peak learning rate")] = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0, description="of AdamW")] = 1e-8
+    eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, description="decoupled, as in AdamW")] = 0.0
     warmup_steps: Annotated[int, Field(ge=0, description="linear warm-up, optimizer steps")] = 0
     schedule: Annotated[
