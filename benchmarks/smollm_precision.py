@@ -96,19 +96,28 @@ def cell(models: Models, requests: int, prompt_tokens: int, repeats: int) -> dic
     }
 
 
-def roll(model: Transformer, requests: Sequence[Request]) -> Turn:
-    steps: list[EngineStepRecord] = []
-    engine = NativeEngine(model, options_of([requests]), on_step=steps.append)
-    engine.submit(requests)
-    prompt_s = decode_s = 0.0
-    while engine.has_work:
-        before = len(steps)
-        seconds = cpu_s(engine.step)
-        if any(step.prefill_tokens for step in steps[before:]):
-            prompt_s += seconds
-        else:
-            decode_s += seconds
-    return Turn(prompt_s, decode_s, sum(step.emitted for step in steps), sum(step.prefill_tokens for step in steps))
+class Worker:
+    """An engine that is kept from wave to wave, as in a run."""
+
+    def __init__(self, model: Transformer, requests: Sequence[Request]) -> None:
+        self._steps: list[EngineStepRecord] = []
+        self._engine = NativeEngine(model, options_of([requests]), on_step=self._steps.append)
+
+    def roll(self, requests: Sequence[Request]) -> Turn:
+        self._steps.clear()
+        self._engine.submit(requests)
+        prompt_s = decode_s = 0.0
+        while self._engine.has_work:
+            before = len(self._steps)
+            seconds = cpu_s(self._engine.step)
+            if any(step.prefill_tokens for step in self._steps[before:]):
+                prompt_s += seconds
+            else:
+                decode_s += seconds
+        tokens, prompt_tokens = (
+            sum(of) for of in zip(*((s.emitted, s.prefill_tokens) for s in self._steps), strict=True)
+        )
+        return Turn(prompt_s, decode_s, tokens, prompt_tokens)
 
 
 def without(requests: Sequence[Request], common: int) -> list[Request]:
@@ -121,13 +130,16 @@ def rollouts(models: Models, task: Task, temperature: float, rounds: int) -> dic
     """By precision, over the waves of as many RL steps."""
     columns = zip(*(prompt.tolist() for prompt in task.prompts), strict=False)
     common = next(i for i, tokens in enumerate(columns) if len(set(tokens)) > 1)
-    turns: dict[str, list[Turn]] = {name: [] for name in (*models, LESS)}
-    for number in range(rounds):
-        requests = wave(task, number, PROMPTS * GROUP, MEASURED_EPOCH, temperature)
-        for name, model in models.items():
-            turns[name].append(roll(model, requests))
-        turns[LESS].append(roll(models[EXACT], without(requests, common)))
-        print(f"rollouts of RL step {number + 1}: {turns[EXACT][-1]}", flush=True)
+    steps = [wave(task, number, PROMPTS * GROUP, MEASURED_EPOCH, temperature) for number in range(rounds + 1)]
+    workers = {name: Worker(model, steps[0]) for name, model in models.items()}
+    workers[LESS] = Worker(models[EXACT], steps[0])
+    turns: dict[str, list[Turn]] = {name: [] for name in workers}
+    for requests in steps:
+        for name, worker in workers.items():
+            turns[name].append(worker.roll(without(requests, common) if name == LESS else requests))
+        print(f"rollouts: {turns[EXACT][-1]}", flush=True)
+    for of in turns.values():
+        del of[0]  # the first wave of an engine: buffers, packed weights
     exact = turns[EXACT]
     saved = [(a.prompt_s - b.prompt_s) / (a.prompt_s + a.decode_s) for a, b in zip(exact, turns[LESS], strict=True)]
     rows = {

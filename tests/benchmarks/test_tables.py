@@ -126,17 +126,23 @@ def test_large_cells_are_asked_once_and_last() -> None:
 
 
 def test_rollouts_by_precision_are_paired_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts that begin with one token; float32 takes (1, 3) s a wave, bfloat16 half of it, `less` no prompts."""
+    """Two prompts that begin with one token; float32 takes (1, 3) s a wave, bfloat16 half of it, `less` less for
+    prompts; the first wave of each is left out."""
     prompts = [np.array([7, 1, 2], np.int32), np.array([7, 3], np.int32)]
     asked: list[list[int]] = []
 
-    def roll(model: Any, requests: list[Any]) -> smollm_precision.Turn:
-        shortened = any(len(request.prompt_tokens) == 1 for request in requests)
-        asked.append(sorted({len(request.prompt_tokens) for request in requests}))
-        prompt_s = 0.6 if shortened else 1.0
-        return smollm_precision.Turn(prompt_s / model, 3.0 / model, 40, 5)
+    class Worker:
+        def __init__(self, model: Any, requests: list[Any]) -> None:
+            self.model, self.waves = model, 0
 
-    monkeypatch.setattr(smollm_precision, "roll", roll)
+        def roll(self, requests: list[Any]) -> smollm_precision.Turn:
+            shortened = any(len(request.prompt_tokens) == 1 for request in requests)
+            asked.append(sorted({len(request.prompt_tokens) for request in requests}))
+            self.waves += 1
+            first_s = 9.0 if self.waves == 1 else 0.0
+            return smollm_precision.Turn((0.6 if shortened else 1.0) / self.model + first_s, 3.0 / self.model, 40, 5)
+
+    monkeypatch.setattr(smollm_precision, "Worker", Worker)
     monkeypatch.setattr(smollm_precision, "PROMPTS", 2)
     models: Any = {"float32": 1, "bfloat16": 2}
     found = smollm_precision.rollouts(models, Task(prompts, (), 4), 0.7, 2)
