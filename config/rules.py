@@ -71,13 +71,13 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ImportPath:
     """The text, or each of the list, has the form package.module:name. `noun`: what that name is of."""
 
     noun: str = "name"
 
 
-Rule = OnlyWith | NotWith | RequiredWith | Bounded | Different | Shares | Place
+Rule = OnlyWith | NotWith | RequiredWith | Bounded | Different | Shares | ImportPath
 
 CUDA = NotWith(  # of a device
     "cluster.layout",

@@ -45,8 +45,8 @@ def own_code_issues(config: Config) -> list[Issue]:
     except (IndexError, ValueError):  # the user's code ended the process
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return [Issue(next(iter(tasks)), f"the process that tried it out ended: {last}")]
-    said = [fault.partition(": ")[2] for fault in faults]  # behind the key, which the issue has
-    return [Issue(key, text + _searched(text)) for key, text in zip(tasks, said, strict=True) if text]
+    texts = [fault.partition(": ")[2] for fault in faults]  # behind the key, which the issue has
+    return [Issue(key, text + _searched(text)) for key, text in zip(tasks, texts, strict=True) if text]
 
 
 def own_code_text(options: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
 """What CUDA graphs take: the memory that the device has less after all target graphs of a plan were captured, for the
 bucketed plan (one pool, one output buffer) and for the naive one (a graph per strategy and batch size, each with logits
-and hidden states of its own), beside what `policies.speculation.graph_memory` predicts."""
+and hidden states of its own), beside what `policies.roofline.graphs` predicts."""
 
 import gc
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from config.strategy import PLAIN, Strategy
 from models.config import ModelConfig
 from models.transformer import Transformer
+from policies.roofline.graphs import predict
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.graph_memory import ModelShape, predict
 from policies.speculation.graph_plan import CapturePlan, batch_buckets, bucketed_plan, naive_plan
 
 # Four strategies, as in Table 5 of TLT.
@@ -44,7 +44,7 @@ def memory(model: Transformer, max_tokens: int) -> list[dict[str, Any]]:
     bucketed = CapturePlan(bucketed_plan(policy.arms_at, batch_buckets(MAX_RUNNING)).of("target"))
     naive = CapturePlan(naive_plan((PLAIN, *STRATEGIES), range(1, MAX_RUNNING + 1)).of("target"))
     each = [CapturePlan((graph,)) for graph in naive.graphs]
-    shape = _model_shape(model)
+    shape = model.config.network(item_bytes=next(model.parameters()).element_size())
     rows = []
     for name, plans, one_pool in (
         ("bucketed", [bucketed], True),
@@ -95,16 +95,3 @@ def _captured_bytes(
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return before - torch.cuda.mem_get_info()[0]
-
-
-def _model_shape(model: Transformer) -> ModelShape:
-    c = model.config
-    return ModelShape(
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        intermediate_size=c.intermediate_size,
-        num_heads=c.num_heads,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        dtype_bytes=next(model.parameters()).element_size(),
-    )

@@ -35,7 +35,7 @@ class TracedOp:
     product: tuple[int, int, int] | None = None  # (m, n, k) of a matrix product
 
 
-class OpTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OpTrace(TorchDispatchMode):
     """Inside the block every operation that would launch a kernel is kept in `ops`, in order.
 
     launches: of operators of our own, by name ("paceline::rms_norm"); `own` may say more of one, from its arguments.
@@ -46,7 +46,7 @@ class OpTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         launches: dict[str, int] | None = None,
         own: dict[str, Callable[..., TracedOp]] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.ops: list[TracedOp] = []
         self._launches, self._own = launches or {}, own or {}
 

@@ -25,7 +25,7 @@ def test_what_one_process_cannot_do_is_refused_or_said(runs: Runs) -> None:
     assert "rollout.engine.threads: 1, but the learner has 2" in refused("learner.threads=2")
     assert "writes no checkpoints to resume from" in refused(resume=True)
     with pytest.raises(UsageError, match="backend is 'here'"):
-        paceline.train(runs.config, backend="here")  # type: ignore[arg-type]
+        paceline.train(runs.config, backend="here")
     assert not (runs.root / "refused").exists()
     with pytest.raises(UsageError, match="one process has the same threads"):
         runs.alone("learner.threads=2")

@@ -14,7 +14,7 @@ Written = Mapping[str, Any]  # every value of the document by its whole key, as 
 Answer = Callable[[Any, Written], str]
 
 
-class Row(NamedTuple):
+class ForeignName(NamedTuple):
     """One thing, by its names elsewhere: whole keys of verl and names of TRL, each with an example's value. A key of
     verl that ends in `*` is all that begins so and has no row of its own; a `*` at its beginning likewise."""
 

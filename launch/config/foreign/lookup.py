@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.config.document import parse_value
-from launch.config.foreign.answers import ABSENT, LEFT, Row, last, plain
+from launch.config.foreign.answers import ABSENT, LEFT, ForeignName, last, plain
 from launch.config.foreign.table import rows
 
 UNKNOWN = "nothing here is known to be the same (docs/reference/coming_from.md)"
@@ -42,7 +42,7 @@ def _is_theirs(key: str) -> bool:
     return key.lstrip("+").partition(".")[0] in _THEIRS and "." in key
 
 
-def _row(key: str) -> Row | None:
+def _row(key: str) -> ForeignName | None:
     """By the whole path; by the longest beginning that has a row; by the last word, if nothing says whose key it is."""
     name = plain(key)
     paths, beginnings, bare = _names()
@@ -55,12 +55,12 @@ def _row(key: str) -> Row | None:
 
 
 @functools.cache
-def _names() -> tuple[dict[str, Row], list[tuple[re.Pattern[str], Row]], dict[str, Row]]:
+def _names() -> tuple[dict[str, ForeignName], list[tuple[re.Pattern[str], ForeignName]], dict[str, ForeignName]]:
     """Rows by whole path, by beginning (the longest first), and by a single word."""
-    paths: dict[str, Row] = {}
-    beginnings: dict[str, Row] = {}
-    bare: dict[str, Row] = {}
-    words: dict[str, list[Row]] = {}
+    paths: dict[str, ForeignName] = {}
+    beginnings: dict[str, ForeignName] = {}
+    bare: dict[str, ForeignName] = {}
+    words: dict[str, list[ForeignName]] = {}
     for row in rows():
         for example in row.verl:
             name = plain(example.partition("=")[0])
@@ -104,7 +104,7 @@ def _cell(examples: tuple[str, ...], beside: tuple[str, ...]) -> str:
     return (shown + (f" beside {', '.join(others)}" if others else "")).replace("|", "\\|")
 
 
-def _here(row: Row) -> str:
+def _here(row: ForeignName) -> str:
     example = next((each for each in (*row.verl, *row.trl) if "=" in each), "")
     written = {plain(key): parse_value(text) for key, _, text in (each.partition("=") for each in row.beside)}
     key, _, text = example.partition("=")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.document import parse_document, parse_value
-from launch.config.foreign.answers import LEFT, Answer, Row, Written, put
+from launch.config.foreign.answers import LEFT, Answer, ForeignName, Written, put
 from launch.config.foreign.rules import CONDITIONS, RULES
 
 _FILE = Path(__file__).with_name("names.yaml")
@@ -26,17 +26,17 @@ _OFF: tuple[Any, ...] = ("", 0, [], {})  # and null and false: what switches off
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[ForeignName, ...]:
     """All of them, in the file's order. Read where a key is unknown, never by a configuration that is right."""
     document = parse_document(_FILE.read_text(encoding="utf-8"), _FILE.name)
     assert not document.issues, document.issues
     return tuple(_row(dict(entry)) for section in document.values.values() for entry in section)
 
 
-def _row(entry: dict[str, Any]) -> Row:
+def _row(entry: dict[str, Any]) -> ForeignName:
     verl, trl, others, beside = (tuple(entry.pop(name, ())) for name in ("verl", "trl", "others", "beside"))
     null = entry.pop("null_too", False)
-    row = Row(verl, trl, _conditional(entry), others=others, beside=beside, null=null)
+    row = ForeignName(verl, trl, _conditional(entry), others=others, beside=beside, null=null)
     assert not entry, entry
     return row
 
