@@ -15,6 +15,7 @@ How far each precision is from a float32 learner: benchmarks.smollm_agreement.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -87,7 +88,7 @@ def cell(models: Models, requests: int, prompt_tokens: int, repeats: int) -> dic
             for name, model in models.items():
                 hidden = torch.ones(requests, model.config.hidden_size, dtype=model.embed_tokens.weight.dtype)
                 whole[name].append(cpu_s(engines[name].step))
-                head[name].append(cpu_s(lambda of=model, at=hidden: of.logits(at)))
+                head[name].append(cpu_s(partial(model.logits, hidden)))
     return {
         "requests": requests,
         "prompt_tokens": prompt_tokens,
