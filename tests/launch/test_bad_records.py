@@ -14,7 +14,7 @@ from launch.dispatch import DispatchStats
 from launch.interrupt import Interrupt
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
-from launch.run.rl_step import rollout_metrics
+from launch.run.record import rollout_metrics
 
 PROMPTS = [
     Prompt(

@@ -15,7 +15,8 @@ from launch.batch import Batch
 from launch.dispatch.ledger import FailedRequest
 from launch.interrupt import Interrupted
 from launch.run.collect import Round
-from launch.run.rl_step import NoRolloutsError, refill_metrics, sample
+from launch.run.record import refill_metrics
+from launch.run.rl_step import NoRolloutsError, sample
 from launch.run.token_budget import StepPlan
 from policies.lengths import LengthModel
 from tests.launch.graded import group_of, prompt_of, stats_of
