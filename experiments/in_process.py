@@ -24,6 +24,7 @@ from actors.engine.native.core import build as build_engine
 from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
 from actors.learner_group import StepUnderWay
+from actors.loop import EventLoop, Look
 from actors.rewards import build
 from actors.training.trainer import Trainer
 from config.environments import EnvironmentOptions
@@ -31,12 +32,13 @@ from config.learner import OptimizerOptions
 from config.speculation import SpeculationOptions
 from contracts.engine import Submit, UpdateWeights
 from contracts.environments import Answer, Call
-from contracts.rollout import Finished, Rejected, Request, Rollout
+from contracts.rollout import Finished, Rejected, Request
 from contracts.training import Demonstration, StepResult, TrainSequence
 from launch.batch import sampling_params
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
-from launch.dispatch import DispatchStats
+from launch.context import RunContext
+from launch.dispatch import DispatchStats, RolloutEnded
 from launch.dispatch.ledger import FailedRequest
 from launch.interrupt import Interrupt
 from launch.observe import Sample, Span, StepRecord
@@ -167,8 +169,9 @@ class Learner:
 class Dispatcher:
     """In place of RolloutDispatcher: one engine, stepped until it has nothing left."""
 
-    def __init__(self, config: Config, speculation: SpeculationOptions) -> None:
+    def __init__(self, config: Config, speculation: SpeculationOptions, loop: EventLoop) -> None:
         """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
+        self._loop = loop
         self._asked, self._open = set[int](), 0
         self._engine: BatchCore = build_engine(
             Start(
@@ -195,31 +198,35 @@ class Dispatcher:
         self._asked.add(request.request_id)
         self._open += 1
 
-    def run(
-        self,
-        requests: Sequence[Request],
-        on_finished: Callable[[Rollout], None],
-        *,
-        tick: Callable[[], object] = lambda: None,
-        should_stop: Callable[[], bool] = lambda: False,
-        more: Callable[[], bool] = lambda: False,
-    ) -> DispatchStats:
-        begin_s, tokens, failed = time.monotonic(), 0, list[FailedRequest]()
+    def begin(self, requests: Sequence[Request]) -> None:
+        self._begin_s, self._tokens, self._failed = time.monotonic(), 0, list[FailedRequest]()
         self._asked, self._open = set(), 0
         # Longest expected first, as the ledger hands them out.
         for request in sorted(requests, key=lambda r: (-r.expected_tokens, r.request_id)):
             self.submit(request)
-        while self._open or self._engine.has_work or more():
-            for event in self._engine.step():
-                match event:
-                    case Finished(rollout=rollout):
-                        tokens, self._open = tokens + len(rollout.tokens), self._open - 1
-                        on_finished(rollout)
-                    case Rejected(request_id=request_id, reason=reason):
-                        failed.append(FailedRequest(request_id, reason))
-                        self._open -= 1
-            if more():
-                tick()
+
+    @property
+    def done(self) -> bool:
+        return not (self._open or self._engine.has_work)
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        while self._loop.told or not until():
+            if not self.done:
+                self._step()
+            self._loop.turn()
+
+    def _step(self) -> None:
+        for event in self._engine.step():
+            match event:
+                case Finished(rollout=rollout):
+                    self._tokens, self._open = self._tokens + len(rollout.tokens), self._open - 1
+                    self._loop.tell(RolloutEnded(rollout))
+                case Rejected(request_id=request_id, reason=reason):
+                    self._failed.append(FailedRequest(request_id, reason))
+                    self._open -= 1
+
+    def end(self, *, abort: bool) -> DispatchStats:
+        failed = self._failed
         done = len(self._asked) - len(failed)
         return DispatchStats(
             requests=len(self._asked),
@@ -228,10 +235,11 @@ class Dispatcher:
             reissued=0,
             lost_workers=0,
             duplicates=0,
-            tokens=tokens,
+            tokens=self._tokens,
             preempted=0,
-            seconds=time.monotonic() - begin_s,
+            seconds=time.monotonic() - self._begin_s,
             sampled_by=dict.fromkeys(self._asked, WORKER),
+            interrupted=abort,
         )
 
 
@@ -248,7 +256,8 @@ class Environments:
     def play(self, key: int, call: Call) -> None:
         self._asked[self._loop.create_task(self._host.play(replace(call, round=self._round)))] = key
 
-    def poll(self) -> list[tuple[int, Answer]]:
+    def look(self) -> list[tuple[int, Answer]]:
+        """Whoever has answered: one is waited for."""
         if not self._asked:
             return []
         self._loop.run_until_complete(asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED))
@@ -293,23 +302,28 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
     path = {"path": str(initial), "tokenizer": tokenizer_dir(config)}
     config = config.model_copy(update={"model": config.model.model_copy(update=path)})
     inputs = load_inputs(config)
-    observer, interrupt = cast(Any, record), Interrupt()
-    learner, dispatcher, rewards = (
-        cast(Any, Learner(config)),
-        cast(Any, Dispatcher(config, speculation)),
-        build(config.reward),
-    )
+    context = RunContext(config=config, observer=cast(Any, record), interrupt=Interrupt(), run_dir=Path(config.run.dir))
+    learner, dispatcher = cast(Any, Learner(config)), Dispatcher(config, speculation, context.loop)
+    rewards, workers = build(config.reward), cast(Any, dispatcher)
     sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
     lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
     environments = None if config.environment is None else Environments(config.environment)
     player = None
     if config.environment is not None and environments is not None:
         player = Player(config.environment, environments, inputs.template)
+    collector = Collector(context, workers, cast(Any, rewards), inputs.tokenizer, player=player)
+
+    def react(event: Any) -> None:
+        match event:
+            case RolloutEnded(rollout):
+                collector.ended(rollout)
+            case Look() if environments is not None:
+                collector.answered(environments.look())
+
+    context.loop.react_with(react)
     try:
         yield Job(
-            config=config,
-            observer=observer,
-            interrupt=interrupt,
+            context=context,
             tokenizer=inputs.tokenizer,
             prompts=inputs.prompts,
             held_out=inputs.held_out,
@@ -320,20 +334,15 @@ def open_job(config: Config, record: Record, initial: Path, *, speculation: Spec
             budget=TokenBudget(config, inputs.stop, inputs.answer),
             skip=prompt_skip(config, inputs.prompts),
             learner=learner,
-            dispatcher=dispatcher,
-            publisher=Publisher(learner, dispatcher, config, on_event=record.event, span=lambda kind: _nothing()),
-            memory=SharedMemory(config, learner, dispatcher, record.event),
-            collector=Collector(dispatcher, cast(Any, rewards), inputs.tokenizer, observer, interrupt, player=player),
+            dispatcher=workers,
+            publisher=Publisher(learner, workers, context),
+            memory=SharedMemory(learner, workers, context),
+            collector=collector,
         )
     finally:
         rewards.close()
         if environments is not None:
             environments.close()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager

@@ -4,7 +4,7 @@ and their sums over rounds; changes nothing in the run.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,8 +35,8 @@ class StepNotes:
     sampled: list[Round] = field(default_factory=list)  # within it: its own, or the next step's
     ahead: list[Round] = field(default_factory=list)  # of them, those of the next step
     groups: dict[str, float] = field(default_factory=dict)  # metrics of training_sequences and with_kl
-    stale: Mapping[str, float] = field(default_factory=dict)
-    learned: Mapping[str, float] = field(default_factory=dict)  # the learner's metrics
+    stale: dict[str, float] = field(default_factory=dict)
+    learned: dict[str, float] = field(default_factory=dict)  # the learner's metrics
     learner_s: float = 0.0  # that the learner worked
     uneven: bool = False  # see rollout_metrics
 
@@ -52,7 +52,7 @@ class StepNotes:
 
     def took(self, result: StepResult) -> None:
         """The learner has done the step."""
-        self.learned, self.learner_s = result.metrics, sum(result.seconds.values())
+        self.learned, self.learner_s = dict(result.metrics), sum(result.seconds.values())
 
 
 def record_step(job: Job, notes: StepNotes, handed: Published) -> None:

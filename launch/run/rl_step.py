@@ -2,8 +2,6 @@
 launch.run.record's."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -41,16 +39,13 @@ def rl_step(job: Job) -> None:
         job.speculation.begin()
     if job.ahead is None:
         job.memory.decode()
-        tick(job)
         notes.sampled += sample(job, step)
     notes.rounds = job.ahead or list(notes.sampled)
-    tick(job)
     sequences, asked = advantages(job, notes)
     result = learn(job, sequences, step, asked, notes)
     check_agreement(job.config, step, result.metrics, sequences, stale=notes.stale.get(STALENESS, 0.0) > 0)
     if job.drafter is not None:
         job.drafter.learned(result)
-    tick(job)
     notes.publish_s = time.monotonic()
     job.observer.progress("publish")
     job.steps_done, job.ahead = step, notes.ahead or None
@@ -107,14 +102,6 @@ def learn(job: Job, sequences: list[TrainSequence], step: int, asked: int, notes
     return result
 
 
-def tick(job: Job) -> None:
-    """Between two phases: workers may come and go."""
-    if job.notices is not None:
-        job.notices.tick()
-    if job.fleet is not None:
-        job.fleet.tick()
-
-
 def sample(job: Job, step: int, *, first_id: int = 0, to_the_end: bool = False) -> list[Round]:
     """The rollouts of RL step `step`, graded: of its prompts, and with dynamic sampling of further ones in the prompt
     order, until `rollout.prompts_per_step` groups have signal or `objective.dynamic_sampling.max_rounds` are done.
@@ -158,10 +145,7 @@ def sample_round(
     if parted := partial_.tokens_per_step is not None or bool(carried):
         batch = segments(batch, carried, partial_, last=step >= job.config.run.steps)
     phase = "refill" if refill else "rollout"
-    with spare_time(job, step) as (decoding, sampled):
-        collected = job.collector.run(
-            batch, phase, step=step, same_step=refill, to_the_end=to_the_end, decoding=decoding, sampled=sampled
-        )
+    collected = job.collector.run(batch, phase, step=step, same_step=refill, to_the_end=to_the_end, spare=True)
     if parted:
         collected, job.carried = settled(collected, batch, carried)
     for group in collected.groups:
@@ -173,24 +157,6 @@ def sample_round(
         collected.metrics[PASSED_OVER] = float(passed_over)
     collected.metrics.update(plan.metrics | job.budget.observe(collected.groups))
     return collected
-
-
-Call = Callable[[], None]
-
-
-@contextmanager
-def spare_time(job: Job, step: int) -> Iterator[tuple[Call, Call]]:
-    """Around a rollout for RL step `step`. Yields what to call when all workers have work, and when nothing is left to
-    sample: between the two, and longer where that disturbs nobody, workers without work may train the drafter."""
-    drafter = job.drafter
-    if drafter is None:
-        yield lambda: None, lambda: None
-        return
-    try:
-        yield lambda: drafter.begin(step, job.dispatcher), lambda: drafter.reached("sampled", step)
-    finally:
-        drafter.reached("graded", step)
-    drafter.make_room(job.dispatcher)
 
 
 def require_some(collected: Round, step: int) -> None:
