@@ -4,24 +4,23 @@ many.
 Owns which worker plays which episode, and their replacement. Nothing of an episode is lost with a worker: every call
 brings all actions so far, so another one plays it again up to there. Never decides what is sampled, and never waits.
 
-    pool = EnvironmentPool(options, wake=dispatcher.wake)
+    pool = EnvironmentPool(options, context)
     pool.begin()
     pool.play(request_id, Call(...))
-    for request_id, answer in pool.poll(): ...
+    pool.receive(arrived)    # what the loop brings: [(request_id, Answer)]
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Self, cast
 
 import ray
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
 
+from actors.context import Context
 from actors.environments.host import START_TIMEOUT_S, EnvironmentHost
 from actors.identity import log_to, unique_name
 from config.environments import EnvironmentOptions
@@ -70,27 +69,30 @@ class _Worker:
     asked: "dict[ray.ObjectRef[Answer], _Task]" = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentArrived:
+    """What Ray brings of what is awaited of an environment worker: a value, or an exception in place of it."""
+
+    ref: "ray.ObjectRef[Answer]"
+    value: Any
+
+
 class EnvironmentPool:
-    """`environment.workers` actors. Keys are request ids. Not thread-safe, but for what Ray brings."""
+    """`environment.workers` actors. Keys are request ids. Not thread-safe."""
 
     def __init__(
         self,
         options: EnvironmentOptions,
+        context: Context,
         *,
-        wake: Callable[[], None] = lambda: None,
         actor_options: Callable[[], Mapping[str, Any]] = dict,
-        on_event: Callable[[str, str], None] = lambda kind, message: None,
-        clock: Callable[[], float] = time.monotonic,
-        log: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """`actor_options`: Ray's, for each worker whenever it starts.
-        `wake`, from another thread: an answer is there. `on_event(kind, message)`: environment_worker_replaced."""
-        self._options, self._wake, self._on_event, self._clock, self._log_of = options, wake, on_event, clock, log
-        self._actor_options = actor_options
+        """`actor_options`: Ray's, for each worker whenever it starts. The observer is told of
+        environment_worker_replaced."""
+        self._options, self._context, self._actor_options = options, context, actor_options
         # A worker answers something within this, as long as it has anything to answer: a close, a factory, a reset.
         self._silence_s = 3 * options.timeout_s + START_TIMEOUT_S
         self._round = 0
-        self._arrived: SimpleQueue[tuple[ray.ObjectRef[Answer], Any]] = SimpleQueue()
         self._workers = [self._start(index) for index in range(options.workers)]
 
     def begin(self) -> None:
@@ -103,25 +105,22 @@ class EnvironmentPool:
         """Ask; returns at once. All calls of an episode go to one worker, as long as it lives."""
         self._ask(_Task(key, replace(call, round=self._round)))
 
-    def poll(self) -> list[tuple[int, Answer]]:
-        """What has been answered. Never waits."""
-        found: list[tuple[int, Answer]] = []
-        while True:
-            try:
-                ref, value = self._arrived.get_nowait()
-            except Empty:
-                break
-            for index, worker in enumerate(self._workers):
-                if (task := worker.asked.pop(ref, None)) is not None:
-                    worker.heard_s = self._clock()
-                    if isinstance(value, Answer):
-                        found.append((task.key, value))
-                    else:
-                        found += self._lost(index, task, value)
+    def receive(self, arrived: EnvironmentArrived) -> list[tuple[int, Answer]]:
+        """What has been answered, or has failed."""
         for index, worker in enumerate(self._workers):
-            if worker.asked and self._clock() - worker.heard_s > self._silence_s:
-                error = TimeoutError(f"no answer for {self._silence_s:g} s")
-                found += self._lost(index, None, error)
+            if (task := worker.asked.pop(arrived.ref, None)) is not None:
+                worker.heard_s = self._context.clock()
+                if isinstance(arrived.value, Answer):
+                    return [(task.key, arrived.value)]
+                return self._lost(index, task, arrived.value)
+        return []
+
+    def look(self) -> list[tuple[int, Answer]]:
+        """Replace workers that are silent; what has failed with them."""
+        found: list[tuple[int, Answer]] = []
+        for index, worker in enumerate(self._workers):
+            if worker.asked and self._context.clock() - worker.heard_s > self._silence_s:
+                found += self._lost(index, None, TimeoutError(f"no answer for {self._silence_s:g} s"))
         return found
 
     def __enter__(self) -> Self:
@@ -141,14 +140,10 @@ class EnvironmentPool:
     def _ask(self, task: _Task) -> None:
         worker = self._workers[task.key % len(self._workers)]
         if not worker.asked:
-            worker.heard_s = self._clock()
+            worker.heard_s = self._context.clock()
         ref = worker.handle.play.remote(task.call)
         worker.asked[ref] = task
-        ref._on_completed(partial(self._put, ref))
-
-    def _put(self, ref: "ray.ObjectRef[Answer]", value: Any) -> None:
-        self._arrived.put((ref, value))
-        self._wake()
+        self._context.loop.expect(ref, partial(EnvironmentArrived, ref))
 
     def _lost(self, index: int, first: _Task | None, error: Exception) -> list[tuple[int, Answer]]:
         """A worker is gone, or silent: all that it had is asked again of another one."""
@@ -159,7 +154,7 @@ class EnvironmentPool:
         worker.asked.clear()
         _kill(worker)
         self._workers[index] = self._start(index)
-        self._on_event(
+        self._context.observer.event(
             "environment_worker_replaced",
             f"environment worker {index}: {_line(error)}; {len(tasks)} episodes are played again up to where they were",
         )
@@ -176,7 +171,7 @@ class EnvironmentPool:
         name = f"environment-{index}"
         options = {"num_cpus": 0, **self._actor_options(), "name": unique_name(name)}
         actor = ray.remote(EnvironmentWorker).options(**options, max_concurrency=1 << 16)
-        return _Worker(actor.remote(self._options, name, self._log_of(name)), self._clock())
+        return _Worker(actor.remote(self._options, name, self._context.log(name)), self._context.clock())
 
 
 def _line(error: Exception) -> str:

@@ -18,8 +18,10 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
+from actors.context import Context
 from actors.identity import unique_name
 from actors.learner import LearnerRank, LearnerSpec, Place
+from actors.loop import SLICE_S
 from actors.training.errors import LearnerLostError, LossKind
 from config.formats import Quantization
 from config.learner import LearnerOptions, OptimizerOptions
@@ -31,8 +33,7 @@ from models.manifest import TensorSpec, WeightsManifest
 
 GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0
-_SLICE_S = 0.25  # of a wait
-_LOOK_S = 1.0  # likewise for ranks that start
+_LOOK_S = 1.0  # between two looks at ranks that start
 _PING_S = 2.0  # between two questions whether they are there
 STARTING = frozenset({"start", "rendezvous"})  # calls of the constructor: LearnerLostError.call
 
@@ -65,6 +66,13 @@ class StepUnderWay:
     ended: Callable[[], bool] = lambda: False
 
 
+@dataclass(frozen=True, slots=True)
+class RanksAwaited:
+    """A group starts, and not all of its ranks are up yet."""
+
+    waited_s: float
+
+
 class LearnerGroup:
     """`learner.ranks` rank actors. Construct (which waits until all are up), `begin` a phase, then step."""
 
@@ -81,12 +89,11 @@ class LearnerGroup:
         adapters_only: bool = False,
         actor_options: Callable[[int], Mapping[str, Any]] | None = None,
         start_timeout_s: float = 600.0,
-        waiting: Callable[[float], None] = lambda waited_s: None,
-        log: Callable[[str], str | None] = lambda name: None,
+        context: Context | None = None,
     ) -> None:
         """`actor_options(rank)`: Ray actor options of a rank (placement group, num_cpus, num_gpus, resources).
-        `waiting`: called about every second until all ranks are up; what it raises ends the start.
-        `log(name)`: the log file of an actor.
+        `context`: default: of a learner alone, as for a warm start. Its loop is told RanksAwaited about every second
+        until all ranks are up; what the reaction raises ends the start.
 
         Raises LearnerLostError if a rank does not come up, and what the rank raised if it cannot build the model.
         """
@@ -100,8 +107,7 @@ class LearnerGroup:
             quantization=quantization,
             adapters_only=adapters_only,
         )
-        self._timeout_s, self._waiting = learner.timeout_s, waiting
-        self.meanwhile: Callable[[], object] = lambda: None  # called often while a call keeps the driver waiting
+        self._timeout_s, self._context = learner.timeout_s, context or Context()
         self._pings: list[Any] = []  # not answered yet
         self._ping_s, self._lost_one = 0.0, False
         self._weights_store: str | None = None
@@ -118,7 +124,7 @@ class LearnerGroup:
             for index in range(size):
                 name = f"learner-{index}"
                 options = {"num_cpus": 1, **(actor_options(index) if actor_options else {}), "name": unique_name(name)}
-                self._ranks.append(remote.options(**options).remote(spec, index, size, log(name)))
+                self._ranks.append(remote.options(**options).remote(spec, index, size, self._context.log(name)))
             deadline_s = time.monotonic() + start_timeout_s
             self._places = self._call("start", deadline_s - time.monotonic(), lambda r: r.place.remote())
             on_node = Counter(place.node_id for place in self._places)
@@ -267,7 +273,7 @@ class LearnerGroup:
         if self._ranks and (now_s := time.monotonic()) >= self._ping_s:
             self._pings = self._pings or [rank.place.remote() for rank in self._ranks]
             there, self._pings = ray.wait(self._pings, num_returns=len(self._pings), timeout=0, fetch_local=False)
-            self._ping_s = now_s + (_SLICE_S if self._pings else _PING_S)
+            self._ping_s = now_s + (SLICE_S if self._pings else _PING_S)
             for ref in there:
                 try:
                     ray.get(ref, timeout=GRACE_S)
@@ -325,15 +331,15 @@ class LearnerGroup:
         begin_s = time.monotonic() if begun_s is None else begun_s
         deadline_s, starting = begin_s + timeout_s, name in STARTING
         pending, failures = list(refs), dict[int, RayError]()
+        loop = self._context.loop
+        loop.wake_for(refs)
         while pending:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            slice_s = _LOOK_S if starting else _SLICE_S
-            done, pending = ray.wait(pending, num_returns=1, timeout=min(left_s, slice_s), fetch_local=False)
-            if not done and slice_s < left_s:
+            done, pending = ray.wait(pending, num_returns=1, timeout=0, fetch_local=False)
+            if not done and (left_s := deadline_s - time.monotonic()) > 0:
+                loop.turn(min(left_s, _LOOK_S if starting else SLICE_S))
                 if starting:
-                    self._waiting(time.monotonic() - begin_s)
-                else:
-                    self.meanwhile()
+                    loop.tell(RanksAwaited(time.monotonic() - begin_s))
+                    loop.turn()
                 continue
             if not done:
                 break

@@ -7,23 +7,23 @@ before the one that killed it, and the wrong rollout would be blamed. The actor 
 term says, and a call that was lost twice by itself. Never decides what a response is worth (`actors.rewards`), and
 never stops a step for one bad item.
 
-    with RewardPool(options, on_event=observer.event) as pool:
+    with RewardPool(options, context) as pool:
         pool.begin([batch.ids(index) for index in range(len(batch.picks))])
-        dispatcher.run(requests, lambda r: pool.submit(r.request_id, GradeItem(...)), tick=pool.poll)
+        pool.submit(rollout.request_id, GradeItem(...))    # at once; the loop brings what is graded (`receive`)
         grades = pool.drain()  # {request_id: Grade}; grade.error says why a rollout could not be graded
 """
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, cast
 
 import ray
 from ray.actor import ActorHandle, ActorProxy
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayTaskError
 
+from actors.context import Context
 from actors.identity import unique_name
 from actors.reward_worker import RewardHost, RewardWorker, SupportsGrade, TimedGrades
 from actors.rewards import Grade, GradeItem
@@ -39,7 +39,6 @@ _CLOSE_TIMEOUT_S = 5.0
 _MAX_LOSSES = 3  # workers that one call may lose, and deaths in a row of one worker before it is ready
 _SPAN_GAP_S = 0.3  # gradings of one worker closer than this (a tick of the driver) are one span of the timeline
 
-SpanSink = Callable[[str, str, float, float], None]  # (actor, kind, start_s, end_s), seconds since the epoch
 Handle = ActorProxy[Any]  # of a RewardWorker or a RewardHost
 
 
@@ -85,6 +84,15 @@ class _Worker:
         return [self.ready] if self.ready is not None else list(self.sent)
 
 
+@dataclass(frozen=True, slots=True)
+class GradesArrived:
+    """What Ray brings of what is awaited of a reward worker: a value, or an exception in place of it."""
+
+    worker: _Worker
+    ref: "ray.ObjectRef[Any]"
+    value: Any
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Crew:
     """Workers of one kind, and what waits for them."""
@@ -107,21 +115,17 @@ class RewardPool:
     def __init__(
         self,
         options: RewardOptions,
+        context: Context,
         *,
         factory: Callable[[], SupportsGrade] | None = None,
         actor_options: Callable[[], Mapping[str, Any]] = dict,
         start_timeout_s: float = 120.0,
-        on_event: Callable[[str, str], None] = lambda kind, message: None,
-        on_span: SpanSink = lambda worker, kind, start_s, end_s: None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        log: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         """Starts the workers without waiting for them. `actor_options`: Ray's, for each worker whenever it starts.
-        `factory`: what grades in reward workers, in the place of LaneGrader. `on_event(kind, message)`: reward_failed,
-        reward_error (once per place in a function), bad_record, reward_worker_replaced. `on_span("reward-0", "grade",
-        ...)`: one call per stretch of gradings, lost ones included; what is open is written by `drain`. `log(name)`:
-        the log file of an actor. Raises RewardWorkerStartError for a function that cannot be used."""
+        `factory`: what grades in reward workers, in the place of LaneGrader. The observer is told of reward_failed,
+        reward_error (once per place in a function), bad_record, reward_worker_replaced, and of stretches of gradings,
+        lost ones included; what is open is written by `drain`. Raises RewardWorkerStartError for a function that cannot
+        be used."""
         try:
             self._lanes = lanes_of(options)
         except RewardConfigError as error:
@@ -129,10 +133,7 @@ class RewardPool:
         self._options = options
         self._actor_options = actor_options
         self._start_timeout_s = start_timeout_s
-        self._on_event = on_event
-        self._on_span = on_span
-        self._clock = clock
-        self._wall = wall
+        self._context = context
         self._spans: Joiner[str, str] = Joiner(_SPAN_GAP_S)
         self._step = 0
         self._assembly = Assembly(options.terms, self._lanes)
@@ -140,8 +141,6 @@ class RewardPool:
         self._failures: list[str] = []
         self._bad_records: set[str] = set()  # reported ones, for the whole run
         self._traces: set[str] = set()  # of reward functions, told in this run
-        self._log_of = log
-        self.meanwhile: Callable[[], object] = lambda: None  # called often while `drain` keeps the driver waiting
         self._crew_of: list[_Crew] = []  # by lane
         self._crews: list[_Crew] = []
         shared = self._shared(factory or partial(LaneGrader, options, self._lanes))
@@ -171,21 +170,20 @@ class RewardPool:
         self._queue(self._assembly.submit(key, item))
         self._send()
 
-    def poll(self) -> None:
-        """Collect what is graded, look at the deadlines, send more. Never waits. Raises RewardFailuresError,
-        RewardWorkerStartError."""
-        self._collect(0.0)
-
     def drain(self) -> dict[int, Grade]:
         """Wait until everything submitted is graded or has failed; all grades of the step. Bounded: every call has its
-        deadline, and is given to three workers at most. Raises as `poll`."""
+        deadline, and is given to three workers at most. Raises as `receive`."""
         self._queue(self._assembly.flush())
-        while any(crew.pending or any(worker.sent for worker in crew.workers) for crew in self._crews):
-            self._collect(0.25)
-            self.meanwhile()
+        self._send()
+        self._context.loop.wait(lambda: self.idle)
         self._end_spans()
         grades, self._grades = self._grades, {}
         return grades
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be graded."""
+        return not any(crew.pending or any(worker.sent for worker in crew.workers) for crew in self._crews)
 
     @property
     def nodes(self) -> set[str]:
@@ -202,6 +200,9 @@ class RewardPool:
         """End the workers and their graders' child processes. Twice is fine."""
         self._end_spans()
         workers = [worker for crew in self._crews for worker in crew.workers]
+        for worker in workers:
+            for ref in worker.awaited():
+                self._context.loop.forget(ref)
         if closing := [worker.handle.close.remote() for worker in workers]:
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
         for worker in workers:
@@ -213,49 +214,50 @@ class RewardPool:
         for call in calls:
             self._crew_of[call.lane].pending.append(_Task(call, self._step))
 
-    def _collect(self, timeout_s: float) -> None:
-        waiting = [ref for crew in self._crews for worker in crew.workers for ref in worker.awaited()]
-        if waiting:
-            if timeout_s:
-                ray.wait(waiting, num_returns=1, timeout=timeout_s)
-            ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0])
-            for crew in self._crews:
-                for index in range(len(crew.workers)):
-                    self._collect_from(crew, index, ready)
+    # Reactions.
+
+    def look(self) -> None:
+        """At the deadlines. Raises RewardFailuresError, RewardWorkerStartError."""
+        for crew in self._crews:
+            for index, worker in enumerate(crew.workers):
+                for ref in worker.awaited():
+                    since_s, limit_s = worker.since_s, self._start_timeout_s
+                    if worker.ready is None:
+                        since_s, limit_s = worker.sent[ref].since_s, self._limit_s(worker.sent[ref].task.call)
+                    if self._context.clock() - since_s > limit_s:
+                        waits = f", and may wait for {crew.needs}" if worker.ready is not None and crew.needs else ""
+                        self._give_up(crew, index, f"it took longer than {limit_s:g} s{waits}")
+                        break
         self._send()
 
-    def _collect_from(self, crew: _Crew, index: int, ready: "Set[ray.ObjectRef[Any]]") -> None:
-        worker = crew.workers[index]
-        for ref in worker.awaited():
-            if ref not in ready:
-                since_s, limit_s = worker.since_s, self._start_timeout_s
-                if worker.ready is None:
-                    since_s, limit_s = worker.sent[ref].since_s, self._limit_s(worker.sent[ref].task.call)
-                if self._clock() - since_s > limit_s:
-                    waits = f", and may wait for {crew.needs}" if worker.ready is not None and crew.needs else ""
-                    self._give_up(crew, index, f"it took longer than {limit_s:g} s{waits}")
-                    return
-                continue
-            try:
-                answer = ray.get(ref, timeout=_GRACE_S)
-            except RayError as error:
-                raised = isinstance(error, RayTaskError)
-                cause = error.cause if isinstance(error, RayTaskError) else error
-                lines = str(cause).strip().splitlines() or ["no message"]
-                said = lines if isinstance(cause, RewardConfigError) else lines[:1]
-                self._give_up(crew, index, f"{type(cause).__name__}: " + "\n".join(said), died=not raised)
-                return
-            if worker.ready is not None:
-                worker.ready, worker.node_id = None, cast(str, answer)
-            else:
-                self._answered(crew, index, worker.sent.pop(ref), cast(TimedGrades, answer))
+    def receive(self, arrived: GradesArrived) -> None:
+        """Take what is graded, and send more. Raises RewardFailuresError, RewardWorkerStartError."""
+        worker, value = arrived.worker, arrived.value
+        found = [(crew, crew.workers.index(worker)) for crew in self._crews if worker in crew.workers]
+        if not found or arrived.ref not in worker.awaited():
+            return  # it was given up
+        crew, index = found[0]
+        if isinstance(value, Exception):
+            raised = isinstance(value, RayTaskError)
+            cause = value.cause if isinstance(value, RayTaskError) else value
+            lines = str(cause).strip().splitlines() or ["no message"]
+            said = lines if isinstance(cause, RewardConfigError) else lines[:1]
+            self._give_up(crew, index, f"{type(cause).__name__}: " + "\n".join(said), died=not raised)
+        elif worker.ready is not None:
+            worker.ready, worker.node_id = None, cast(str, value)
+        else:
+            self._answered(crew, index, worker.sent.pop(arrived.ref), cast(TimedGrades, value))
+        self._send()
+
+    def _await(self, worker: _Worker, ref: "ray.ObjectRef[Any]") -> None:
+        self._context.loop.expect(ref, partial(GradesArrived, worker, ref))
 
     def _answered(self, crew: _Crew, index: int, sent: _Sent, timed: TimedGrades) -> None:
         worker = crew.workers[index]
         if crew.in_flight == 1:
             self._span(crew.names[index], timed.start_s, timed.end_s)
         elif not worker.sent:
-            self._span(crew.names[index], worker.busy_s, self._wall())
+            self._span(crew.names[index], worker.busy_s, self._context.wall())
         self._record(sent.task, timed.grades)
 
     def _give_up(self, crew: _Crew, index: int, reason: str, *, died: bool = False) -> None:
@@ -268,15 +270,15 @@ class RewardPool:
         _kill(worker)
         crew.workers[index] = self._start(crew, index, deaths)
         if not sent:
-            self._on_event("reward_worker_replaced", f"{who} died while it started: {reason}")
+            self._context.observer.event("reward_worker_replaced", f"{who} died while it started: {reason}")
             return
-        self._span(crew.names[index], worker.busy_s, self._wall())
+        self._span(crew.names[index], worker.busy_s, self._context.wall())
         for one in sent:
             one.task.losses += 1
         again = [s.task for s in sent if s.task.step == self._step and s.task.losses < _MAX_LOSSES]
         names = again[0].name if len(again) == 1 else f"what it had of {len(again)} calls"
         fate = f"; {names} {'is' if len(again) != 1 or len(again[0].call.keys) == 1 else 'are'} graded again"
-        self._on_event("reward_worker_replaced", f"{who}: {reason}{fate if again else ''}")
+        self._context.observer.event("reward_worker_replaced", f"{who}: {reason}{fate if again else ''}")
         crew.pending.extendleft(reversed(again))
         for one in sent:
             if one.task not in again:
@@ -291,11 +293,11 @@ class RewardPool:
         """A worker graded; joined with what it did just before, so that a step has few spans and not one per item."""
         over = self._spans.add(name, "grade", start_s, end_s)
         if over is not None:
-            self._on_span(name, over.label, over.start_s, over.end_s)
+            self._context.observer.worked(name, over.label, over.start_s, over.end_s)
 
     def _end_spans(self) -> None:
         for worker, over in self._spans.flush():
-            self._on_span(worker, over.label, over.start_s, over.end_s)
+            self._context.observer.worked(worker, over.label, over.start_s, over.end_s)
 
     def _record(self, task: _Task, grades: Sequence[Grade]) -> None:
         if task.step != self._step:
@@ -311,15 +313,15 @@ class RewardPool:
         if grade.bad_record:  # every rollout of the record says the same, in every epoch
             if grade.error not in self._bad_records:
                 self._bad_records.add(grade.error)
-                self._on_event("bad_record", f"{grade.error}; its rollouts are left out")
+                self._context.observer.event("bad_record", f"{grade.error}; its rollouts are left out")
             return
         self._failures.append(f"{which}: {grade.error}")
         if grade.trace is not None:
             place = "\n".join(line for line in grade.trace.splitlines() if line.startswith("  "))
             if place not in self._traces:  # once per place: what differs between responses is in reward_failed
                 self._traces.add(place)
-                self._on_event("reward_error", f"the reward function raised\n{grade.trace}")
-        self._on_event("reward_failed", self._failures[-1])
+                self._context.observer.event("reward_error", f"the reward function raised\n{grade.trace}")
+        self._context.observer.event("reward_failed", self._failures[-1])
         if len(self._failures) > self._options.max_failures_per_step:
             shown = "; ".join(self._failures[:3])
             raise RewardFailuresError(
@@ -334,9 +336,10 @@ class RewardPool:
                 while crew.pending and self._has_room(crew, worker, crew.pending[0]):
                     task = crew.pending.popleft()
                     if not worker.sent:
-                        worker.busy_s = self._wall()
+                        worker.busy_s = self._context.wall()
                     ref = worker.handle.grade.remote(task.call.lane, task.call.items)
-                    worker.sent[ref] = _Sent(task, self._clock())
+                    worker.sent[ref] = _Sent(task, self._context.clock())
+                    self._await(worker, ref)
 
     def _has_room(self, crew: _Crew, worker: _Worker, task: _Task) -> bool:
         """A call that has lost all workers but the last that it may is alone with it, so that no other is blamed."""
@@ -347,13 +350,15 @@ class RewardPool:
 
     def _start(self, crew: _Crew, index: int, deaths: int = 0) -> _Worker:
         handle, ready = crew.make(crew.names[index])
-        return _Worker(handle=handle, ready=ready, since_s=self._clock(), deaths=deaths)
+        worker = _Worker(handle=handle, ready=ready, since_s=self._context.clock(), deaths=deaths)
+        self._await(worker, ready)
+        return worker
 
     def _shared(self, factory: Callable[[], SupportsGrade]) -> _Crew:
         def make(name: str) -> tuple[Handle, "ray.ObjectRef[str]"]:
             options = {"num_cpus": 0, **self._actor_options(), "name": unique_name(name)}
             actor = ray.remote(RewardWorker).options(**options)
-            handle = actor.remote(factory, name, self._log_of(name))
+            handle = actor.remote(factory, name, self._context.log(name))
             return handle, handle.ready.remote()
 
         names = [f"reward-{index}" for index in range(self._options.workers)]
@@ -369,7 +374,7 @@ class RewardPool:
             options = {**self._actor_options(), **resources, "name": unique_name(name)}
             at_once = lane.in_flight + 2  # and `ready`, `close`
             actor = ray.remote(RewardHost).options(**options, max_concurrency=at_once)
-            handle = actor.remote(partial(HostGrader, term, f"reward.terms[{index}]"), name, self._log_of(name))
+            handle = actor.remote(partial(HostGrader, term, f"reward.terms[{index}]"), name, self._context.log(name))
             return handle, handle.ready.remote(secret_of(term))
 
         needs = " and ".join(

@@ -1,4 +1,4 @@
-"""The figures of docs/results/README.md in short, beside the committed ones: `python -m benchmarks [--rows driver,rollout]`.
+"""The figures of docs/results in short, beside the committed ones: `python -m benchmarks [--rows driver,rollout]`.
 
 Runs each row of benchmarks/rows.py in a process of its own within a time limit, whatever became of the others, and
 writes `results/bench.json` and `results/bench.md`. Exit code 1 if a row failed; a figure that moved is no failure.

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import ray
 
 from actors.engine.process import spawn_engine
+from benchmarks.alone import DispatcherAlone
 from benchmarks.harness import RESULTS, command, quantiles_ms, write
 from benchmarks.tools.targets import fresh_model, random_prompts, requests_of
 from config.model import ModelOptions
@@ -26,7 +27,7 @@ from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.engine import Abort, Submit
 from contracts.rollout import Rollout
 from launch.cluster.session import ray_session
-from launch.dispatch import RolloutDispatcher, spawner
+from launch.dispatch import spawner
 from models.checkpoint import save_model
 
 TARGET_P99_MS = 20.0
@@ -69,7 +70,7 @@ def main(
             handles.append(spawn(name))
             return handles[-1]
 
-        dispatcher = RolloutDispatcher(remember, RolloutOptions(workers=WorkerCount.fixed(workers), engine=engine))
+        dispatcher = DispatcherAlone(remember, RolloutOptions(workers=WorkerCount.fixed(workers), engine=engine))
         dispatcher.start()
         delays: list[float] = []
         tokens = 0

@@ -21,31 +21,45 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
 import numpy as np
 
 from actors.data import Prompt
+from actors.loop import Look
 from actors.reward_pool import RewardPool
 from actors.rewards import Grade, GradeItem
 from benchmarks.driver_fakes import MIXES, OWN, SLOTS, TOKENS, Fleet, Mix, Replay, Worker
 from benchmarks.harness import RESULTS, command, load, write
-from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.handoff import Offer, Sent
-from contracts.rollout import EngineWindow, SamplingParams
+from contracts.rollout import SamplingParams
 from examples.guess_and_check.make_data import build_tokenizer
 from launch.batch import Batch, Pick
 from launch.cluster.session import ray_session
+from launch.cluster.versions import AllVouched
 from launch.config import Config
-from launch.dispatch import RolloutDispatcher, Weights, spawner, worker_name
+from launch.context import RunContext
+from launch.dispatch import (
+    RolloutDispatcher,
+    RolloutEnded,
+    Weights,
+    WorkerArrived,
+    WorkerChanged,
+    WorkerSampled,
+    spawner,
+    worker_name,
+)
 from launch.fleet import Autoscaler
 from launch.fleet import Fleet as Elastic
 from launch.interrupt import Interrupt
-from launch.observe import Observer, Span
+from launch.observe import Observer
 from launch.run.collect import Collector
+from launch.run.reactions import show_window
 from models.manifest import WeightsManifest
 
 SAMPLES, OPEN_WORKERS, PERIOD_S = 8, 8, 0.05
@@ -73,8 +87,6 @@ class Pool:
 
     def submit(self, key: int, item: GradeItem) -> None:
         self._grades[key] = Grade(value=0.0)
-
-    def poll(self) -> None: ...
 
     def drain(self) -> dict[int, Grade]:
         return self._grades
@@ -118,24 +130,50 @@ def observer(folder: Path) -> Iterator[Observer]:
         yield opened
 
 
-def heard_by(seen: Observer) -> dict[str, Any]:
-    """What the training loop has the observer told of workers."""
+@dataclass
+class Driver:
+    """What of a run's reactions this measures."""
 
-    def window(worker: str, said: EngineWindow) -> None:
-        detail = f"{said.running} running, {said.waiting} waiting"
-        seen.worker(worker, "decode" if said.running else "idle", detail)
-        seen.load(worker, running=said.running, waiting=said.waiting, kv_tokens=said.kv_tokens_used)
+    context: RunContext
+    dispatcher: RolloutDispatcher
+    collector: Collector | None = None
+    fleet: Elastic | None = None
 
-    def span(worker: str, kind: str, start_s: float, end_s: float) -> None:
-        seen.span(Span(worker, kind, start_s, end_s, seen.current_step))
+    def __post_init__(self) -> None:
+        self.context.loop.react_with(self._react)
 
-    return {"on_event": seen.event, "on_window": window, "on_span": span}
+    def _react(self, event: Any) -> None:
+        match event:
+            case WorkerArrived():
+                self.dispatcher.receive(event)
+            case RolloutEnded(rollout):
+                if self.collector is not None:
+                    self.collector.ended(rollout)
+            case WorkerSampled(worker, window):
+                show_window(self.context.observer, worker, window, strategies=False)
+            case WorkerChanged(kind, worker, message):
+                self.context.observer.event(kind, f"{worker}: {message}")
+            case Look():
+                self.dispatcher.look()
+                if self.fleet is not None:
+                    self.fleet.look()
 
 
-def sample(
-    dispatcher: RolloutDispatcher, seen: Observer, requests: int, rollouts: int, profile: cProfile.Profile | None = None
-) -> dict[str, float]:
+def context_of(seen: Observer, config: Config) -> RunContext:
+    return RunContext(config=config, observer=seen, interrupt=Interrupt(), run_dir=Path())
+
+
+def config_of(workers: int) -> Config:
+    """Of a run with so many workers, of SLOTS requests each."""
+    rollout = {"workers": workers, "engine": {"max_running": SLOTS}}
+    return Config.model_validate(
+        {"run": {"name": "driver", "steps": 1}, "model": {"path": "m"}, "data": {"train": "t"}, "rollout": rollout}
+    )
+
+
+def sample(driver: Driver, requests: int, rollouts: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
     """One round of so many requests, of which the first `rollouts` are timed."""
+    seen = driver.context.observer
     rng = np.random.default_rng(0)
     prompts = requests // SAMPLES
     batch = Batch(
@@ -154,7 +192,8 @@ def sample(
         watch.finished()
 
     cast(Any, seen).progress = told
-    collector = Collector(dispatcher, cast(RewardPool, Pool()), build_tokenizer(), seen, Interrupt())
+    collector = Collector(driver.context, driver.dispatcher, cast(RewardPool, Pool()), build_tokenizer())
+    driver.collector = collector
     OWN.seconds = 0.0
     with suppress(Enough):
         collector.run(batch, "rollout")
@@ -165,18 +204,18 @@ def sample(
 
 
 @contextmanager
-def fakes(workers: int, mix: Mix, seen: Observer) -> Iterator[RolloutDispatcher]:
+def fakes(workers: int, mix: Mix, seen: Observer) -> Iterator[Driver]:
     """A dispatcher of workers in this process. It is not started."""
     fleet = Fleet(mix)
     fleet.instead_of_ray()
-    options = RolloutOptions(workers=WorkerCount.fixed(workers), engine=EngineOptions(max_running=SLOTS))
-    yield RolloutDispatcher(lambda name: cast(Any, Worker(fleet)), options, **heard_by(seen))
+    context = context_of(seen, config_of(workers))
+    yield Driver(context, RolloutDispatcher(lambda name: cast(Any, Worker(fleet)), context.config.rollout, context))
 
 
 def by_open(requests: int, rollouts: int, folder: Path, profile: cProfile.Profile | None = None) -> dict[str, float]:
-    with observer(folder) as seen, fakes(OPEN_WORKERS, MIXES["one"], seen) as dispatcher:
-        dispatcher.start()
-        return {"open": requests, **sample(dispatcher, seen, requests, rollouts, profile)}
+    with observer(folder) as seen, fakes(OPEN_WORKERS, MIXES["one"], seen) as driver:
+        driver.dispatcher.start()
+        return {"open": requests, **sample(driver, requests, rollouts, profile)}
 
 
 class Places:
@@ -216,13 +255,14 @@ def by_workers(
         return round((time.thread_time() - begin_s - OWN.seconds) / workers * 1e6, 1)
 
     weights = Weights(WeightsManifest(1, 0, (), 0), cast(Any, None))
-    with observer(folder) as seen, fakes(workers, MIXES[mix], seen) as dispatcher:
-        count = WorkerCount.fixed(workers)
+    with observer(folder) as seen, fakes(workers, MIXES[mix], seen) as driver:
         nobody, places = Autoscaler(cast(Any, None), is_scaled=lambda: False), cast(Any, Places(workers))
-        fleet = Elastic(count, dispatcher, places, slots=SLOTS, autoscaler=nobody, on_event=seen.event)
+        learner: Any = SimpleNamespace(busy=False)
+        dispatcher = driver.dispatcher
+        fleet = Elastic(dispatcher, places, learner, AllVouched(), None, nobody, driver.context)
         start_us = timed_us(fleet.start)
-        dispatcher.meanwhile = fleet.tick
-        found = sample(dispatcher, seen, requests, rollouts, profile)
+        driver.fleet = fleet
+        found = sample(driver, requests, rollouts, profile)
         return {
             "workers": workers,
             "mix": mix,
@@ -238,13 +278,14 @@ def by_workers(
 
 def with_ray(workers: int, mix: str, rollouts: int, folder: Path) -> dict[str, Any]:
     """Real workers and streams. `process_us`: of all threads of the driver's process, Ray's included."""
-    options = RolloutOptions(workers=WorkerCount.fixed(workers), engine=EngineOptions(max_running=SLOTS))
     with observer(folder) as seen:
+        context = context_of(seen, config_of(workers))
         spawn = spawner(lambda name: partial(Replay, MIXES[mix], PERIOD_S))
-        dispatcher = RolloutDispatcher(spawn, options, **heard_by(seen))
+        dispatcher = RolloutDispatcher(spawn, context.config.rollout, context)
+        driver = Driver(context, dispatcher)
         dispatcher.start()
         process_s = time.process_time()
-        found = sample(dispatcher, seen, 2 * rollouts, rollouts)
+        found = sample(driver, 2 * rollouts, rollouts)
         process_us = round((time.process_time() - process_s) / found["rollouts"] * 1e6, 1)
         dispatcher.close()
     return {"workers": workers, "mix": mix, **found, "process_us": process_us}

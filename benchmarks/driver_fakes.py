@@ -14,6 +14,7 @@ import numpy as np
 import ray
 from ray import ObjectRefGenerator
 
+from actors import loop
 from actors.rollout_worker import SupervisorStatus
 from contracts.engine import Abort, Command, ReceiveWeights, Submit, UpdateWeights
 from contracts.rollout import (
@@ -26,7 +27,6 @@ from contracts.rollout import (
     Sampled,
     WeightsLoaded,
 )
-from launch.dispatch import arrivals
 
 SLOTS, TOKENS = 64, 128
 
@@ -129,7 +129,7 @@ class Fleet:
         instead: Any = ray
         instead.kill = lambda *args, **kwargs: None
         instead.wait = lambda refs, **kwargs: (list(refs), [])
-        cast(Any, arrivals).SimpleQueue = lambda: self
+        cast(Any, loop).SimpleQueue = lambda: self
 
     def put(self, item: Any) -> None:
         self._queue.append(item)

@@ -34,7 +34,7 @@ from contracts.rollout import Request, SamplingParams
 from launch.config import Config, load_config
 from launch.observe import now
 from launch.observe.journal import read
-from launch.run.job import engine_options
+from launch.run.opening import engine_options
 from models.checkpoint import load_model, save_model
 from planner.simulate.outcome import Outcome
 from planner.simulate.run import simulate

@@ -18,7 +18,7 @@ from config.strategy import Strategy
 from launch.calibrations import calibrations_folder, replace_in_folder
 from launch.config import Config
 from launch.errors import UsageError
-from launch.run.job import engine_options
+from launch.run.opening import engine_options
 from planner.calibration_plot import Series, draw
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration

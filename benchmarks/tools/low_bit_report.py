@@ -8,7 +8,7 @@ from benchmarks.figures import Line, Panel, draw
 from benchmarks.harness import markdown
 
 Row = Mapping[str, Any]
-BEGIN, END = "<!-- benchmarks.low_bit: begin -->", "<!-- benchmarks.low_bit: end -->"  # in docs/concepts/quantization.md
+BEGIN, END = "<!-- benchmarks.low_bit: begin -->", "<!-- benchmarks.low_bit: end -->"  # docs/results/quantization.md
 FEW = 8  # requests, up to which the 20M model's goals hold
 OVER_FP32, OVER_BF16, OVER_VLLM, LEARNER, SHARE, GAP = 3.0, 2.0, 1.0, 1.1, 0.01, 1e-3
 SPEEDS = ("fp32", "bf16", "w8a8", "w8a8 fp32", "w4a8", "vllm bf16", "vllm w8a8")

@@ -18,7 +18,8 @@ from coordinator.admin.credentials import Credentials
 from launch.config import Config
 from launch.interrupt import Interrupt
 from launch.observe import Observer
-from launch.run.job import Job, open_job
+from launch.run.job import Job
+from launch.run.opening import open_job
 from launch.run.rl_step import rl_step
 from launch.run.warmup import warm_start
 

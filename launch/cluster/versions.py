@@ -13,12 +13,14 @@ Ray refuses a node with another Ray or Python at its `ray start` already; what i
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.placement import off
 from launch.cluster.installed import installed
 from launch.cluster.session import RaySession
 from launch.errors import PacelineError
@@ -64,6 +66,21 @@ def compared(session: RaySession, on_event: Callable[[str, str], None]) -> "Node
     return versions
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """Nothing of the run may be there."""
+
+    node_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedGone:
+    """It belongs to the cluster no more."""
+
+    node_id: str
+
+
 class NodeVersions:
     """See the module docstring. Not thread-safe. `refused`: node id to what people are told."""
 
@@ -71,7 +88,6 @@ class NodeVersions:
         self,
         *,
         on_event: Callable[[str, str], None] = lambda kind, message: None,
-        on_refused: Callable[[str, str], None] = lambda node_id, reason: None,
         mine: Mapping[str, str] | None = None,
         alive: Callable[[], Mapping[str, str]] = alive,
         ask: Callable[[str], Asked] = ask,
@@ -80,11 +96,8 @@ class NodeVersions:
         clock: Callable[[], float] = time.monotonic,
         trusted: Collection[str] = (),
     ) -> None:
-        """`on_event(node_refused, message)`; `on_refused(node_id, reason)`: said to it too. `trusted`:
-        nodes that are not asked."""
+        """`on_event(node_refused, message)`. `trusted`: nodes that are not asked."""
         self.refused: dict[str, str] = {}
-        self.on_refused = on_refused
-        self.on_gone: Callable[[str], object] = lambda node_id: None  # a refused node belongs to the cluster no more
         self._on_event = on_event
         self._mine = installed() if mine is None else mine
         self._alive, self._ask, self._get, self._clock = alive, ask, get, clock
@@ -96,8 +109,9 @@ class NodeVersions:
         self._look_s = float("-inf")  # when nodes are listed again
         self._asked_s: dict[str, float] = {}  # when, by node
 
-    def look(self, timeout_s: float = 0.0) -> None:
-        """Ask who is new, and hear who answers within `timeout_s`. Cheap where nothing is new."""
+    def look(self, timeout_s: float = 0.0) -> list[NodeRefused | RefusedGone]:
+        """Ask who is new, and hear who answers within `timeout_s`: what has changed. Cheap where nothing is new."""
+        changed: list[NodeRefused | RefusedGone] = []
         if timeout_s > 0 or self._clock() >= self._look_s:
             self._look_s = self._clock() + _LOOK_S
             try:
@@ -107,7 +121,7 @@ class NodeVersions:
             for node_id in self.refused.keys() - self._nodes.keys():
                 del self.refused[node_id]
                 self._known.discard(node_id)  # if it was only not listed, it is asked again
-                self.on_gone(node_id)
+                changed.append(RefusedGone(node_id))
             for node_id in self._nodes.keys() - self._known:
                 self._known.add(node_id)
                 self._asked_s.setdefault(node_id, self._clock())
@@ -116,9 +130,11 @@ class NodeVersions:
         while self._asked:
             answered = self._wait(list(self._asked), max(deadline_s - self._clock(), 0.0))
             for each in answered:
-                self._hear(each)
+                if (refused := self._hear(each)) is not None:
+                    changed.append(refused)
             if not answered:
-                return
+                break
+        return changed
 
     def vouched(self, node_id: str) -> bool:
         """Whether actors may start there: it has answered and does not differ, or does not answer for a minute. A node
@@ -134,13 +150,17 @@ class NodeVersions:
         """Nodes (ids) on which nothing is to start now."""
         return {node_id for node_id in self._nodes if not self.vouched(node_id)}
 
+    def off_unvouched(self) -> dict[str, Any]:
+        """Ray's options of workers that nothing but their code ties to a node."""
+        return {"label_selector": selector} if (selector := off(self.unvouched())) else {}
+
     def require_one(self) -> None:
         """Raise PacelineError if every node is refused: then waiting for room would be in vain."""
         if self._nodes and self._nodes.keys() <= self.refused.keys():
             reasons = "; ".join(self.refused[node_id] for node_id in sorted(self._nodes))
             raise PacelineError(f"none of the cluster's nodes can be used: {reasons}", remedy=REMEDY)
 
-    def _hear(self, answered: Asked) -> None:
+    def _hear(self, answered: Asked) -> NodeRefused | None:
         node_id = self._asked.pop(answered)
         try:
             differing = differences(self._mine, self._get(answered))
@@ -150,12 +170,23 @@ class NodeVersions:
             self._lost[node_id] = self._lost.get(node_id, 0) + 1
             if self._lost[node_id] < _TRIES:
                 self._known.discard(node_id)
-            return
+            return None
         if differing:
             reason = f"node {self._nodes.get(node_id, 'unknown')} ({node_id[:8]}) has {', '.join(differing)}"
             self.refused[node_id] = reason
             self._on_event("node_refused", f"{reason}: it is not used; {REMEDY}")
-            self.on_refused(node_id, reason)
+            return NodeRefused(node_id, reason)
+        return None
+
+
+class AllVouched(NodeVersions):
+    """Nobody is asked: every node will do."""
+
+    def __init__(self) -> None:
+        super().__init__(mine={}, alive=dict)
+
+    def vouched(self, node_id: str) -> bool:
+        return True
 
 
 def _wait(asked: Sequence[Asked], timeout_s: float) -> Sequence[Asked]:

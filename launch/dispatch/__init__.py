@@ -8,19 +8,19 @@
         lambda name: partial(spawn_engine, model, engine, seed=seed, name=name),
         placement.worker_options,     # of a name: ray options (num_cpus, scheduling_strategy, ...)
     )
-    dispatcher = RolloutDispatcher(
-        spawn, rollout, start_timeout_s=timeout_s, on_event=observer.event, on_span=...
-    )
+    dispatcher = RolloutDispatcher(spawn, rollout, context, start_timeout_s=timeout_s)
     dispatcher.start()
     for step in range(steps):
         dispatcher.set_weights(manifest, ref)              # StaleWeightsError names the worker
-        stats = dispatcher.run(requests, on_finished=lambda rollout: pool.submit(...), tick=pool.poll)
+        dispatcher.begin(requests)                         # each comes as RolloutEnded
+        dispatcher.wait(lambda: dispatcher.done)
+        stats = dispatcher.end(abort=False)
     dispatcher.close()
 
-`run` returns when every request has finished or failed (`stats.failed`: rejected, or lost more than `max_retries`
+A run is done when every request has finished or failed (`stats.failed`: rejected, or lost more than `max_retries`
 times; its group goes on without it). A lost worker (its actor or engine died, or it made no progress for
 `stall_timeout_s`) costs time, never tokens: its requests go on elsewhere with the tokens they had. Workers go by name;
-`join(name)` and `leave(name)` add one and let one go at any time, in the middle of a `run` too.
+`join(name)` and `leave(name)` add one and let one go at any time, in the middle of a run too.
 """
 
 from importlib import import_module
@@ -29,20 +29,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launch.dispatch.dispatcher import RolloutDispatcher
     from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
+    from launch.dispatch.events import (
+        DispatchEvent,
+        DrafterNews,
+        DrafterPublished,
+        RolloutEnded,
+        WeightsGone,
+        WorkerChanged,
+        WorkerMeasured,
+        WorkerSampled,
+        WorkerUp,
+    )
     from launch.dispatch.ledger import FailedRequest
-    from launch.dispatch.seat import SeatState, Weights, WorkerNow, worker_name
+    from launch.dispatch.seat import SeatState, Weights, WorkerArrived, WorkerNow, worker_name
     from launch.dispatch.spawn import spawner
     from launch.dispatch.stats import DispatchStats
 
 # Where each is. The ledger is used without Ray (planner.simulate), so nothing is imported before it is asked for.
 _WHERE = {
     "DispatchStats": "stats",
+    "DispatchEvent": "events",
+    "DrafterNews": "events",
+    "DrafterPublished": "events",
+    "RolloutEnded": "events",
+    "WeightsGone": "events",
+    "WorkerChanged": "events",
+    "WorkerMeasured": "events",
+    "WorkerSampled": "events",
+    "WorkerUp": "events",
     "FailedRequest": "ledger",
     "NoWorkersError": "errors",
     "RolloutDispatcher": "dispatcher",
     "SeatState": "seat",
     "StaleWeightsError": "errors",
     "Weights": "seat",
+    "WorkerArrived": "seat",
     "WorkerNow": "seat",
     "WorkerStartError": "errors",
     "spawner": "spawn",
@@ -57,15 +78,25 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "DispatchEvent",
     "DispatchStats",
+    "DrafterNews",
+    "DrafterPublished",
     "FailedRequest",
     "NoWorkersError",
     "RolloutDispatcher",
+    "RolloutEnded",
     "SeatState",
     "StaleWeightsError",
     "Weights",
+    "WeightsGone",
+    "WorkerArrived",
+    "WorkerChanged",
+    "WorkerMeasured",
     "WorkerNow",
+    "WorkerSampled",
     "WorkerStartError",
+    "WorkerUp",
     "spawner",
     "worker_name",
 ]

@@ -4,7 +4,7 @@ Drafters only save time: nothing here is waited for but a save, which has a dead
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +13,10 @@ import ray
 from ray.exceptions import RayError
 
 from actors.engine.shared_rollouts import pack
+from actors.loop import EventLoop
 from contracts.engine import LoadDrafters, Remember, SaveDrafters, UpdateDrafter
 from contracts.rollout import DrafterLoaded, IntArray
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
-from launch.dispatch.waits import wait_for_all
 from models.manifest import WeightsManifest
 
 SAVE_TIMEOUT_S = 60.0  # of one worker, at most; rollout.stall_timeout_s where that is less
@@ -27,13 +27,9 @@ _MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
 class DrafterMessages:
     """Messages to the drafters of all workers, `seats` by name. Nothing here fails."""
 
-    def __init__(
-        self, seats: Mapping[str, Seat], meanwhile: Callable[[], object], stall_timeout_s: float = SAVE_TIMEOUT_S
-    ) -> None:
-        """meanwhile: called often while an answer is waited for. stall_timeout_s: a worker that is silent for so long
-        is not waited for any more."""
-        self._seats, self._meanwhile, self._stall_timeout_s = seats, meanwhile, stall_timeout_s
-        self.buffer_of: Callable[[str], Any] = lambda node_id: None  # the data buffer of a node; None: nobody records
+    def __init__(self, seats: Mapping[str, Seat], loop: EventLoop, stall_timeout_s: float = SAVE_TIMEOUT_S) -> None:
+        """stall_timeout_s: a worker that is silent for so long is not waited for any more."""
+        self._seats, self._loop, self._stall_timeout_s = seats, loop, stall_timeout_s
         self._directory: str | None = None  # what an engine that starts anew begins with ...
         self._weights: dict[str, Weights] = {}  # ... and the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
@@ -58,16 +54,17 @@ class DrafterMessages:
             self.started(seat)
 
     def started(self, seat: Seat) -> None:
-        """The worker's engine is up. Where that is, nobody knew before: its node may have joined since it was asked
-        for."""
-        if (buffer := self.buffer_of(seat.node_id)) is not None:
-            with suppress(RayError):
-                self._sent.setdefault(seat, []).append(cast(Any, seat.handle).use_buffer.remote(buffer))
+        """The worker's engine is up."""
         if self._directory is not None and self._listens(seat):
             with suppress(RayError):
                 self._sent[seat].append(seat.tell(LoadDrafters(self._directory)))
         for name, weights in self._weights.items():
             self._send_weights(seat, name, weights)
+
+    def use_buffer(self, seat: Seat, buffer: Any) -> None:
+        """The worker records into this data buffer, of its node. Never waits."""
+        with suppress(RayError):
+            self._sent.setdefault(seat, []).append(cast(Any, seat.handle).use_buffer.remote(buffer))
 
     def target_changed(self, seat: Seat, weights: Weights) -> None:
         """The worker's engine has these weights of the target; its trainer reads them from the store. Never waits."""
@@ -160,7 +157,7 @@ class DrafterMessages:
         timeout_s = min(SAVE_TIMEOUT_S, self._stall_timeout_s)
         try:
             answer = seat.ask(SaveDrafters(str(directory)))
-            there, _ = wait_for_all([answer], timeout_s, self._meanwhile)
+            there, _ = self._loop.answers([answer], timeout_s)
             if not there:
                 return f"did not write them within {timeout_s:g} s", True
             return ray.get(answer, timeout=FETCH_TIMEOUT_S).failure, False
@@ -175,7 +172,7 @@ class DrafterMessages:
         """When this returns no worker's trainer is on its device, but for those named: they did not say so in time."""
         up = [seat for seat in self._seats.values() if seat.state is SeatState.READY]
         asked = {seat.handle.stop_training.remote(): seat.name for seat in up}
-        ready, late = wait_for_all(list(asked), timeout_s, self._meanwhile)
+        ready, late = self._loop.answers(list(asked), timeout_s)
         for answer in ready:
             with suppress(RayError):  # of a worker that is lost, and its trainer with it
                 ray.get(answer, timeout=timeout_s)

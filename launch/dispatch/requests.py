@@ -1,57 +1,51 @@
 """The requests of the present `run`: who has which, what became of each, and who is told. Owns the ledger and the
 counts, and gives workers their work; which workers there are, and in which state, is `workers`'."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from actors.context import Context
 from contracts.engine import Abort, Submit
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.dispatch.errors import StaleWeightsError
+from launch.dispatch.events import RolloutEnded, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
 from launch.dispatch.stats import DispatchStats, Tally
 
 
-def _nobody(rollout: Rollout) -> None:
-    """Hears of rollouts that no run waits for."""
-
-
 class Requests:
-    """Of one dispatcher, one run after the other. `version`: of the weights that every worker shall hold, if any."""
+    """Of one dispatcher, one run after the other. Whoever waits for them hears of each as a RolloutEnded."""
 
-    def __init__(
-        self,
-        *,
-        max_retries: int,
-        version: Callable[[], int | None],
-        on_event: Callable[[str, str], None],
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self._max_retries, self._version = max_retries, version
-        self._on_event, self._clock, self._wall = on_event, clock, wall
-        self._on_finished: Callable[[Rollout], None] = _nobody
+    def __init__(self, *, max_retries: int, context: Context) -> None:
+        self._max_retries, self._context = max_retries, context
+        self._version: int | None = None  # of the weights that every worker shall hold, if any
+        self._heard = False  # somebody waits for what ends
         self._ledger = Ledger([], max_retries=0)
         self._tally = Tally()
-        self._aborting = False
+        self.aborting = False
 
-    def begin(self, requests: Sequence[Request], on_finished: Callable[[Rollout], None]) -> None:
+    def expect(self, version: int) -> None:
+        """From now on they are sampled with these weights."""
+        self._version = version
+
+    def begin(self, requests: Sequence[Request]) -> None:
         """A run starts; workers are to be offered anew. Raises ValueError: two requests with one id."""
-        self._tally = Tally(begin_s=self._clock())
+        self._tally = Tally(begin_s=self._context.clock())
         self._ledger = Ledger(requests, max_retries=self._max_retries)
-        self._on_finished = on_finished
+        self._heard = True
 
     def abort_all(self) -> None:
         """Nobody is told of what comes from now on."""
-        self._on_finished, self._aborting = _nobody, True
+        self._heard, self.aborting = False, True
         self._ledger.hold_back()
 
     def aborted_all(self) -> None:
         """Nothing runs any more: what still waits is forgotten."""
-        self._ledger, self._aborting = Ledger([], max_retries=0), False
+        self._ledger, self.aborting = Ledger([], max_retries=0), False
 
     def end(self) -> None:
         """The run is over."""
-        self._on_finished = _nobody
+        self._heard = False
 
     @property
     def waiting(self) -> tuple[int, float]:
@@ -63,7 +57,7 @@ class Requests:
         return self._ledger.done
 
     def stats(self, *, interrupted: bool) -> DispatchStats:
-        return self._tally.stats(self._ledger, self._clock(), interrupted=interrupted)
+        return self._tally.stats(self._ledger, self._context.clock(), interrupted=interrupted)
 
     def offer(self, worker: str, slots: int) -> None:
         """The worker can run `slots` requests at once; 0: it is given nothing more."""
@@ -81,12 +75,12 @@ class Requests:
         for name, requests in self._ledger.assign().items():
             seat = seats[name]
             if len(self._ledger.running(name)) == len(requests):
-                seat.progress_s = self._clock()  # it was idle: its silence counts from now
+                seat.progress_s = self._context.clock()  # it was idle: its silence counts from now
             seat.give(Submit(tuple(requests)))
 
     def abort(self, request_ids: Iterable[int], seats: Mapping[str, Seat]) -> None:
         """See RolloutDispatcher.abort."""
-        ended, running = self._ledger.abort(request_ids, now_s=self._wall(), weights_version=self._version() or 0)
+        ended, running = self._ledger.abort(request_ids, now_s=self._context.wall(), weights_version=self._version or 0)
         for name, ids in running.items():
             if seats[name].state is SeatState.READY:  # else it is about to give back all that it runs
                 seats[name].give(Abort(tuple(ids)))
@@ -114,7 +108,7 @@ class Requests:
     def reject(self, seat: Seat, request_id: int, reason: str) -> None:
         """The worker's engine cannot sample it."""
         if (failure := self._ledger.reject(seat.name, request_id, reason)) is not None:
-            self._on_event("request_rejected", f"request {failure.request_id}: {failure.reason}")
+            self._context.observer.event("request_rejected", f"request {failure.request_id}: {failure.reason}")
 
     def finish(self, seat: Seat, rollout: Rollout) -> None:
         """The worker says that one has ended. Raises StaleWeightsError."""
@@ -124,15 +118,14 @@ class Requests:
             return
         if not self._ledger.finish(seat.name, rollout):
             return
-        expected = self._version()
-        if expected is not None and rollout.weights_version != expected and not self._aborting:
+        expected = self._version
+        if expected is not None and rollout.weights_version != expected and not self.aborting:
             raise StaleWeightsError(
                 f"{seat.name} sampled with weights version {rollout.weights_version}, although it answered that it "
                 f"holds version {expected}",
                 remedy="its rollouts must not be trained on: see its log",
             )
-        self._tally.finished(seat.name, rollout)
-        self._on_finished(rollout)
+        self._ended(seat.name, rollout)
 
     def handed_back(self, seat: Seat) -> bool:
         """A worker that leaves has given back all that it held."""
@@ -141,34 +134,41 @@ class Requests:
     def take_back(self, seat: Seat, reason: str, *, told: bool = False) -> Sequence[Rollout]:
         """What the worker holds waits for others, and its loss is told, unless it was; those of its rollouts that turn
         out to be complete."""
-        wall_s = self._wall()
+        wall_s = self._context.wall()
         loss = self._ledger.lose(
             seat.name,
             reason,
             now_s=wall_s,
-            weights_version=self._version() or 0,
+            weights_version=self._version or 0,
             handed_over=seat.state is SeatState.LEAVING,
         )
         self._tally.reissued_ids.update(loss.reissued)
         again = f"{len(loss.reissued)} requests are re-issued with {loss.prefix_tokens} tokens"
         if seat.retiring:
             why = f"{seat.reason}; " if seat.reason else ""
-            self._on_event("worker_left", f"{seat.name}: {why}{again}")
+            self._changed("worker_left", seat, f"{why}{again}")
         elif not told:
             self._tally.lost_workers += 1
             seat.reason = reason
             seat.down_since_wall_s = seat.down_since_wall_s or wall_s
-            self._on_event("worker_lost", f"{seat.name}: {reason}; {again}")
+            self._changed("worker_lost", seat, f"{reason}; {again}")
         self._tell_failed(loss.failed)
         return loss.finished
 
     def complete(self, worker: str, rollouts: Iterable[Rollout]) -> None:
         """These have ended without a worker's word; "": nobody ran them."""
         for rollout in rollouts:
-            self._tally.finished(worker, rollout)
-            self._on_finished(rollout)
+            self._ended(worker, rollout)
+
+    def _ended(self, worker: str, rollout: Rollout) -> None:
+        self._tally.finished(worker, rollout)
+        if self._heard:
+            self._context.loop.tell(RolloutEnded(rollout))
+
+    def _changed(self, kind: str, seat: Seat, message: str) -> None:
+        self._context.loop.tell(WorkerChanged(kind, seat.name, message))
 
     def _tell_failed(self, failed: Sequence[FailedRequest]) -> None:
         if failed:
             ids = ", ".join(str(failure.request_id) for failure in failed)
-            self._on_event("request_failed", f"requests {ids}: {failed[0].reason}")
+            self._context.observer.event("request_failed", f"requests {ids}: {failed[0].reason}")

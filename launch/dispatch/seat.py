@@ -12,10 +12,10 @@ Owns the state machine of one worker and its Ray calls; never decides about requ
 import logging
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import ray
@@ -24,13 +24,12 @@ from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.process import EngineStartError
+from actors.loop import EventLoop, Waitable
 from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
-from contracts.engine import Answered, Command, ReceiveWeights, Sleep, UpdateWeights
+from contracts.engine import Answered, Command, ReceiveWeights, UpdateWeights
 from contracts.handoff import Offer
 from contracts.rollout import WeightsLoaded
-from launch.dispatch.arrivals import Arrivals, Waitable
 from launch.dispatch.spans import WorkerSpans
-from launch.dispatch.waits import wait_for_all
 from models.manifest import WeightsManifest
 
 A = TypeVar("A")
@@ -78,7 +77,7 @@ class Seat:
     name: str
     handle: WorkerHandle
     spans: WorkerSpans
-    arrivals: "Arrivals[Seat]"  # of all seats
+    loop: EventLoop
     state: SeatState = SeatState.STARTING
     deadline_s: float = 0.0  # of what is pending (STARTING, LOADING, LEAVING, CLOSING)
     since_wall_s: float = 0.0  # when the state was entered
@@ -115,7 +114,7 @@ class Seat:
 
     def open_stream(self) -> None:
         self.stream = cast(ObjectRefGenerator, self.handle.stream.remote())
-        self.arrivals.expect(self, self.stream)
+        self._await(self.stream)
 
     def load(self, weights: Weights) -> None:
         self._expect(self.ask(UpdateWeights(weights.manifest), weights.ref))
@@ -133,7 +132,7 @@ class Seat:
         # Pickled here: Ray's pickler calls Python for every object, and takes as long again as the whole call.
         answer = cast("ObjectRef[Any]", cast(Any, self.handle).tell.remote(pickle.dumps(command)))
         self.sends.add(answer)
-        self.arrivals.expect(self, answer)
+        self._await(answer)
 
     def tell(self, command: Command, memory: "ObjectRef[Any] | None" = None) -> "ObjectRef[Any]":
         """See RolloutWorker.tell."""
@@ -146,22 +145,25 @@ class Seat:
     def _expect(self, answer: "ObjectRef[Any]") -> None:
         self.forget_answer()
         self.pending = answer
-        self.arrivals.expect(self, answer)
+        self._await(answer)
+
+    def _await(self, waitable: Waitable) -> None:
+        self.loop.expect(waitable, partial(WorkerArrived, self, waitable))
 
     def forget_answer(self) -> None:
         """Whatever `pending` says is of no interest any more."""
         if self.pending is not None:
-            self.arrivals.forget(self.pending)
+            self.loop.forget(self.pending)
             self.pending = None
 
     def forget(self) -> None:
         """Nothing is awaited of the worker any more."""
         self.forget_answer()
         if self.stream is not None:
-            self.arrivals.forget(self.stream)
+            self.loop.forget(self.stream)
             self.stream = None
         for answer in self.sends:
-            self.arrivals.forget(answer)
+            self.loop.forget(answer)
         self.sends.clear()
         self.inbox.clear()
 
@@ -180,7 +182,7 @@ class Seat:
             return None
         if isinstance(value, Exception):  # of its end, or what ended it
             ray.get(ref, timeout=FETCH_TIMEOUT_S)
-        self.arrivals.expect(self, self.stream)
+        self._await(self.stream)
         return cast(list[WorkerEvent], _good(value))
 
     def take_send(self, ref: Waitable, value: Any) -> None:
@@ -200,25 +202,21 @@ def _good(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerArrived:
+    """What Ray brings of what is awaited of a worker: a value, or an exception in place of it."""
+
+    seat: Seat
+    waitable: Waitable
+    value: Any
+
+
 def some_are(seats: list[Seat], holds: Callable[[Seat], bool]) -> bool:
     """Whether it holds for one of them; those at the list's end for which it does not are dropped, since it will not
     any more. So asking again and again while they change costs no more, in all, than looking at each once."""
     while seats and not holds(seats[-1]):
         seats.pop()
     return bool(seats)
-
-
-def put_to_sleep(seats: Iterable[Seat], timeout_s: float, meanwhile: Callable[[], object]) -> dict[str, str]:
-    """Ask all that are up at once; by name, why one does not sleep after so long. One that is lost says nothing."""
-    up = (seat for seat in seats if seat.state is SeatState.READY or seat.waits_for_weights)
-    asked = {seat.ask(Sleep()): seat.name for seat in up}
-    ready, late = wait_for_all(list(asked), timeout_s, meanwhile)
-    awake = {asked[answer]: f"no answer in {timeout_s:g} s" for answer in late}
-    for answer in ready:
-        with suppress(RayError):
-            if refusal := ray.get(answer, timeout=FETCH_TIMEOUT_S).refusal:
-                awake[asked[answer]] = refusal
-    return awake
 
 
 def node_lost(error: RayError | None, node_id: str) -> bool:

@@ -1,8 +1,7 @@
 """New weights into the workers: all from the object store, or piece by piece from the learner's devices and the rest
-from the store. Owns what every worker shall hold, who was offered it and what each answered; the pump and the states of
-the seats are the dispatcher's."""
+from the store. Owns what every worker shall hold, who was offered it and what each answered; the states of the seats
+are `seats`'."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from contracts.handoff import Offer, Sent
 from contracts.rollout import WeightsLoaded
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.errors import StaleWeightsError
+from launch.dispatch.events import WeightsGone
 from launch.dispatch.seat import Seat, SeatState, Weights, some_are
+from launch.dispatch.seats import Seats
 from models.manifest import WeightsManifest
 
 
@@ -84,26 +85,11 @@ class HandOver:
 
 
 class Loading:
-    """Of one dispatcher's seats, by name. `enter`: a seat's new state and its limit in seconds. `ready`: it is up and
-    holds what it shall. `pump`: wait for anything, and handle it. `on_gone`: the buffer of what they shall hold is
-    nowhere any more; who makes another calls `renew`. False: nobody does, or will."""
+    """Of one dispatcher's workers."""
 
-    def __init__(
-        self,
-        seats: Mapping[str, Seat],
-        drafters: DrafterMessages,
-        limit_s: float,
-        *,
-        enter: Callable[[Seat, SeatState, float], None],
-        ready: Callable[[Seat], None],
-        pump: Callable[[], None],
-        wall: Callable[[], float],
-        on_event: Callable[[str, str], None],
-        on_gone: Callable[[], bool],
-    ) -> None:
-        self._seats, self._drafters, self._limit_s = seats, drafters, limit_s
-        self._enter, self._ready, self._pump = enter, ready, pump
-        self._wall, self._on_event, self._on_gone = wall, on_event, on_gone
+    def __init__(self, seats: Seats, drafters: DrafterMessages) -> None:
+        self._seats, self._drafters = seats, drafters
+        self._limit_s = seats.options.weight_sync_timeout_s
         self._weights: Weights | None = None
         self._handing: HandOver | None = None  # new ones are on their way
 
@@ -114,11 +100,15 @@ class Loading:
 
     def set(self, weights: Weights) -> None:
         """All load these. Returns when every seat that is up holds them. Raises StaleWeightsError, NoWorkersError."""
-        self._weights = weights
-        for seat in self._seats.values():
+        self._hold(weights)
+        for seat in self._seats.by_name.values():
             if seat.state in (SeatState.READY, SeatState.LOADING):
                 self._load(seat, weights)
         self._until_loaded()
+
+    def _hold(self, weights: Weights) -> None:
+        self._weights = weights
+        self._seats.requests.expect(weights.manifest.version)
 
     def renew(self, weights: Weights) -> None:
         """The same, in another buffer: the one that was set went with its maker. Who waits for it loads it."""
@@ -130,23 +120,23 @@ class Loading:
 
     def hand_over(self, send: Callable[[int], Sending], *, to_trainers: bool) -> Handed:
         """See RolloutDispatcher.hand_over."""
-        handing = self._handing = HandOver(self._seats.values())
+        handing = self._handing = HandOver(self._seats.by_name.values())
         try:
             for seat in handing.others:
                 seat.forget_answer()
-                self._enter(seat, SeatState.LOADING, math.inf)  # from the store, at the end
+                self._seats.waits_for_weights(seat)  # from the store, at the end
             for seat, offer in handing.offers(send):
-                self._enter(seat, SeatState.LOADING, self._limit_s)
+                self._seats.enter(seat, SeatState.LOADING, self._limit_s)
                 seat.receive(offer)
-            while handing.waiting:
-                self._pump()
-            weights = self._weights = handing.finish()
+            self._seats.wait(lambda: not handing.waiting)
+            weights = handing.finish()
+            self._hold(weights)
         finally:
             self._handing = None
         for seat, loaded in handing.loaded.items():
             if seat.state is SeatState.LOADING:  # else it leaves, or is lost
                 self._check(seat, loaded, weights)
-                self._ready(seat)
+                self._seats.ready(seat)
                 if to_trainers:
                     self._drafters.target_changed(seat, weights)
         for seat in self._waiting():
@@ -157,7 +147,7 @@ class Loading:
     def begin(self, seat: Seat) -> bool:
         """Its engine is up: have it load what it shall hold, if that is something."""
         if self._handing is not None:
-            self._enter(seat, SeatState.LOADING, math.inf)  # from the store, once the hand-over is at its end
+            self._seats.waits_for_weights(seat)  # from the store, once the hand-over is at its end
         elif self._weights is not None:
             self._load(seat, self._weights)
         else:
@@ -167,32 +157,34 @@ class Loading:
     def answered(self, seat: Seat, loaded: WeightsLoaded) -> None:
         """What it says that it holds. Raises StaleWeightsError."""
         if not loaded.failure and seat.down_since_wall_s is None:
-            seat.spans.other("load_weights", seat.since_wall_s, self._wall())
+            seat.spans.other("load_weights", seat.since_wall_s, self._seats.context.wall())
         if self._handing is None:
             assert self._weights is not None
             self._check(seat, loaded, self._weights)
-            self._ready(seat)
+            self._seats.ready(seat)
             return
         if reason := self._handing.answered(seat, loaded):
-            self._on_event("weights_by_store", f"{seat.name}: {reason}; it loads them from the object store")
-        self._enter(seat, SeatState.LOADING, math.inf)
+            said = f"{seat.name}: {reason}; it loads them from the object store"
+            self._seats.context.observer.event("weights_by_store", said)
+        self._seats.waits_for_weights(seat)
 
-    def load_again(self, seat: Seat, error: RayError) -> bool:
-        """What it shall load could not be fetched, for whoever made it is gone: it gets the same from another buffer.
-        False: that is not why its answer is an error, or nobody has made another one."""
+    def gone(self, seat: Seat, error: RayError) -> bool:
+        """What it shall load could not be fetched, for whoever made it is gone: it waits until there is the same in
+        another buffer, or newer weights. False: that is not why its answer is an error."""
         cause = error.cause if isinstance(error, RayTaskError) else None
         if seat.state is not SeatState.LOADING or not isinstance(cause, ObjectLostError | RayActorError):
             return False
-        self._enter(seat, SeatState.LOADING, math.inf)  # until there is another buffer, or newer weights
-        return self._on_gone()
+        self._seats.waits_for_weights(seat)
+        self._seats.context.loop.tell(WeightsGone(seat, error))
+        return True
 
     def look(self) -> None:
         """Whoever makes another buffer may have put it off while others sampled: ask again if somebody waits for it."""
         if self._handing is None and self._waiting():
-            self._on_gone()
+            self._seats.context.loop.tell(WeightsGone())
 
     def _waiting(self) -> list[Seat]:
-        return [seat for seat in self._seats.values() if seat.waits_for_weights]
+        return [seat for seat in self._seats.by_name.values() if seat.waits_for_weights]
 
     def forget(self, seat: Seat) -> None:
         """Its engine is started anew."""
@@ -200,17 +192,20 @@ class Loading:
             self._handing.loaded.pop(seat, None)
 
     def _load(self, seat: Seat, weights: Weights) -> None:
-        self._enter(seat, SeatState.LOADING, self._limit_s)
+        self._seats.enter(seat, SeatState.LOADING, self._limit_s)
         seat.load(weights)
 
     def _until_loaded(self) -> None:
-        while True:
-            loading = [seat for seat in self._seats.values() if seat.state is SeatState.LOADING]
-            if not loading and any(seat.state is SeatState.READY for seat in self._seats.values()):
-                return
-            self._pump()
-            while some_are(loading, lambda seat: seat.state is SeatState.LOADING):
-                self._pump()
+        seats = self._seats.by_name
+        loading: list[Seat] = []
+
+        def loaded() -> bool:
+            if some_are(loading, lambda seat: seat.state is SeatState.LOADING):
+                return False
+            loading.extend(seat for seat in seats.values() if seat.state is SeatState.LOADING)
+            return not loading and any(seat.state is SeatState.READY for seat in seats.values())
+
+        self._seats.wait(loaded)
 
     def _check(self, seat: Seat, loaded: WeightsLoaded, weights: Weights) -> None:
         wanted = weights.manifest

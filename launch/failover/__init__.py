@@ -1,6 +1,23 @@
 """A lost learner rank does not end the run: the group is made again, brought to where it was, and asked again."""
 
 from launch.failover.kept import KeptSteps
-from launch.failover.learner import FailoverLearner
+from launch.failover.learner import (
+    FailoverLearner,
+    LearnerEvent,
+    LearnerStarted,
+    LearnerStarts,
+    LearnerWaits,
+    UpdatesRepeat,
+    WeightsRenewed,
+)
 
-__all__ = ["FailoverLearner", "KeptSteps"]
+__all__ = [
+    "FailoverLearner",
+    "KeptSteps",
+    "LearnerEvent",
+    "LearnerStarted",
+    "LearnerStarts",
+    "LearnerWaits",
+    "UpdatesRepeat",
+    "WeightsRenewed",
+]

@@ -8,12 +8,11 @@ device) would be raised again, and is passed on.
 """
 
 import shutil
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import ray
@@ -24,6 +23,7 @@ from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
 from config.learner import OptimizerOptions
 from contracts.training import StepResult, TrainSequence
+from launch.context import RunContext
 from launch.failover.kept import KeptSteps
 from models.durable import faults
 from models.manifest import WeightsManifest
@@ -41,6 +41,46 @@ class _Published:
     updates: int  # that had been done
 
 
+class Starter(Protocol):
+    """Makes groups on the run's reservation (launch.run.starts.LearnerStarts)."""
+
+    def start(self) -> LearnerGroup: ...
+
+    def missing(self) -> str:
+        """What that reservation still wants for; "": nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStarts:
+    """It needs its places: nobody else asks for any until LearnerStarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStarted:
+    """Or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerWaits:
+    """There is no room for it: somebody else gives up a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesRepeat:
+    """Engines are to be off the devices that updates are repeated on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRenewed:
+    """What was published last lies in another buffer."""
+
+    manifest: WeightsManifest
+    ref: "ray.ObjectRef[Any]"
+
+
+LearnerEvent = LearnerStarts | LearnerStarted | LearnerWaits | UpdatesRepeat | WeightsRenewed
+
+
 class _Step:
     """One that is learned, with whatever group there is."""
 
@@ -56,30 +96,14 @@ class _Step:
 
 
 class FailoverLearner:
-    """For the driver's thread. Construct, which starts the group, then use it as one."""
+    """For the driver's thread. Construct, `start` the group, then use it as one. Before that there is none."""
 
-    def __init__(
-        self,
-        start: Callable[[Callable[[float], None]], LearnerGroup],
-        kept: KeptSteps,
-        *,
-        max_restarts: int,
-        on_event: Callable[[str, str], None],
-        progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
-        missing: Callable[[], str] = lambda: "",
-        stop: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`start(waiting)`: makes a group on the run's reservation, and calls `waiting` while it is not up. `missing`:
-        what that reservation still wants for. `stop` raises if the run was asked to. Raises as LearnerGroup does."""
-        self._kept, self._clock = kept, clock
-        self._max_restarts, self._on_event, self._progress = max_restarts, on_event, progress
-        self._start_group, self._missing, self._stop = start, missing, stop
+    def __init__(self, starter: Starter, kept: KeptSteps, context: RunContext) -> None:
+        """The loop is told LearnerStarts and LearnerStarted around every start, LearnerWaits while its places are not
+        there, UpdatesRepeat before updates are done again, and WeightsRenewed."""
+        self._starter, self._kept, self._context, self._observer = starter, kept, context, context.observer
+        self._max_restarts = context.config.learner.max_restarts
         self._told = ""  # that was missing
-        self.make_room: Callable[[], None] = lambda: None  # engines off the devices that updates are repeated on
-        self.hold_back: Callable[[bool], None] = lambda holds: None  # nobody else asks for places
-        self.make_way: Callable[[], None] = lambda: None  # somebody else gives up a place
-        self.renewed: Callable[[WeightsManifest, ray.ObjectRef[Any]], None] = lambda manifest, ref: None
         self._restarts = self._repeated = self._calling = 0
         self._recover_s = 0.0  # since `take`
         self._restarts_told = 0
@@ -92,8 +116,11 @@ class FailoverLearner:
         self._step: _Step | None = None  # under way
         self._unkept = ""  # why the updates since the last checkpoint cannot be repeated
         self._memory_call = ""  # that a rank was lost in for lack of memory, last
-        self.meanwhile: Callable[[], object] = lambda: None  # see LearnerGroup; while a new group starts, too
-        self._group: LearnerGroup | None = self._start()
+        self._group: LearnerGroup | None = None
+
+    def start(self) -> None:
+        """Raises as LearnerGroup does, and Interrupted."""
+        self._group = self._start()
 
     @property
     def lost(self) -> bool:
@@ -197,7 +224,9 @@ class FailoverLearner:
         except OSError as error:
             self._kept.clear()
             self._unkept = f"what it was given since the last checkpoint was not kept: {error}"
-            self._on_event("steps_not_kept", f"{error}; a learner that is lost before the next checkpoint is lost")
+            self._observer.event(
+                "steps_not_kept", f"{error}; a learner that is lost before the next checkpoint is lost"
+            )
 
     def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
         manifest, ref = self.call(lambda group: group.publish(version, masters=masters))
@@ -209,9 +238,9 @@ class FailoverLearner:
         self._published = _Published(version, masters, checksum, self._updates)
 
     def renew(self) -> bool:
-        """The buffer that was published last is nowhere any more: `renewed` gets another one, from a new group if this
-        one has lost the rank that kept it. Within `call`, where weights may be changing, it does not, nor while all
-        ranks work on a step; True: it has, or newer ones will be published."""
+        """The buffer that was published last is nowhere any more: WeightsRenewed brings another one, from a new group
+        if this one has lost the rank that kept it. Within `call`, where weights may be changing, it does not, nor while
+        all ranks work on a step; True: it has, or newer ones will be published."""
         if self._calling:
             return True
         restarts = self._restarts
@@ -311,7 +340,7 @@ class FailoverLearner:
         try:
             self._group = self._made_again()
         except Exception as error:
-            self._on_event("not_rewound", f"the last complete step is not saved: {error}")
+            self._observer.event("not_rewound", f"the last complete step is not saved: {error}")
             return False
         finally:
             self._calling -= 1
@@ -319,12 +348,12 @@ class FailoverLearner:
 
     def _recover(self, error: LearnerLostError) -> None:
         """A new group in the state of the lost one. Raises LearnerLostError, and what `start` and the updates raise."""
-        begin_s, lost, self._group = self._clock(), self._group, None
+        begin_s, lost, self._group = self._context.clock(), self._group, None
         if lost is not None:
             lost.close(grace_s=0)
         while (why := self._why_not(error)) is None:
             self._restarts += 1
-            self._on_event(
+            self._observer.event(
                 "learner_lost", f"{error}; its group starts again (restart {self._restarts} of {self._max_restarts})"
             )
             try:
@@ -332,11 +361,11 @@ class FailoverLearner:
             except LearnerLostError as again:
                 error = again
                 continue
-            spent_s = self._clock() - begin_s
+            spent_s = self._context.clock() - begin_s
             self._recover_s += spent_s
             nodes = ", ".join(sorted({place.node_ip for place in group.places}))
             base = "the initial weights" if self._base is None else self._base.parent.name
-            self._on_event(
+            self._observer.event(
                 "learner_restarted",
                 f"on {nodes}, after {spent_s:.1f} s: from {base}, with the updates of {len(self._kept)} RL steps again",
             )
@@ -352,7 +381,8 @@ class FailoverLearner:
         if self._restarts >= self._max_restarts:
             return f"all {self._max_restarts} restarts of the learner are used up (learner.max_restarts)"
         if error.kind == "silent" and error.call in STARTING:
-            return f"it was not made again: {self._missing() or 'its place is reserved, and nothing came up there'}"
+            missing = self._starter.missing() or "its place is reserved, and nothing came up there"
+            return f"it was not made again: {missing}"
         if error.kind == "memory":
             if error.call == self._memory_call:
                 return (
@@ -362,7 +392,7 @@ class FailoverLearner:
         return None
 
     def _made_again(self) -> LearnerGroup:
-        self._progress("learner restart", 0, 0)
+        self._observer.progress("learner restart", 0, 0)
         group = self._start()
         try:
             self._restore(group)
@@ -373,24 +403,23 @@ class FailoverLearner:
 
     def _start(self) -> LearnerGroup:
         self._told = ""
-        self.hold_back(True)
+        loop = self._context.loop
+        loop.tell(LearnerStarts())
+        loop.turn()
         try:
-            group = self._start_group(self._waiting)
+            return self._starter.start()
         finally:
-            self.hold_back(False)
-        group.meanwhile = lambda: self.meanwhile()
-        return group
+            loop.tell(LearnerStarted())
 
-    def _waiting(self, waited_s: float) -> None:
-        """For ranks to come up."""
+    def awaited(self, waited_s: float) -> None:
+        """Ranks are to come up. Raises Interrupted."""
         if waited_s >= STOP_AFTER_S:
-            self._stop()
-        self.meanwhile()
-        if waited_s >= SAY_AFTER_S and (missing := self._missing()):
+            self._context.interrupt.check()
+        if waited_s >= SAY_AFTER_S and (missing := self._starter.missing()):
             if missing != self._told:
                 self._told = missing
-                self._on_event("learner_waits", f"for room: {missing}")
-            self.make_way()
+                self._observer.event("learner_waits", f"for room: {missing}")
+            self._context.loop.tell(LearnerWaits())
 
     def _restore(self, group: LearnerGroup) -> None:
         if self._phase is not None:
@@ -399,10 +428,11 @@ class FailoverLearner:
             _require_undamaged(self._base)
             group.load(self._base)
         if len(self._kept):
-            self.make_room()
+            self._context.loop.tell(UpdatesRepeat())
+            self._context.loop.turn()
         differs = ""
         for number, kept in enumerate(self._kept):
-            self._progress("learner catches up", number, len(self._kept))
+            self._observer.progress("learner catches up", number, len(self._kept))
             result = group.train_step(kept.sequences, kept.step, asked=kept.asked)
             self._repeated += 1
             if not differs and (result.losses, result.grad_norms) != (kept.losses, kept.grad_norms):
@@ -413,7 +443,9 @@ class FailoverLearner:
         if self._rests is not None:
             group.rest(optimizer=self._rests)
         if differs := differs or others:
-            self._on_event("learner_differs", f"{differs}: the run goes on with other last bits (docs/concepts/fleet.md)")
+            self._observer.event(
+                "learner_differs", f"{differs}: the run goes on with other last bits (docs/concepts/fleet.md)"
+            )
 
     def _publish_again(self, group: LearnerGroup) -> str:
         """What workers hold, if the group still has it; how that differs from what they got."""
@@ -421,7 +453,7 @@ class FailoverLearner:
         if last is None or last.updates != self._updates:  # whoever interrupted the next hand-over repeats it
             return ""
         manifest, ref = group.publish(last.version, masters=last.masters)
-        self.renewed(manifest, ref)
+        self._context.loop.tell(WeightsRenewed(manifest, ref))
         same = manifest.checksum == last.checksum
         return "" if same else f"weights of version {last.version} have another checksum"
 

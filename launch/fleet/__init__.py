@@ -1,8 +1,8 @@
 """Rollout workers that come and go while a run goes on: how many, where, and why.
 
 autoscaler = Autoscaler(placement.plan)           # takes back what a run that was killed had asked for
-fleet = Fleet(config.rollout.workers, dispatcher, placement, slots=64, autoscaler=autoscaler, on_event=...)
-fleet.tick()                                      # often: between phases, and while requests run
+fleet = Fleet(dispatcher, placement, learner, versions, drafter, autoscaler, context)
+fleet.look()                                      # often: whatever the driver waits for
 fleet.drain(node_id, "AWS: spot interruption")    # its workers leave with their tokens, and others take their place
 metrics = fleet.take()                            # of the RL step
 """

@@ -1,10 +1,9 @@
 """What is heard about the nodes of the cluster: a thread of the driver, and a watcher on every other node.
 
 Owns the watchers, also on nodes that join later, and the questions to Ray about its nodes. It decides nothing, and the
-driver never waits for it: what is heard is taken when the driver looks. Whatever fails here costs notices, not the run.
+driver never waits for it: what is heard is an event of its loop. Whatever fails here costs notices, not the run.
 """
 
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.context import Context
 from actors.identity import unique_name
 from actors.notice_watcher import NoticeWatcher, agent_of
 from actors.notices.http import Http
@@ -51,12 +51,11 @@ class Heard:
 
 
 class Feed:
-    """From construction to `close`; `take` is for the driver's thread."""
+    """From construction to `close`. What is heard is posted to the driver's loop, as Heard."""
 
-    def __init__(self, options: SpotOptions, here: str, log: Callable[[str], str | None] = lambda name: None) -> None:
-        """here: the driver's node, which needs no actor. log: an actor's log file."""
-        self._options, self._here, self._log = options, here, log
-        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    def __init__(self, options: SpotOptions, here: str, context: Context) -> None:
+        """here: the driver's node, which needs no actor."""
+        self._options, self._here, self._context = options, here, context
         self._over = threading.Event()
         self._nodes: dict[str, str] = {}  # by id: address of those that are alive
         self._watchers: dict[str, Any] = {}  # by node id
@@ -70,13 +69,6 @@ class Feed:
             self._threads.append(threading.Thread(target=self._watch_here, name="notices-here", daemon=True))
         for thread in self._threads:
             thread.start()
-
-    def take(self) -> list[Heard]:
-        """What is new; does not wait."""
-        heard = []
-        while not self._heard.empty():
-            heard.append(self._heard.get_nowait())
-        return heard
 
     def drained(self, node_id: str, holds: bool) -> None:
         """Whether nothing of the run is left on the node; nobody waits for its watcher."""
@@ -99,7 +91,7 @@ class Feed:
         watch(self._options, http, tell, clock=time.monotonic, stopped=self._over.wait)
 
     def _tell(self, node_id: str, event: WatchEvent | RayDrains | Gone) -> None:
-        self._heard.put(Heard(node_id, self._nodes.get(node_id, ""), event, time.monotonic()))
+        self._context.loop.post(Heard(node_id, self._nodes.get(node_id, ""), event, time.monotonic()))
 
     def _run(self) -> None:
         nodes_at_s = 0.0
@@ -148,7 +140,7 @@ class Feed:
             name=unique_name(name),
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        self._watchers[node_id] = actor.remote(self._options, node_id, self._log(name))
+        self._watchers[node_id] = actor.remote(self._options, node_id, self._context.log(name))
         self._ask(node_id)
 
     def _ask(self, node_id: str) -> None:

@@ -8,14 +8,14 @@ Names: a worker that joins, one that replaces another too, takes the lowest numb
 `rollout-0` to `rollout-<max - 1>`, and a few above while others drain.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from actors.placement import Placement
-from config.rollout import WorkerCount
 from contracts.rollout import EngineWindow
+from launch.cluster.versions import NodeVersions
+from launch.context import RunContext
 from launch.dispatch import RolloutDispatcher, SeatState, worker_name
 from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.pace import Pace
@@ -49,32 +49,41 @@ class FleetState:
         }
 
 
+class Learns(Protocol):
+    """The learner (launch.failover.FailoverLearner)."""
+
+    @property
+    def busy(self) -> bool: ...
+
+
+class Trains(Protocol):
+    """Drafter training (launch.drafter.training.DrafterTraining)."""
+
+    trains: bool  # workers without requests do now
+
+
 class Fleet:
     """For the driver's thread."""
 
     def __init__(
         self,
-        count: WorkerCount,
         dispatcher: RolloutDispatcher,
         placement: Placement,
-        *,
-        slots: int,
+        learner: Learns,
+        versions: NodeVersions,
+        training: Trains | None,
         autoscaler: Autoscaler,
-        on_event: Callable[[str, str], None],
-        rollouts_left: Callable[[], int] = lambda: 1,
-        training: Callable[[], bool] = lambda: False,
-        vouched: Callable[[str], bool] | None = None,
-        startable: Callable[[], bool] = lambda: True,
-        clock: Callable[[], float] = time.monotonic,
+        context: RunContext,
     ) -> None:
-        """`slots`: requests that one worker runs at once. `on_event(kind, message)`: node_drained, node_returned,
-        worker_unplaced. `rollouts_left`: of the run, with one that is under way or was the last to begin in its step.
-        `training`: workers without requests train a drafter now. `vouched`: whether a worker may start on a node (id)
-        as far as is known; it is asked again until it may. `startable`: one may start at all now."""
-        self._count, self._dispatcher, self._placement, self._slots = count, dispatcher, placement, slots
-        self._on_event, self._rollouts_left, self._training, self._clock = on_event, rollouts_left, training, clock
+        """`training`: of drafters, by workers without requests. The observer is told of node_drained, node_returned,
+        worker_unplaced."""
+        self._dispatcher, self._placement, self._learner, self._training = dispatcher, placement, learner, training
+        self._count, self._slots = context.config.rollout.workers, context.config.rollout.engine.max_running
+        self._config, self._observer, self._clock = context.config, context.observer, context.clock
+        several = self._config.eval_sets or self._config.objective.dynamic_sampling.max_rounds > 1
+        self._more = int(bool(several))  # than one rollout in a step
         self.pace = Pace()
-        self._autoscaler, self._vouched, self._startable = autoscaler, vouched, startable
+        self._autoscaler, self._versions = autoscaler, versions
         self._drained: dict[str, list[str]] = {}  # node id: why
         self._asked: dict[str, float] = {}  # by name: since when a place is waited for ...
         self._check_s: dict[str, float] = {}  # ... and when it is looked for again
@@ -85,7 +94,7 @@ class Fleet:
         self._held_back = False
         self._rolling = False
         self._begun = -1  # of `rollouts_left`, when the last one began
-        self._looked_s = clock()
+        self._looked_s = self._clock()
         self._held = 0  # workers that have a place
         self._staying = 0  # dead ones included: without restarts left workers are fewer for good, at the most
         self._worker_s = self._idle_s = 0.0
@@ -110,7 +119,7 @@ class Fleet:
 
     def begins(self, kind: str) -> None:
         """A rollout begins."""
-        self._rolling, self._begun = True, self._rollouts_left()
+        self._rolling, self._begun = True, self.rollouts_left
         self.pace.begins(kind, self._clock())
 
     def ends(self, tokens: int) -> None:
@@ -126,8 +135,16 @@ class Fleet:
             self._ask(0)
 
     @property
-    def held_back(self) -> bool:
-        return self._held_back
+    def startable(self) -> bool:
+        """Where they share GPUs, an engine that starts would want the memory of a learner that works."""
+        colocated = self._config.cluster.layout == "colocated"
+        return not (colocated and self._learner.busy) or self._held_back
+
+    @property
+    def rollouts_left(self) -> int:
+        """Of the run, with one that is under way or was the last to begin in its step."""
+        run, staleness = self._config.run, self._config.rollout.staleness
+        return run.steps - self._observer.current_step + 1 + self._more - staleness
 
     def make_way(self) -> None:
         """The learner waits for room: a further worker whose node could hold a rank lets go of its place, one after the
@@ -146,8 +163,8 @@ class Fleet:
             seconds = window.end_s - window.start_s
             self.pace.window(window.decode_tokens, seconds, waiting=self._dispatcher.waiting[0] > 0)
 
-    def tick(self) -> None:
-        """Look, if it is time to."""
+    def look(self) -> None:
+        """If it is time to."""
         if self._clock() >= self._looked_s + LOOK_S:
             self._look()
 
@@ -162,7 +179,7 @@ class Fleet:
             reasons.append(reason)
         if not known:
             self._ask(0)  # what is asked for from now on avoids the node
-            self._on_event("node_drained", f"node {node_id[:8]}: {reason}")
+            self._observer.event("node_drained", f"node {node_id[:8]}: {reason}")
             for name in self._starting_on(node_id):
                 self._dispatcher.leave(name, f"its node is drained ({reason})")
         self._look()
@@ -177,7 +194,7 @@ class Fleet:
                 if not self._placement.ready(name):
                     self._dispatcher.leave(name, "it waits for room on other nodes")
             self._look()
-            self._on_event("node_returned", f"node {node_id[:8]} may have workers again")
+            self._observer.event("node_returned", f"node {node_id[:8]} may have workers again")
         elif reason in known:
             known.remove(reason)
 
@@ -277,7 +294,7 @@ class Fleet:
         alive = self._staying - dead
         wanted = self._wanted(alive, coming)
         self._staying -= self._release(alive - wanted)
-        startable = self._startable()
+        startable = self.startable
         if startable:
             self._settle()
         self._ask(min(wanted, self._count.max - dead) - (self._staying - dead))
@@ -298,7 +315,7 @@ class Fleet:
         unheld = max(waiting - self._slots * coming, 0)
         if self._rolling:
             self.pace.looked(unheld, now_s)
-        left = self._rollouts_left()
+        left = self.rollouts_left
         left -= left == self._begun
         now = FleetNow(
             workers=workers,
@@ -311,7 +328,7 @@ class Fleet:
             rollouts_left=max(left, 0),
             tokens_per_s=self.pace.tokens_per_s,
             start_s=self.pace.start_s,
-            training=self._training(),
+            training=self._training is not None and self._training.trains,
         )
         return wanted_workers(now, least=self._count.min, most=self._count.max)
 
@@ -352,7 +369,7 @@ class Fleet:
                 continue
             self._check_s[name] = now_s + min((now_s - since_s) / 4, _RARELY_S)
             if self._placement.ready(name):
-                if self._vouched is not None and not self._vouched(self._placement.node(name)):
+                if not self._versions.vouched(self._placement.node(name)):
                     self._check_s[name] = now_s + LOOK_S
                     continue
                 self._unplaced = False
@@ -361,7 +378,7 @@ class Fleet:
                 self._unplaced = True
                 alone = "" if self._scaled else " (nobody adds nodes to this cluster by itself)"
                 missing = self._placement.missing(name)
-                self._on_event("worker_unplaced", f"{name} joins when there is room{alone}: {missing}")
+                self._observer.event("worker_unplaced", f"{name} joins when there is room{alone}: {missing}")
 
     def _join(self, name: str, since_s: float) -> None:
         del self._asked[name]

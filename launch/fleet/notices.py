@@ -9,11 +9,11 @@ Owns what follows from what is heard (feed.py), for the driver's thread. It neve
                               the driver up), then after every RL step, before it is evaluated, until the node has gone
 """
 
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
+from actors.context import Context
 from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
 from launch.fleet.feed import Gone, Heard, RayDrains
@@ -22,11 +22,24 @@ LOOK_S = 0.25  # between two looks at what is left on nodes
 LEAD_S = 900.0  # what is announced for a later time is obeyed so long before: the node works until then
 
 
-class Source(Protocol):
-    """Of what is heard."""
+@dataclass(frozen=True, slots=True)
+class CheckpointWanted:
+    """Save the last complete RL step, unless that was done, and say so (`saved`); if there is none now, it is asked for
+    again."""
 
-    def take(self) -> list[Heard]: ...
+
+class Source(Protocol):
+    """Of what is heard (Feed)."""
+
     def drained(self, node_id: str, holds: bool) -> None: ...
+
+
+class Works(Protocol):
+    """What works for the run somewhere."""
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """Ids; "" among them: one is not known yet."""
 
 
 class Nodes(Protocol):
@@ -64,41 +77,33 @@ class _Ending:
 
 
 class Notices:
-    """here: the driver's node. learners: ids of the nodes with learner ranks. training: None: no drafter is trained.
-    checkpoint: save the last complete RL step, unless that was done; False: there is none now, try again."""
+    """here: the driver's node. training: None: no drafter is trained. others: what works beside learner and workers."""
 
     def __init__(
         self,
         source: Source,
         fleet: Nodes,
+        learner: Works,
+        others: Works,
+        training: Training | None,
+        context: Context,
         *,
         here: str,
-        learners: Callable[[], Collection[str]],
-        training: Training | None,
-        others: Callable[[], Collection[str]] = lambda: (),
-        on_event: Callable[[str, str], None],
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        """others: nodes of what else works for the run; "" among them: one is not known yet. on_event(kind, message):
-        spot_watch, spot_trouble, spot_advice, spot_notice, spot_withdrawn, checkpoint_first, node_cleared,
-        node_gone."""
-        self._others = others
+        """The observer is told of spot_watch, spot_trouble, spot_advice, spot_notice, spot_withdrawn, checkpoint_first,
+        node_cleared, node_gone."""
         self._look_s = float("-inf")  # when nodes are looked at again
-        self._source, self._fleet = source, fleet
-        self._here, self._learners, self._training = here, learners, training
-        self._on_event, self._clock, self._wall = on_event, clock, wall
-        self.checkpoint: Callable[[], bool] = lambda: True
+        self._source, self._fleet, self._learner, self._others = source, fleet, learner, others
+        self._here, self._training, self._loop, self._observer = here, training, context.loop, context.observer
+        self._clock, self._wall = context.clock, context.wall
         self._unsaved = False  # a checkpoint is wanted
         self._endings: dict[str, _Ending] = {}  # by node id
         self._said: set[tuple[str, str]] = set()
         self._count = 0
         self._drain_s = 0.0
 
-    def tick(self) -> None:
-        """Hear and obey; often, and wherever the driver waits."""
-        for heard in self._source.take():
-            self._hear(heard)
+    def look(self) -> None:
+        """Obey what was heard; often, and wherever the driver waits."""
         for node_id, ending in self._endings.items():
             if not ending.obeyed and self._wall() >= ending.obey_at_s:
                 ending.obeyed = True
@@ -107,14 +112,18 @@ class Notices:
                 ending.vital = self._unsaved = True
                 part = "the driver runs" if node_id == self._here else "the learner runs"
                 name = _name(node_id, ending.address)
-                self._on_event("checkpoint_first", f"{name}: {part} there: a checkpoint at once")
+                self._observer.event("checkpoint_first", f"{name}: {part} there: a checkpoint at once")
         if self._clock() >= self._look_s:
             self._look_s = self._clock() + LOOK_S
             for node_id, ending in self._endings.items():
                 if ending.obeyed and node_id != self._here:
                     self._look(node_id, ending)
         if self._unsaved and not self._fleet.handing_back:
-            self._unsaved = not self.checkpoint()
+            self._loop.tell(CheckpointWanted())
+
+    def saved(self) -> None:
+        """There is a checkpoint of the last complete RL step."""
+        self._unsaved = False
 
     @property
     def endangered(self) -> bool:
@@ -130,7 +139,8 @@ class Notices:
         self._count, self._drain_s = 0, 0.0
         return metrics
 
-    def _hear(self, heard: Heard) -> None:
+    def hear(self, heard: Heard) -> None:
+        """What follows is done when it is time to look."""
         name = _name(heard.node_id, heard.address)
         match heard.event:
             case Watching(provider, detail):
@@ -142,7 +152,7 @@ class Notices:
                 if ends:
                     self._ends(heard, what, at_s)
                 else:
-                    self._on_event("spot_advice", f"{name}: {what}")
+                    self._observer.event("spot_advice", f"{name}: {what}")
             case RayDrains(at_s):
                 self._ends(heard, RayDrains.WHAT, at_s)
             case Withdrawn(what):
@@ -168,7 +178,7 @@ class Notices:
         else:
             known.said.add(what)
         left = "" if at_s is None or at_s <= now_s else f", in {at_s - now_s:.0f} s"
-        self._on_event("spot_notice", f"{_name(heard.node_id, heard.address)}: {what}{left}")
+        self._observer.event("spot_notice", f"{_name(heard.node_id, heard.address)}: {what}{left}")
 
     def _stays(self, node_id: str, what: str) -> None:
         """That is said no more; if nothing else is, the node is as good as any."""
@@ -177,7 +187,9 @@ class Notices:
             return
         ending.said.remove(what)
         name, others = _name(node_id, ending.address), sorted(ending.said)
-        self._on_event("spot_withdrawn", f"{name}: no more: {what}; {f'but {others[0]}' if others else 'it stays'}")
+        self._observer.event(
+            "spot_withdrawn", f"{name}: no more: {what}; {f'but {others[0]}' if others else 'it stays'}"
+        )
         if others:
             return
         del self._endings[node_id]
@@ -194,7 +206,7 @@ class Notices:
             self._fleet.drain(node_id, ending.what)
 
     def _vital(self, node_id: str) -> bool:
-        return node_id == self._here or node_id in self._learners()
+        return node_id == self._here or node_id in self._learner.nodes
 
     def _look(self, node_id: str, ending: _Ending) -> None:
         if not ending.cleared and not self._fleet.held(node_id):
@@ -205,7 +217,7 @@ class Notices:
 
     def _empty(self, node_id: str) -> bool:
         """Its machine may be ended early. A learner that has no nodes is just being made again, somewhere."""
-        learners, others = self._learners(), self._others()
+        learners, others = self._learner.nodes, self._others.nodes
         if not learners or node_id in learners or "" in others or node_id in others:
             return False
         return self._fleet.empty(node_id)
@@ -214,7 +226,7 @@ class Notices:
         ending.cleared = True
         seconds = self._clock() - ending.heard_s
         self._drain_s = max(self._drain_s, seconds)
-        self._on_event(
+        self._observer.event(
             "node_cleared",
             f"{_name(node_id, ending.address)}: no worker there has requests {seconds:.1f} s after the notice",
         )
@@ -227,13 +239,13 @@ class Notices:
         if self._training is not None and ending.obeyed:
             self._training.undrain(node_id)
         late = "" if ending.cleared or not ending.obeyed else ", before its workers had left"
-        self._on_event("node_gone", f"{_name(node_id, ending.address)}: it has gone, as announced{late}")
+        self._observer.event("node_gone", f"{_name(node_id, ending.address)}: it has gone, as announced{late}")
 
     def _say(self, kind: str, key: str, message: str) -> None:
         """Once: many nodes have the same to say."""
         if (kind, key) not in self._said:
             self._said.add((kind, key))
-            self._on_event(kind, message)
+            self._observer.event(kind, message)
 
 
 def _name(node_id: str, address: str) -> str:

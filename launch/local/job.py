@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -23,6 +22,7 @@ from actors.engine.process import NO_SPECULATION
 from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
 from actors.learner_group import StepUnderWay
+from actors.loop import Look
 from actors.rewards import build
 from actors.training.trainer import Trainer
 from config.environments import EnvironmentOptions
@@ -30,12 +30,13 @@ from config.learner import OptimizerOptions
 from config.speculation import SpeculationOptions
 from contracts.engine import Submit, UpdateWeights
 from contracts.environments import Answer, Call
-from contracts.rollout import DrafterFailed, EngineWindow, Finished, Rejected, Request, Rollout
+from contracts.rollout import DrafterFailed, EngineWindow, Finished, Rejected, Request
 from contracts.training import Demonstration, StepResult, TrainSequence
 from launch.batch import sampling_params
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
-from launch.dispatch import DispatchStats
+from launch.context import RunContext
+from launch.dispatch import DispatchStats, RolloutEnded
 from launch.dispatch.ledger import FailedRequest
 from launch.errors import UsageError
 from launch.interrupt import Interrupt
@@ -43,7 +44,7 @@ from launch.observe import Observer, SpeculationMeter
 from launch.run.collect import Collector
 from launch.run.episodes import Player
 from launch.run.inputs import load_inputs
-from launch.run.job import Job, learner_span, prompt_skip
+from launch.run.job import Job, prompt_skip
 from launch.run.phases import SharedMemory
 from launch.run.publish import Publisher
 from launch.run.token_budget import TokenBudget
@@ -122,15 +123,12 @@ class LocalDispatcher:
     """In place of RolloutDispatcher: one engine, stepped until it has nothing left."""
 
     def __init__(
-        self,
-        config: Config,
-        speculation: SpeculationOptions,
-        on_event: Callable[[str, str], None],
-        meter: SpeculationMeter | None = None,
+        self, context: RunContext, speculation: SpeculationOptions, meter: SpeculationMeter | None = None
     ) -> None:
         """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
+        config = context.config
         self._asked, self._open = set[int](), 0
-        self._on_event, self._meter = on_event, meter
+        self._loop, self._observer, self._meter = context.loop, context.observer, meter
         self._engine = build_engine(
             Start(
                 model=config.model,
@@ -159,50 +157,50 @@ class LocalDispatcher:
         self._asked.add(request.request_id)
         self._open += 1
 
-    def run(
-        self,
-        requests: Sequence[Request],
-        on_finished: Callable[[Rollout], None],
-        *,
-        tick: Callable[[], object] = lambda: None,
-        should_stop: Callable[[], bool] = lambda: False,
-        more: Callable[[], bool] = lambda: False,
-    ) -> DispatchStats:
-        begin_s, tokens, failed = time.monotonic(), 0, list[FailedRequest]()
+    def begin(self, requests: Sequence[Request]) -> None:
+        self._begin_s, self._tokens, self._failed = time.monotonic(), 0, list[FailedRequest]()
         self._asked, self._open = set(), 0
         # Longest expected first, as the ledger hands them out.
         for request in sorted(requests, key=lambda r: (-r.expected_tokens, r.request_id)):
             self.submit(request)
-        interrupted = False
-        while self._open or self._engine.has_work or more():
-            if interrupted := should_stop():
-                break
-            for event in self._engine.step():
-                match event:
-                    case Finished(rollout=rollout):
-                        tokens, self._open = tokens + len(rollout.tokens), self._open - 1
-                        on_finished(rollout)
-                    case Rejected(request_id=request_id, reason=reason):
-                        failed.append(FailedRequest(request_id, reason))
-                        self._open -= 1
-                    case EngineWindow() if self._meter is not None and not event.evaluation:
-                        self._meter.window(WORKER, event)
-                    case DrafterFailed(name=name, reason=reason):
-                        self._on_event("drafter_failed", f"{WORKER}: {name} is not used any more: {reason}")
-            if more():
-                tick()
+
+    @property
+    def done(self) -> bool:
+        return not (self._open or self._engine.has_work)
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        while self._loop.told or not until():
+            if not self.done:
+                self._step()
+            self._loop.turn()
+
+    def _step(self) -> None:
+        for event in self._engine.step():
+            match event:
+                case Finished(rollout=rollout):
+                    self._tokens, self._open = self._tokens + len(rollout.tokens), self._open - 1
+                    self._loop.tell(RolloutEnded(rollout))
+                case Rejected(request_id=request_id, reason=reason):
+                    self._failed.append(FailedRequest(request_id, reason))
+                    self._open -= 1
+                case EngineWindow() if self._meter is not None and not event.evaluation:
+                    self._meter.window(WORKER, event)
+                case DrafterFailed(name=name, reason=reason):
+                    self._observer.event("drafter_failed", f"{WORKER}: {name} is not used any more: {reason}")
+
+    def end(self, *, abort: bool) -> DispatchStats:
         return DispatchStats(
             requests=len(self._asked),
-            finished=len(self._asked) - len(failed) - self._open,
-            failed=tuple(failed),
+            finished=len(self._asked) - len(self._failed) - self._open,
+            failed=tuple(self._failed),
             reissued=0,
             lost_workers=0,
             duplicates=0,
-            tokens=tokens,
+            tokens=self._tokens,
             preempted=0,
-            seconds=time.monotonic() - begin_s,
+            seconds=time.monotonic() - self._begin_s,
             sampled_by=dict.fromkeys(self._asked, WORKER),
-            interrupted=interrupted,
+            interrupted=abort,
         )
 
 
@@ -219,7 +217,8 @@ class LocalEnvironments:
     def play(self, key: int, call: Call) -> None:
         self._asked[self._loop.create_task(self._host.play(replace(call, round=self._round)))] = key
 
-    def poll(self) -> list[tuple[int, Answer]]:
+    def look(self) -> list[tuple[int, Answer]]:
+        """Whoever has answered: one is waited for."""
         if not self._asked:
             return []
         self._loop.run_until_complete(asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED))
@@ -260,22 +259,35 @@ def open_job(
     path = {"path": str(initial), "tokenizer": tokenizer_dir(config)}
     config = config.model_copy(update={"model": config.model.model_copy(update=path)})
     inputs = load_inputs(config)
-    interrupt = Interrupt() if interrupt is None else interrupt  # which is false until it is asked
+    context = RunContext(
+        config=config,
+        observer=observer,
+        interrupt=Interrupt() if interrupt is None else interrupt,  # which is false until it is asked
+        run_dir=Path(config.run.dir) / config.run.name,
+    )
     meter = SpeculationMeter() if speculation.mode != "off" else None
     learner = cast(Any, LocalLearner(config))
-    dispatcher = cast(Any, LocalDispatcher(config, speculation, observer.event, meter))
+    dispatcher = cast(Any, LocalDispatcher(context, speculation, meter))
     rewards = build(config.reward)
     sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
     lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
     environments = None if config.environment is None else LocalEnvironments(config.environment)
     player = None
     if config.environment is not None and environments is not None:
-        player = Player(config.environment, environments, inputs.template)
+        player = Player(config.environment, cast(Any, environments), inputs.template)
+    collector = Collector(context, dispatcher, cast(Any, rewards), inputs.tokenizer, player=player)
+
+    def react(event: Any) -> None:
+        match event:
+            case RolloutEnded(rollout):
+                collector.ended(rollout)
+            case Look() if environments is not None:
+                collector.answered(environments.look())
+
+    context.loop.react_with(react)
     try:
         yield Job(
-            config=config,
-            observer=observer,
-            interrupt=interrupt,
+            context=context,
             tokenizer=inputs.tokenizer,
             prompts=inputs.prompts,
             held_out=inputs.held_out,
@@ -287,12 +299,10 @@ def open_job(
             skip=prompt_skip(config, inputs.prompts),
             learner=learner,
             dispatcher=dispatcher,
-            publisher=Publisher(
-                learner, dispatcher, config, on_event=observer.event, span=partial(learner_span, observer)
-            ),
-            memory=SharedMemory(config, learner, dispatcher, observer.event),
+            publisher=Publisher(learner, dispatcher, context),
+            memory=SharedMemory(learner, dispatcher, context),
             speculation=meter,
-            collector=Collector(dispatcher, cast(Any, rewards), inputs.tokenizer, observer, interrupt, player=player),
+            collector=collector,
         )
     finally:
         rewards.close()

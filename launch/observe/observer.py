@@ -176,6 +176,10 @@ class Observer:
             if done is not None:
                 self._journals["timeline"].write(to_json(done))
 
+    def worked(self, actor: str, kind: str, start_s: float, end_s: float) -> None:
+        """A span on behalf of the RL step that is being worked on."""
+        self.span(Span(actor, kind, start_s, end_s, self.current_step))
+
     def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
         """Responses of one RL step, or to one held-out set of the evaluation after it. observe.samples_per_step or
         observe.eval_samples of them are kept: from the best to the worst reward; of an evaluation three

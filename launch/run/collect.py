@@ -4,7 +4,7 @@ Serves RL steps and evaluations alike. Owns the overlap of grading with sampling
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,12 +16,13 @@ from actors.rewards import GradeItem
 from contracts.environments import Answer
 from contracts.rollout import Rollout
 from launch.batch import Batch
+from launch.context import RunContext
 from launch.dispatch import DispatchStats, RolloutDispatcher
 from launch.dispatch.ledger import FailedRequest
+from launch.drafter.training import DrafterTraining
 from launch.fleet import Fleet
 from launch.interrupt import Interrupt
-from launch.observe import Observer
-from launch.run.episodes import EnvironmentFailuresError, Episode, Player
+from launch.run.episodes import EnvironmentFailuresError, Episode, EpisodeEnded, EpisodeFailed, Episodes, Player
 from launch.run.groups import Graded, Group
 
 
@@ -61,26 +62,49 @@ class _Arrived:
         return [(self.episode.prompt_tokens, turn.tokens) for turn in self.episode.turns]
 
 
+@dataclass(slots=True)
+class Sampling:
+    """What is being sampled: a batch, and what has come of it."""
+
+    batch: Batch
+    phase: str
+    step: int
+    drafter: DrafterTraining | None  # None: it is not trained meanwhile
+    episodes: Episodes | None = None  # None: responses are single
+    arrived: dict[int, _Arrived] = field(default_factory=dict)
+    unfinished: dict[int, Rollout] = field(default_factory=dict)  # see Round
+    failed: list[FailedRequest] = field(default_factory=list)  # by their environment
+
+    @property
+    def ended(self) -> int:
+        return len(self.arrived) + len(self.unfinished)
+
+    @property
+    def playing(self) -> bool:
+        """Turns are still to come that no worker knows of."""
+        return self.episodes is not None and self.episodes.waiting
+
+
 class Collector:
-    """Runs rounds on the dispatcher's workers and the reward pool."""
+    """Runs rounds on the dispatcher's workers and the reward pool; the loop brings what ends and what is answered."""
 
     def __init__(
         self,
+        context: RunContext,
         dispatcher: RolloutDispatcher,
         rewards: RewardPool,
         tokenizer: Tokenizer,
-        observer: Observer,
-        interrupt: Interrupt,
         *,
         share: bool = False,
         fleet: Fleet | None = None,
         player: Player | None = None,
+        drafter: DrafterTraining | None = None,
     ) -> None:
         """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends. player:
-        responses are episodes; None: they are single."""
-        self._dispatcher, self._rewards, self._tokenizer = dispatcher, rewards, tokenizer
-        self._observer, self._interrupt = observer, interrupt
-        self._share, self._fleet, self._player = share, fleet, player
+        responses are episodes; None: they are single. drafter: is trained by workers that have run out of work."""
+        self._context, self._dispatcher, self._rewards, self._tokenizer = context, dispatcher, rewards, tokenizer
+        self._share, self._fleet, self._player, self._drafter = share, fleet, player, drafter
+        self._sampling: Sampling | None = None  # None: nothing is being sampled
         self._failures: list[str] = []  # of environments, in this RL step
 
     def run(
@@ -91,82 +115,50 @@ class Collector:
         step: int = 0,
         same_step: bool = False,
         to_the_end: bool = False,
-        decoding: Callable[[], None] = lambda: None,
-        sampled: Callable[[], None] = lambda: None,
+        spare: bool = False,
     ) -> Round:
         """Sample and grade; one group per pick, in their order.
 
         `step`: what reward functions are told. `same_step`: a further round of the RL step before, whose failures count
-        on. `to_the_end`: it is not given up when the run is asked to stop. `decoding` is called once, when the first
-        response has come: by then every worker that gets work has it; `sampled` once, when nothing is left to sample,
-        whatever happened.
+        on. `to_the_end`: it is not given up when the run is asked to stop. `spare`: workers without work may train the
+        drafter, from the first response on, when every worker that gets work has it, until nothing is left to sample,
+        and longer where that disturbs nobody.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
-        arrived: dict[int, _Arrived] = {}
-        unfinished: dict[int, Rollout] = {}
-        failed: list[FailedRequest] = []
+        drafter = self._drafter if spare else None
+        try:
+            collected = self._run(Sampling(batch, phase, step, drafter), same_step=same_step, to_the_end=to_the_end)
+        finally:
+            if drafter is not None:
+                drafter.reached("graded", step)
+        if drafter is not None:
+            drafter.make_room(self._dispatcher)
+        return collected
 
-        def finished(rollout: Rollout, episode: Episode | None = None) -> None:
-            if not (arrived or unfinished):
-                decoding()
-            if batch.unfinished(rollout):
-                unfinished[rollout.request_id] = rollout
-                return
-            text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
-            arrived[rollout.request_id] = _Arrived(rollout, text, episode)
-            prompt = batch.prompt(rollout.request_id)
-            item = GradeItem(
-                prompt=prompt.text if episode is None else episode.prompt,
-                response=text,
-                record=prompt.record,
-                finish_reason=rollout.finish_reason,
-                where=prompt.where,
-                tokens=rollout.tokens,
-                sample=batch.place(rollout.request_id)[1],
-                step=step,
-                turns=() if episode is None else episode.said,
-            )
-            self._rewards.submit(rollout.request_id, item)
-            self._observer.progress(phase, len(arrived) + len(unfinished), len(batch))
-
-        def fails(request_id: int, answer: Answer) -> None:
-            failed.append(FailedRequest(request_id, answer.error or ""))
-            prompt = batch.prompt(request_id)
-            self._environment_failed(f"rollout {request_id} ({prompt.where or prompt.uid})", answer)
-
-        def tick() -> None:
-            if episodes is not None:
-                episodes.poll()
-            self._rewards.poll()
-
+    def _run(self, sampling: "Sampling", *, same_step: bool, to_the_end: bool) -> Round:
+        batch = sampling.batch
         if not same_step:
             self._failures.clear()
         self._rewards.begin([batch.ids(index) for index in range(len(batch.picks))], same_step=same_step)
         start_s = time.monotonic()
         if self._fleet is not None:
-            self._fleet.begins(phase)
-        player = self._player
-        episodes = None if player is None else player.begin(batch, self._dispatcher.submit, finished, fails)
+            self._fleet.begins(sampling.phase)
         try:
-            stats = self._dispatcher.run(
-                batch.requests if episodes is None else (),
-                finished if episodes is None else episodes.turn,
-                tick=tick,
-                should_stop=lambda: not to_the_end and bool(self._interrupt),
-                more=lambda: episodes is not None and episodes.waiting,
-            )
+            stats = self._sample(sampling, None if to_the_end else self._context.interrupt)
         finally:
-            sampled()
+            if sampling.drafter is not None:
+                sampling.drafter.reached("sampled", sampling.step)
         sampled_s = time.monotonic()
+        arrived, unfinished = sampling.arrived, sampling.unfinished
         begun = {r.request_id: len(r.prefix) for r in batch.requests if r.prefix is not None}
         old = sum(tokens for i, tokens in begun.items() if i in arrived or i in unfinished)
         stats = replace(stats, tokens=stats.tokens - old) if old else stats
         if self._fleet is not None:
             self._fleet.ends(stats.tokens)
         if stats.interrupted:
-            self._interrupt.check()
-        if episodes is not None:
-            stats = replace(stats, requests=len(batch), failed=(*stats.failed, *failed))
+            self._context.interrupt.check()
+        if sampling.episodes is not None:
+            stats = replace(stats, requests=len(batch), failed=(*stats.failed, *sampling.failed))
         if self._share:  # while the grades come in: nobody waits for it
             made_by = stats.sampled_by
             self._dispatcher.drafters.share(
@@ -196,15 +188,82 @@ class Collector:
             rollout_s=sampled_s - start_s,
             reward_wait_s=time.monotonic() - sampled_s,
             counts=counts,
-            metrics={} if episodes is None else episodes.metrics(),
+            metrics={} if sampling.episodes is None else sampling.episodes.metrics(),
             unfinished=unfinished,
         )
+
+    def _sample(self, sampling: "Sampling", interrupt: Interrupt | None) -> DispatchStats:
+        """Until all has ended; given up if the run is asked to stop."""
+        self._sampling = sampling
+        if self._player is not None:
+            sampling.episodes = self._player.begin(sampling.batch)
+        self._dispatcher.begin(sampling.batch.requests if sampling.episodes is None else ())
+        stopped = True
+        try:
+            self._dispatcher.wait(lambda: bool(interrupt) or (self._dispatcher.done and not sampling.playing))
+            stopped = bool(interrupt) and not (self._dispatcher.done and not sampling.playing)
+        finally:
+            self._sampling = None
+            stats = self._dispatcher.end(abort=stopped)
+        return stats
+
+    # Reactions.
+
+    def ended(self, rollout: Rollout) -> None:
+        """A worker has sampled a response, or a turn of one."""
+        sampling = self._sampling
+        if sampling is None:
+            return  # it was given up
+        if sampling.episodes is None:
+            self._finished(sampling, rollout, None)
+        else:
+            sampling.episodes.turn(rollout)
+
+    def answered(self, answers: Iterable[tuple[int, Answer]]) -> None:
+        """Environments have. Raises EnvironmentFailuresError."""
+        sampling = self._sampling
+        if sampling is None or sampling.episodes is None:
+            return
+        for key, answer in answers:
+            match sampling.episodes.answered(key, answer):
+                case EpisodeEnded(rollout, episode):
+                    self._finished(sampling, rollout, episode)
+                case EpisodeFailed(request_id, why):
+                    sampling.failed.append(FailedRequest(request_id, why.error or ""))
+                    prompt = sampling.batch.prompt(request_id)
+                    self._environment_failed(f"rollout {request_id} ({prompt.where or prompt.uid})", why)
+                case turn:
+                    self._dispatcher.submit(turn)
+
+    def _finished(self, sampling: "Sampling", rollout: Rollout, episode: Episode | None) -> None:
+        batch, request_id = sampling.batch, rollout.request_id
+        if not sampling.ended and sampling.drafter is not None:
+            sampling.drafter.begin(sampling.step, self._dispatcher)
+        if batch.unfinished(rollout):
+            sampling.unfinished[request_id] = rollout
+            return
+        text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
+        sampling.arrived[request_id] = _Arrived(rollout, text, episode)
+        prompt = batch.prompt(request_id)
+        item = GradeItem(
+            prompt=prompt.text if episode is None else episode.prompt,
+            response=text,
+            record=prompt.record,
+            finish_reason=rollout.finish_reason,
+            where=prompt.where,
+            tokens=rollout.tokens,
+            sample=batch.place(request_id)[1],
+            step=sampling.step,
+            turns=() if episode is None else episode.said,
+        )
+        self._rewards.submit(request_id, item)
+        self._context.observer.progress(sampling.phase, sampling.ended, len(batch))
 
     def _environment_failed(self, which: str, answer: Answer) -> None:
         """Raises EnvironmentFailuresError."""
         self._failures.append(f"{which}: {answer.error}")
         said = self._failures[-1] if answer.trace is None else f"{self._failures[-1]}\n{answer.trace}"
-        self._observer.event("environment_failed", said)
+        self._context.observer.event("environment_failed", said)
         assert self._player is not None
         if len(self._failures) > (most := self._player.options.max_failures_per_step):
             raise EnvironmentFailuresError(

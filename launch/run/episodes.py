@@ -32,7 +32,6 @@ class Environments(Protocol):
 
     def begin(self) -> None: ...
     def play(self, key: int, call: Call) -> None: ...
-    def poll(self) -> list[tuple[int, Answer]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,33 +84,33 @@ class Player:
     environments: Environments
     template: Template
 
-    def begin(
-        self,
-        batch: Batch,
-        submit: Callable[[Request], None],
-        ended: Callable[[Rollout, Episode], None],
-        failed: Callable[[int, Answer], None],
-    ) -> "Episodes":
-        """`submit` has a turn sampled, which comes to `Episodes.turn`; `ended` hears of complete episodes, `failed` of
-        request ids whose environment failed, and why."""
-        return Episodes(self, batch, submit, ended, failed)
+    def begin(self, batch: Batch) -> "Episodes":
+        return Episodes(self, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnded:
+    """It is complete."""
+
+    rollout: Rollout
+    episode: Episode
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFailed:
+    """Its environment has failed."""
+
+    request_id: int
+    answer: Answer
 
 
 class Episodes:
-    """Of one batch; see Player.begin."""
+    """Of one batch. Whoever brings an answer is told what follows: a turn to be sampled, or the episode's end."""
 
-    def __init__(
-        self,
-        player: Player,
-        batch: Batch,
-        submit: Callable[[Request], None],
-        ended: Callable[[Rollout, Episode], None],
-        failed: Callable[[int, Answer], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, player: Player, batch: Batch, clock: Callable[[], float] = time.monotonic) -> None:
         self._batch, self._options, self._environments = batch, player.options, player.environments
         self._template = player.template
-        self._submit, self._ended, self._failed, self._clock = submit, ended, failed, clock
+        self._clock = clock
         self._running: dict[int, _Running] = {}
         self._asked: set[int] = set()  # those that wait for their environment
         self._done: list[_Running] = []
@@ -136,19 +135,17 @@ class Episodes:
         running.actions.append(self._text(rollout.tokens))
         self._ask(rollout.request_id)
 
-    def poll(self) -> None:
-        """Go on with those whose environment has answered."""
-        for key, answer in self._environments.poll():
-            self._asked.discard(key)
-            running = self._running[key]
-            running.waited_s += self._clock() - running.asked_s
-            if answer.error is not None:
-                del self._running[key]
-                self._failed(key, answer)
-            elif not running.rollouts:
-                self._begin(running, list(answer.observation))
-            else:
-                self._go_on(running, answer)
+    def answered(self, key: int, answer: Answer) -> Request | EpisodeEnded | EpisodeFailed:
+        """An environment has."""
+        self._asked.discard(key)
+        running = self._running[key]
+        running.waited_s += self._clock() - running.asked_s
+        if answer.error is not None:
+            del self._running[key]
+            return EpisodeFailed(key, answer)
+        if not running.rollouts:
+            return self._begin(running, list(answer.observation))
+        return self._go_on(running, answer)
 
     def metrics(self) -> dict[str, float]:
         """turns/* of the episodes that are complete."""
@@ -180,7 +177,7 @@ class Episodes:
         )
         self._environments.play(key, call)
 
-    def _begin(self, running: _Running, observed: Messages) -> None:
+    def _begin(self, running: _Running, observed: Messages) -> Request | EpisodeFailed:
         """The first turn, behind the record's prompt and what the environment began with."""
         prompt = self._batch.prompt(running.request.request_id)
         running.prompt = prompt.text
@@ -188,47 +185,40 @@ class Episodes:
             try:
                 running.prompt = self._template.render(prompt.raw, observed)
             except BadPromptError as error:
-                self._give_up(running, f"what it began with cannot be rendered: {error}")
-                return
+                return self._give_up(running, f"what it began with cannot be rendered: {error}")
             running.prompt_tokens = self._template.encode(running.prompt)
             running.room -= len(running.prompt_tokens) - len(prompt.tokens)
             if running.room < 1:
-                self._give_up(running, "what it began with leaves no room (rollout.sampling.max_new_tokens)")
-                return
-        self._sample(running)
+                return self._give_up(running, "what it began with leaves no room (rollout.sampling.max_new_tokens)")
+        return self._sample(running)
 
-    def _go_on(self, running: _Running, answer: Answer) -> None:
+    def _go_on(self, running: _Running, answer: Answer) -> Request | EpisodeEnded | EpisodeFailed:
         running.said.append(Said("assistant", running.actions[-1], answer.reward))
         if answer.done:
-            self._end(running, FinishReason.STOP)
-            return
+            return self._end(running, FinishReason.STOP)
         if running.length >= running.room:
-            self._end(running, FinishReason.LENGTH)
-            return
+            return self._end(running, FinishReason.LENGTH)
         if len(running.rollouts) >= self._options.max_turns:
-            self._end(running, FinishReason.TURNS)
-            return
+            return self._end(running, FinishReason.TURNS)
         observed = [self._cut(message) for message in answer.observation]
         if observed:
             try:
                 tokens = self._template.encode_between(observed, int(running.parts[-1][-1]))
             except BadPromptError as error:
-                self._give_up(running, f"an observation cannot be rendered: {error}")
-                return
+                return self._give_up(running, f"an observation cannot be rendered: {error}")
             if running.length + len(tokens) >= running.room:
-                self._end(running, FinishReason.LENGTH)
-                return
+                return self._end(running, FinishReason.LENGTH)
             running.parts.append(tokens)
             running.of_model.append(False)
             running.said += [Said(message["role"], message["content"]) for message in observed]
-        self._sample(running)
+        return self._sample(running)
 
-    def _sample(self, running: _Running) -> None:
-        """Have the next turn sampled."""
+    def _sample(self, running: _Running) -> Request:
+        """The next turn."""
         asked, begun = running.request, running.length
         left = running.room - begun
         drawn = sum(len(rollout.tokens) for rollout in running.rollouts)
-        turn = replace(
+        return replace(
             asked,
             prompt_tokens=np.concatenate([running.prompt_tokens, *running.parts]).astype(np.int32),
             sampling=replace(asked.sampling, max_new_tokens=min(left, self._options.max_turn_tokens or left)),
@@ -236,9 +226,8 @@ class Episodes:
             earlier_tokens=begun,
             continues=len(running.rollouts) + 1 < self._options.max_turns,
         )
-        self._submit(turn)
 
-    def _end(self, running: _Running, reason: FinishReason) -> None:
+    def _end(self, running: _Running, reason: FinishReason) -> EpisodeEnded:
         first, last = running.rollouts[0], running.rollouts[-1]
         del self._running[last.request_id]
         drawn = [np.full(len(part), own) for part, own in zip(running.parts, running.of_model, strict=True)]
@@ -259,12 +248,12 @@ class Episodes:
             turns=turns,
         )
         self._done.append(running)
-        self._ended(rollout, episode)
+        return EpisodeEnded(rollout, episode)
 
-    def _give_up(self, running: _Running, reason: str) -> None:
+    def _give_up(self, running: _Running, reason: str) -> EpisodeFailed:
         key = running.request.request_id
         del self._running[key]
-        self._failed(key, Answer(error=reason))
+        return EpisodeFailed(key, Answer(error=reason))
 
     def _text(self, tokens: NDArray[np.int32]) -> str:
         return str(self._template.tokenizer.decode(tokens, skip_special_tokens=True))

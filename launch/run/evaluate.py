@@ -22,8 +22,9 @@ from launch.observe import Observer
 from launch.precision import MASTER_REWARD
 from launch.reward_functions import code_paths
 from launch.run.inputs import load_inputs
-from launch.run.job import Job, open_job
+from launch.run.job import Job
 from launch.run.measures import Metrics, by_prompt, named, set_metrics
+from launch.run.opening import open_job
 
 
 def evaluate_job(job: Job, *, printed: bool = True) -> dict[str, float]:

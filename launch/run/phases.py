@@ -1,11 +1,11 @@
 """Who holds a shared GPU's memory when: engines asleep while the learner works, the optimizer's state on the host while
 engines decode. Owns what is done before each phase; the learner and the engines know how."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from launch.config import Config
 from launch.config.memory import device_of, phase_fits
+from launch.context import RunContext
 from launch.dispatch import RolloutDispatcher
 from launch.failover import FailoverLearner
 
@@ -43,22 +43,17 @@ def memory_phases(config: Config, device_bytes: int | None) -> MemoryPhases:
 class SharedMemory:
     """For the driver's thread. What fails here costs memory, not the run: it is said, and the phase begins."""
 
-    def __init__(
-        self,
-        config: Config,
-        learner: FailoverLearner,
-        dispatcher: RolloutDispatcher,
-        on_event: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, learner: FailoverLearner, dispatcher: RolloutDispatcher, context: RunContext) -> None:
+        config = context.config
         device = device_of(config)
         self._phases = memory_phases(config, None if device is None else device.memory_bytes)
-        self._learner, self._dispatcher, self._on_event = learner, dispatcher, on_event
+        self._learner, self._dispatcher, self._observer = learner, dispatcher, context.observer
         moves = [
             *(["engines sleep while the learner works"] if self._phases.engines_sleep else []),
             *(["the optimizer's state is on the host while engines decode"] if self._phases.optimizer_away else []),
         ]
         if moves:
-            on_event("memory_phases", f"{'; '.join(moves)} (cluster.offload: {config.cluster.offload})")
+            context.observer.event("memory_phases", f"{'; '.join(moves)} (cluster.offload: {config.cluster.offload})")
 
     def decode(self) -> None:
         """Engines are about to get work, which wakes them."""
@@ -69,7 +64,7 @@ class SharedMemory:
         """The learner is about to work, and engines have none."""
         if self._phases.engines_sleep:
             for name, reason in self._dispatcher.sleep(SLEEP_TIMEOUT_S).items():
-                self._on_event("engine_awake", f"{name} keeps its KV cache while the learner works: {reason}")
+                self._observer.event("engine_awake", f"{name} keeps its KV cache while the learner works: {reason}")
 
     def renew(self) -> bool:
         """A worker that comes later finds the weights' buffer lost: see `FailoverLearner.renew`. Where memory is shared

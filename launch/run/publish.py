@@ -1,13 +1,13 @@
 """How the learner's weights get to the workers: which way, and when to give one up. Owns no weights."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.engine.capabilities import BACKENDS
 from contracts.handoff import Way
 from launch.config import Config
+from launch.context import RunContext
 from launch.dispatch import RolloutDispatcher
 from launch.failover import FailoverLearner
 
@@ -53,13 +53,10 @@ class Publisher:
         self,
         learner: FailoverLearner,
         dispatcher: RolloutDispatcher,
-        config: Config,
-        *,
-        on_event: Callable[[str, str], None],
-        span: Callable[[str], AbstractContextManager[None]],
+        context: RunContext,
     ) -> None:
-        self._learner, self._dispatcher = learner, dispatcher
-        self._on_event, self._span = on_event, span
+        self._learner, self._dispatcher, self._context = learner, dispatcher, context
+        config = context.config
         self._choice = way_of(config)
         self._way = self._choice.way
         self._told = False  # of which way they go
@@ -77,7 +74,7 @@ class Publisher:
 
     def _by_store(self, version: int, masters: bool) -> Published:
         start_s = time.monotonic()
-        with self._span("publish"):
+        with self._context.learner_span("publish"):
             manifest, ref = self._learner.publish(version, masters=masters)
         written_s = time.monotonic()
         workers = self._dispatcher.set_weights(manifest, ref)
@@ -87,7 +84,7 @@ class Publisher:
 
     def _by_pieces(self, version: int, way: Way, masters: bool) -> Published:
         start_s = time.monotonic()
-        with self._span("publish"):
+        with self._context.learner_span("publish"):
             handed = self._learner.call(
                 lambda group: self._dispatcher.hand_over(
                     lambda receivers: group.send(
@@ -102,7 +99,7 @@ class Publisher:
         if self._in_vain == _IN_VAIN:
             self._way = None
             reasons = "; ".join(sorted(set(handed.reasons.values()))) or "no engine was up"
-            self._on_event(
+            self._context.observer.event(
                 "weights_by_store",
                 f"no engine got weights from the learner's device {_IN_VAIN} times in a row ({reasons}): from now on "
                 "they go through the object store (cluster.weights)",
@@ -118,7 +115,7 @@ class Publisher:
         self._told = True
         went = ", ".join(f"{way} for {count} workers" for way, count in sorted(ways.items()) if count)
         but = "".join(f"; {name} not: {reason}" for name, reason in sorted(failures.items()))
-        self._on_event("weights_way", f"{went or 'no worker is up yet'}: {self._choice.why}{but}")
+        self._context.observer.event("weights_way", f"{went or 'no worker is up yet'}: {self._choice.why}{but}")
 
     def _metrics(self, total_bytes: int, workers: dict[str, int]) -> dict[str, float]:
         by_way = {f"weights/by_{way}": float(workers.get(way, 0)) for way in ("ipc", "broadcast", "store")}

@@ -12,6 +12,7 @@ from launch.config import Config
 from launch.drafter.weights import WEIGHTS_DIR
 from launch.errors import PacelineError
 from launch.run.ahead import read_ahead
+from launch.run.checkpoints import DRAFTERS_DIR
 from launch.run.inputs import Inputs
 from launch.run.job import prompt_skip
 from launch.run.resume import ResumeError
@@ -20,7 +21,6 @@ from policies.drafter.canary import Canary
 from policies.drafter.drift import DriftMonitor
 from policies.lengths import LengthModel
 
-DRAFTERS_DIR = "drafters"  # beside the learner's, in a checkpoint; may be missing
 SPARE = (DRAFTERS_DIR, WEIGHTS_DIR)  # what only saves time
 
 

@@ -1,30 +1,24 @@
-"""One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order and their metrics."""
+"""One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order; what is reported of them is
+launch.run.record's."""
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 
 from actors.learner_group import StepUnderWay
-from contracts.rollout import FinishReason
-from contracts.training import StepResult
+from contracts.training import StepResult, TrainSequence
 from launch.batch import Batch
-from launch.config import Config
 from launch.errors import PacelineError
-from launch.observe import Span, StepRecord
+from launch.observe import Span
 from launch.run.agreement import check_agreement
 from launch.run.collect import Round
-from launch.run.groups import Graded, Group, natural_mean, signal, training_sequences, with_kl
+from launch.run.groups import signal, training_sequences, with_kl
 from launch.run.job import Job
-from launch.run.partial import goes_on, segments, settled
+from launch.run.partial import segments, settled
 from launch.run.publish import Published
-from launch.run.skip import PASSED_OVER, next_picks, observe, skip_metrics
+from launch.run.record import STALENESS, StepNotes, record_step, refill_metrics, stale_metrics
+from launch.run.skip import PASSED_OVER, next_picks, observe
 from policies.dynamic_sampling import prompts_to_sample
-
-STALENESS = "staleness/mean"
 
 
 class NoRolloutsError(PacelineError):
@@ -39,107 +33,73 @@ def rl_step(job: Job) -> None:
     Raises Interrupted only before the weights change; NoRolloutsError, DisagreementError, and what the workers, the
     reward pool and the learner raise.
     """
-    config, start_s, step = job.config, time.monotonic(), job.steps_done + 1
+    step, notes = job.steps_done + 1, StepNotes()
     if job.speculation is not None:
         job.dispatcher.settle()
         job.speculation.begin()
-    sampled: list[Round] = []  # within this call
     if job.ahead is None:
         job.memory.decode()
-        tick(job)
-        sampled += sample(job, step)
-    rounds = job.ahead or list(sampled)
-    tick(job)
-    groups = [group for collected in rounds for group in collected.groups]
-    partial_ = config.rollout.partial.tokens_per_step is not None
-    asked = sum(sum(collected.counts) if partial_ else collected.stats.requests for collected in rounds)
-    uneven = config.rollout.budget.on or config.rollout.abort.enabled
-    sequences, group_metrics = training_sequences(
-        groups,
-        config.objective,
-        prompts_per_step=config.rollout.prompts_per_step,
-        max_new_tokens=config.rollout.sampling.max_new_tokens,
-        asked=asked if uneven else None,
-    )
-    if config.objective.dynamic_sampling.max_rounds > 1:
-        group_metrics |= refill_metrics(rounds)
-    learn_s = time.monotonic()
-    job.observer.progress("learn", 0, len(sequences))
-    job.memory.learn()
-    if config.objective.kl_in_reward:
-        kl = job.learner.reference_kl(sequences, step)
-        sequences, kl_metrics = with_kl(sequences, kl, config.objective)
-        group_metrics |= kl_metrics
-    boundary, job.boundary = job.boundary, None
-    ahead: list[Round] | None = None
-    try:
-        under_way = job.learner.begin_step(sequences, step, asked=asked)
-        if config.rollout.staleness and step < config.run.steps:
-            first_id = sum(collected.stats.requests for collected in sampled)  # of responses of the same weights
-            ahead = sample(job, step + 1, first_id=first_id, to_the_end=True)
-            sampled += ahead
-        result = learned(job, under_way)
-    except Exception:
-        if job.learner.rewind():
-            job.boundary = boundary
-        raise
-    stale = stale_metrics(config, groups, step - 1)
-    check_agreement(config, step, result.metrics, sequences, stale=stale.get(STALENESS, 0.0) > 0)
+        notes.sampled += sample(job, step)
+    notes.rounds = job.ahead or list(notes.sampled)
+    sequences, asked = advantages(job, notes)
+    result = learn(job, sequences, step, asked, notes)
+    check_agreement(job.config, step, result.metrics, sequences, stale=notes.stale.get(STALENESS, 0.0) > 0)
     if job.drafter is not None:
         job.drafter.learned(result)
-    tick(job)
-    publish_s = time.monotonic()
+    notes.publish_s = time.monotonic()
     job.observer.progress("publish")
-    job.steps_done, job.ahead = step, ahead
+    job.steps_done, job.ahead = step, notes.ahead or None
     job.boundary = job.state_dict()
     handed = Published()
     try:
         handed = job.publish()
     finally:  # the step is complete without it: whoever resumes from here finds its record
-        end_s = time.monotonic()
-        members = [member for group in groups for member in group.members]
-        drawn = [member for collected in sampled for member in collected.members]
-        speculation = job.speculation.take(verified(drawn)) if job.speculation is not None else None
-        responses = [member.sample(group.pick) for group in groups for member in group.members]
-        learner_metrics, learner_seconds = job.learner.take()
-        meanwhile_s = sum(collected.rollout_s + collected.reward_wait_s for collected in ahead or ())
-        job.observer.samples(job.steps_done, responses)
-        job.observer.step(
-            StepRecord(
-                step=job.steps_done,
-                metrics=rollout_metrics(rounds, uneven=uneven)
-                | group_metrics
-                | stale
-                | carried_metrics(job)
-                | result.metrics
-                | handed.metrics
-                | learner_metrics
-                | (job.fleet.take() if job.fleet is not None else {})
-                | (job.notices.take() if job.notices is not None else {}),
-                seconds={
-                    "rollout": sum(collected.rollout_s for collected in sampled),
-                    "reward_wait": sum(collected.reward_wait_s for collected in sampled),
-                    "learn": publish_s - learn_s - meanwhile_s,
-                    **({"overlap": min(sum(result.seconds.values()), meanwhile_s)} if ahead else {}),
-                    **handed.seconds,
-                    **learner_seconds,
-                    "step": end_s - start_s,
-                },
-                lengths=[member.rollout.tokens.size for member in members],
-                versions=[member.versions for member in members] if stale else [],
-                rollouts_per_prompt=rollouts_per_prompt(config, rounds),
-                speculation=speculation,
-                drafter=job.drafter.take(job.sampled_step, speculation) if job.drafter is not None else None,
-            )
-        )
+        record_step(job, notes, handed)
 
 
-def tick(job: Job) -> None:
-    """Between two phases: workers may come and go."""
-    if job.notices is not None:
-        job.notices.tick()
-    if job.fleet is not None:
-        job.fleet.tick()
+def advantages(job: Job, notes: StepNotes) -> tuple[list[TrainSequence], int]:
+    """What the learner gets of the step's rounds, and how many responses were asked for in them."""
+    config, rounds = job.config, notes.rounds
+    parted = config.rollout.partial.tokens_per_step is not None
+    asked = sum(sum(collected.counts) if parted else collected.stats.requests for collected in rounds)
+    notes.uneven = config.rollout.budget.on or config.rollout.abort.enabled
+    sequences, notes.groups = training_sequences(
+        [group for collected in rounds for group in collected.groups],
+        config.objective,
+        prompts_per_step=config.rollout.prompts_per_step,
+        max_new_tokens=config.rollout.sampling.max_new_tokens,
+        asked=asked if notes.uneven else None,
+    )
+    if config.objective.dynamic_sampling.max_rounds > 1:
+        notes.groups |= refill_metrics(rounds)
+    return sequences, asked
+
+
+def learn(job: Job, sequences: list[TrainSequence], step: int, asked: int, notes: StepNotes) -> StepResult:
+    """The learner's turn; with `rollout.staleness` the next step is sampled meanwhile. An update that fails halfway
+    leaves the state of the step before, where the learner can go back to it."""
+    config = job.config
+    notes.learn_s = time.monotonic()
+    job.observer.progress("learn", 0, len(sequences))
+    job.memory.learn()
+    if config.objective.kl_in_reward:
+        kl = job.learner.reference_kl(sequences, step)
+        sequences[:], metrics = with_kl(sequences, kl, config.objective)
+        notes.groups |= metrics
+    boundary, job.boundary = job.boundary, None
+    try:
+        under_way = job.learner.begin_step(sequences, step, asked=asked)
+        if config.rollout.staleness and step < config.run.steps:
+            notes.ahead = sample(job, step + 1, first_id=notes.requests, to_the_end=True)  # of the same weights
+            notes.sampled += notes.ahead
+        result = learned(job, under_way)
+    except Exception:
+        if job.learner.rewind():
+            job.boundary = boundary
+        raise
+    notes.stale = stale_metrics(config, [group for of in notes.rounds for group in of.groups], step - 1)
+    notes.took(result)
+    return result
 
 
 def sample(job: Job, step: int, *, first_id: int = 0, to_the_end: bool = False) -> list[Round]:
@@ -185,10 +145,7 @@ def sample_round(
     if parted := partial_.tokens_per_step is not None or bool(carried):
         batch = segments(batch, carried, partial_, last=step >= job.config.run.steps)
     phase = "refill" if refill else "rollout"
-    with spare_time(job, step) as (decoding, sampled):
-        collected = job.collector.run(
-            batch, phase, step=step, same_step=refill, to_the_end=to_the_end, decoding=decoding, sampled=sampled
-        )
+    collected = job.collector.run(batch, phase, step=step, same_step=refill, to_the_end=to_the_end, spare=True)
     if parted:
         collected, job.carried = settled(collected, batch, carried)
     for group in collected.groups:
@@ -200,35 +157,6 @@ def sample_round(
         collected.metrics[PASSED_OVER] = float(passed_over)
     collected.metrics.update(plan.metrics | job.budget.observe(collected.groups))
     return collected
-
-
-Call = Callable[[], None]
-
-
-@contextmanager
-def spare_time(job: Job, step: int) -> Iterator[tuple[Call, Call]]:
-    """Around a rollout for RL step `step`. Yields what to call when all workers have work, and when nothing is left to
-    sample: between the two, and longer where that disturbs nobody, workers without work may train the drafter."""
-    drafter = job.drafter
-    if drafter is None:
-        yield lambda: None, lambda: None
-        return
-    try:
-        yield lambda: drafter.begin(step, job.dispatcher), lambda: drafter.reached("sampled", step)
-    finally:
-        drafter.reached("graded", step)
-    drafter.make_room(job.dispatcher)
-
-
-def rollouts_per_prompt(config: Config, rounds: Sequence[Round]) -> list[int]:
-    """Asked for, in the order of the prompts; [] where nothing but rollout.rollouts_per_prompt decides that."""
-    planned = config.rollout.budget.on or config.rollout.abort.enabled
-    return [count for collected in rounds for count in collected.counts] if planned else []
-
-
-def verified(members: Sequence[Graded]) -> list[tuple[int, int]]:
-    """(tokens, verifications) of the rollouts that one worker sampled from end to end."""
-    return [(m.rollout.tokens.size, m.rollout.verifications) for m in members if not (m.reissued or m.begun)]
 
 
 def require_some(collected: Round, step: int) -> None:
@@ -253,94 +181,3 @@ def learned(job: Job, under_way: StepUnderWay) -> StepResult:
             job.observer.span(Span("learner", phase, begin_s, begin_s + seconds, job.steps_done + 1))
         begin_s += seconds
     return result
-
-
-def carried_metrics(job: Job) -> dict[str, float]:
-    """What goes on in the next sampling; {} without rollout.partial."""
-    if job.config.rollout.partial.tokens_per_step is None:
-        return {}
-    going = [member for group in job.carried for member in group.members.values() if goes_on(member)]
-    return {
-        "partial/groups": float(len(job.carried)),
-        "partial/responses": float(len(going)),
-        "partial/tokens": float(sum(member.rollout.tokens.size for member in going)),
-    }
-
-
-def stale_metrics(config: Config, groups: Sequence[Group], learner_version: int) -> dict[str, float]:
-    """How many updates older than the learner's weights those are that sampled what it learns from, over tokens; {}
-    where none can be."""
-    parts = [part for group in groups for member in group.members for part in member.versions]
-    ages, tokens = [learner_version - version for version, _ in parts], [tokens for _, tokens in parts]
-    possible = config.rollout.staleness or config.rollout.partial.tokens_per_step is not None
-    if not ages or not (possible or any(ages)):
-        return {}
-    mean = float(np.average(ages, weights=tokens))
-    return {STALENESS: mean, "staleness/min": float(min(ages)), "staleness/max": float(max(ages))}
-
-
-def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[str, float]:
-    """reward/*, tokens and failures of an RL step's rounds. Failed rollouts are counted, never averaged in.
-
-    `uneven`: prompts were asked for different numbers of responses, or responses may have been given up: reward/* are
-    then estimates of what they are without that, see natural_mean.
-    """
-    members = [member for collected in rounds for member in collected.members]
-    groups = [group for collected in rounds for group in collected.groups]
-    graded = [member for group in groups for member in group.graded]
-    rewards = np.array([member.grade.value for member in graded])
-    truncated = sum(m.rollout.finish_reason == FinishReason.LENGTH for m in members)
-    tokens = sum(collected.stats.tokens for collected in rounds)
-    metrics = {
-        "tokens/generated": float(tokens),
-        "tokens_per_s": tokens / max(sum(collected.rollout_s for collected in rounds), 1e-9),
-        "rollouts/failed": float(sum(collected.failed for collected in rounds)),
-        "rollouts/reissued": float(sum(collected.stats.reissued for collected in rounds)),
-        "rollouts/truncated": float(truncated),
-        "rollouts/truncated_share": truncated / max(len(members), 1),
-        "workers/lost": float(sum(collected.stats.lost_workers for collected in rounds)),
-    }
-    if any(member.episode is not None for member in members):
-        limited = sum(m.rollout.finish_reason == FinishReason.TURNS for m in members)
-        metrics |= {"turns/limited": float(limited), "turns/limited_share": limited / len(members)}
-    for collected in rounds:
-        metrics |= collected.metrics
-    metrics |= skip_metrics(rounds) | of_sets(groups)
-    parts = sorted({name for member in graded for name in member.grade.parts})
-    if rewards.size and uneven:
-        mean = natural_mean(groups, lambda member: member.grade.value)
-        square = natural_mean(groups, lambda member: member.grade.value**2)
-        metrics |= {"reward/mean": mean, "reward/std": math.sqrt(max(0.0, square - mean**2))}
-        for part in parts:
-            metrics[f"reward/{part}"] = natural_mean(groups, partial(_part, part))
-    elif rewards.size:
-        metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-        for part in parts:
-            values = [member.grade.parts[part] for member in graded if part in member.grade.parts]
-            metrics[f"reward/{part}"] = float(np.mean(values))
-    return metrics
-
-
-def of_sets(groups: Sequence[Group]) -> dict[str, float]:
-    """Prompts and reward of each of data.sets: the mean over prompts of their mean reward."""
-    metrics = {}
-    for name in dict.fromkeys(group.pick.prompt.set for group in groups if group.pick.prompt.set):
-        own = [group for group in groups if group.pick.prompt.set == name]
-        metrics[f"data/{name}/prompts"] = float(len(own))
-        if not math.isnan(reward := natural_mean(own, lambda member: member.grade.value)):
-            metrics[f"data/{name}/reward"] = reward
-    return metrics
-
-
-def _part(name: str, member: Graded) -> float | None:
-    return member.grade.parts.get(name)
-
-
-def refill_metrics(rounds: Sequence[Round]) -> dict[str, float]:
-    """What dynamic sampling asked for beyond the step's own prompts."""
-    further = rounds[1:]
-    return {
-        "groups/rounds": float(len(rounds)),
-        "groups/refilled": float(sum(len(collected.groups) for collected in further)),
-        "tokens/refilled": float(sum(collected.stats.tokens for collected in further)),
-    }

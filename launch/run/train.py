@@ -1,6 +1,5 @@
 """The training loop, on a page: warm start, RL steps, evaluations, checkpoints, export, report."""
 
-import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +13,6 @@ from actors.training.checkpoint import (
     latest_checkpoint,
     read_state,
     step_of,
-    write_checkpoint,
 )
 from actors.training.errors import CheckpointMismatchError
 from launch.cache import require_readable
@@ -31,12 +29,14 @@ from launch.precision import note_evaluation
 from launch.report import write_report
 from launch.report.summary import print_summary
 from launch.reward_functions import code_paths
-from launch.run.ahead import AHEAD_FILE, read_ahead, write_ahead
+from launch.run.ahead import read_ahead
 from launch.run.best import keep_best
+from launch.run.checkpoints import DRAFTERS_DIR, save, save_first
 from launch.run.evaluate import evaluate_job, evaluate_masters
 from launch.run.inputs import Inputs, load_inputs
-from launch.run.job import Job, open_job
-from launch.run.restore import DRAFTERS_DIR, usable
+from launch.run.job import Job
+from launch.run.opening import open_job
+from launch.run.restore import usable
 from launch.run.resume import ResumeError, check_resume, checkpoints_to_resume, find_checkpoint
 from launch.run.rl_step import rl_step
 from launch.run.warmup import initial_weights, learner_group, warm_start
@@ -194,38 +194,24 @@ def run(
         job.boundary = job.state_dict()
         observer.progress("publish")
         job.publish()
-        saved = job.steps_done
-
-        def save_first() -> bool:
-            nonlocal saved
-            if job.boundary is None or job.learner.busy:  # the step that is being learned, or handed over, is next
-                return False
-            if job.steps_done > saved:
-                try:
-                    saved = save(job, run_dir)
-                except CheckpointError as error:  # it was for safety: the run is well
-                    observer.event("checkpoint_failed", str(error))
-            return True
-
-        if job.notices is not None:
-            job.notices.checkpoint = save_first
+        job.saved = job.steps_done
         try:
             evaluate_if_due(job, run_dir)  # before the first step, or what an interrupted run still owes
             while job.steps_done < config.run.steps:
                 interrupt.check()
                 rl_step(job)
                 if job.notices is not None and job.notices.endangered:
-                    save_first()  # an evaluation takes its time; whoever resumes from here makes up for it
+                    save_first(job)  # an evaluation takes its time; whoever resumes from here makes up for it
                 before = dict(job.evaluations)
                 evaluate_if_due(job, run_dir)
                 if due(job.steps_done, config.checkpoint.every, config.run.steps) and (
-                    job.steps_done > saved or job.evaluations != before
+                    job.unsaved or job.evaluations != before
                 ):
-                    saved = save(job, run_dir)
+                    save(job)
         except BaseException as error:
             intact = job.boundary is not None and not job.learner.lost and not isinstance(error, CheckpointError)
-            if intact and job.steps_done > saved:
-                save(job, run_dir)
+            if intact and job.unsaved:
+                save(job)
             raise
         observer.progress("export")
         job.learner.export(run_dir / "model")
@@ -246,51 +232,3 @@ def evaluate_if_due(job: Job, run_dir: Path) -> None:
 def due(step: int, every: int, last: int) -> bool:
     """Every `every` steps (0: never) and after the last."""
     return step == last or (every > 0 and step % every == 0)
-
-
-def save(job: Job, run_dir: Path) -> int:
-    """Checkpoint the last complete step and return its number."""
-    state = job.boundary
-    assert state is not None, "the learner is between two states"
-    job.observer.progress("checkpoint")
-    state = {**state, "evaluations": job.evaluations}
-    responses = state.pop("ahead", None)
-    if job.drafter is not None:  # as it is now, like its weights
-        state["drafter"] = job.drafter.state_dict()
-
-    def write(learner_dir: Path) -> None:
-        job.observer.sync()  # the rows of the steps that it counts are on disk before it is
-        job.learner.save(learner_dir)
-        if responses:
-            write_ahead(learner_dir.parent / AHEAD_FILE, responses)
-        save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
-        save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
-
-    with job.span("checkpoint"), job.dispatcher.unheard():
-        path = write_checkpoint(run_dir / "checkpoints", state["steps_done"], write, state, job.config.checkpoint.keep)
-    job.learner.saved_as(path / LEARNER_DIR)
-    if (drafters := path / DRAFTERS_DIR).is_dir():
-        job.dispatcher.drafters.saved_as(str(drafters.resolve()))
-    job.observer.event("checkpoint", str(path))
-    return int(state["steps_done"])
-
-
-def save_drafters(job: Job, directory: Path) -> None:
-    """The drafters' state for a checkpoint. They only save time: without it the checkpoint is complete."""
-    if job.speculation is None:
-        return
-    failure = job.dispatcher.drafters.save(str(directory.resolve()))
-    if failure is not None:
-        shutil.rmtree(directory, ignore_errors=True)
-        job.observer.event("drafters_not_saved", f"the checkpoint goes without the drafters' state: {failure}")
-
-
-def save_drafter_weights(job: Job, directory: Path) -> None:
-    """What engines draft with, and what they would go back to, for a checkpoint that is complete without it too."""
-    if job.drafter is None:
-        return
-    try:
-        job.drafter.save(directory)
-    except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)
-        job.observer.event("drafters_not_saved", f"the checkpoint goes without the trained drafter's weights: {error}")

@@ -7,8 +7,8 @@ its tokens become cheapest,
     (price + row * (1 + drafted(d))) / (1 + accepted(d)).
 
 With the prices of the optimum, which add up to the base, this is the optimum of the paper's (6), with an accepted token
-taking the place of a row (docs/concepts/speculation.md#budgets-by-length derives both). A price is the derivative of the batch's length in passes,
-max_i T_i, and of a length only a distribution is known: so the maximum is a power mean, whose derivative is
+taking the place of a row (docs/concepts/speculation.md, "Budgets by length"). A price is the derivative of the batch's
+length in passes, max_i T_i, and of a length only a distribution is known: so the maximum is a power mean, whose derivative is
 (T_i / max T) ** POWER, and the mean over quantiles of what is left is taken. While requests wait for a place, every
 pass counts for all of them, and all prices are equal.
 """
@@ -25,7 +25,7 @@ from policies.steps import Load
 
 FloatArray = NDArray[np.float64]
 
-POWER = 4.0  # of the mean that stands for the maximum: larger trusts the lengths more (docs/concepts/speculation.md#budgets-by-length)
+POWER = 4.0  # of the mean that stands for the maximum: larger trusts the lengths more
 QUANTILES = 16  # of the length of a response
 EVERY_STEPS = 16  # a division stands for so many steps of the same requests, longer where steps are short:
 _DIVISION_S, _SHARE = 400e-6, 0.005  # it takes about so long, and may take such a share of all time

@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
+from actors import loop
 from actors.rollout_worker import Leaving
+from benchmarks.alone import DispatcherAlone
 from benchmarks.driver_fakes import UP, Ref, Remote, Stream, loaded
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.engine import Abort, Submit
 from contracts.rollout import Finished, FinishReason, Progress, Request, Rollout, Sampled, SamplingParams
-from launch.dispatch import RolloutDispatcher, arrivals
 from launch.dispatch import dispatcher as dispatcher_module
 
 SLOTS = 4
@@ -192,7 +193,7 @@ def some_requests(count: int, rng: np.random.Generator) -> list[Request]:
 
 
 def instead_of_ray(fleet: Fleet, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(arrivals, "SimpleQueue", lambda: fleet)
+    patch.setattr(loop, "SimpleQueue", lambda: fleet)
     patch.setattr(ray, "kill", lambda handle, no_restart: setattr(handle, "dead", True))
     patch.setattr(dispatcher_module, "node_lost", lambda error, node_id: False)
     patch.setattr(ray, "get", lambda ref, timeout: ref)
@@ -218,7 +219,7 @@ def test_each_response_comes_once_and_whole_whoever_is_lost_joins_or_leaves(
             max_retries=10**6,
             max_worker_restarts=10**6,
         )
-        dispatcher = RolloutDispatcher(fleet.spawn, options, clock=lambda: fleet.now_s, wall=lambda: fleet.now_s)
+        dispatcher = DispatcherAlone(fleet.spawn, options, clock=lambda: fleet.now_s, wall=lambda: fleet.now_s)
         fleet.harm = 0.0  # a worker that does not start ends the run
         dispatcher.start()
         fleet.harm = harm
@@ -253,7 +254,7 @@ def test_who_hands_back_while_nobody_listens_is_not_late(monkeypatch: pytest.Mon
     fleet, found, events = Fleet(0, 0.0), list[Rollout](), list[tuple[str, str]]()
     instead_of_ray(fleet, monkeypatch)
     options = RolloutOptions(workers=WorkerCount.fixed(2), engine=EngineOptions(max_running=SLOTS))
-    dispatcher = RolloutDispatcher(
+    dispatcher = DispatcherAlone(
         fleet.spawn,
         options,
         on_event=lambda kind, message: events.append((kind, message)),

@@ -9,12 +9,14 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from actors import loop
 from actors.rollout_worker import Leaving
+from benchmarks.alone import DispatcherAlone
 from benchmarks.driver_fakes import Ref, Remote, loaded
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.engine import Sleep
 from contracts.rollout import Slept
-from launch.dispatch import NoWorkersError, RolloutDispatcher, SeatState, WorkerStartError, arrivals
+from launch.dispatch import NoWorkersError, SeatState, WorkerStartError
 from launch.dispatch import dispatcher as dispatcher_module
 from launch.dispatch.seat import node_lost
 from models.manifest import WeightsManifest
@@ -66,9 +68,9 @@ class Silent(Ref):
 
 
 @contextmanager
-def dispatching(script: Script, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Iterator[RolloutDispatcher]:
+def dispatching(script: Script, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Iterator[DispatcherAlone]:
     with monkeypatch.context() as patch:
-        patch.setattr(arrivals, "SimpleQueue", lambda: script)
+        patch.setattr(loop, "SimpleQueue", lambda: script)
         patch.setattr(ray, "kill", lambda handle, no_restart: setattr(handle, "dead", True))
         patch.setattr(dispatcher_module, "node_lost", lambda error, node_id: "node" in str(error))
         patch.setattr(ray, "get", lambda ref, timeout: getattr(ref, "value", ref))
@@ -76,7 +78,7 @@ def dispatching(script: Script, monkeypatch: pytest.MonkeyPatch, **more: Any) ->
         options = RolloutOptions(
             workers=WorkerCount.fixed(2), engine=EngineOptions(max_running=4), max_worker_restarts=2
         )
-        dispatcher = RolloutDispatcher(
+        dispatcher = DispatcherAlone(
             script.spawn,
             options,
             start_timeout_s=10.0,
@@ -88,11 +90,11 @@ def dispatching(script: Script, monkeypatch: pytest.MonkeyPatch, **more: Any) ->
         dispatcher.close()
 
 
-def states(dispatcher: RolloutDispatcher) -> dict[str, SeatState]:
+def states(dispatcher: DispatcherAlone) -> dict[str, SeatState]:
     return {name: now.state for name, now in dispatcher.workers().items()}
 
 
-def passes(dispatcher: RolloutDispatcher, script: Script, *, until_s: float) -> None:
+def passes(dispatcher: DispatcherAlone, script: Script, *, until_s: float) -> None:
     while script.now_s < until_s:
         dispatcher.settle()
         script.now_s += 1
@@ -125,7 +127,7 @@ def test_a_lost_node_that_takes_a_replacement_with_it_is_told_once(monkeypatch: 
         script.workers[0].end(dead=True)
         passes(dispatcher, script, until_s=5)
         assert states(dispatcher) == READY
-        assert dispatcher._workers.seats["rollout-0"].restarts == 0
+        assert dispatcher._seats.by_name["rollout-0"].restarts == 0
     assert len(script.workers) == 4
     assert [event.split(":")[0] for event in events] == ["worker_lost rollout-0", "worker_restarted rollout-0"]
     assert events[-1].endswith("(restart 1)")
@@ -236,7 +238,7 @@ def test_a_worker_that_comes_up_where_none_may_be_leaves_before_it_samples(monke
     with dispatching(
         script,
         monkeypatch,
-        refused=lambda node_id: refused.get(node_id, ""),
+        refused=refused,
         on_event=lambda kind, message: events.append(f"{kind} {message}"),
     ) as dispatcher:
         dispatcher.start()

@@ -1,17 +1,19 @@
 """What must not wait happens wherever the dispatcher waits, and may change its workers there: fakes, as in the tests of
 losses."""
 
+from queue import Empty
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import ray
 
+from actors.loop import SLICE_S, EventLoop
+from benchmarks.alone import DispatcherAlone
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.handoff import Offer, Sent
 from contracts.rollout import Rollout
-from launch.dispatch import RolloutDispatcher, SeatState
-from launch.dispatch.waits import SLICE_S, wait_for_all
+from launch.dispatch import SeatState
 from models.manifest import WeightsManifest
 from tests.actors.test_dispatch_fleet import SLOTS, Fleet, instead_of_ray, some_requests
 from tests.actors.test_dispatch_losses import READY, Loads, Script, dispatching, states
@@ -22,7 +24,7 @@ MANIFEST = WeightsManifest(1, 0, (), 8)
 class Sending:
     """The learner's end, which lets workers come and go while it begins and while it ends."""
 
-    def __init__(self, dispatcher: RolloutDispatcher, script: Script) -> None:
+    def __init__(self, dispatcher: DispatcherAlone, script: Script) -> None:
         self.dispatcher, self.script = dispatcher, script
         script.workers[0].end(dead=True)  # it is offered nothing, and comes up before the others have their offers
         self._waits()
@@ -62,7 +64,7 @@ def test_who_waits_for_weights_hears_what_must_not_wait(monkeypatch: pytest.Monk
         assert states(dispatcher) == {"rollout-1": SeatState.READY}
 
 
-def passes(dispatcher: RolloutDispatcher, script: Script) -> None:
+def passes(dispatcher: DispatcherAlone, script: Script) -> None:
     for _ in range(5):
         dispatcher.settle()
         script.now_s += 1
@@ -102,22 +104,43 @@ def test_the_waits_for_another_buffer_may_handle_what_arrives(monkeypatch: pytes
     assert [worker.name for worker in script.workers] == ["rollout-0", "rollout-1", "rollout-0", "rollout-1"]
 
 
-def test_a_wait_for_all_is_cut_into_slices_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, heard = [0.0], list[float]()
-    there_s = {"a": 0.1, "b": 0.6, "never": 99.0}
+class Answer:
+    """A reference whose value is there after so many seconds."""
 
-    def wait(refs: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
-        assert (num_returns, timeout <= SLICE_S) == (len(refs), True)
-        now_s[0] += timeout
-        return [r for r in refs if there_s[r] <= now_s[0]], [r for r in refs if there_s[r] > now_s[0]]
+    def __init__(self, there_s: float) -> None:
+        self.there_s = there_s
 
+    def _on_completed(self, call: Any) -> None: ...
+
+
+def test_a_wait_for_answers_is_cut_into_turns_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, looked = [0.0], list[float]()
+    answers = {"a": Answer(0.1), "b": Answer(0.6), "never": Answer(99.0)}
+
+    class Nothing:
+        """Comes."""
+
+        def get(self, timeout: float) -> Any:
+            assert timeout <= SLICE_S
+            now_s[0] += timeout
+            raise Empty
+
+        def get_nowait(self) -> Any:
+            raise Empty
+
+    def wait(refs: list[Answer], *, num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
+        assert (num_returns, timeout) == (len(refs), 0)
+        return [r for r in refs if r.there_s <= now_s[0]], [r for r in refs if r.there_s > now_s[0]]
+
+    monkeypatch.setattr("actors.loop.SimpleQueue", Nothing)
     monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr("launch.dispatch.waits.time.monotonic", lambda: now_s[0])
-    found: Any = wait_for_all(cast(Any, list(there_s)), 1.1, lambda: heard.append(now_s[0]))
-    assert found == (["a", "b"], ["never"])
+    loop = EventLoop(lambda: now_s[0])
+    loop.react_with(lambda event: looked.append(now_s[0]))
+    found: Any = loop.answers(cast(Any, list(answers.values())), 1.1)
+    assert found == ([answers["a"], answers["b"]], [answers["never"]])
     assert now_s == [1.1]
-    assert heard == [0.25, 0.5, 0.75, 1.0, 1.1]
-    assert wait_for_all([], 1.0, lambda: heard.append(-1.0)) == ([], [])
+    assert looked == [0.25, 0.5, 0.75, 1.0, 1.1]
+    assert loop.answers([], 1.0) == ([], [])
 
 
 def test_each_worker_that_comes_up_is_given_its_nodes_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +148,7 @@ def test_each_worker_that_comes_up_is_given_its_nodes_buffer(monkeypatch: pytest
     script = Script()
     script.kind = Loads
     with dispatching(script, monkeypatch) as dispatcher:
-        dispatcher.drafters.buffer_of = lambda node_id: f"buffer of {node_id!r}"
+        dispatcher.buffer_of = lambda node_id: f"buffer of {node_id!r}"
         dispatcher.start()
         script.workers[0].end(dead=True)
         passes(dispatcher, script)
@@ -139,16 +162,18 @@ def test_a_rollout_goes_on_while_its_caller_waits_for_something_else(monkeypatch
     fleet, found = Fleet(0, 0.0), list[Rollout]()
     instead_of_ray(fleet, monkeypatch)
     options = RolloutOptions(workers=WorkerCount.fixed(2), engine=EngineOptions(max_running=SLOTS))
-    dispatcher = RolloutDispatcher(fleet.spawn, options, clock=lambda: fleet.now_s, wall=lambda: fleet.now_s)
+    dispatcher = DispatcherAlone(fleet.spawn, options, clock=lambda: fleet.now_s, wall=lambda: fleet.now_s)
     dispatcher.start()
     in_one_wait: list[int] = []
 
     def waits() -> None:
-        if not in_one_wait:
-            for _ in range(5000):
-                fleet._happen()
-                dispatcher.settle()
-            in_one_wait.append(len(found))
+        if in_one_wait:
+            return
+        in_one_wait.append(0)
+        for _ in range(5000):
+            fleet._happen()
+            dispatcher.settle()
+        in_one_wait[0] = len(found)
 
     dispatcher.meanwhile = waits
     dispatcher.run(some_requests(40, np.random.default_rng(0)), found.append)

@@ -18,11 +18,11 @@ import ray
 from ray.exceptions import RayError
 
 from actors.rollout_worker import SupervisorStatus
+from benchmarks.alone import DispatcherAlone
 from config.rollout import EngineOptions, RolloutOptions
 from contracts.rollout import FinishReason, Request, Rollout
 from launch.dispatch import (
     NoWorkersError,
-    RolloutDispatcher,
     StaleWeightsError,
     WorkerStartError,
     spawner,
@@ -45,10 +45,10 @@ def options(workers: int, **update: object) -> RolloutOptions:
 @contextmanager
 def running(
     rollout: RolloutOptions, fake: FakeOptions | Callable[[str], FakeOptions] = QUICK, **hooks: Callable[[], bool]
-) -> Iterator[tuple[RolloutDispatcher, list[tuple[str, str]]]]:
+) -> Iterator[tuple[DispatcherAlone, list[tuple[str, str]]]]:
     events: list[tuple[str, str]] = []
     per_worker = fake if callable(fake) else lambda name: fake
-    dispatcher = RolloutDispatcher(
+    dispatcher = DispatcherAlone(
         spawner(lambda name: partial(FakeEngine, per_worker(name))),
         rollout,
         start_timeout_s=240,  # a loaded machine is no failure

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engine.shared_rollouts import pack, unpack
+from benchmarks.alone import DispatcherAlone
 from config.rollout import RolloutOptions
 from contracts.rollout import DrafterLoaded, IntArray, Rollout
-from launch.dispatch import RolloutDispatcher, Weights, spawner
+from launch.dispatch import Weights, spawner
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, weights
 
 DEADLINE_S = 120.0
@@ -24,9 +25,9 @@ Made = tuple[IntArray, IntArray, int]
 
 
 @contextmanager
-def workers(n: int, notes: Path, **fake: object) -> Iterator[RolloutDispatcher]:
+def workers(n: int, notes: Path, **fake: object) -> Iterator[DispatcherAlone]:
     options = [FakeOptions(notes=str(notes / f"rollout-{i}"), **fake) for i in range(n)]
-    dispatcher = RolloutDispatcher(
+    dispatcher = DispatcherAlone(
         spawner(lambda name: partial(FakeEngine, options[int(name.rpartition("-")[2])])), RolloutOptions(workers=n)
     )
     try:
@@ -99,7 +100,7 @@ def test_a_save_without_answer_or_without_workers_says_why(tmp_path: Path, monke
 def test_another_worker_saves_where_one_is_silent(tmp_path: Path) -> None:
     """After rollout.stall_timeout_s, which is less than what a checkpoint waits for at most."""
     options = [FakeOptions(mute_drafters=True), FakeOptions()]
-    dispatcher = RolloutDispatcher(
+    dispatcher = DispatcherAlone(
         spawner(lambda name: partial(FakeEngine, options[int(name.rpartition("-")[2])])),
         RolloutOptions(workers=2, stall_timeout_s=0.5),
     )
@@ -117,7 +118,7 @@ def test_a_drafter_that_failed_and_weights_that_were_refused_are_events_that_nam
     said: list[tuple[str, str]] = []
     told: list[object] = []
     broken = FakeOptions(failing_drafter="RuntimeError: out of order")
-    dispatcher = RolloutDispatcher(
+    dispatcher = DispatcherAlone(
         spawner(lambda name: partial(FakeEngine, broken if name == "rollout-1" else FakeOptions())),
         RolloutOptions(workers=2),
         on_event=lambda kind, message: said.append((kind, message)),

@@ -1,19 +1,24 @@
 """A fleet on a real head: pretended engines, real reservations; workers join, leave a drained node and come back."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from actors.placement import place
+from benchmarks.alone import DispatcherAlone
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.rollout import Rollout
-from launch.dispatch import RolloutDispatcher, SeatState, spawner
+from launch.cluster.versions import AllVouched
+from launch.dispatch import SeatState, spawner
 from launch.fleet import Autoscaler, Fleet
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.test_dispatch_ray import check, requests, weights
 from tests.actors.test_placement import placing
+from tests.context import run_context
+from tests.launch.test_fleet import config_of
 
 pytestmark = pytest.mark.ray
 
@@ -27,10 +32,13 @@ def test_workers_join_a_rollout_leave_a_drained_node_and_come_back_with_the_same
     events: list[tuple[str, str]] = []
     note: Any = lambda kind, message: events.append((kind, message))  # noqa: E731
     with place(placing(workers=COUNT.min, cpus_per_worker=0.001, cpus_per_learner=0.001)) as placement:
-        dispatcher = RolloutDispatcher(
+        dispatcher = DispatcherAlone(
             spawner(lambda name: partial(FakeEngine, FAKE), placement.worker_options), options, on_event=note
         )
-        fleet = Fleet(COUNT, dispatcher, placement, slots=2, autoscaler=Autoscaler(placement.plan), on_event=note)
+        learner: Any = SimpleNamespace(busy=False)
+        autoscaler = Autoscaler(placement.plan)
+        context = run_context(config_of(COUNT), on_event=note)
+        fleet = Fleet(dispatcher, placement, learner, AllVouched(), None, autoscaler, context)
         try:
             fleet.start()
             dispatcher.set_weights(*weights(3))
@@ -39,7 +47,7 @@ def test_workers_join_a_rollout_leave_a_drained_node_and_come_back_with_the_same
             acted: list[str] = []
 
             def tick() -> None:
-                fleet.tick()
+                fleet.look()
                 ready = [now.state for now in dispatcher.workers().values()].count(SeatState.READY)
                 if not acted and ready == 2:
                     acted.append("drained")

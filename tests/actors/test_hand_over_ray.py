@@ -16,13 +16,14 @@ import ray
 from actors.engine.process import spawn_engine
 from actors.learner_group import LearnerGroup, WeightsSending
 from actors.training.errors import LearnerLostError
+from benchmarks.alone import DispatcherAlone
 from config.learner import LearnerOptions, OptimizerOptions
 from config.model import ModelOptions
 from config.objective import ObjectiveOptions
 from config.rollout import EngineOptions, RolloutOptions
 from contracts.handoff import Offer, Sent, Way
 from contracts.rollout import Rollout
-from launch.dispatch import RolloutDispatcher, spawner
+from launch.dispatch import spawner
 from models.checkpoint import save_model
 from models.manifest import WeightsManifest
 from tests.actors.statuses import statuses
@@ -53,9 +54,9 @@ def learner(model_dir: Path, ray_head: str) -> Iterator[LearnerGroup]:
 
 
 @contextmanager
-def workers(n: int, model_dir: Path, events: list[tuple[str, str]]) -> Iterator[RolloutDispatcher]:
+def workers(n: int, model_dir: Path, events: list[tuple[str, str]]) -> Iterator[DispatcherAlone]:
     spawn = partial(spawn_engine, ModelOptions(path=str(model_dir)), ENGINE)
-    dispatcher = RolloutDispatcher(
+    dispatcher = DispatcherAlone(
         spawner(lambda name: partial(spawn, name=name)),
         RolloutOptions(workers=n, engine=ENGINE),
         on_event=lambda kind, message: events.append((kind, message)),
@@ -67,7 +68,7 @@ def workers(n: int, model_dir: Path, events: list[tuple[str, str]]) -> Iterator[
         dispatcher.close()
 
 
-def sampled(dispatcher: RolloutDispatcher) -> Answer:
+def sampled(dispatcher: DispatcherAlone) -> Answer:
     done: list[Rollout] = []
     dispatcher.run(asked(), done.append)
     return answers(done)
@@ -81,7 +82,7 @@ def expected(model_dir: Path, learner: LearnerGroup) -> Answer:
         return sampled(dispatcher)
 
 
-def hold(dispatcher: RolloutDispatcher, version: int) -> bool:
+def hold(dispatcher: DispatcherAlone, version: int) -> bool:
     return all(status.weights_version == version for status in statuses(dispatcher).values())
 
 

@@ -9,11 +9,11 @@ import pytest
 import ray
 
 from actors.identity import unique_name
-from actors.reward_pool import RewardPool
 from actors.rewards import GradeItem
+from benchmarks.alone import DispatcherAlone, PoolAlone
 from config.rewards import RewardOptions
 from config.rollout import RolloutOptions
-from launch.dispatch import RolloutDispatcher, spawner
+from launch.dispatch import spawner
 from launch.run_folder import log_file
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 
@@ -68,7 +68,7 @@ def test_a_name_is_never_given_twice() -> None:
 def test_workers_have_names_and_leave_their_logs_in_the_runs_folder(tmp_path: Path) -> None:
     log = partial(log_file, tmp_path)
     spawn = spawner(lambda name: partial(FakeEngine, FakeOptions()), log=log)
-    dispatcher = RolloutDispatcher(spawn, RolloutOptions(workers=2))
+    dispatcher = DispatcherAlone(spawn, RolloutOptions(workers=2))
     try:
         dispatcher.start()
         names = set(ray.util.list_named_actors())
@@ -90,7 +90,7 @@ def test_what_a_reward_function_prints_is_in_the_runs_folder(tmp_path: Path, mon
     term = {"kind": "python", "function": "talkative:reward"}
     options = RewardOptions.model_validate({"terms": [term], "workers": 1})
     env = {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}}}
-    with RewardPool(options, log=partial(log_file, tmp_path), actor_options=lambda: env) as pool:
+    with PoolAlone(options, log=partial(log_file, tmp_path), actor_options=lambda: env) as pool:
         pool.begin()
         pool.submit(1, GradeItem(prompt="p", response="one", record={"label": 1.0}, finish_reason="stop"))
         pool.submit(2, GradeItem(prompt="p", response="two", record={}, finish_reason="stop"))

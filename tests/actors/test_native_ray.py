@@ -12,11 +12,12 @@ import pytest
 import ray
 
 from actors.engine.process import NO_SPECULATION, spawn_engine
+from benchmarks.alone import DispatcherAlone
 from config.model import ModelOptions
 from config.rollout import EngineOptions, RolloutOptions
 from config.speculation import SpeculationOptions
 from contracts.rollout import Request, Rollout
-from launch.dispatch import DispatchStats, RolloutDispatcher, spawner
+from launch.dispatch import DispatchStats, spawner
 from models.checkpoint import hf_state_dict, save_model
 from models.weights import pack
 from tests.actors.statuses import statuses
@@ -35,9 +36,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def workers(n: int, model_dir: Path, speculation: SpeculationOptions = NO_SPECULATION) -> Iterator[RolloutDispatcher]:
+def workers(n: int, model_dir: Path, speculation: SpeculationOptions = NO_SPECULATION) -> Iterator[DispatcherAlone]:
     spawn = partial(spawn_engine, ModelOptions(path=str(model_dir)), ENGINE, speculation=speculation)
-    dispatcher = RolloutDispatcher(
+    dispatcher = DispatcherAlone(
         spawner(lambda name: partial(spawn, name=name)), RolloutOptions(workers=n, engine=ENGINE)
     )
     try:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import ray
 
-from actors.reward_pool import RewardPool, RewardWorkerStartError
+from actors.reward_pool import RewardWorkerStartError
 from actors.rewards import Grade, GradeItem, build
+from benchmarks.alone import PoolAlone
 from config.rewards import RewardOptions
 from launch.run_folder import log_file
 from tests.rewards.stand_in import endpoint, term_of
@@ -33,7 +34,7 @@ def item(sample: int, record: dict[str, Any] | None = None) -> GradeItem:
     return GradeItem(prompt="?", response="r" * (sample % 5 + 1), record=record or {}, tokens=tokens, sample=sample)
 
 
-def until(pool: RewardPool, there: Callable[[], bool]) -> None:
+def until(pool: PoolAlone, there: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not there():
         assert time.monotonic() < deadline
@@ -52,7 +53,7 @@ def test_grades_of_groups_batches_and_awaited_calls_are_those_of_one_process_wha
             grader.submit(key, samples[key])
         expected = grader.drain()
     for workers in (1, 3):
-        with RewardPool(options(*terms, workers=workers)) as pool:
+        with PoolAlone(options(*terms, workers=workers)) as pool:
             pool.begin(groups)
             for key in order:
                 pool.submit(key, samples[key])
@@ -65,7 +66,7 @@ def test_a_slow_judge_keeps_nobody_who_samples_waiting_and_has_many_requests_at_
     """Not one reply comes before all is sampled, as many are asked as may be, and other grades come in meanwhile."""
     with endpoint(full=None) as there:
         terms = (python("prints"), term_of(there.url, concurrency=8))
-        with RewardPool(options(*terms)) as pool:
+        with PoolAlone(options(*terms)) as pool:
             pool.begin([range(20)])
             until(pool, lambda: "" not in pool.nodes)
             for key in range(20):
@@ -84,7 +85,7 @@ def test_a_slow_judge_keeps_nobody_who_samples_waiting_and_has_many_requests_at_
 def test_who_kills_an_actor_is_found_among_those_that_were_there() -> None:
     """It is lost twice with all that it has, and then each call is alone with it: no other fails."""
     events: list[tuple[str, str]] = []
-    with RewardPool(options(python("deadly", concurrency=4)), on_event=lambda *event: events.append(event)) as pool:
+    with PoolAlone(options(python("deadly", concurrency=4)), on_event=lambda *event: events.append(event)) as pool:
         pool.begin([range(4)])
         for key, response in enumerate(("a", "die", "b", "c")):
             pool.submit(key, GradeItem(prompt="?", response=response, record={}))
@@ -101,7 +102,7 @@ def test_who_kills_an_actor_is_found_among_those_that_were_there() -> None:
 def test_a_killed_reward_worker_costs_no_grade_of_a_group(tmp_path: Path) -> None:
     """Nor does a child that is killed in the middle of a call."""
     record = {"mark": str(tmp_path / "mark")}
-    with RewardPool(options(python("rank"), python("dies_once"))) as pool:
+    with PoolAlone(options(python("rank"), python("dies_once"))) as pool:
         pool.begin([range(3)])
         for key in range(3):
             pool.submit(key, item(key, record))
@@ -114,7 +115,7 @@ def test_a_killed_reward_worker_costs_no_grade_of_a_group(tmp_path: Path) -> Non
 def test_what_is_raised_and_printed_in_an_actor_is_told_and_kept(tmp_path: Path) -> None:
     events: list[tuple[str, str]] = []
     terms = (python("asynchronous"), python("Model", batch_size=2))
-    with RewardPool(options(*terms), log=partial(log_file, tmp_path), on_event=lambda *e: events.append(e)) as pool:
+    with PoolAlone(options(*terms), log=partial(log_file, tmp_path), on_event=lambda *e: events.append(e)) as pool:
         pool.begin([range(3)])
         for key, response in enumerate(("raise", "raise", "fine")):
             pool.submit(key, GradeItem(prompt="?", response=response, record={}))
@@ -127,7 +128,7 @@ def test_what_is_raised_and_printed_in_an_actor_is_told_and_kept(tmp_path: Path)
 
 
 def test_a_class_that_cannot_be_made_stops_the_start_with_the_authors_line() -> None:
-    with RewardPool(options(python("Model", batch_size=1, arguments={"bias": -1.0}))) as pool:
+    with PoolAlone(options(python("Model", batch_size=1, arguments={"bias": -1.0}))) as pool:
         pool.begin([range(1)])
         pool.submit(0, item(0))
         with pytest.raises(RewardWorkerStartError, match='raise ValueError\\("no such model"\\)'):
@@ -135,7 +136,7 @@ def test_a_class_that_cannot_be_made_stops_the_start_with_the_authors_line() -> 
 
 
 def test_an_actor_that_finds_no_gpu_says_what_it_waits_for() -> None:
-    with RewardPool(options(python("Model", batch_size=1, gpus=64, cpus=0.5)), start_timeout_s=1.0) as pool:
+    with PoolAlone(options(python("Model", batch_size=1, gpus=64, cpus=0.5)), start_timeout_s=1.0) as pool:
         pool.begin([range(1)])
         pool.submit(0, item(0))
         with pytest.raises(RewardWorkerStartError, match=r"longer than 1 s, and may wait for 64 GPUs and 0\.5 CPUs"):
@@ -144,4 +145,4 @@ def test_an_actor_that_finds_no_gpu_says_what_it_waits_for() -> None:
 
 def test_a_function_that_cannot_be_called_is_refused_at_once() -> None:
     with pytest.raises(RewardWorkerStartError, match="is not on offer"):
-        RewardPool(options(python("trl")))
+        PoolAlone(options(python("trl")))

@@ -16,12 +16,13 @@ import ray
 from actors.data_buffer import DataBufferActor
 from actors.rollout_worker import SupervisorStatus
 from actors.spot_host import DrafterEvent, SpotPlan
+from benchmarks.alone import DispatcherAlone
 from config.drafter import BufferOptions
 from config.rollout import RolloutOptions
 from contracts.coordinator import RolloutComplete, RolloutStarted
 from contracts.spot import MicroStep
 from coordinator.transport.server import CoordinatorServer
-from launch.dispatch import RolloutDispatcher, Weights, spawner
+from launch.dispatch import Weights, spawner
 from launch.drafter.weights import load_weights, save_weights
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.fake_trainer import Script
@@ -37,7 +38,7 @@ LARGE_BYTES = 2**20  # Ray keeps it in the store of a node, and not with its own
 class Fleet:
     """Two workers that train, and what the driver hears of it."""
 
-    def __init__(self, dispatcher: RolloutDispatcher, server: CoordinatorServer) -> None:
+    def __init__(self, dispatcher: DispatcherAlone, server: CoordinatorServer) -> None:
         self.dispatcher, self._server = dispatcher, server
         self.weights: list[tuple[str, Weights]] = []
         self.trained: list[MicroStep] = []
@@ -80,13 +81,13 @@ def fleet(folder: Path) -> Iterator[Fleet]:
                 stop_timeout_s=10.0,
             )
 
-        dispatcher = RolloutDispatcher(
+        dispatcher = DispatcherAlone(
             spawner(engine, spot=plan),
             RolloutOptions(workers=2),
             on_spot=lambda worker, event: found.heard(worker, event),
             on_weights=lambda worker, weights: found.weights.append((worker, weights)),
         )
-        dispatcher.drafters.buffer_of = lambda node_id: buffer
+        dispatcher.buffer_of = lambda node_id: buffer
         found = Fleet(dispatcher, server)
         try:
             dispatcher.start()

@@ -1,4 +1,5 @@
-"""`ray job submit --working-dir . -- python -m launch ...`, as docs/tutorials/cluster.md describes it, to a head with a token."""
+"""`ray job submit --working-dir . -- python -m launch ...`, as docs/tutorials/cluster.md has it, to a head
+with a token."""
 
 import json
 import os

@@ -11,10 +11,10 @@ from config.objective import ObjectiveOptions
 from contracts.rollout import FinishReason, Rollout, Sampled, SamplingParams
 from launch.batch import Batch, Pick
 from launch.dispatch import DispatchStats
-from launch.interrupt import Interrupt
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
-from launch.run.rl_step import rollout_metrics
+from launch.run.record import rollout_metrics
+from tests.context import run_context
 
 PROMPTS = [
     Prompt(
@@ -51,9 +51,21 @@ def rollout(request_id: int) -> Rollout:
 
 
 class Dispatcher:
-    def run(self, requests: Any, finished: Any, **_: Any) -> DispatchStats:
-        for request in requests:
-            finished(rollout(request.request_id))
+    collector: Any = None
+    done = False
+
+    def begin(self, requests: Any) -> None:
+        self._requests = requests
+
+    def wait(self, until: Any) -> None:
+        for request in self._requests:
+            assert not until()
+            self.collector.ended(rollout(request.request_id))
+        self.done = True
+        assert until()
+
+    def end(self, *, abort: bool) -> DispatchStats:
+        assert not abort
         return DispatchStats(
             requests=6,
             finished=6,
@@ -73,7 +85,6 @@ class Rewards:
         self.items: list[GradeItem] = []
 
     def begin(self, groups: Any, *, same_step: bool) -> None: ...
-    def poll(self) -> None: ...
     def submit(self, key: int, item: GradeItem) -> None:
         self.items.append(item)
 
@@ -85,7 +96,9 @@ def collect() -> tuple[Round, list[GradeItem]]:
     rewards = Rewards()
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "2")
     observer = SimpleNamespace(progress=lambda *_: None)
-    collector: Any = Collector(Dispatcher(), rewards, tokenizer, observer, Interrupt())
+    dispatcher: Any = Dispatcher()
+    collector: Any = Collector(run_context(observer=observer), dispatcher, rewards, tokenizer)
+    dispatcher.collector = collector
     picks = [Pick(0, prompt) for prompt in PROMPTS]
     batch = Batch(picks, [2] * 3, SamplingParams(4), seed=0, expected_tokens=[1.0] * 3)
     return collector.run(batch, "rollout"), rewards.items

@@ -17,9 +17,9 @@ from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingP
 from drafter.training.buffer import DataBuffer
 from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.dispatch import DispatchStats
-from launch.interrupt import Interrupt
 from launch.run.collect import Collector, Round
 from launch.run.groups import training_sequences
+from tests.context import run_context
 
 COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
@@ -87,13 +87,28 @@ class Dispatcher:
         self._arrival, self._lost = arrival, lost
         self.shared: list[Any] = []
         self.drafters = self
+        self.collector: Any = None
 
-    def run(self, requests: Any, finished: Any, **_: Any) -> DispatchStats:
-        order = list(requests)
-        self._arrival(order)
-        for request in order:
+    def begin(self, requests: Any) -> None:
+        self._order = list(requests)
+        self._arrival(self._order)
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    def wait(self, until: Any) -> None:
+        self._left = True
+        assert not until()
+        for request in self._order:
             if request.request_id not in self._lost:
-                finished(response(request.request_id))
+                self.collector.ended(response(request.request_id))
+        self._left = False
+        assert until()
+
+    def end(self, *, abort: bool) -> DispatchStats:
+        assert not abort
+        order = self._order
         made_by = {r.request_id: f"w{r.request_id % 3}" for r in order}
         return DispatchStats(
             requests=len(order),
@@ -132,8 +147,6 @@ class Rewards:
     def begin(self, groups: Any, *, same_step: bool) -> None:
         self.items.clear()
 
-    def poll(self) -> None: ...
-
     def submit(self, key: int, item: GradeItem) -> None:
         self.items[key] = item
 
@@ -145,7 +158,8 @@ def collect(batch: Batch, arrival: Any, lost: set[int]) -> tuple[Round, Dispatch
     dispatcher, rewards = Dispatcher(arrival, lost), Rewards()
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: str(tokens[0]))
     observer = SimpleNamespace(progress=lambda *_: None)
-    collector: Any = Collector(dispatcher, rewards, tokenizer, observer, Interrupt(), share=True)
+    collector: Any = Collector(run_context(observer=observer), dispatcher, rewards, tokenizer, share=True)
+    dispatcher.collector = collector
     return collector.run(batch, "rollout"), dispatcher, rewards
 
 

@@ -18,7 +18,7 @@ from drafter.ngram import build as ngram
 from launch.calibrations import CalibrationStore, file_of, read_calibration
 from launch.commands.cli import app
 from launch.config import load_config
-from launch.run.job import engine_options
+from launch.run.opening import engine_options
 from planner.calibrate import (
     DEPTHS,
     FREE,

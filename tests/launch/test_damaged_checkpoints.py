@@ -29,7 +29,8 @@ from launch.commands.export_model import export
 from launch.drafter.weights import WEIGHTS_DIR
 from launch.errors import PacelineError
 from launch.run.ahead import AHEAD_FILE
-from launch.run.restore import DRAFTERS_DIR, SPARE, readable
+from launch.run.checkpoints import DRAFTERS_DIR
+from launch.run.restore import SPARE, readable
 from launch.run.resume import ResumeError, find_checkpoint
 from models.durable import CHECKSUMS_FILE
 from tests.launch.test_export_model import run as run  # the fixture: checkpoints of step 1 and 2, sealed

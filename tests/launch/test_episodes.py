@@ -14,7 +14,7 @@ from contracts.rewards import Grade
 from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams
 from examples.words import EOS, PAD, UNK, word_tokenizer
 from launch.batch import Batch, Pick
-from launch.run.episodes import Episode, Episodes, Player
+from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, Episodes, Player
 from launch.run.groups import Graded, sequence
 from tests.engine.test_stopping import byte_level, wrapped
 
@@ -35,17 +35,11 @@ class World:
         prompt = Prompt(prompt_id=0, uid="x", text=PROMPT, tokens=tokens(PROMPT), record={"x": 1}, raw=PROMPT)
         self.batch = Batch([Pick(0, prompt)], [samples], SamplingParams(room), seed=0, expected_tokens=[12.0])
         self.calls: list[tuple[int, Call]] = []
-        self.answers: list[tuple[int, Answer]] = []
         self.turns: list[Request] = []
         self.ended: list[tuple[Rollout, Episode]] = []
         self.failed: list[tuple[int, str | None]] = []
         player = Player(EnvironmentOptions(factory="a:B", **options), self, TEMPLATE)
-        self.episodes: Episodes = player.begin(
-            self.batch,
-            self.turns.append,
-            lambda rollout, episode: self.ended.append((rollout, episode)),
-            lambda key, answer: self.failed.append((key, answer.error)),
-        )
+        self.episodes: Episodes = player.begin(self.batch)
 
     def begin(self) -> None:
         self.calls.clear()
@@ -53,14 +47,15 @@ class World:
     def play(self, key: int, call: Call) -> None:
         self.calls.append((key, call))
 
-    def poll(self) -> list[tuple[int, Answer]]:
-        answers, self.answers = self.answers, []
-        return answers
-
     def answer(self, text: str = "", reward: float = 0.0, *, key: int = 0, **more: Any) -> None:
         said = [{"role": "user", "content": text}] if text else []
-        self.answers.append((key, Answer(observation=said, reward=reward, **more)))
-        self.episodes.poll()
+        match self.episodes.answered(key, Answer(observation=said, reward=reward, **more)):
+            case EpisodeEnded(rollout, episode):
+                self.ended.append((rollout, episode))
+            case EpisodeFailed(request_id, why):
+                self.failed.append((request_id, why.error))
+            case turn:
+                self.turns.append(turn)
 
     def say(self, text: str, *, key: int = 0, reused: int = 0) -> None:
         drawn = np.append(tokens(text), TOKENIZER.eos_token_id).astype(np.int32)

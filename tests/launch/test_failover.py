@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,14 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.learner import Place
-from actors.learner_group import StepUnderWay
+from actors.learner_group import RanksAwaited, StepUnderWay
+from actors.loop import EventLoop, Look
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError, LossKind, NonFiniteError
 from contracts.training import StepResult, TrainSequence
-from launch.failover import FailoverLearner, KeptSteps
-from launch.interrupt import Interrupted
+from launch.failover import FailoverLearner, KeptSteps, LearnerStarted, LearnerStarts, LearnerWaits, WeightsRenewed
+from launch.interrupt import Interrupt, Interrupted
 from models.durable import seal
 from models.manifest import WeightsManifest
+from tests.context import run_context
 
 
 @dataclass
@@ -36,6 +39,19 @@ class World:
     kind: LossKind = "ended"
     node: str = "n"  # of a group that starts
     ended = False  # of a step that is under way
+    missing: str = ""  # of the reservation
+    loop: EventLoop = field(default_factory=EventLoop)
+    heard: list[Any] = field(default_factory=list)  # events of the learner
+    reacts: Callable[[Any], object] = lambda event: None
+    start: Callable[[], Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = lambda: Group(self)
+
+    def renewed(self) -> list[WeightsRenewed]:
+        """What was said of weights in another buffer so far."""
+        self.loop.turn()
+        return [event for event in self.heard if isinstance(event, WeightsRenewed)]
 
     def call(self, name: str, do: Callable[[], Any]) -> Any:
         number = len(self.calls)
@@ -58,7 +74,6 @@ class Group:
         self.world, self.state, self.closed = world, ["initial"], False
         self.places = [Place(world.node, "10.0.0.1", 1)]
         self.recorded: list[int] | None = None
-        self.meanwhile: Callable[[], object] = lambda: None
         self.has_ended = False
         world.call("start", lambda: None)
         world.groups.append(self)
@@ -147,16 +162,39 @@ def sequences(step: int) -> list[TrainSequence]:
     ]
 
 
-def made(world: World, folder: Path, events: list[str], **options: Any) -> FailoverLearner:
-    def start(waiting: Callable[[float], None]) -> Any:
-        return Group(world)
+class Starter:
+    """Of `world`'s groups."""
 
-    return FailoverLearner(
-        start,
-        KeptSteps(folder / "kept", in_memory_bytes=options.pop("in_memory_bytes", 0)),
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def start(self) -> Any:
+        return self.world.start()
+
+    def missing(self) -> str:
+        return self.world.missing
+
+
+def made(world: World, folder: Path, events: list[str], **options: Any) -> FailoverLearner:
+    def react(event: Any) -> None:
+        if isinstance(event, RanksAwaited):
+            learner.awaited(event.waited_s)
+        elif not isinstance(event, Look):
+            world.heard.append(event)
+            world.reacts(event)
+
+    context = run_context(
+        SimpleNamespace(learner=SimpleNamespace(max_restarts=options.pop("max_restarts", 100))),
         on_event=lambda kind, message: events.append(f"{kind}: {message}"),
-        **{"max_restarts": 100, **options},
+        react=react,
+        **{name: options.pop(name) for name in ("clock", "interrupt") if name in options},
     )
+    world.loop = context.loop
+    kept = KeptSteps(folder / "kept", in_memory_bytes=options.pop("in_memory_bytes", 0))
+    learner = FailoverLearner(Starter(world), kept, context)
+    assert not options
+    learner.start()
+    return learner
 
 
 def run(learner: FailoverLearner, folder: Path, *, steps: int = 5, every: int = 2) -> Iterator[Any]:
@@ -227,38 +265,36 @@ def test_updates_that_are_repeated_record_nothing(tmp_path: Path) -> None:
 
 
 def test_workers_that_come_later_get_the_published_weights_from_the_new_group(tmp_path: Path) -> None:
-    world, renewed = World(), list[tuple[WeightsManifest, Any]]()
+    world = World()
     with made(world, tmp_path, []) as learner:
-        learner.renewed = lambda manifest, ref: renewed.append((manifest, ref))
         learner.begin(None, 9)
         learner.train_step(sequences(1), 1)
         manifest, _ = learner.publish(1)
         world.losses = {len(world.calls): False}
         learner.rest(optimizer=True)
-        assert renewed == [(manifest, world.groups[1])]
+        assert world.renewed() == [WeightsRenewed(manifest, cast(Any, world.groups[1]))]
         learner.renew()  # nobody is lost; the buffer is
-        assert renewed[1:] == [(manifest, world.groups[1])]
+        assert world.renewed()[1:] == [WeightsRenewed(manifest, cast(Any, world.groups[1]))]
         world.losses = {len(world.calls): False}
         learner.renew()
-        assert renewed[2:] == [(manifest, world.groups[2])]
+        assert world.renewed()[2:] == [WeightsRenewed(manifest, cast(Any, world.groups[2]))]
         learner.call(lambda group: learner.renew())  # a worker is heard of while the learner works
-        assert len(renewed) == 3
+        assert len(world.renewed()) == 3
         learner.train_step(sequences(2), 2)
         world.losses = {len(world.calls): True}
         learner.publish(2)  # what was published before is nobody's any more
-        assert len(renewed) == 3
+        assert len(world.renewed()) == 3
 
 
 def test_a_rank_that_is_lost_while_a_late_worker_gets_its_weights_ends_no_run(tmp_path: Path) -> None:
-    world, renewed = World(), list[Any]()
+    world = World()
     with made(world, tmp_path, []) as learner:
-        learner.renewed = lambda manifest, ref: renewed.append(ref)
         learner.begin(None, 9)
         learner.train_step(sequences(1), 1)
         learner.publish(1)
         world.losses = {len(world.calls) + 1: False}  # after the check, in the publication
         assert learner.renew()
-        assert (len(world.groups), renewed) == (2, [world.groups[1]])
+        assert (len(world.groups), [event.ref for event in world.renewed()]) == (2, [world.groups[1]])
 
 
 def test_a_new_group_leaves_the_devices_to_the_engines_as_the_lost_one_did(tmp_path: Path) -> None:
@@ -341,8 +377,8 @@ def test_too_little_memory_twice_in_one_call_is_not_tried_a_third_time(tmp_path:
 
 def test_a_group_that_finds_no_place_is_not_waited_for_again(tmp_path: Path) -> None:
     """Each wait is cluster.start_timeout_s long, with all rollout workers idle."""
-    world, events = World(kind="silent"), list[str]()
-    with made(world, tmp_path, events, missing=lambda: "GPU: 8 needed, 0 free of 0") as learner:
+    world, events = World(kind="silent", missing="GPU: 8 needed, 0 free of 0"), list[str]()
+    with made(world, tmp_path, events) as learner:
         learner.begin(None, 9)
         first = len(world.calls)
         world.losses = {first: False, first + 1: False}
@@ -355,61 +391,51 @@ def test_a_group_that_is_made_again_waits_for_its_places_with_nobody_beside_it(t
     """Whoever else waits for the only room would be given it and, with the driver waiting here, never use it."""
     world, events, waiting_too = World(), list[str](), [True]
 
-    def start(waiting: Callable[[float], None]) -> Any:
+    def start() -> Any:
         if world.groups and waiting_too[0]:
             raise LearnerLostError(0, "n", "start", "somebody else has its place", "silent")
         return Group(world)
 
     held: list[bool] = []
 
-    def hold_back(holds: bool) -> None:
-        held.append(holds)
-        waiting_too[0] = not holds
+    def hold_back(event: Any) -> None:
+        if isinstance(event, LearnerStarts | LearnerStarted):
+            held.append(isinstance(event, LearnerStarts))
+            waiting_too[0] = not held[-1]
 
-    learner = FailoverLearner(
-        start, KeptSteps(tmp_path / "kept"), max_restarts=3, on_event=lambda *event: events.append(event[0])
-    )
-    learner.hold_back = hold_back
-    with learner:
+    world.start, world.reacts = start, hold_back
+    with made(world, tmp_path, events) as learner:
         learner.begin(None, 9)
         world.losses = {len(world.calls): False, len(world.calls) + 1: False}  # the new group is lost as well
         learner.train_step(sequences(1), 1)
-    assert held == [True, False, True, False]
-    assert events[-1] == "learner_restarted"
+        world.loop.turn()
+    assert held == [True, False] * 3, "at first, and twice again"
+    assert events[-1].startswith("learner_restarted")
 
 
 def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_place(tmp_path: Path) -> None:
     """It says what is missing, once, and gives a group that comes up at once the time to."""
-    world, events, asked = World(), list[str](), list[bool]()
+    world, events, interrupt = World(missing="CPU"), list[str](), Interrupt()
 
-    def stop() -> None:
-        if asked:
-            raise Interrupted("SIGINT")
-
-    def start(waiting: Callable[[float], None]) -> Any:
+    def start() -> Any:
         if world.groups:
             for second in range(30):
-                waiting(float(second))
+                world.loop.tell(RanksAwaited(float(second)))
+                world.loop.turn()
                 if second == 15:
-                    asked.append(True)
+                    interrupt.signal_name, interrupt.requested = "SIGINT", True
         return Group(world)
 
-    learner = FailoverLearner(
-        start,
-        KeptSteps(tmp_path / "kept"),
-        max_restarts=3,
-        on_event=lambda kind, message: events.append(f"{kind}: {message}"),
-        missing=lambda: "CPU",
-        stop=stop,
-    )
-    gave_way = list[int]()
-    learner.make_way = lambda: gave_way.append(len(world.groups))
+    world.start = start
+    learner = made(world, tmp_path, events, interrupt=interrupt)
     learner.begin(None, 9)
     world.losses = {len(world.calls): False}
     with pytest.raises(Interrupted):
         learner.train_step(sequences(1), 1)
     assert learner.lost
-    assert len(gave_way) == 10, "while room is missing, from the tenth second on"
+    assert sum(isinstance(event, LearnerWaits) for event in world.heard) == 10, (
+        "while room is missing, from the tenth second on"
+    )
     assert [event for event in events if event.startswith("learner_waits")] == ["learner_waits: for room: CPU"]
 
 
@@ -449,8 +475,6 @@ def test_other_losses_than_before_are_said(tmp_path: Path) -> None:
         learner.begin(None, 9)
         learner.train_step(sequences(1), 1)
         learner.publish(1)
-        renewed: list[int] = []
-        learner.renewed = lambda manifest, ref: renewed.append(manifest.version)
         world.losses = {len(world.calls): False}
         world.groups[0].state = []
         begin, Group.begin = Group.begin, lambda self, *_: self.ask("begin", lambda: self.state.append("noise"))  # type: ignore[method-assign]
@@ -459,7 +483,9 @@ def test_other_losses_than_before_are_said(tmp_path: Path) -> None:
         finally:
             Group.begin = begin  # type: ignore[method-assign]
     assert any(event.startswith("learner_differs: losses of step 1") for event in events)
-    assert renewed == [1], "workers that come later need a buffer all the same"
+    assert [event.manifest.version for event in world.renewed()] == [1], (
+        "workers that come later need a buffer all the same"
+    )
 
 
 def test_a_base_that_was_damaged_meanwhile_is_not_gone_on_from(tmp_path: Path) -> None:

@@ -1,53 +1,65 @@
 """What the driver hears while it waits for a learner, and what becomes of one that is lost while it does not: with the
 group of test_failover.py, that only counts."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
-from actors.learner_group import LearnerGroup
-from launch.failover import FailoverLearner, KeptSteps
-from tests.launch.test_failover import Group, World, made, sequences
+from actors.context import Context
+from actors.learner_group import LearnerGroup, RanksAwaited
+from actors.loop import EventLoop, Look
+from launch.failover import FailoverLearner
+from tests.launch.test_failover import World, made, sequences
 
 
-def test_while_a_new_group_starts_and_works_the_driver_hears_others(tmp_path: Path) -> None:
-    world, heard = World(), list[str]()
+class Nothing:
+    """Comes, however long one waits."""
 
-    def start(waiting: Callable[[float], None]) -> Any:
-        waiting(1.0)
-        return Group(world)
+    def get(self, timeout: float) -> Any:
+        assert timeout <= 0.25
+        raise Empty
 
-    learner = FailoverLearner(start, KeptSteps(tmp_path / "kept"), max_restarts=3, on_event=lambda kind, message: None)
-    learner.meanwhile = lambda: heard.append(f"group {len(world.groups)}, busy {learner.busy}")
-    learner.begin(None, 9)
-    world.groups[0].meanwhile()
-    world.losses = {len(world.calls): False}
-    learner.train_step(sequences(1), 1)
-    world.groups[1].meanwhile()
-    learner.rewind()
-    assert heard == ["group 1, busy False", "group 1, busy True", "group 2, busy False", "group 2, busy True"]
+    def get_nowait(self) -> Any:
+        raise Empty
 
 
 @pytest.mark.parametrize(
     "name", ["train_step 3", "publish", "send", "rest", "save", "export", "reference_kl 3", "load"]
 )
-def test_every_call_of_the_learner_hears_others_while_it_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, heard = object.__new__(LearnerGroup), list[str]()
-    group.meanwhile = lambda: heard.append(name)
+def test_every_call_of_the_learner_is_a_wait_in_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which everything else is heard."""
+    monkeypatch.setattr("actors.loop.SimpleQueue", Nothing)
+    group, heard, loop = object.__new__(LearnerGroup), list[Any](), EventLoop()
+    loop.react_with(heard.append)
+    group._context = Context(loop=loop)
+    answer: Any = SimpleNamespace(_on_completed=lambda call: None)
 
-    def wait(refs: list[str], **options: Any) -> tuple[list[str], list[str]]:
-        assert options["timeout"] <= 0.25
+    def wait(refs: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
+        assert options["timeout"] == 0
         return (refs, []) if len(heard) == 3 else ([], refs)
 
     monkeypatch.setattr("actors.learner_group.ray.wait", wait)
     monkeypatch.setattr("actors.learner_group.ray.get", lambda refs, timeout: refs)
-    assert group._wait(name, 60.0, ["answer"]) == ["answer"]
-    assert heard == [name] * 3
+    assert group._wait(name, 60.0, [answer]) == [answer]
+    assert heard == [Look()] * 3
+
+
+def test_who_waits_for_ranks_to_come_up_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, heard, loop = object.__new__(LearnerGroup), list[Any](), EventLoop()
+    loop.react_with(heard.append)
+    group._context = Context(loop=loop)
+    answer: Any = SimpleNamespace(_on_completed=lambda call: None)
+    monkeypatch.setattr("actors.learner_group._LOOK_S", 0.01)
+    there = [([], [answer])] * 2 + [([answer], [])]
+    monkeypatch.setattr("actors.learner_group.ray.wait", lambda refs, **options: there.pop(0))
+    monkeypatch.setattr("actors.learner_group.ray.get", lambda refs, timeout: refs)
+    assert group._wait("start", 60.0, [answer]) == [answer]
+    assert [type(event) for event in heard] == [Look, RanksAwaited, Look] * 2
 
 
 def test_a_rank_that_ends_while_nobody_calls_is_found_and_replaced_before_the_next_call(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from launch.dispatch import SeatState, WorkerNow
 from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.fleet import PATIENCE_S, Fleet
 from launch.fleet.pace import Pace
+from tests.context import run_context
 
 GROUP = SimpleNamespace(strategy="STRICT_PACK", bundles=({"GPU": 1.0, "CPU": 2.0}, {"GPU": 1.0}))
 LEARNER = SimpleNamespace(strategy="PACK", bundles=({"CPU": 1.0}, {"CPU": 1.0}))
@@ -65,6 +66,19 @@ class Cluster:
         return "missing on every node: all (GPU: 1 needed)"
 
 
+STEPS = 20
+
+
+def config_of(count: WorkerCount) -> Any:
+    return SimpleNamespace(
+        rollout=SimpleNamespace(workers=count, engine=SimpleNamespace(max_running=4), staleness=0),
+        cluster=SimpleNamespace(layout="colocated"),
+        eval_sets={},
+        objective=SimpleNamespace(dynamic_sampling=SimpleNamespace(max_rounds=1)),
+        run=SimpleNamespace(steps=STEPS),
+    )
+
+
 class World:
     """One run's: workers are up `start_s` after they join, and gone at once when they leave."""
 
@@ -88,24 +102,33 @@ class World:
         self.startable = True
         self.events: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
-        self.rollouts_left = 10
         self.listed = 0
         self.demands: list[Any] = []
         self.trains = False
-        self.fleet = Fleet(
-            count,
-            self,
-            self.cluster,
-            slots=4,
+        context = run_context(
+            config_of(count),
             on_event=lambda kind, message: self.events.append((kind, message)),
-            rollouts_left=lambda: self.rollouts_left,
-            training=lambda: self.trains,
-            vouched=vouched,
-            autoscaler=Autoscaler(PLAN, is_scaled=lambda: scaled, request=self.demands.append),
-            startable=lambda: self.startable,
             clock=lambda: self.now_s,
         )
+        self._observer: Any = context.observer
+        self.rollouts_left = 10
+        autoscaler = Autoscaler(PLAN, is_scaled=lambda: scaled, request=self.demands.append)
+        versions: Any = SimpleNamespace(vouched=vouched or (lambda node: True))
+        self.fleet = Fleet(self, self.cluster, self, versions, self, autoscaler, context)
         self.fleet.start()
+
+    @property
+    def busy(self) -> bool:
+        """A learner that shares its GPUs."""
+        return not self.startable
+
+    @property
+    def rollouts_left(self) -> int:
+        return STEPS + 1 - int(self._observer.current_step)
+
+    @rollouts_left.setter
+    def rollouts_left(self, left: int) -> None:
+        self._observer.current_step = STEPS + 1 - left
 
     # A dispatcher's.
 
@@ -152,7 +175,7 @@ class World:
     def passes(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.25)):
             self.now_s += 0.25
-            self.fleet.tick()
+            self.fleet.look()
 
     def measured(self, *, tokens_per_s: float = 100.0, gap_s: float = 60.0) -> None:
         """Two rollouts went before, with learning between them."""

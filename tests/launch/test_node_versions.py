@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.exceptions import NodeDiedError, RayTaskError
 
 from launch.cluster.installed import NONE, code, installed
-from launch.cluster.versions import NodeVersions, differences
+from launch.cluster.versions import NodeRefused, NodeVersions, RefusedGone, differences
 from launch.errors import OUR_PACKAGES, PacelineError
 
 MINE = {"Python": "3.11", "Ray": "2.60.0", "torch": "2.13.0", "Paceline": "0.1.0"}
@@ -30,12 +31,13 @@ class Nodes:
     asked: list[str] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
     now_s: float = 0.0
 
     def versions(self, **more: object) -> NodeVersions:
-        return NodeVersions(
+        return Versions(
+            self,
             on_event=lambda kind, message: self.events.append((kind, message)),
-            on_refused=lambda node_id, reason: self.refused.append(node_id),
             mine=MINE,
             alive=lambda: self.here,
             ask=self.ask,
@@ -60,6 +62,20 @@ class Nodes:
         return answer
 
 
+class Versions(NodeVersions):
+    """Whose changes are written down."""
+
+    def __init__(self, nodes: Nodes, **options: Any) -> None:
+        super().__init__(**options)
+        self._written = nodes
+
+    def look(self, timeout_s: float = 0.0) -> list[NodeRefused | RefusedGone]:
+        changed = super().look(timeout_s)
+        self._written.refused += [change.node_id for change in changed if isinstance(change, NodeRefused)]
+        self._written.gone += [change.node_id for change in changed if isinstance(change, RefusedGone)]
+        return changed
+
+
 def test_what_is_installed_is_compared_by_name_and_said_with_both_versions() -> None:
     assert differences(MINE, MINE) == []
     assert differences(MINE, MINE | {"more": "1"}) == []
@@ -69,12 +85,11 @@ def test_what_is_installed_is_compared_by_name_and_said_with_both_versions() -> 
 
 def test_a_refused_node_that_goes_is_forgotten_and_one_that_was_only_not_listed_is_asked_again() -> None:
     nodes = Nodes({"aaaa": "10.0.0.1", "bbbb": "10.0.0.2"}, {"aaaa": MINE, "bbbb": {}})
-    versions, gone = nodes.versions(), list[str]()
-    versions.on_gone = gone.append
+    versions = nodes.versions()
     versions.look(timeout_s=1.0)
     del nodes.here["bbbb"]
     versions.look(timeout_s=1.0)
-    assert (gone, versions.refused) == (["bbbb"], {})
+    assert (nodes.gone, versions.refused) == (["bbbb"], {})
     nodes.here["bbbb"] = "10.0.0.2"
     versions.look(timeout_s=1.0)
     assert nodes.refused == ["bbbb", "bbbb"]
@@ -234,7 +249,7 @@ from ray.cluster_utils import Cluster
 from actors.placement import off, reserve
 from actors.placement_plan import PlacementError, plan
 from launch.cluster.session import ray_session
-from launch.cluster.versions import compared
+from launch.cluster.versions import NodeRefused, RefusedGone, compared
 from config.tree import ClusterOptions
 
 small = {"object_store_memory": 80 * 2**20}

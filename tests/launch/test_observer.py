@@ -117,20 +117,20 @@ def test_gauges_change_within_an_rl_step_but_not_with_every_window(
 def test_a_worker_that_is_away_is_shown_as_such_and_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launch.run.job import _worker_event
+    from launch.run.reactions import show_worker
 
     gauges = Gauges()
     with Observer(tmp_path, make_config()) as observer:
         monkeypatch.setattr(observer, "_gauges", gauges)
         observer.worker("rollout-0", "decode", "12 running")
         observer.load("rollout-0", running=12, waiting=0, kv_tokens=9)
-        _worker_event(observer, None, "worker_lost", f"rollout-0: engine killed: {'x' * 200}; 7 requests are re-issued")
+        show_worker(observer, "worker_lost", "rollout-0", f"engine killed: {'x' * 200}; 7 requests are re-issued")
         text = shown(observer._state, 0.0)
         assert "restart" in text
         assert len([line for line in text.splitlines() if "engine killed" in line or "xxx" in line]) == 1
-        _worker_event(observer, None, "worker_dead", "rollout-0: 3 restarts are used up")
+        show_worker(observer, "worker_dead", "rollout-0", "3 restarts are used up")
         assert observer._state.workers["rollout-0"].state == "lost"
-        _worker_event(observer, None, "request_failed", "requests [3]: no")
+        show_worker(observer, "request_failed", "requests [3]", "no")
         assert set(observer._state.workers) == {"rollout-0"}
     assert [values["worker/running"] for values, _ in gauges.seen] == [12.0, 0.0, 0.0]
 

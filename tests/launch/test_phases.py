@@ -9,6 +9,7 @@ from launch.dispatch import SeatState, WorkerNow
 from launch.run import phases
 from launch.run.phases import EVERYBODY_STAYS, MemoryPhases, SharedMemory, memory_phases
 from launch.run.publish import way_of
+from tests.context import run_context
 
 
 def config(cluster: dict[str, Any], backend: str = "native", device: str = "auto") -> Config:
@@ -98,14 +99,16 @@ class Recorded:
 
 def test_the_optimizer_leaves_before_engines_decode_and_they_sleep_before_the_learner_works() -> None:
     actors, events = Recorded(), list[tuple[str, str]]()
-    memory = SharedMemory(config({"offload": "always"}), actors, actors, lambda *event: events.append(event))
+    memory = SharedMemory(
+        actors, actors, run_context(config({"offload": "always"}), on_event=lambda *event: events.append(event))
+    )
     memory.decode()
     memory.learn()
     assert actors.asked == ["rest True", "sleep"]
     assert [kind for kind, _ in events] == ["memory_phases", "engine_awake"]
     assert "rollout-1 keeps its KV cache while the learner works: it has requests" in events[1][1]
     quiet = Recorded()
-    memory = SharedMemory(config({}), quiet, quiet, lambda *event: events.append(event))
+    memory = SharedMemory(quiet, quiet, run_context(config({}), on_event=lambda *event: events.append(event)))
     memory.decode()
     memory.learn()
     assert (quiet.asked, len(events)) == ([], 2)
@@ -116,7 +119,7 @@ def test_no_learner_is_made_again_beside_engines_that_decode_on_its_gpus(
     cluster: dict[str, Any], while_busy: list[str]
 ) -> None:
     actors = Recorded()
-    memory = SharedMemory(config(cluster), actors, actors, lambda *event: None)
+    memory = SharedMemory(actors, actors, run_context(config(cluster)))
     actors.running = 3
     assert memory.renew()
     assert actors.asked == while_busy

@@ -4,7 +4,8 @@ import pytest
 
 from actors.data import PromptOrder
 from config.token_budget import SkipOptions
-from launch.run.rl_step import rollout_metrics, sample
+from launch.run.record import rollout_metrics
+from launch.run.rl_step import sample
 from launch.run.skip import next_picks
 from policies.token_budget.skip import PromptSkip
 from tests.launch.graded import prompt_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from config.objective import ObjectiveOptions
 from launch.run.collect import Round
 from launch.run.groups import Graded, Group, natural_mean, training_sequences
-from launch.run.rl_step import rollout_metrics
+from launch.run.record import rollout_metrics
 from tests.launch.graded import CUT, GIVEN_UP, group_of, groups_of, stats_of
 
 DUET = ObjectiveOptions(name="duet")

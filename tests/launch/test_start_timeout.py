@@ -4,7 +4,7 @@ import pytest
 
 from config.model import ModelOptions
 from launch.config import Config
-from launch.run.job import engine_start
+from launch.run.opening import engine_start
 
 
 @pytest.mark.parametrize("backend", ["native", "vllm"])

@@ -8,19 +8,18 @@ from tests.launch.test_failover import World, made, sequences
 
 def test_a_group_that_is_lost_while_others_sample_is_made_again_for_whoever_needs_its_weights(tmp_path: Path) -> None:
     """They are those that workers hold, not those of the step under way, which is begun again."""
-    world, events, renewed = World(), list[str](), list[int]()
+    world, events = World(), list[str]()
     with made(world, tmp_path, events) as learner:
         learner.begin(None, 9)
         learner.train_step(sequences(1), 1)
         checksum = learner.publish(1)[0].checksum
-        learner.renewed = lambda manifest, ref: renewed.append(manifest.checksum)
         assert not learner.busy
         under_way = learner.begin_step(sequences(2), 2)
         assert learner.renew(), "the rank may be well: nobody may ask it while it works"
-        assert renewed == []
+        assert world.renewed() == []
         world.ended, world.losses = True, {len(world.calls): False}
         assert learner.renew()
-        assert renewed == [checksum]
+        assert [event.manifest.checksum for event in world.renewed()] == [checksum]
         once_more = under_way.result()
         assert not learner.busy
         assert [len(world.groups), len(learner._kept)] == [2, 2]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,11 +13,19 @@ from actors.training.errors import LearnerLostError
 from launch.config import Config, load_config
 from launch.dispatch import NoWorkersError
 from launch.interrupt import Interrupt, Interrupted
-from launch.run import train
-from launch.run.restore import DRAFTERS_DIR
+from launch.run import checkpoints, train
+from launch.run.checkpoints import DRAFTERS_DIR
 
 Write = Callable[..., Path]
 ORDER = ["begin", "publish", "eval 0", "step 1", "step 2", "eval 2", "save 2", "step 3", "eval 3", "save 3", "export"]
+
+
+class Stand(SimpleNamespace):
+    """In place of a job."""
+
+    @property
+    def unsaved(self) -> bool:
+        return bool(self.steps_done > self.saved)
 
 
 class Stage:
@@ -27,15 +35,17 @@ class Stage:
         self.config, self.log = config, list[str]()
         self.faults: dict[str, BaseException] = {}
         self.saved: dict[str, Any] = {"steps_done": 0, "evaluations": {}}
-        self.notices = SimpleNamespace(checkpoint=None, endangered=False)
+        self.notices = SimpleNamespace(endangered=False)
         self.noticed: set[str] = set()  # calls in the middle of which the learner's node gets a notice
         self.events: list[str] = []
         self.answers: list[bool] = []
         monkeypatch.setattr(train, "warm_start", lambda *args: Path())
         monkeypatch.setattr(train, "open_job", self.open_job)
         monkeypatch.setattr(train, "rl_step", self.step)
+        monkeypatch.setattr(train, "note_end_tokens", lambda *_: None)
+        monkeypatch.setattr(train, "note_evaluation", lambda *_: None)
         monkeypatch.setattr(train, "evaluate_job", self.evaluate)
-        monkeypatch.setattr(train, "save", self.save)
+        monkeypatch.setattr(checkpoints, "write", self.save)
         monkeypatch.setattr(train, "read_state", lambda path: self.saved)
 
     def run(self, *, resume: bool = False) -> list[str]:
@@ -59,8 +69,17 @@ class Stage:
 
     @contextmanager
     def open_job(self, *_: object) -> Iterator[SimpleNamespace]:
-        self.job = job = SimpleNamespace(
-            config=self.config, steps_done=0, evaluations={}, boundary=None, drafter=None, prompts=[]
+        self.job = job = Stand(
+            config=self.config,
+            steps_done=0,
+            evaluations={},
+            boundary=None,
+            drafter=None,
+            prompts=[],
+            saved=0,
+            saving=False,
+            sampling=SimpleNamespace(stop_token_ids=()),
+            observer=SimpleNamespace(event=lambda kind, message: self.events.append(kind)),
         )
         job.notices = self.notices
         job.state_dict = lambda: {"steps_done": job.steps_done, "evaluations": dict(job.evaluations)}
@@ -94,7 +113,7 @@ class Stage:
     def _notice(self, call: str) -> None:
         if call in self.noticed:
             self.notices.endangered = True
-            self.answers.append(self.notices.checkpoint())
+            self.answers.append(checkpoints.save_first(cast(Any, self.job)))
 
     def evaluate(self, job: SimpleNamespace) -> None:
         key = str(job.steps_done)
@@ -102,7 +121,7 @@ class Stage:
             self.note(f"eval {key}")
             job.evaluations[key] = {}
 
-    def save(self, job: SimpleNamespace, _: Path) -> int:
+    def save(self, job: SimpleNamespace) -> int:
         self.note(f"save {job.boundary['steps_done']}")
         self.saved = {**job.boundary, "evaluations": dict(job.evaluations)}
         return int(job.steps_done)
@@ -223,9 +242,9 @@ def test_a_checkpoint_needs_no_drafters(tmp_path: Path, failure: str | None) -> 
         observer=SimpleNamespace(
             event=lambda *event: events.append(event), progress=lambda *_: None, sync=lambda: unheard.append("synced")
         ),
-        span=lambda _: nullcontext(),
+        context=SimpleNamespace(run_dir=tmp_path, learner_span=lambda _: nullcontext()),
     )
-    assert train.save(job, tmp_path) == 4
+    assert checkpoints.write(job) == 4
     assert unheard == ["begins", "synced", "ends"], "workers are not late because nobody listened"
     checkpoint = tmp_path / "checkpoints/step_000004"
     assert (checkpoint / "learner/tensors").is_file()

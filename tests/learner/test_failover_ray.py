@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -17,6 +19,7 @@ from config.model import ModelOptions
 from config.objective import ObjectiveOptions
 from contracts.training import TrainSequence
 from launch.failover import FailoverLearner, KeptSteps
+from tests.context import run_context
 from tests.learner.tiny import make_sequences
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -48,7 +51,7 @@ def test_two_ranks_that_are_killed_in_a_step_and_in_a_checkpoint_go_on_bitwise(
     events: list[tuple[str, str]] = []
     groups: list[LearnerGroup] = []
 
-    def start(waiting: Callable[[float], None]) -> LearnerGroup:
+    def start() -> LearnerGroup:
         group = LearnerGroup(
             ModelOptions(path=str(model_dir)),
             LearnerOptions(ranks=2, threads=1, mini_batches=2),
@@ -57,7 +60,7 @@ def test_two_ranks_that_are_killed_in_a_step_and_in_a_checkpoint_go_on_bitwise(
             init="random",
             seed=5,
             quantization="w8a8",
-            waiting=waiting,
+            context=context,
         )
         groups.append(group)
         return group
@@ -76,9 +79,11 @@ def test_two_ranks_that_are_killed_in_a_step_and_in_a_checkpoint_go_on_bitwise(
             manifest, ref = learner.publish(step)
             yield manifest, ray.get(ref, timeout=60).tobytes()
 
-    with FailoverLearner(
-        start, KeptSteps(tmp_path / "kept"), max_restarts=2, on_event=lambda *event: events.append(event)
-    ) as learner:
+    config = SimpleNamespace(learner=SimpleNamespace(max_restarts=2))
+    context = run_context(config, on_event=lambda *event: events.append(event))
+    starter: Any = SimpleNamespace(start=start, missing=lambda: "")
+    with FailoverLearner(starter, KeptSteps(tmp_path / "kept"), context) as learner:
+        learner.start()
         learner.begin(OPTIMIZER, 12)
         checkpoint("first")
         undisturbed = list(steps(1, 4))

@@ -12,8 +12,10 @@ from ray.exceptions import RayActorError
 from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
 from config.spot import SpotOptions
+from launch.context import RunContext
 from launch.fleet import feed as feed_module
 from launch.fleet.feed import Feed, Gone, Heard, RayDrains
+from tests.context import run_context
 from tests.notices.metadata import Aws, serving
 
 PATIENCE_S = 90.0  # an actor starts, beside other work
@@ -23,15 +25,15 @@ ELSEWHERE = "ff" * 28  # the driver's node, as far as the feed is told: so the r
 @contextmanager
 def hearing(options: SpotOptions, here: str = ELSEWHERE) -> Iterator[Callable[[type, str], Heard]]:
     """Yields what waits for the next that is heard of a kind about a node."""
-    feed = Feed(options, here)
     heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    context = run_context(react=lambda event: heard.put(event) if isinstance(event, Heard) else None)
+    feed = Feed(options, here, context)
 
     def next_of(kind: type, node_id: str) -> Heard:
         found: list[Heard] = []
 
         def look() -> bool:
-            for item in feed.take():
-                heard.put(item)
+            context.loop.turn()
             while not found and not heard.empty():
                 item = heard.get()
                 if isinstance(item.event, kind) and item.node_id == node_id:
@@ -78,23 +80,24 @@ def test_a_watcher_that_goes_with_its_node_is_no_trouble(ray_head: str, monkeypa
     node_id, cloud = node["NodeID"], Aws()
     heard: list[Heard] = []
 
-    def hear(feed: Feed, kind: type) -> None:
+    def hear(context: RunContext, kind: type) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while not any(isinstance(item.event, kind) and item.node_id == node_id for item in heard):
             assert time.monotonic() < deadline_s, f"nothing of the kind {kind.__name__} is heard"
-            heard.extend(feed.take())
+            context.loop.turn()
             time.sleep(0.01)
 
     with serving(cloud) as url:
-        feed = Feed(SpotOptions(provider="aws", poll_s=0.05, base_url=url), ELSEWHERE)
+        context = run_context(react=lambda event: heard.append(event) if isinstance(event, Heard) else None)
+        feed = Feed(SpotOptions(provider="aws", poll_s=0.05, base_url=url), ELSEWHERE, context)
         try:
-            hear(feed, Watching)
+            hear(context, Watching)
             watcher = feed._watchers[node_id]
             ray.kill(watcher)
             with pytest.raises(RayActorError):
                 ray.get(watcher.heard.remote(), timeout=PATIENCE_S)
             monkeypatch.setattr(ray, "nodes", lambda: [node | {"Alive": False}])  # Ray finds it lost a moment later
-            hear(feed, Gone)
+            hear(context, Gone)
         finally:
             feed.close()
     assert not [item for item in heard if isinstance(item.event, Trouble)]

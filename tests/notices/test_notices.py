@@ -1,16 +1,32 @@
 """What follows from what is heard about nodes: who leaves, where nobody trains, when a checkpoint comes first."""
 
+from collections.abc import Callable, Collection
+from typing import Any
+
 import pytest
 
+from actors.loop import Look
 from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
 from launch.config import Config
 from launch.fleet.feed import Gone, Heard, RayDrains
-from launch.fleet.notices import LEAD_S, Notices
-from launch.run.job import listens
+from launch.fleet.notices import LEAD_S, CheckpointWanted, Notices
+from launch.run.opening import listens
+from tests.context import run_context
 
 HERE, LEARNER, SPOT = "aa" * 28, "bb" * 28, "cc" * 28
 TWO_MINUTES = SpotNotice("EC2 will terminate it", True, 1000.0 + 120.0)
+
+
+class Nodes:
+    """Of what works somewhere."""
+
+    def __init__(self, nodes: Callable[[], Collection[str]]) -> None:
+        self._nodes = nodes
+
+    @property
+    def nodes(self) -> Collection[str]:
+        return self._nodes()
 
 
 class Training:
@@ -31,7 +47,6 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.coming: list[Heard] = []
         self.workers = {SPOT: ["rollout-0", "rollout-1"], HERE: ["rollout-2"]}
         self.left: list[tuple[str, str]] = []
         self.forgotten: list[str] = []
@@ -45,22 +60,36 @@ class World:
         self.learners = {LEARNER}
         self.between = False  # no state of the learner's can be saved
         self.order: list[str] = []
-        self.notices = Notices(
-            self,
-            self,
-            here=HERE,
-            learners=lambda: self.learners,
-            others=lambda: self.others,
-            training=self.training,
+        self.context = run_context(
             on_event=lambda kind, message: self.events.append((kind, message)),
+            react=self._react,
             clock=lambda: self.now_s,
             wall=lambda: self.now_s,
         )
-        self.notices.checkpoint = self._save
+        self.notices = Notices(
+            self,
+            self,
+            Nodes(lambda: self.learners),
+            Nodes(lambda: self.others),
+            self.training,
+            self.context,
+            here=HERE,
+        )
 
-    def take(self) -> list[Heard]:
-        coming, self.coming = self.coming, []
-        return coming
+    def _react(self, event: Any) -> None:
+        match event:
+            case Heard():
+                self.notices.hear(event)
+            case CheckpointWanted():
+                if self._save():
+                    self.notices.saved()
+            case Look():
+                self.notices.look()
+
+    def look(self) -> None:
+        """Whatever the driver waits for; and once more, for what that has led to."""
+        for _ in range(2):
+            self.context.loop.turn()
 
     def drain(self, node_id: str, reason: str) -> None:
         self.left.append((node_id, reason))
@@ -87,8 +116,8 @@ class World:
         return not self.between
 
     def hear(self, node_id: str, event: SpotNotice | Withdrawn | RayDrains | Gone | Trouble | Watching) -> None:
-        self.coming.append(Heard(node_id, "10.0.0.5", event, self.now_s))
-        self.notices.tick()
+        self.context.loop.post(Heard(node_id, "10.0.0.5", event, self.now_s))
+        self.look()
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -101,12 +130,12 @@ def test_a_notice_drains_its_node_and_nobody_trains_there_and_the_time_until_it_
     assert world.training.drained == dict(world.left)
     assert world.told_empty == []
     world.now_s += 0.5
-    world.notices.tick()
+    world.look()
     assert world.kinds() == ["spot_notice"]
     world.workers[SPOT] = []
     world.now_s += 0.25
-    world.notices.tick()
-    world.notices.tick()
+    world.look()
+    world.look()
     assert world.told_empty == [SPOT]
     assert world.events[0] == ("spot_notice", f"node {SPOT[:8]} (10.0.0.5): EC2 will terminate it, in 120 s")
     assert world.events[1:] == [
@@ -127,7 +156,7 @@ def test_the_cloud_is_not_told_to_go_on_where_anything_of_the_run_is_left() -> N
 
     def told() -> list[str]:
         world.now_s += 1.0
-        world.notices.tick()
+        world.look()
         return world.told_empty
 
     assert told() == []
@@ -167,14 +196,15 @@ def test_the_learners_node_is_drained_after_a_checkpoint_and_is_a_danger_until_i
 def test_all_nodes_are_drained_and_have_handed_back_before_the_driver_is_held_up_by_a_checkpoint() -> None:
     world = World()
     world.handing_back = True
-    world.coming = [Heard(node, "", TWO_MINUTES, world.now_s) for node in (LEARNER, SPOT)]
-    world.notices.tick()
+    for node in (LEARNER, SPOT):
+        world.context.loop.post(Heard(node, "", TWO_MINUTES, world.now_s))
+    world.look()
     assert world.order == ["drain", "drain"]
-    world.notices.tick()
+    world.look()
     assert world.saved == 0
     world.handing_back = False
-    world.notices.tick()
-    world.notices.tick()
+    world.look()
+    world.look()
     assert world.order == ["drain", "drain", "save"]
 
 
@@ -182,11 +212,11 @@ def test_a_checkpoint_that_cannot_be_made_in_the_middle_of_an_update_is_made_aft
     world = World()
     world.between = True
     world.hear(LEARNER, TWO_MINUTES)
-    world.notices.tick()
+    world.look()
     assert world.saved == 0
     world.between = False
     for _ in range(2):
-        world.notices.tick()
+        world.look()
     assert world.saved == 1
 
 
@@ -196,7 +226,7 @@ def test_a_node_whose_notices_are_all_taken_back_is_used_again() -> None:
     world.hear(SPOT, RayDrains(None))
     world.workers[SPOT] = []
     world.now_s += 1.0
-    world.notices.tick()
+    world.look()
     assert world.told_empty == [SPOT]
     world.hear(SPOT, Withdrawn(TWO_MINUTES.what))
     assert world.left == [(SPOT, TWO_MINUTES.what)], "Ray drains it still"
@@ -215,7 +245,7 @@ def test_a_notice_that_is_taken_back_before_it_was_due_is_never_obeyed() -> None
     world.hear(LEARNER, later)
     world.hear(LEARNER, Withdrawn(later.what))
     world.now_s += 86_400
-    world.notices.tick()
+    world.look()
     assert (world.left, world.saved, world.training.drained) == ([], 0, {})
 
 
@@ -227,7 +257,7 @@ def test_a_learner_that_comes_to_a_node_that_ends_is_saved_as_one_that_was_there
     assert world.saved == 0
     world.learners = {LEARNER}
     for _ in range(2):
-        world.notices.tick()
+        world.look()
     assert world.saved == 1
     assert world.kinds().count("checkpoint_first") == 1
 
@@ -264,10 +294,10 @@ def test_what_is_announced_days_ahead_is_said_at_once_and_obeyed_when_it_is_near
     assert world.kinds() == ["spot_notice"]
     assert world.left == []
     world.now_s = at_s - LEAD_S - 1
-    world.notices.tick()
+    world.look()
     assert world.left == []
     world.now_s += 1
-    world.notices.tick()
+    world.look()
     assert len(world.left) == 1
 
 

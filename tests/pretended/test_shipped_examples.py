@@ -30,7 +30,7 @@ from contracts.rollout import (
     WeightsLoaded,
 )
 from contracts.training import TrainSequence
-from launch.run.job import engine_start
+from launch.run.opening import engine_start
 from models.checkpoint import init_model, save_model
 from models.noise import noise_key
 from tests.examples.test_gpu_configurations import CONFIGS, VOCABULARY, load

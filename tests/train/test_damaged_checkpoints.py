@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.commands.cli import app
-from launch.run.restore import DRAFTERS_DIR
+from launch.run.checkpoints import DRAFTERS_DIR
 from tests.launch.test_damaged_checkpoints import flip, unsealed
 from tests.learner.test_foreign_checkpoint import Touch
 from tests.train.conftest import SHARP, STEPS, Runs

@@ -20,8 +20,8 @@ from contracts.rollout import EngineWindow
 from launch.config import load_config
 from launch.drafter.training import DrafterTraining
 from launch.run import train
+from launch.run.checkpoints import DRAFTERS_DIR
 from launch.run.job import Job
-from launch.run.restore import DRAFTERS_DIR
 from launch.run.rl_step import rl_step
 from models.checkpoint import init_model, save_model
 from policies.drafter.canary import Canary, CanaryVerdict

@@ -3,7 +3,8 @@ norms, evaluations, and the exported weights bit for bit. In one process, so tha
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ from actors.training.errors import LearnerLostError, NonFiniteError
 from contracts.training import StepResult
 from launch import local
 from launch.config import Config, load_config
+from launch.context import RunContext
 from launch.failover import FailoverLearner, KeptSteps
 from launch.interrupt import Interrupt, Interrupted
-from launch.local import RunRecord
 from launch.run import train
 from launch.run.job import Job
 from launch.run.phases import SharedMemory
@@ -85,22 +86,27 @@ class Group(local.LocalLearner):
 def open_job(
     config: Config, observer: Any, interrupt: Interrupt, initial: Path, run_dir: Path, *_: object
 ) -> Iterator[Job]:
-    with (
-        local.threads_of(config),
-        local.open_job(config, observer, initial) as job,
-        FailoverLearner(
-            lambda waiting: cast(Any, Group(job.config)),
-            KeptSteps(run_dir / "kept"),
-            max_restarts=config.learner.max_restarts,
-            on_event=observer.event,
-        ) as learner,
-    ):
-        job.learner, job.interrupt, job.collector._interrupt = learner, interrupt, interrupt
-        job.memory = SharedMemory(job.config, learner, job.dispatcher, observer.event)
-        job.publisher = Publisher(
-            learner, job.dispatcher, job.config, on_event=observer.event, span=lambda kind: nullcontext()
-        )
-        yield job
+    with local.threads_of(config), local.open_job(config, observer, initial) as job:
+        context = replace(job.context, interrupt=interrupt, run_dir=run_dir)
+        starter = Starter(context)
+        with FailoverLearner(starter, KeptSteps(run_dir / "kept"), context) as learner:
+            learner.start()
+            job.context = context
+            job.learner, job.collector._context = learner, context
+            job.memory = SharedMemory(learner, job.dispatcher, context)
+            job.publisher = Publisher(learner, job.dispatcher, context)
+            yield job
+
+
+@dataclass(frozen=True)
+class Starter:
+    context: RunContext
+
+    def start(self) -> Any:
+        return Group(self.context.config)
+
+    def missing(self) -> str:
+        return ""
 
 
 class Outcome:

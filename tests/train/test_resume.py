@@ -16,7 +16,7 @@ import pytest
 
 from actors.training.checkpoint import latest_checkpoint
 from launch.config import load_config
-from launch.run.restore import DRAFTERS_DIR
+from launch.run.checkpoints import DRAFTERS_DIR
 from launch.run.train import EXIT_INTERRUPTED
 from tests.train.conftest import SHARP, STEPS, Runs
 from tests.train.test_determinism import learning

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from contracts.rollout import Request
 from launch.run.episodes import EnvironmentFailuresError
 from tests.train.conftest import SHARP, Runs
 
@@ -53,11 +54,12 @@ def test_workers_drafts_and_lost_processes_change_nothing(
     heard = {"turns": 0}
     submit = episodes.Episodes._sample
 
-    def sample(self: episodes.Episodes, running: episodes._Running) -> None:
-        submit(self, running)
+    def sample(self: episodes.Episodes, running: episodes._Running) -> Request:
+        turn = submit(self, running)
         heard["turns"] += 1
         if (name := {30: "environment-0", 60: "rollout-1"}.get(heard["turns"])) is not None:
             ray.kill(ray.get_actor(worker_named(name)))
+        return turn
 
     monkeypatch.setattr(episodes.Episodes, "_sample", sample)
     fixed = "rollout.speculation={mode: fixed, strategies: ['suffix:4']}"

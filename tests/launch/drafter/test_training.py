@@ -1,21 +1,26 @@
 """When the drafter is trained and until when, with which plan, and what is recorded of it."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from actors.spot_host import RecordingReport
 from config.model import ModelOptions
 from config.rollout import EngineOptions
+from contracts.rewards import Grade
+from contracts.rollout import SamplingParams
 from contracts.spot import Checkpointed, TrainStopped
+from launch.batch import Batch, Pick
 from launch.dispatch import NoWorkersError
 from launch.drafter.actors import reachable_options
 from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.observe import Observer, Span
-from launch.run.rl_step import spare_time
+from launch.run.collect import Collector
+from tests.context import run_context
 from tests.launch.drafter.conftest import (
     BUFFERS,
     Dispatcher,
@@ -26,6 +31,8 @@ from tests.launch.drafter.conftest import (
     micro_step,
     settings_of,
 )
+from tests.launch.graded import prompt_of, stats_of
+from tests.launch.test_bad_records import rollout
 from tests.spot.support import record
 
 
@@ -64,24 +71,60 @@ def test_when_the_drafter_is_trained(
     assert [said for said in driver.said if isinstance(said, tuple)] == list(enumerate(due, 1))
 
 
+class Workers(Dispatcher):
+    """Who sample one response, or are lost before."""
+
+    done = False
+    collector: Any = None
+
+    def __init__(self, *, fail: bool) -> None:
+        super().__init__()
+        self.fail = fail
+
+    def begin(self, requests: Any) -> None:
+        pass
+
+    def wait(self, until: Any) -> None:
+        self.collector.ended(rollout(0))
+        if self.fail:
+            raise NoWorkersError("none is left")
+        self.done = True
+
+    def end(self, *, abort: bool) -> Any:
+        return replace(stats_of(1), sampled_by={0: "rollout-0"})
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("layout", ["embedded", "colocated"])
 def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
     make: Make, driver: Driver, layout: str, fails: bool
 ) -> None:
-    job: Any = SimpleNamespace(drafter=make(cluster={"layout": layout}), dispatcher=Dispatcher())
-    with contextlib.suppress(NoWorkersError), spare_time(job, 4) as (decoding, sampled):
-        assert driver.said == []
-        decoding()
-        assert driver.said == [(4, True)]
-        sampled()
-        assert driver.said[1:] == ([4] if layout == "embedded" else [])
-        if fails:
-            raise NoWorkersError("none is left")
+    workers, said = Workers(fail=fails), list[Any]()
+
+    def drain() -> dict[int, Grade]:
+        said.append(list(driver.said))
+        return {0: Grade(value=0.0)}
+
+    rewards: Any = SimpleNamespace(
+        begin=lambda groups, same_step: said.append(list(driver.said)),
+        submit=lambda key, item: said.append(list(driver.said)),
+        drain=drain,
+    )
+    tokenizer: Any = SimpleNamespace(decode=lambda tokens, **_: "")
+    drafter = make(cluster={"layout": layout})
+    collector = Collector(run_context(), cast(Any, workers), rewards, tokenizer, drafter=drafter)
+    workers.collector = collector
+    batch = Batch([Pick(0, prompt_of(0))], [1], SamplingParams(4), seed=0, expected_tokens=[1.0])
+    with contextlib.suppress(NoWorkersError):
+        collector.run(batch, "rollout", step=4, spare=True)
+    begun = [(4, True)]
+    graded = [begun + ([4] if layout == "embedded" else [])]
+    assert said == [[], begun, *([] if fails else graded)]
     assert driver.said == [(4, True), 4]
-    with spare_time(SimpleNamespace(drafter=None), 4) as calls:
-        for call in calls:
-            call()
+    workers.done = False
+    if not fails:
+        collector.run(batch, "eval", step=4)
+        assert driver.said == [(4, True), 4], "an evaluation trains nobody"
 
 
 @pytest.mark.parametrize(

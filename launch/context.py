@@ -1,0 +1,27 @@
+"""What every part of a run is given, beside the parts that it uses."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.context import Context
+from launch.config import Config
+from launch.interrupt import Interrupt
+from launch.observe import Observer, Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext(Context):
+    config: Config
+    observer: Observer
+    interrupt: Interrupt
+    run_dir: Path
+
+    @contextmanager
+    def learner_span(self, kind: str) -> Iterator[None]:
+        """What the learner does inside the block, for the timeline."""
+        begin_s, step = time.time(), self.observer.current_step
+        yield
+        self.observer.span(Span("learner", kind, begin_s, time.time(), step))

@@ -1,0 +1,84 @@
+"""Checkpoints of a run while it runs: what is in one, and which step was saved last. Owns their writing; where a run
+goes on from is launch.run.resume's.
+"""
+
+import shutil
+from pathlib import Path
+
+from actors.training.checkpoint import LEARNER_DIR, CheckpointError, write_checkpoint
+from launch.drafter.weights import WEIGHTS_DIR
+from launch.run.ahead import AHEAD_FILE, write_ahead
+from launch.run.job import Job
+
+DRAFTERS_DIR = "drafters"  # beside the learner's, in a checkpoint; may be missing
+
+
+def save_first(job: Job) -> bool:
+    """A notice wants the last complete step saved, unless that was done. False: there is no state to save now: the step
+    that is being learned, or handed over, is next."""
+    if job.boundary is None or job.learner.busy or job.saving:
+        return False
+    if job.unsaved:
+        try:
+            save(job)
+        except CheckpointError as error:  # it was for safety: the run is well
+            job.observer.event("checkpoint_failed", str(error))
+    return True
+
+
+def save(job: Job) -> None:
+    """The last complete step. Raises CheckpointError."""
+    job.saving = True
+    try:
+        job.saved = write(job)
+    finally:
+        job.saving = False
+
+
+def write(job: Job) -> int:
+    """Checkpoint the last complete step and return its number."""
+    state = job.boundary
+    assert state is not None, "the learner is between two states"
+    job.observer.progress("checkpoint")
+    state = {**state, "evaluations": job.evaluations}
+    responses = state.pop("ahead", None)
+    if job.drafter is not None:  # as it is now, like its weights
+        state["drafter"] = job.drafter.state_dict()
+
+    def fill(learner_dir: Path) -> None:
+        job.observer.sync()  # the rows of the steps that it counts are on disk before it is
+        job.learner.save(learner_dir)
+        if responses:
+            write_ahead(learner_dir.parent / AHEAD_FILE, responses)
+        save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
+        save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
+
+    folder, keep = job.context.run_dir / "checkpoints", job.config.checkpoint.keep
+    with job.context.learner_span("checkpoint"), job.dispatcher.unheard():
+        path = write_checkpoint(folder, state["steps_done"], fill, state, keep)
+    job.learner.saved_as(path / LEARNER_DIR)
+    if (drafters := path / DRAFTERS_DIR).is_dir():
+        job.dispatcher.drafters.saved_as(str(drafters.resolve()))
+    job.observer.event("checkpoint", str(path))
+    return int(state["steps_done"])
+
+
+def save_drafters(job: Job, directory: Path) -> None:
+    """The drafters' state for a checkpoint. They only save time: without it the checkpoint is complete."""
+    if job.speculation is None:
+        return
+    failure = job.dispatcher.drafters.save(str(directory.resolve()))
+    if failure is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        job.observer.event("drafters_not_saved", f"the checkpoint goes without the drafters' state: {failure}")
+
+
+def save_drafter_weights(job: Job, directory: Path) -> None:
+    """What engines draft with, and what they would go back to, for a checkpoint that is complete without it too."""
+    if job.drafter is None:
+        return
+    try:
+        job.drafter.save(directory)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        job.observer.event("drafters_not_saved", f"the checkpoint goes without the trained drafter's weights: {error}")

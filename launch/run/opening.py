@@ -1,0 +1,304 @@
+"""How a run's parts are made: all actors start at once, and end when the run does. Owns their order, and nothing that
+happens later: that is in launch.run.reactions.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import ray
+
+from actors.data.mixture import make_order
+from actors.engine.capabilities import BACKENDS
+from actors.engine.core import RolloutEngine
+from actors.engine.process import spawn_engine
+from actors.environment_worker import EnvironmentPool
+from actors.learner_group import LearnerGroup
+from actors.placement import Placement, place
+from actors.reward_pool import RewardPool
+from actors.rollout_worker import EngineFactory
+from actors.spot_host import SpotPlan
+from config.model import ModelOptions
+from config.rollout import EngineOptions
+from launch.batch import sampling_params
+from launch.calibrations import CalibrationStore
+from launch.cluster.session import attaches
+from launch.cluster.versions import AllVouched, NodeVersions
+from launch.config import Config
+from launch.config.bias import biases_of
+from launch.config.memory import adapter_parameters, fitted
+from launch.config.paths import tokenizer_dir
+from launch.context import RunContext
+from launch.dispatch import RolloutDispatcher, spawner
+from launch.drafter.training import DrafterTraining, drafter_training
+from launch.failover import FailoverLearner, KeptSteps
+from launch.fleet import Autoscaler, Fleet
+from launch.fleet.feed import Feed
+from launch.fleet.notices import Notices
+from launch.interrupt import Interrupt
+from launch.observe import Observer, SpeculationMeter
+from launch.precision import precision_text
+from launch.run.collect import Collector
+from launch.run.episodes import Player
+from launch.run.inputs import Inputs, load_inputs
+from launch.run.job import Job, prompt_skip
+from launch.run.phases import SharedMemory
+from launch.run.publish import Publisher
+from launch.run.reactions import Reactions
+from launch.run.token_budget import TokenBudget
+from launch.run_folder import log_file
+from policies.lengths import LengthModel
+
+KEPT_DIR = "kept_steps"  # in the run's folder: what the learner was given since its last checkpoint, while it runs
+
+
+@contextmanager
+def open_job(
+    config: Config,
+    observer: Observer,
+    interrupt: Interrupt,
+    model_dir: Path,
+    run_dir: Path,
+    inputs: Inputs | None = None,
+    versions: NodeVersions | None = None,
+) -> Iterator[Job]:
+    """Start every actor at once, and end them all when the block is left.
+
+    `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
+    `inputs`: default: loaded here. `versions`: of the cluster's nodes; default: nobody is asked. Raises ConfigError for
+    what fits none of the cluster's GPUs.
+    """
+    config, note = fitted_to_cluster(config)
+    context = RunContext(
+        config=config, observer=observer, interrupt=interrupt, run_dir=run_dir, log=partial(log_file, run_dir)
+    )
+    model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
+    inputs, versions = inputs or load_inputs(config), versions or AllVouched()
+    announce(context, inputs, note)
+    meter = SpeculationMeter() if config.speculation.mode != "off" else None
+    with ExitStack() as stack:
+        start_timeout_s = config.cluster.start_timeout_s
+        placement = stack.enter_context(place(config, versions.refused))
+        rewards = stack.enter_context(
+            RewardPool(config.reward, context, actor_options=versions.off_unvouched, start_timeout_s=start_timeout_s)
+        )
+        learner = stack.enter_context(
+            FailoverLearner(LearnerStarter(context, model, placement, versions), KeptSteps(run_dir / KEPT_DIR), context)
+        )
+        calibrations = stack.enter_context(kept_calibrations(context))
+        drafter = stack.enter_context(drafter_training(config, observer, run_dir, model, versions.refused))
+        engines = engine_start(config, model, calibrations)
+        workers = WorkerStarts(engines, engine_options(config), placement, drafter)
+        dispatcher = RolloutDispatcher(
+            spawner(workers.engine, placement.worker_options, workers.training, context.log),
+            config.rollout,
+            context,
+            start_timeout_s=start_timeout_s,
+            placed=placement.there,
+            refused=versions.refused,
+        )
+        stack.callback(dispatcher.close)
+        environments = player = None
+        if config.environment is not None:
+            environments = stack.enter_context(
+                EnvironmentPool(config.environment, context, actor_options=versions.off_unvouched)
+            )
+            player = Player(config.environment, environments, inputs.template)
+        autoscaler = Autoscaler(placement.plan)
+        fleet = Fleet(dispatcher, placement, learner, versions, drafter, autoscaler, context)
+        stack.callback(fleet.close)
+        notices = stack.enter_context(listening(context, fleet, learner, rewards, drafter))
+        job = Job(
+            context=context,
+            tokenizer=inputs.tokenizer,
+            prompts=inputs.prompts,
+            held_out=inputs.held_out,
+            sampling=sampling_params(config.rollout.sampling, inputs.stop_tokens),
+            stop=inputs.stop,
+            order=make_order(inputs.prompts, config.run.seed, config.data.shuffle),
+            lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),
+            budget=TokenBudget(config, inputs.stop, inputs.answer),
+            skip=prompt_skip(config, inputs.prompts),
+            learner=learner,
+            dispatcher=dispatcher,
+            publisher=Publisher(learner, dispatcher, context),
+            memory=SharedMemory(learner, dispatcher, context),
+            collector=Collector(
+                context,
+                dispatcher,
+                rewards,
+                inputs.tokenizer,
+                share=meter is not None,
+                fleet=fleet,
+                player=player,
+                drafter=drafter,
+            ),
+            fleet=fleet,
+            notices=notices,
+            speculation=meter,
+            drafter=drafter,
+        )
+        reactions = Reactions(job, fleet, rewards, environments, versions, calibrations)
+        context.loop.react_with(reactions)
+        learner.start()
+        if drafter is not None:
+            drafter.record_from(learner)
+        fleet.start()
+        reactions.started()
+        yield job
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStarter:
+    """Makes learner groups on the run's reservation, off nodes that may not be used."""
+
+    context: RunContext
+    model: ModelOptions
+    placement: Placement
+    versions: NodeVersions
+
+    def start(self) -> LearnerGroup:
+        config = self.context.config
+        self.placement.learners_off(self.versions.unvouched())
+        return LearnerGroup(
+            self.model,
+            config.learner,
+            config.objective,
+            temperature=config.rollout.sampling.temperature,
+            seed=config.run.seed,
+            quantization=config.rollout.quantization,
+            adapters_only=BACKENDS[config.rollout.engine.backend].adapters,
+            actor_options=self.placement.learner_options,
+            start_timeout_s=config.cluster.start_timeout_s,
+            context=self.context,
+        )
+
+    def missing(self) -> str:
+        return self.placement.missing_learner()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarts:
+    """What a rollout worker starts with, by its name."""
+
+    make: Callable[..., RolloutEngine]
+    options: EngineOptions
+    placement: Placement
+    drafter: DrafterTraining | None
+
+    def engine(self, name: str) -> EngineFactory:
+        return self.placement.engine_factory(partial(self.make, name=name))
+
+    def training(self, name: str) -> SpotPlan | None:
+        """How it trains the drafter when it is out of work."""
+        return self.drafter.plan(name, self.options) if self.drafter is not None else None
+
+
+@contextmanager
+def kept_calibrations(context: RunContext) -> Iterator[CalibrationStore]:
+    """What workers measure is written when the run ends."""
+    calibrations = CalibrationStore.of(context.config, context.observer.event)
+    try:
+        yield calibrations
+    finally:
+        calibrations.write()
+
+
+@contextmanager
+def listening(
+    context: RunContext, fleet: Fleet, learner: FailoverLearner, rewards: RewardPool, drafter: DrafterTraining | None
+) -> Iterator[Notices | None]:
+    """To notices about nodes, where there may be any."""
+    if not listens(context.config):
+        yield None
+        return
+    here = str(ray.get_runtime_context().get_node_id())
+    feed = Feed(context.config.cluster.spot, here, context)
+    try:
+        yield Notices(feed, fleet, learner, rewards, drafter, context, here=here)
+    finally:
+        feed.close()
+
+
+def fitted_to_cluster(config: Config) -> tuple[Config, str]:
+    """The configuration as the cluster's GPUs take it, and what there is to say of that."""
+    if config.cluster.layout == "embedded":
+        return config, ""
+    return fitted(config, ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def announce(context: RunContext, inputs: Inputs, note: str) -> None:
+    """What is worth knowing before the run begins."""
+    config, event, prompts = context.config, context.observer.event, inputs.prompts
+    for part in prompts.sets:
+        event("data", f"data.sets, {part.name}: {part.report.summary()}")
+    if len(prompts) and not prompts.sets:
+        event("data", f"data.train: {prompts.report.summary()}")
+    for held in inputs.held_out:
+        event("data", f"held out, {held.name}: {held.prompts.report.summary()}")
+    if (reason := not_repeatable(config)) is not None:
+        event("not_repeatable", reason)
+    if note:
+        event("self_drafter", note)
+    for reason in biases_of(config):
+        event("biased", reason)
+    if config.rollout.quantization != "none":
+        precision = precision_text(config.rollout.quantization, config.learner.quantization, config.model.dtype)
+        event("precision", precision)
+    if (trained := adapter_parameters(config)) is not None:
+        engine_merges = BACKENDS[config.rollout.engine.backend].adapters
+        handed = "are handed over" if engine_merges else "are merged before they are handed over"
+        event("lora", f"{trained:,} parameters of adapters are trained and {handed}")
+
+
+def listens(config: Config) -> bool:
+    """Whether notices about nodes are listened to: on a cluster that was there before, or where a cloud is named. A
+    head of the run's own, as on a laptop, has nobody who would drain it, and most likely no cloud."""
+    return attaches(config.cluster.address) or config.cluster.spot.provider not in ("auto", "none")
+
+
+def not_repeatable(config: Config) -> str | None:
+    """Why two runs of this configuration, or one that is resumed, need not sample or learn the same; None: they do,
+    where model.batch_invariant holds."""
+    backend = config.rollout.engine.backend
+    if BACKENDS[backend].batch_invariant:
+        judges = [term.label for term in config.reward.terms if term.kind == "judge"]
+        said = "is an endpoint's, whose replies need not be the same twice: two runs need not learn the same"
+        return f"the reward term {judges[0]} {said}" if judges else None
+    return (
+        f"with the {backend} engine tokens depend on what is decoded together and on who decodes it: a request that "
+        "goes to another worker keeps the tokens that were reported and goes on with other noise, and a resumed run "
+        "samples other tokens than one that was not interrupted; their distribution is the same (docs/vllm.md)"
+    )
+
+
+def engine_options(config: Config) -> EngineOptions:
+    """rollout.engine with its threads decided: an embedded run's engines share this machine's cores evenly."""
+    engine = config.rollout.engine
+    if engine.threads is not None or config.cluster.layout != "embedded":
+        return engine
+    return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers.max)})
+
+
+def engine_start(
+    config: Config, model: ModelOptions, calibrations: CalibrationStore | None = None
+) -> "partial[RolloutEngine]":
+    """What makes a worker's engine, but for its name. `model`: with the weights that the run begins with."""
+    recording = config.drafter.recording
+    recorded = config.drafter.train and recording.source == "engine"
+    return partial(
+        spawn_engine,
+        model,
+        engine_options(config),
+        seed=config.run.seed,
+        start_timeout_s=config.cluster.start_timeout_s,
+        speculation=config.speculation,
+        recording_bytes=recording.max_bytes_per_step if recorded else 0,
+        quantization=config.rollout.quantization,
+        lora=config.learner.lora,
+        calibrations=() if calibrations is None else calibrations.given,
+        calibration_path="" if calibrations is None else calibrations.path,
+    )

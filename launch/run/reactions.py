@@ -1,0 +1,202 @@
+"""What follows from each event of a run: the whole of the driver's control flow, beside the RL step itself.
+
+Whatever the driver waits for, it is the loop that waits (actors.loop), and every event comes here, in order.
+"""
+
+from typing import assert_never
+
+from actors.environment_worker import EnvironmentArrived, EnvironmentPool
+from actors.learner_group import RanksAwaited
+from actors.loop import Look
+from actors.reward_pool import GradesArrived, RewardPool
+from contracts.rollout import EngineWindow
+from launch.calibrations import CalibrationStore
+from launch.cluster.versions import NodeRefused, NodeVersions, RefusedGone
+from launch.dispatch import (
+    DispatchEvent,
+    DrafterNews,
+    DrafterPublished,
+    RolloutEnded,
+    WeightsGone,
+    WorkerArrived,
+    WorkerChanged,
+    WorkerMeasured,
+    WorkerSampled,
+    WorkerUp,
+)
+from launch.failover import (
+    LearnerEvent,
+    LearnerStarted,
+    LearnerStarts,
+    LearnerWaits,
+    UpdatesRepeat,
+    WeightsRenewed,
+)
+from launch.fleet import Fleet
+from launch.fleet.feed import Heard
+from launch.fleet.notices import CheckpointWanted
+from launch.observe import Observer
+from launch.run.checkpoints import save_first
+from launch.run.job import Job
+
+Event = (
+    DispatchEvent
+    | LearnerEvent
+    | RanksAwaited
+    | GradesArrived
+    | EnvironmentArrived
+    | Heard
+    | NodeRefused
+    | RefusedGone
+    | CheckpointWanted
+    | Look
+)
+
+WORKER_STATES = {  # as which a worker is shown after an event of this kind
+    "worker_joined": "idle",
+    "worker_left": "left",
+    "worker_lost": "restart",
+    "worker_restarted": "idle",
+    "worker_dead": "lost",
+}
+
+
+class Reactions:
+    """Of one run, to all its parts."""
+
+    def __init__(
+        self,
+        job: Job,
+        fleet: Fleet,
+        rewards: RewardPool,
+        environments: EnvironmentPool | None,
+        versions: NodeVersions,
+        calibrations: CalibrationStore,
+    ) -> None:
+        self._job, self._fleet, self._loop, self._observer = job, fleet, job.context.loop, job.observer
+        self._rewards, self._environments = rewards, environments
+        self._versions, self._calibrations = versions, calibrations
+        self._started = False
+
+    def started(self) -> None:
+        """The workers without which the run does not begin are up: from now on others come and go."""
+        self._started = True
+        for node_id, reason in self._versions.refused.items():
+            self._fleet.drain(node_id, reason)
+
+    def __call__(self, event: Event) -> None:
+        """Raises what ends the run, or what the driver waits for."""
+        job, dispatcher, drafter = self._job, self._job.dispatcher, self._job.drafter
+        match event:
+            # What Ray brings.
+            case WorkerArrived():
+                if self._hears_workers:
+                    dispatcher.receive(event)
+                else:
+                    self._loop.hold(event)
+            case GradesArrived():
+                self._rewards.receive(event)
+            case EnvironmentArrived():
+                if self._environments is not None:
+                    job.collector.answered(self._environments.receive(event))
+            # What workers do.
+            case RolloutEnded(rollout):
+                job.collector.ended(rollout)
+            case WorkerSampled(worker, window):
+                self._sampled(worker, window)
+            case WorkerMeasured(worker, passed):
+                self._calibrations.heard(worker, passed)
+            case WorkerChanged(kind, worker, message):
+                self._observer.event(kind, f"{worker}: {message}")
+                show_worker(self._observer, kind, worker, message)
+                if kind == "worker_left" and drafter is not None:
+                    drafter.left(worker)
+            case WorkerUp(seat):
+                if drafter is not None:
+                    dispatcher.drafters.use_buffer(seat, drafter.buffer_of(seat.node_id))
+            case WeightsGone():
+                with dispatcher.unheard():
+                    renewed = job.memory.renew()
+                if not renewed:
+                    dispatcher.give_up(event)
+            # What drafters do.
+            case DrafterNews(worker, news):
+                if drafter is not None:
+                    drafter.event(worker, news)
+            case DrafterPublished(worker, weights):
+                if drafter is not None:
+                    drafter.published(worker, weights)
+            # What the learner needs.
+            case RanksAwaited(waited_s):
+                job.learner.awaited(waited_s)
+            case LearnerStarts():
+                self._fleet.hold_back(True)
+            case LearnerStarted():
+                self._fleet.hold_back(False)
+            case LearnerWaits():
+                self._fleet.make_way()
+            case UpdatesRepeat():
+                job.memory.learn()
+            case WeightsRenewed(manifest, ref):
+                dispatcher.renew_weights(manifest, ref)
+            # What becomes of nodes.
+            case Heard():
+                if job.notices is not None:
+                    job.notices.hear(event)
+            case NodeRefused(node_id, reason):
+                self._fleet.drain(node_id, reason)
+            case RefusedGone(node_id):
+                self._fleet.forget(node_id)
+            case CheckpointWanted():
+                if job.notices is not None and save_first(job):
+                    job.notices.saved()
+            case Look():
+                self._look()
+            case _:
+                assert_never(event)
+
+    @property
+    def _hears_workers(self) -> bool:
+        """Whoever waits for them does. Else one that is lost is replaced, and one that comes up loads weights, unless
+        that would take memory from a learner that works."""
+        return self._job.dispatcher.listening or self._fleet.startable
+
+    def _look(self) -> None:
+        """At what is due: who is late, who comes and goes, what was lost while nobody waited for it."""
+        if self._hears_workers:
+            self._job.dispatcher.look()
+        self._rewards.look()
+        if self._environments is not None:
+            self._job.collector.answered(self._environments.look())
+        if not self._started:
+            return
+        for change in self._versions.look():
+            self._loop.tell(change)
+        if self._job.notices is not None:
+            self._job.notices.look()
+        self._fleet.look()
+        self._job.memory.look()
+        self._observer.fleet(lambda: self._fleet.state.counts())
+
+    def _sampled(self, worker: str, window: EngineWindow) -> None:
+        self._fleet.window(window)
+        if self._job.drafter is not None:
+            self._job.drafter.window(window)
+        if self._job.speculation is not None and not window.evaluation:
+            self._job.speculation.window(worker, window)
+        show_window(self._observer, worker, window, strategies=self._job.speculation is not None)
+
+
+def show_worker(observer: Observer, kind: str, worker: str, detail: str) -> None:
+    """What happened to a worker also is what it does now: one that is away reports nothing itself."""
+    if kind in WORKER_STATES:
+        observer.worker(worker, WORKER_STATES[kind], detail)
+        observer.load(worker, running=0, waiting=0, kv_tokens=0)
+
+
+def show_window(observer: Observer, worker: str, window: EngineWindow, *, strategies: bool) -> None:
+    detail = f"{window.running} running, {window.waiting} waiting"
+    if strategies and window.running and window.strategies:
+        detail += f", {max(window.strategies, key=lambda use: use.engine_steps).strategy}"
+    observer.worker(worker, "decode" if window.running else "idle", detail)
+    observer.load(worker, running=window.running, waiting=window.waiting, kv_tokens=window.kv_tokens_used)
