@@ -24,7 +24,7 @@ from actors.context import Context
 from actors.environments.host import START_TIMEOUT_S, EnvironmentHost
 from actors.identity import log_to, unique_name
 from config.environments import EnvironmentOptions
-from contracts.environments import Answer, Call
+from contracts.environments import EnvironmentAnswer, EnvironmentCall
 
 _log = logging.getLogger(__name__)
 _MAX_LOSSES = 3  # workers that one call may lose
@@ -43,7 +43,7 @@ class EnvironmentWorker:
         return self._name
 
     @ray.method
-    async def play(self, call: Call) -> Answer:
+    async def play(self, call: EnvironmentCall) -> EnvironmentAnswer:
         """See EnvironmentHost.play."""
         answer = await self._host.play(call)
         if answer.error is not None:
@@ -56,24 +56,24 @@ class EnvironmentWorker:
 
 
 @dataclass(slots=True, eq=False)
-class _Task:
+class _TurnTask:
     key: int
-    call: Call
+    call: EnvironmentCall
     losses: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
+class _EnvironmentSlot:
     handle: "ActorProxy[EnvironmentWorker]"
     heard_s: float
-    asked: "dict[ray.ObjectRef[Answer], _Task]" = field(default_factory=dict)
+    asked: "dict[ray.ObjectRef[EnvironmentAnswer], _TurnTask]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentArrived:
     """What Ray brings of what is awaited of an environment worker: a value, or an exception in place of it."""
 
-    ref: "ray.ObjectRef[Answer]"
+    ref: "ray.ObjectRef[EnvironmentAnswer]"
     value: Any
 
 
@@ -101,23 +101,23 @@ class EnvironmentPool:
         for worker in self._workers:
             worker.asked.clear()
 
-    def play(self, key: int, call: Call) -> None:
+    def play(self, key: int, call: EnvironmentCall) -> None:
         """Ask; returns at once. All calls of an episode go to one worker, as long as it lives."""
-        self._ask(_Task(key, replace(call, round=self._round)))
+        self._ask(_TurnTask(key, replace(call, round=self._round)))
 
-    def receive(self, arrived: EnvironmentArrived) -> list[tuple[int, Answer]]:
+    def receive(self, arrived: EnvironmentArrived) -> list[tuple[int, EnvironmentAnswer]]:
         """What has been answered, or has failed."""
         for index, worker in enumerate(self._workers):
             if (task := worker.asked.pop(arrived.ref, None)) is not None:
                 worker.heard_s = self._context.clock()
-                if isinstance(arrived.value, Answer):
+                if isinstance(arrived.value, EnvironmentAnswer):
                     return [(task.key, arrived.value)]
                 return self._lost(index, task, arrived.value)
         return []
 
-    def look(self) -> list[tuple[int, Answer]]:
+    def look(self) -> list[tuple[int, EnvironmentAnswer]]:
         """Replace workers that are silent; what has failed with them."""
-        found: list[tuple[int, Answer]] = []
+        found: list[tuple[int, EnvironmentAnswer]] = []
         for index, worker in enumerate(self._workers):
             if worker.asked and self._context.clock() - worker.heard_s > self._silence_s:
                 found += self._lost(index, None, TimeoutError(f"no answer for {self._silence_s:g} s"))
@@ -137,7 +137,7 @@ class EnvironmentPool:
             _kill(worker)
         self._workers.clear()
 
-    def _ask(self, task: _Task) -> None:
+    def _ask(self, task: _TurnTask) -> None:
         worker = self._workers[task.key % len(self._workers)]
         if not worker.asked:
             worker.heard_s = self._context.clock()
@@ -145,10 +145,10 @@ class EnvironmentPool:
         worker.asked[ref] = task
         self._context.loop.expect(ref, partial(EnvironmentArrived, ref))
 
-    def _lost(self, index: int, first: _Task | None, error: Exception) -> list[tuple[int, Answer]]:
+    def _lost(self, index: int, first: _TurnTask | None, error: Exception) -> list[tuple[int, EnvironmentAnswer]]:
         """A worker is gone, or silent: all that it had is asked again of another one."""
         if isinstance(error, RayTaskError) and first is not None:  # it lives: the call itself failed, as none should
-            return [(first.key, Answer(error=_line(error)))]
+            return [(first.key, EnvironmentAnswer(error=_line(error)))]
         worker = self._workers[index]
         tasks = [*([first] if first is not None else []), *worker.asked.values()]
         worker.asked.clear()
@@ -158,20 +158,22 @@ class EnvironmentPool:
             "environment_worker_replaced",
             f"environment worker {index}: {_line(error)}; {len(tasks)} episodes are played again up to where they were",
         )
-        failed: list[tuple[int, Answer]] = []
+        failed: list[tuple[int, EnvironmentAnswer]] = []
         for task in tasks:
             task.losses += 1
             if task.losses >= _MAX_LOSSES:
-                failed.append((task.key, Answer(error=f"{task.losses} environment workers were lost: {_line(error)}")))
+                failed.append(
+                    (task.key, EnvironmentAnswer(error=f"{task.losses} environment workers were lost: {_line(error)}"))
+                )
             else:
                 self._ask(task)
         return failed
 
-    def _start(self, index: int) -> _Worker:
+    def _start(self, index: int) -> _EnvironmentSlot:
         name = f"environment-{index}"
         options = {"num_cpus": 0, **self._actor_options(), "name": unique_name(name)}
         actor = ray.remote(EnvironmentWorker).options(**options, max_concurrency=1 << 16)
-        return _Worker(actor.remote(self._options, name, self._context.log(name)), self._context.clock())
+        return _EnvironmentSlot(actor.remote(self._options, name, self._context.log(name)), self._context.clock())
 
 
 def _line(error: Exception) -> str:
@@ -179,7 +181,7 @@ def _line(error: Exception) -> str:
     return f"{type(cause).__name__}: {(str(cause).strip().splitlines() or ['no message'])[0]}"
 
 
-def _kill(worker: _Worker) -> None:
+def _kill(worker: _EnvironmentSlot) -> None:
     try:
         ray.kill(cast("ActorHandle[EnvironmentWorker]", worker.handle), no_restart=True)
     except RayError:

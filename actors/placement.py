@@ -27,7 +27,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.group_engine import GroupEngine, SpawnsOn
-from actors.placement_plan import Bundle, Group, PlacementError, Plan, Slot, plan
+from actors.placement_plan import Bundle, BundleGroup, PlacementError, Plan, Slot, plan
 from config.tree import Config
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class Placement:
                 bundles.append(old.bundles[slot.bundle])
                 slot = replace(slot, group=len(self._groups), bundle=len(bundles) - 1)
             learners.append(slot)
-        group = Group(tuple(bundles), "PACK")
+        group = BundleGroup(tuple(bundles), "PACK")
         self.plan = replace(self.plan, groups=(*self.plan.groups, group), learners=tuple(learners))
         self._groups.append(_create(group, avoid))
 
@@ -258,7 +258,7 @@ def off(nodes: Collection[str]) -> dict[str, str]:
     return {_NODE_ID: f"!in({', '.join(sorted(nodes))})"} if nodes else {}
 
 
-def _create(group: Group, avoid: Collection[str] = ()) -> PlacementGroup:
+def _create(group: BundleGroup, avoid: Collection[str] = ()) -> PlacementGroup:
     where = [off(avoid) for _ in group.bundles] if avoid else None
     bundles = [dict(bundle) for bundle in group.bundles]
     made: PlacementGroup = placement_group(bundles, strategy=group.strategy, bundle_label_selector=where)
@@ -274,7 +274,7 @@ def _asked(group: PlacementGroup | None = None) -> Any:
         return {}
 
 
-def _on_one_node(group: Group) -> dict[str, float]:
+def _on_one_node(group: BundleGroup) -> dict[str, float]:
     """What one node at least must hold of it."""
     need: Counter[str] = Counter()
     for bundle in group.bundles if group.strategy == "STRICT_PACK" else group.bundles[:1]:
@@ -286,7 +286,7 @@ def _holds(node: Bundle, need: Bundle) -> bool:
     return all(node.get(resource, 0) >= amount for resource, amount in need.items())
 
 
-def lacking(group: Group, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> str:
+def lacking(group: BundleGroup, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> str:
     """Why none of the nodes (by name: what is free, of what there is) holds one more worker: by resource."""
     need = _on_one_node(group)
     short: dict[str, list[str]] = {}
@@ -308,7 +308,7 @@ def lacking(group: Group, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> str:
     return f"missing on every node: {'; '.join(told)}"
 
 
-def _lacking_now(group: Group, avoid: Collection[str] = ()) -> str:
+def _lacking_now(group: BundleGroup, avoid: Collection[str] = ()) -> str:
     try:
         return lacking(group, _free_by_node(avoid))
     except Exception as error:  # Ray raises what it likes while its head restarts

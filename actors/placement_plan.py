@@ -41,17 +41,17 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BundleGroup:
     bundles: tuple[Bundle, ...]
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    groups: tuple[Group, ...]
+    groups: tuple[BundleGroup, ...]
     learners: tuple[Slot, ...]
     workers: tuple[Slot, ...]
-    further: tuple[Group, Slot]  # of each worker beyond those
+    further: tuple[BundleGroup, Slot]  # of each worker beyond those
 
     def demand(self) -> dict[str, float]:
         """All resources of all bundles."""
@@ -80,10 +80,13 @@ def _embedded(cluster: ClusterOptions, workers: int, ranks: int, available_cpus:
     scale = min(1.0, available_cpus / asked) if asked else 1.0
     cpus = [_floor(cluster.cpus_per_learner * scale)] * ranks + [_floor(cluster.cpus_per_worker * scale)] * workers
     # A bundle must ask for something; an actor that takes 0 CPUs still has a place.
-    group = Group(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
+    group = BundleGroup(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
     slots = [Slot(group=0, bundle=i, cpus=c, gpus=0.0, resources={}) for i, c in enumerate(cpus)]
     whole = cluster.cpus_per_worker  # a later worker takes no share of what others have
-    further = Group((_bundle(whole, 0.0, {}),), "PACK"), Slot(group=0, bundle=0, cpus=whole, gpus=0.0, resources={})
+    further = (
+        BundleGroup((_bundle(whole, 0.0, {}),), "PACK"),
+        Slot(group=0, bundle=0, cpus=whole, gpus=0.0, resources={}),
+    )
     return Plan((group,), tuple(slots[:ranks]), tuple(slots[ranks:]), further)
 
 
@@ -101,7 +104,7 @@ def _colocated(cluster: ClusterOptions, workers: int, ranks: int) -> Plan:
             f"cluster.layout=colocated: {ranks} learner ranks do not fit on the {gpus} GPUs of {workers} workers",
             f"set learner.ranks to at most {gpus}, or raise rollout.workers or cluster.gpus_per_worker",
         )
-    groups: list[Group] = []
+    groups: list[BundleGroup] = []
     learner_slots: list[Slot] = []
     worker_slots: list[Slot] = []
     for worker in range(workers):
@@ -114,10 +117,10 @@ def _colocated(cluster: ClusterOptions, workers: int, ranks: int) -> Plan:
                 )
                 cpus += cluster.cpus_per_learner
             bundles.append(_bundle(cpus, 1.0, {}))
-        groups.append(Group(tuple(bundles), "STRICT_PACK"))
+        groups.append(BundleGroup(tuple(bundles), "STRICT_PACK"))
         worker_slots.append(Slot(group=worker, bundle=0, cpus=cluster.cpus_per_worker, gpus=_SHARE, resources={}))
     more = tuple(_bundle(cluster.cpus_per_worker if bundle == 0 else 0.0, 1.0, {}) for bundle in range(per_worker))
-    further = Group(more, "STRICT_PACK"), replace(worker_slots[0], group=0)
+    further = BundleGroup(more, "STRICT_PACK"), replace(worker_slots[0], group=0)
     return Plan(tuple(groups), tuple(learner_slots), tuple(worker_slots), further)
 
 
@@ -130,8 +133,8 @@ def _disaggregated(cluster: ClusterOptions, workers: int, ranks: int) -> Plan:
 
     learner, learners = side(0, ranks, cluster.cpus_per_learner, cluster.gpus_per_learner, cluster.learner_resource)
     rollout, rollouts = side(1, workers, cluster.cpus_per_worker, cluster.gpus_per_worker, cluster.rollout_resource)
-    groups = Group((learner,) * ranks, "PACK"), Group((rollout,) * workers, "SPREAD")
-    return Plan(groups, learners, rollouts, (Group((rollout,), "PACK"), replace(rollouts[0], group=0)))
+    groups = BundleGroup((learner,) * ranks, "PACK"), BundleGroup((rollout,) * workers, "SPREAD")
+    return Plan(groups, learners, rollouts, (BundleGroup((rollout,), "PACK"), replace(rollouts[0], group=0)))
 
 
 def _bundle(cpus: float, gpus: float, tag: Bundle) -> Bundle:

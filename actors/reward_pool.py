@@ -27,7 +27,7 @@ from actors.context import Context
 from actors.identity import unique_name
 from actors.reward_worker import RewardHost, RewardWorker, SupportsGrade, TimedGrades
 from actors.rewards import Grade, GradeItem
-from actors.rewards.assembly import Assembly, Call
+from actors.rewards.assembly import Assembly, RewardCall
 from actors.rewards.grader import HostGrader, LaneGrader, secret_of
 from actors.rewards.lanes import Lane, lanes_of
 from actors.spans import Joiner
@@ -54,7 +54,7 @@ class RewardWorkerStartError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    call: Call
+    call: RewardCall
     step: int  # which begin it belongs to; answers of another step are dropped
     losses: int = 0  # workers lost while it was theirs
 
@@ -210,7 +210,7 @@ class RewardPool:
         for crew in self._crews:
             crew.workers.clear()
 
-    def _queue(self, calls: Sequence[Call]) -> None:
+    def _queue(self, calls: Sequence[RewardCall]) -> None:
         for call in calls:
             self._crew_of[call.lane].pending.append(_Task(call, self._step))
 
@@ -285,7 +285,7 @@ class RewardPool:
                 lost = f"{one.task.losses} reward workers were lost while grading it, the last: {reason}"
                 self._record(one.task, [Grade(value=0.0, error=lost)] * len(one.task.call.keys))
 
-    def _limit_s(self, call: Call) -> float:
+    def _limit_s(self, call: RewardCall) -> float:
         lane = self._lanes[call.lane]
         return lane.limit_s(len(call.keys)) + _GRACE_S * (len(lane.terms) + 1)
 

@@ -41,9 +41,9 @@ from actors.spot_host import SpotEvent, SpotHost, SpotPlan
 from actors.termination import on_sigterm
 from contracts.engine import Answered, Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
 from contracts.rollout import (
-    Answer,
     DrafterFailed,
     DriverEvent,
+    EngineAnswer,
     EngineDiedError,
     EngineFailed,
     EngineIdle,
@@ -152,7 +152,7 @@ class _Incarnation:
     def _deliver(self, events: Sequence[Event | None]) -> None:
         for event in events:
             match event:
-                case Answer():
+                case EngineAnswer():
                     waiter = self.asked.popleft()
                     if not waiter.done():  # else whoever asked has gone
                         waiter.set_result(event)

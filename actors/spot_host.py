@@ -30,13 +30,13 @@ from contracts.spot import (
     MicroStep,
     NeedData,
     PublishDrafter,
-    Published,
     SetTarget,
     Skipped,
     SpotCommand,
     SpotTrainer,
     StartTraining,
     StopTraining,
+    TrainedWeights,
     TrainerEvent,
     TrainFailed,
     TrainOn,
@@ -82,7 +82,7 @@ class RecordingReport:
 
 
 TrainingEvent = MicroStep | TrainStopped | Checkpointed | TrainFailed | RecordingReport
-SpotEvent = TrainingEvent | Published
+SpotEvent = TrainingEvent | TrainedWeights
 DrafterEvent = TrainingEvent | DrafterFailed | DrafterLoaded  # what concerns a drafter that is trained, but its weights
 
 
@@ -297,7 +297,7 @@ class SpotHost:
                     self._client.trainer_failed(event.session, reason)
                 else:
                     self._client.stopped(event.session)
-            case Published(manifest, payload):
+            case TrainedWeights(manifest, payload):
                 if self._drafter is not None and manifest.version < self._drafter[0].version:
                     self._task(self._tell(trainer, ContinueFrom(*self._drafter)))  # made of weights that were given up
                     return
@@ -306,7 +306,7 @@ class SpotHost:
                 self._published[manifest.version] = manifest, payload
                 while len(self._published) > _PUBLISHED:
                     del self._published[next(iter(self._published))]
-                self._emit(Published(manifest))
+                self._emit(TrainedWeights(manifest))
             case Checkpointed():
                 self._emit(event)
             case TrainFailed(reason):

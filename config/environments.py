@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from config.rules import Bounded, ImportPath, NotWith, OnlyWith
+from config.rules import Bounded, NamesCode, NotWith, OnlyWith
 
 
 class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
@@ -13,7 +13,7 @@ class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
     factory: Annotated[
         str | None,
         Field(description="'package.module:Class', or a function, that makes an episode's environment"),
-        ImportPath(),
+        NamesCode(),
     ] = None
     options: Annotated[
         dict[str, Any],
@@ -23,7 +23,7 @@ class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
     tools: Annotated[
         tuple[str, ...],
         Field(description="'package.module:function' each: tools that the model may call, in place of a factory"),
-        ImportPath(),
+        NamesCode(),
     ] = ()
     tool_format: Annotated[
         Literal["auto", "hermes"],

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from config.rules import Different, ImportPath, NotWith, OnlyWith, RequiredWith
+from config.rules import Different, NamesCode, NotWith, OnlyWith, RequiredWith
 
 _PYTHON, _JUDGE = OnlyWith("kind", ("python",)), OnlyWith("kind", ("judge",))
 _CALLED = OnlyWith("kind", ("python", "judge"))
@@ -60,7 +60,7 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
         Field(description="python: 'package.module:function', or a class with `score` or `__call__`"),
         _PYTHON,
         RequiredWith("kind", "python"),
-        ImportPath("function"),
+        NamesCode("function"),
     ] = None
     arguments: Annotated[
         dict[str, Any],

@@ -71,13 +71,13 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportPath:
+class NamesCode:
     """The text, or each of the list, has the form package.module:name. `noun`: what that name is of."""
 
     noun: str = "name"
 
 
-Rule = OnlyWith | NotWith | RequiredWith | Bounded | Different | Shares | ImportPath
+Rule = OnlyWith | NotWith | RequiredWith | Bounded | Different | Shares | NamesCode
 
 CUDA = NotWith(  # of a device
     "cluster.layout",

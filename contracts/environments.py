@@ -8,7 +8,7 @@ Messages = list[dict[str, str]]  # {"role", "content"} each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class EnvironmentCall:
     """What the environment says after `actions`, the last of which it has not heard yet; none: when it begins.
 
     An environment is a function of record, seed and actions: whoever has it at another place, or not at all, plays the
@@ -23,7 +23,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class EnvironmentAnswer:
     """What it said. `error`: it failed, and the episode with it."""
 
     observation: Messages = ()  # type: ignore[assignment]  # empty: nothing is put before the model's next turn

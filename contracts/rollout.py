@@ -277,14 +277,14 @@ class EngineWindow:
     reasons: tuple[ReasonUse, ...] = ()  # why the steps that decoded did it the way they did; none without a policy
 
 
-class Answer:
+class EngineAnswer:
     """An event that answers a command (`contracts.engine.Answered`); whoever asked gets it, nobody else."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsLoaded(Answer):
+class WeightsLoaded(EngineAnswer):
     """What the engine holds now. The checksum is computed over what was read."""
 
     version: int
@@ -296,7 +296,7 @@ class WeightsLoaded(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftersSaved(Answer):
+class DraftersSaved(EngineAnswer):
     """Everything is in the directory, or `failure` says what is missing and why."""
 
     directory: str
@@ -318,7 +318,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterLoaded(Answer):
+class DrafterLoaded(EngineAnswer):
     """What the drafter holds now. The checksum is computed over what was read."""
 
     name: str
@@ -329,7 +329,7 @@ class DrafterLoaded(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Slept(Answer):
+class Slept(EngineAnswer):
     """The KV cache's memory is released, or `refusal` says why not."""
 
     refusal: str = ""
@@ -388,7 +388,7 @@ class PassesDrifted(PassEvent):
 
 
 DriverEvent = Finished | Progress | Rejected | EngineWindow | PassEvent | DrafterFailed | EngineFailed  # to the driver
-Event = DriverEvent | Recorded | EngineIdle | Answer
+Event = DriverEvent | Recorded | EngineIdle | EngineAnswer
 
 
 class EngineDiedError(RuntimeError):

@@ -128,7 +128,7 @@ class TrainStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class TrainedWeights:
     """Drafter weights after `manifest.version` micro-steps are ready. Their bytes (what the manifest describes) go no
     further than the trainer's worker, which hands them out (`RolloutWorker.drafter_weights`): None beyond it."""
 
@@ -151,7 +151,9 @@ class TrainFailed:
     reason: str
 
 
-TrainerEvent = TrainStarted | MicroStep | NeedData | Skipped | TrainStopped | Published | Checkpointed | TrainFailed
+TrainerEvent = (
+    TrainStarted | MicroStep | NeedData | Skipped | TrainStopped | TrainedWeights | Checkpointed | TrainFailed
+)
 
 
 class SpotTrainer(Protocol):

@@ -20,7 +20,7 @@ class Subscription:
         self.cut_off = False
 
 
-class Feed:
+class StatusFeed:
     """Thread-safe. clock: Unix time, seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

@@ -25,7 +25,7 @@ from contracts.coordinator import Changed, ControlEvent, Notice, RolloutComplete
 from coordinator.address import Address, reachable
 from coordinator.admin.credentials import given_certificate, service_certificate, service_token
 from coordinator.admin.server import AdminServer
-from coordinator.feed import Feed
+from coordinator.feed import StatusFeed
 from coordinator.hub import Hub
 from coordinator.machine import Machine
 from coordinator.standing import NOTHING, Standing, StandingFileError
@@ -87,7 +87,7 @@ class CoordinatorService:
         before = Address.read(directory) if directory is not None else None  # no folder of a run: nothing is made there
         token, certificate = _admin_credentials(options, directory)
         self._started_s = clock()
-        self._feed, self._also = Feed(), watch
+        self._feed, self._also = StatusFeed(), watch
         self._directory, self._run = directory, run
         standing = self._read_standing()
         term = max(time.time_ns() // 1_000_000, before.term + 1 if before is not None else 0)

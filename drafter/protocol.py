@@ -104,16 +104,18 @@ class Drafter(Protocol):
     steps whose strategy names the drafter: it catches up with what `history` gained since its last call.
     """
 
-    name: str
-    needs_hidden: bool
+    name: str = ""
+    needs_hidden: bool = False
 
     def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
         """A request takes `slot`; response_tokens is what stands behind its prompt already: what it has sampled (a
         re-issued one), or an episode's earlier turns with what was observed."""
+        return
 
     def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
         """The request leaves `slot` with tokens (prompt and response), those from `prompt_length` on of its own turn.
         Not `finished`: preempted or aborted."""
+        return
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """At most strategy.tokens_to_verify tokens for every request of the batch, in paths of at most strategy.depth.
@@ -122,15 +124,19 @@ class Drafter(Protocol):
 
     def new_target(self, version: int) -> None:
         """The target model's weights are of this version now: they changed in place, or the engine starts."""
+        return
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         """Rollouts that other workers finished."""
+        return
 
     def save(self, directory: str) -> None:
         """Write what would be lost with the process. Nothing to keep: writes nothing."""
+        return
 
     def load(self, directory: str) -> None:
         """Restore what `save` wrote; a missing or unreadable file leaves the drafter as it is, with a warning."""
+        return
 
 
 class TargetPasses(Protocol):

@@ -30,7 +30,7 @@ class Grant:
 
 
 @dataclass(slots=True)
-class _Group:
+class _SampleGroup:
     """The requests of one prompt that wait, and who holds others of them."""
 
     waiting: list[tuple[float, int]] = field(default_factory=list)  # heap of (less the tokens, request id)
@@ -40,7 +40,7 @@ class _Group:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Worker:
+class _BalancedWorker:
     name: str
     slots: int = 0
     offered: bool = False
@@ -64,8 +64,8 @@ class Balance:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[int, _Group] = {}
-        self._workers: dict[str, _Worker] = {}
+        self._groups: dict[int, _SampleGroup] = {}
+        self._workers: dict[str, _BalancedWorker] = {}
         self._free: set[str] = set()  # offered workers with a free slot
         self._all: list[_Rank] = []  # heap: all groups that wait
         self._unheld: list[_Rank] = []  # heap: those of them that no offered worker holds a part of
@@ -98,7 +98,7 @@ class Balance:
 
     def wait(self, prompt_id: int, request_id: int, tokens: float) -> None:
         """A request that nobody runs, with `tokens` still to be sampled."""
-        group = self._groups.setdefault(prompt_id, _Group())
+        group = self._groups.setdefault(prompt_id, _SampleGroup())
         self._waiting_groups += not group.waiting
         heappush(group.waiting, (-tokens, request_id))
         self.waiting += 1
@@ -141,7 +141,7 @@ class Balance:
         w = self._worker(worker)
         if not w.offered or (w.running >= w.slots and self._free):
             return False
-        group = self._groups.setdefault(prompt_id, _Group())
+        group = self._groups.setdefault(prompt_id, _SampleGroup())
         self._hold(w, prompt_id, group, 1, tokens, group.rank)
         return True
 
@@ -176,7 +176,7 @@ class Balance:
             self._rank(prompt_id, self._groups[prompt_id])
         return found
 
-    def _grant(self, w: _Worker, rank: _Rank, group: _Group, count: int) -> Grant:
+    def _grant(self, w: _BalancedWorker, rank: _Rank, group: _SampleGroup, count: int) -> Grant:
         prompt_id = rank[1]
         taken = [heappop(group.waiting) for _ in range(count)]
         self.waiting -= count
@@ -186,7 +186,9 @@ class Balance:
         self._hold(w, prompt_id, group, count, tokens, rank)
         return Grant(w.name, prompt_id, tuple(request_id for _, request_id in taken))
 
-    def _hold(self, w: _Worker, prompt_id: int, group: _Group, count: int, tokens: float, rank: _Rank) -> None:
+    def _hold(
+        self, w: _BalancedWorker, prompt_id: int, group: _SampleGroup, count: int, tokens: float, rank: _Rank
+    ) -> None:
         """The worker runs so many more requests of the group, with so many tokens to go."""
         w.running += count
         w.load += tokens
@@ -197,7 +199,7 @@ class Balance:
             heappush(w.own, rank)
         self._look(w)
 
-    def _next(self, w: _Worker) -> _Rank:
+    def _next(self, w: _BalancedWorker) -> _Rank:
         """The longest group that the worker holds a part of, or that no other holds; else the longest of all (rule 3).
         There is one."""
         unheld = self._first(self._unheld, lambda group: not group.held)
@@ -207,7 +209,7 @@ class Balance:
         assert found is not None
         return found
 
-    def _first(self, heap: list[_Rank], counts: Callable[[_Group], bool]) -> _Rank | None:
+    def _first(self, heap: list[_Rank], counts: Callable[[_SampleGroup], bool]) -> _Rank | None:
         while heap:
             group = self._groups.get(heap[0][1])
             if group is not None and group.waiting and group.rank == heap[0] and counts(group):
@@ -217,10 +219,10 @@ class Balance:
 
     # The books.
 
-    def _worker(self, name: str) -> _Worker:
-        return self._workers.setdefault(name, _Worker(name=name))
+    def _worker(self, name: str) -> _BalancedWorker:
+        return self._workers.setdefault(name, _BalancedWorker(name=name))
 
-    def _look(self, w: _Worker) -> None:
+    def _look(self, w: _BalancedWorker) -> None:
         if w.offered and w.running < w.slots:
             self._free.add(w.name)
         else:
@@ -233,7 +235,7 @@ class Balance:
         if group.waiting and not group.held:
             heappush(self._unheld, group.rank)
 
-    def _rank(self, prompt_id: int, group: _Group) -> None:
+    def _rank(self, prompt_id: int, group: _SampleGroup) -> None:
         """What waits of the group has changed."""
         if not group.waiting:
             if not group.holders:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from actors.data.errors import DataError
 from actors.data.files import resolve
 from actors.data.readers import BadRecord, Record, read_file
-from actors.data.success import Rates, rates
+from actors.data.success import SuccessRates, rates
 from actors.data.templates import BadPromptError, Template, make_template
 from actors.data.tokenizers import Tokenizer
 from config.data import DataOptions, PromptsOptions
@@ -140,7 +140,7 @@ def load_set(
     """The prompts of one set, whose path is written under `key`. DataError as load_prompts."""
     if not one.path:
         raise DataError(f"{key}: its files are not made yet; launch.config.hub.converted makes them")
-    known = rates(options.success) if split == "train" else Rates()
+    known = rates(options.success) if split == "train" else SuccessRates()
     own = {name: value for name in _OWN if (value := getattr(one, name)) is not None}
     options = options.model_copy(update=own | ({f"{split}_split": one.split} if one.split else {}))
     template = make_template(options, tokenizer, tools)

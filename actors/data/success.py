@@ -16,7 +16,7 @@ NOTHING = SuccessOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class SuccessRates:
     """Success rates by prompt. Without options nothing is known, and every prompt is wanted."""
 
     options: SuccessOptions = NOTHING
@@ -40,11 +40,11 @@ class Rates:
         return rate is None or self.options.min <= rate <= self.options.max
 
 
-def rates(options: SuccessOptions) -> Rates:
+def rates(options: SuccessOptions) -> SuccessRates:
     """DataError if the file is missing, or no eval_prompts.jsonl. Of a prompt that occurs more than once the last line
     counts: the latest evaluation."""
     if options.file is None:
-        return Rates(options)
+        return SuccessRates(options)
     path, found = Path(options.file).expanduser(), dict[str, float]()
     line = ""
     try:
@@ -59,4 +59,4 @@ def rates(options: SuccessOptions) -> Rates:
         ) from error
     if not found:
         raise DataError(f"{KEY}.file: {path.absolute()} is empty; make one with paceline eval on the training prompts")
-    return Rates(options, found)
+    return SuccessRates(options, found)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actors.engine.wire import Start
 from contracts.engine import Command, EngineCommand
-from contracts.rollout import Answer, Event
+from contracts.rollout import EngineAnswer, Event
 
 
 class EngineCore(Protocol):
@@ -24,7 +24,7 @@ class EngineCore(Protocol):
     def has_work(self) -> bool:
         """True while `step` has something to do or to tell."""
 
-    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> Answer | None:
+    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> EngineAnswer | None:
         """Obey. The answer, where the command has one. `memory` is what travelled beside the command, and may be kept.
         What is raised ends the engine."""
 

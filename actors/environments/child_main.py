@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from actors.processes.user_main import Parent
 
 
-class Player:
+class EpisodeServer:
     """Plays the episodes of one round after the other."""
 
     def __init__(self, make: Callable[[], Any], write: Callable[[dict[str, Any]], None]) -> None:
@@ -156,7 +156,7 @@ async def serve(make: Callable[[], Any], parent: "Parent") -> None:
         loop.call_soon_threadsafe(calls.put_nowait, None)
 
     threading.Thread(target=read, daemon=True).start()
-    player, tasks = Player(make, parent.answer), set[asyncio.Task[None]]()
+    player, tasks = EpisodeServer(make, parent.answer), set[asyncio.Task[None]]()
     while (call := await calls.get()) is not None:
         task = asyncio.create_task(player.play(call))
         tasks.add(task)

@@ -18,7 +18,7 @@ from typing import Any
 from actors.processes.modules import looked_in
 from actors.processes.user_code import UserProcess, framed
 from config.environments import EnvironmentOptions
-from contracts.environments import Answer, Call
+from contracts.environments import EnvironmentAnswer, EnvironmentCall
 
 _SCRIPT = Path(__file__).with_name("child_main.py")
 START_TIMEOUT_S = 120.0  # imports of the user's module on a busy machine
@@ -35,8 +35,8 @@ class EnvironmentStartError(RuntimeError):
 class _Open:
     """A call that is not answered yet."""
 
-    call: Call
-    future: "asyncio.Future[Answer]"
+    call: EnvironmentCall
+    future: "asyncio.Future[EnvironmentAnswer]"
     alarm: asyncio.TimerHandle | None = None  # of user code that runs now
     losses: int = 0
     held: bool = False  # its turn to run alone comes
@@ -61,7 +61,7 @@ class EnvironmentHost:
         self._one_by_one: asyncio.Task[None] | None = None
         self.schemas: list[dict[str, Any]] = []  # of the tools, once it has started
 
-    async def play(self, call: Call) -> Answer:
+    async def play(self, call: EnvironmentCall) -> EnvironmentAnswer:
         """Bounded by timeout_s for each reset and step that runs, and by `START_TIMEOUT_S`. Never raises: what fails is
         the answer's `error`."""
         number = next(self._ids)
@@ -73,7 +73,7 @@ class EnvironmentHost:
             self._send(number, entry)
             return await entry.future
         except EnvironmentStartError as error:
-            return Answer(error=str(error))
+            return EnvironmentAnswer(error=str(error))
         finally:
             entry.rest()
             self._open.pop(number, None)
@@ -191,7 +191,7 @@ class EnvironmentHost:
             text = (
                 f"the environment took more than {self._options.timeout_s:g} s and was killed (environment.timeout_s)"
             )
-            entry.future.set_result(Answer(error=text))
+            entry.future.set_result(EnvironmentAnswer(error=text))
         process.kill()
 
     async def _lost(self, how: str) -> None:
@@ -207,7 +207,7 @@ class EnvironmentHost:
             entry.rest()
             if entry.losses >= _MAX_LOSSES:
                 text = f"the environment's process ended {entry.losses} times ({how})"
-                entry.future.set_result(Answer(error=text))
+                entry.future.set_result(EnvironmentAnswer(error=text))
         if len(ran) > 1:
             for entry in (*ran.values(), *rest.values()):
                 entry.held = True
@@ -231,7 +231,7 @@ class EnvironmentHost:
                 await self.start()
             except EnvironmentStartError as error:
                 if not entry.future.done():
-                    entry.future.set_result(Answer(error=str(error)))
+                    entry.future.set_result(EnvironmentAnswer(error=str(error)))
             else:
                 self._send(number, entry)
 
@@ -251,10 +251,10 @@ def tool_schemas(options: EnvironmentOptions) -> list[dict[str, Any]]:
     return asyncio.run(ask())
 
 
-def _answer(said: dict[str, Any]) -> Answer:
+def _answer(said: dict[str, Any]) -> EnvironmentAnswer:
     if "error" in said:
-        return Answer(error=said["error"], trace=said["trace"])
-    return Answer(observation=said["observation"], reward=said["reward"], done=said["done"])
+        return EnvironmentAnswer(error=said["error"], trace=said["trace"])
+    return EnvironmentAnswer(observation=said["observation"], reward=said["reward"], done=said["done"])
 
 
 def _with_trace(text: str, trace: str | None) -> str:

@@ -10,7 +10,17 @@ the Instance Metadata Service". A container needs a hop limit of 2 to reach it. 
 
 import re
 
-from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, changes, ordinary, unix_time
+from actors.notices.types import (
+    AnswerError,
+    Ask,
+    MetadataAnswer,
+    News,
+    Provider,
+    SpotNotice,
+    changes,
+    ordinary,
+    unix_time,
+)
 
 TTL_S = 21_600  # the longest allowed
 TOKEN_PATH = "/latest/api/token"
@@ -42,7 +52,7 @@ class AwsAdapter:
         path = self._paths[self._next]
         return Ask(method="GET", path=path, headers={_TOKEN_HEADER: self._token}, timeout_s=self._timeout_s)
 
-    def heard(self, answer: Answer) -> list[News]:
+    def heard(self, answer: MetadataAnswer) -> list[News]:
         if not self._token:
             self._token = token_of(answer)
             return []
@@ -69,14 +79,14 @@ class AwsAdapter:
         return changes(before, now)
 
 
-def token_of(answer: Answer) -> str:
+def token_of(answer: MetadataAnswer) -> str:
     """Raises AnswerError."""
     if answer.status != 200 or not _TOKEN.fullmatch(answer.text):
         raise AnswerError(f"no token: {answer.shown}")
     return answer.text
 
 
-def action_of(answer: Answer) -> SpotNotice:
+def action_of(answer: MetadataAnswer) -> SpotNotice:
     """Raises AnswerError."""
     record = answer.record()
     action = record.get("action")
@@ -87,7 +97,7 @@ def action_of(answer: Answer) -> SpotNotice:
     return SpotNotice(f"EC2 will {ordinary(action)} it{known}", True, unix_time(record.get("time")))
 
 
-def rebalance_of(answer: Answer) -> SpotNotice:
+def rebalance_of(answer: MetadataAnswer) -> SpotNotice:
     """Raises AnswerError."""
     record = answer.record()
     if "noticeTime" not in record:

@@ -16,7 +16,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, changes, ordinary, unix_time
+from actors.notices.types import (
+    AnswerError,
+    Ask,
+    MetadataAnswer,
+    News,
+    Provider,
+    SpotNotice,
+    changes,
+    ordinary,
+    unix_time,
+)
 
 NAME_PATH = "/metadata/instance/compute?api-version=2021-02-01"
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -57,7 +67,7 @@ class AzureAdapter:
         timeout_s = self._timeout_s if self._on else max(self._timeout_s, FIRST_ANSWER_S)
         return Ask(method="GET", path=EVENTS_PATH, headers=HEADERS, timeout_s=timeout_s)
 
-    def heard(self, answer: Answer) -> list[News]:
+    def heard(self, answer: MetadataAnswer) -> list[News]:
         if not self._name:
             self._name = name_of(answer)
             return []
@@ -81,7 +91,7 @@ class AzureAdapter:
         return changes(before, self._said)
 
 
-def name_of(answer: Answer) -> str:
+def name_of(answer: MetadataAnswer) -> str:
     """The VM's name. Raises AnswerError."""
     if answer.status != 200:
         raise AnswerError(answer.shown)
@@ -91,7 +101,7 @@ def name_of(answer: Answer) -> str:
     return name
 
 
-def events_of(answer: Answer) -> list[dict[str, Any]]:
+def events_of(answer: MetadataAnswer) -> list[dict[str, Any]]:
     """Events with an id, a type and resources. Raises AnswerError if it is no list of events, or one is none."""
     events = answer.record().get("Events")
     if not isinstance(events, list):

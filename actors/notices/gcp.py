@@ -12,7 +12,7 @@ server for maintenance event notices". A VM with GPUs cannot migrate: it is told
 
 from urllib.parse import quote
 
-from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, changes, ordinary
+from actors.notices.types import AnswerError, Ask, MetadataAnswer, News, Provider, SpotNotice, changes, ordinary
 
 ROOT = "/computeMetadata/v1/instance"
 PREEMPTED_PATH, MAINTENANCE_PATH = f"{ROOT}/preempted", f"{ROOT}/maintenance-event"
@@ -42,7 +42,7 @@ class GcpAdapter:
         path, timeout_s = f"{PREEMPTED_PATH}?{query}", HOLD_S + self._timeout_s
         return Ask(method="GET", path=path, headers=HEADERS, timeout_s=timeout_s)
 
-    def heard(self, answer: Answer) -> list[News]:
+    def heard(self, answer: MetadataAnswer) -> list[News]:
         path = MAINTENANCE_PATH if self._maintenance else PREEMPTED_PATH
         etag, self._etag, self._maintenance = self._etag, "", False
         value = value_of(answer)
@@ -64,7 +64,7 @@ def _notices(path: str, value: str) -> list[SpotNotice]:
     return [SpotNotice(f"Compute Engine's maintenance will pause it for a moment ({ordinary(value)})", False)]
 
 
-def value_of(answer: Answer) -> str:
+def value_of(answer: MetadataAnswer) -> str:
     """One line of text. Raises AnswerError."""
     if answer.headers.get("metadata-flavor") != "Google":
         raise AnswerError(f"without the header Metadata-Flavor: Google, so not of a metadata server: {answer.shown}")

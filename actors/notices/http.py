@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from actors.notices.types import Answer, AnswerError, Ask
+from actors.notices.types import AnswerError, Ask, MetadataAnswer
 
 MAX_BYTES = 256 * 1024
 
@@ -23,7 +23,7 @@ class Http:
         self._host, self._port = parts.hostname, parts.port or 80
         self._prefix, self._agent = parts.path.rstrip("/"), agent
 
-    def __call__(self, ask: Ask) -> Answer:
+    def __call__(self, ask: Ask) -> MetadataAnswer:
         """Raises OSError (TimeoutError if the whole answer was not there in time) and AnswerError (no HTTP)."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ask.timeout_s)
         late = threading.Event()
@@ -46,7 +46,7 @@ class Http:
                 raise TimeoutError(f"no whole answer in {ask.timeout_s:g} s")
             if len(body) > MAX_BYTES:
                 raise AnswerError(f"HTTP {response.status} with more than {MAX_BYTES} bytes")
-            return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+            return MetadataAnswer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
         except (http.client.HTTPException, ValueError) as error:
             if late.is_set():
                 raise TimeoutError(f"no whole answer in {ask.timeout_s:g} s") from None

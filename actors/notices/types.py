@@ -26,7 +26,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MetadataAnswer:
     """Header names are in lower case. A redirect is an answer like any other: nobody follows it."""
 
     status: int
@@ -82,7 +82,7 @@ def changes(before: Sequence[SpotNotice], now: Sequence[SpotNotice]) -> list[New
     return [*(notice for notice in now if notice not in before), *map(Withdrawn, sorted(withdrawn))]
 
 
-class Adapter(Protocol):
+class NoticeAdapter(Protocol):
     """The protocol of one cloud, without sockets or a clock: `ask`, then `heard` with what came, and again.
 
     A round ends when `wait` says so: then nothing is to be asked before the next period.
@@ -92,7 +92,7 @@ class Adapter(Protocol):
 
     def ask(self) -> Ask: ...
 
-    def heard(self, answer: Answer) -> list[News]:
+    def heard(self, answer: MetadataAnswer) -> list[News]:
         """What is new in it. Raises AnswerError; the next `ask` begins a round."""
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from actors.notices.aws import AwsAdapter
 from actors.notices.azure import AzureAdapter
 from actors.notices.gcp import GcpAdapter
-from actors.notices.types import Adapter, Answer, AnswerError, Ask, News, Provider
+from actors.notices.types import AnswerError, Ask, MetadataAnswer, News, NoticeAdapter, Provider
 from config.spot import SpotOptions
 
 DETECT_TIMEOUT_S = 1.0
@@ -37,7 +37,7 @@ WatchEvent = Watching | News | Trouble
 
 def watch(
     options: SpotOptions,
-    http: Callable[[Ask], Answer],
+    http: Callable[[Ask], MetadataAnswer],
     tell: Callable[[WatchEvent], None],
     *,
     clock: Callable[[], float],
@@ -84,7 +84,7 @@ def watch(
         began_s = clock()
 
 
-def adapter_of(provider: Provider, timeout_s: float = TIMEOUT_S) -> Adapter:
+def adapter_of(provider: Provider, timeout_s: float = TIMEOUT_S) -> NoticeAdapter:
     match provider:
         case "aws":
             return AwsAdapter(timeout_s)
@@ -94,7 +94,7 @@ def adapter_of(provider: Provider, timeout_s: float = TIMEOUT_S) -> Adapter:
             return AzureAdapter(timeout_s)
 
 
-def detect(options: SpotOptions, http: Callable[[Ask], Answer]) -> tuple[Adapter | None, str]:
+def detect(options: SpotOptions, http: Callable[[Ask], MetadataAnswer]) -> tuple[NoticeAdapter | None, str]:
     """Ask each cloud's first question once: the adapter of the one that answers as documented, or why none does."""
     providers: tuple[Provider, ...] = ("aws", "gcp", "azure")
     heard: dict[str, list[str]] = {}

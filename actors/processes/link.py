@@ -40,7 +40,7 @@ class Link:
     def send(self, message: object) -> None:
         """What it holds is copied and may be reused when this returns. Raises OSError if the other end is closed."""
         file = io.BytesIO()
-        pickler = _Pickler(file)
+        pickler = _MemoryPickler(file)
         pickler.dump(message)
         packed = pickler.size.to_bytes(8, "little") + file.getvalue()
         if not pickler.arrays:
@@ -61,14 +61,14 @@ class Link:
         packed = self._connection.recv_bytes()
         size = int.from_bytes(packed[:8], "little")
         memory = shared_bytes(reduction.recv_handle(self._connection), size) if size else None
-        return _Unpickler(io.BytesIO(packed[8:]), memory).load()
+        return _MemoryUnpickler(io.BytesIO(packed[8:]), memory).load()
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
 
 
-class _Pickler(pickle.Pickler):
+class _MemoryPickler(pickle.Pickler):
     """Leaves large arrays out: `arrays` lie in `size` bytes of memory, one behind the other."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -85,7 +85,7 @@ class _Pickler(pickle.Pickler):
         return _array_at, (start, value.dtype, value.shape)
 
 
-class _Unpickler(pickle.Unpickler):
+class _MemoryUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, memory: Bytes | None) -> None:
         super().__init__(file)
         self._view = partial(_view, memory)  # a method would keep the memory until the next garbage collection

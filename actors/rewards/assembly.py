@@ -15,7 +15,7 @@ from contracts.rewards import Grade, GradeItem
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RewardCall:
     """Responses that a lane grades together. `keys` in the order of the round."""
 
     lane: int
@@ -48,21 +48,21 @@ class Assembly:
             self._units.append({} if size == 1 else {key: unit for u in units for unit in [_Unit(u)] for key in u})
         self._graded: dict[int, dict[int, Grade]] = {}  # by key and lane
 
-    def submit(self, key: int, item: GradeItem) -> list[Call]:
+    def submit(self, key: int, item: GradeItem) -> list[RewardCall]:
         """The calls that are complete with this response."""
         calls = []
         for index, lane in enumerate(self._lanes):
             read = item if lane.tokens or item.tokens is None else replace(item, tokens=None)
             unit = self._units[index].get(key)
             if unit is None:
-                calls.append(Call(index, (key,), (read,)))
+                calls.append(RewardCall(index, (key,), (read,)))
                 continue
             unit.items[key] = read
             if len(unit.items) == len(unit.keys):
                 calls.append(_call(index, unit))
         return calls
 
-    def flush(self) -> list[Call]:
+    def flush(self) -> list[RewardCall]:
         """The calls of what is there, when no response will come any more."""
         calls = []
         for index, units in enumerate(self._units):
@@ -71,7 +71,7 @@ class Assembly:
                     calls.append(_call(index, unit))
         return calls
 
-    def answered(self, call: Call, grades: Sequence[Grade]) -> list[tuple[int, Grade]]:
+    def answered(self, call: RewardCall, grades: Sequence[Grade]) -> list[tuple[int, Grade]]:
         """(key, grade) of the responses that all lanes have answered for now."""
         done = []
         for key, grade in zip(call.keys, grades, strict=True):
@@ -103,9 +103,9 @@ def weighed(terms: Sequence[RewardTerm], parts: dict[str, float], notes: tuple[s
     return Grade(value=value, parts=parts, notes=notes)
 
 
-def _call(lane: int, unit: _Unit) -> Call:
+def _call(lane: int, unit: _Unit) -> RewardCall:
     """Of what the unit has; it has nothing then."""
     keys = tuple(key for key in unit.keys if key in unit.items)
-    call = Call(lane, keys, tuple(unit.items[key] for key in keys))
+    call = RewardCall(lane, keys, tuple(unit.items[key] for key in keys))
     unit.items = {}
     return call

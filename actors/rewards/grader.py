@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from actors.rewards.assembly import Assembly, Call, weighed
+from actors.rewards.assembly import Assembly, RewardCall, weighed
 from actors.rewards.callables import FormatTerm, PythonTerm
 from actors.rewards.generated import ReasoningGymTerm
 from actors.rewards.hosted import HostedTerm
@@ -110,7 +110,7 @@ class Grader:
         self._grades: dict[int, Grade] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.Runner()
-        self._waiting: list[Call] = []  # of hosted lanes, which are asked together
+        self._waiting: list[RewardCall] = []  # of hosted lanes, which are asked together
         self._local = LaneGrader(options, self._lanes)
         self._hosts: dict[int, HostGrader] = {}
         try:
@@ -171,17 +171,17 @@ class Grader:
 
         return self._loop.run(make())
 
-    def _call(self, calls: Sequence[Call]) -> None:
+    def _call(self, calls: Sequence[RewardCall]) -> None:
         for call in calls:
             if self._lanes[call.lane].hosted:
                 self._waiting.append(call)
             else:
                 self._grades.update(self._assembly.answered(call, self._local.grade(call.lane, call.items)))
 
-    async def _answer(self, calls: Sequence[Call]) -> None:
+    async def _answer(self, calls: Sequence[RewardCall]) -> None:
         room = {lane: asyncio.Semaphore(self._lanes[lane].in_flight) for lane in self._hosts}
 
-        async def one(call: Call) -> None:
+        async def one(call: RewardCall) -> None:
             async with room[call.lane]:
                 grades = await self._hosts[call.lane].grade(call.items)
             self._grades.update(self._assembly.answered(call, grades))

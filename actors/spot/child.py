@@ -29,12 +29,12 @@ from contracts.spot import (
     MicroStep,
     NeedData,
     PublishDrafter,
-    Published,
     SetTarget,
     Skipped,
     SpotCommand,
     StartTraining,
     StopTraining,
+    TrainedWeights,
     TrainerEvent,
     TrainFailed,
     TrainOn,
@@ -170,7 +170,7 @@ class SpotLoop:
                 else:  # adapters came, which leave alone what a drafter shares
                     self._residence.same_head(manifest.version)
             case PublishDrafter():
-                self._tell(Published(*self.trainer.export()))
+                self._tell(TrainedWeights(*self.trainer.export()))
             case ContinueFrom(manifest, memory):
                 self._load(manifest, memory)
             case _:

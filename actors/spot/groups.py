@@ -56,7 +56,7 @@ class Transport:
             )
 
 
-class Group:
+class TrainerGroup:
     """Members that are connected. Works are polled with `models.process_groups.finished`."""
 
     def __init__(self, hosts: Any, devices: Any, device: torch.device) -> None:
@@ -71,18 +71,18 @@ class Group:
             abort_group(self.devices, 0.0 if broken else _READ_S)
 
 
-def connect(store: Any, session: TrainSession, transport: Transport, host: str, timeout_s: float) -> Group:
+def connect(store: Any, session: TrainSession, transport: Transport, host: str, timeout_s: float) -> TrainerGroup:
     """The group of an epoch, which all its members make now; blocks, for a thread. Raises RuntimeError."""
     rank, size = session.rank, len(session.members)
     hosts = gloo_group(store, rank, size, host, timeout_s)
     if not transport.apart:
-        return Group(hosts, None, transport.device)
+        return TrainerGroup(hosts, None, transport.device)
     everyone = torch.tensor([float(transport.nccl)])
     hosts.allreduce([everyone]).wait()
     if int(everyone) < size:
-        return Group(hosts, None, transport.device)
+        return TrainerGroup(hosts, None, transport.device)
     transport.connecting()
     prefix = dist.PrefixStore("nccl", store)  # type: ignore[attr-defined]
     devices = nccl_group(prefix, rank, size, transport.device, timeout_s)
     transport.connected()
-    return Group(hosts, devices, transport.device)
+    return TrainerGroup(hosts, devices, transport.device)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.spot.groups import Group, Transport
+from actors.spot.groups import TrainerGroup, Transport
 from actors.spot.rendezvous import LIMIT_S, Rendezvous, open_store
 from contracts.spot import TrainSession
 from models.process_groups import finished
@@ -44,7 +44,7 @@ class Members:
         self._told: TrainSession | None = None  # the newest session
         self._formed: TrainSession | None = None  # the one whose members sum now
         self._spent: TrainSession | None = None  # its group has come apart: only a newer session helps
-        self._group: Group | None = None
+        self._group: TrainerGroup | None = None
         self._work: Any = None  # a collective that is under way
         self._abandoned: list[tuple[float, Any, Any]] = []  # groups whose end would wait for a collective
         self._rendezvous: Rendezvous | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from actors.spot.groups import Group, Transport, connect
+from actors.spot.groups import TrainerGroup, Transport, connect
 from contracts.spot import TrainSession
 
 LIMIT_S = 10.0  # rendezvous and collectives
@@ -43,7 +43,7 @@ class Rendezvous:
         self._since_s = time.monotonic()
         self._seen: tuple[frozenset[int], float] = frozenset(), self._since_s  # late ranks, and when the last one came
         self.left_out = False  # the others began without this member
-        self._found: Group | RuntimeError | None = None
+        self._found: TrainerGroup | RuntimeError | None = None
         self._given_up = False
 
     def complete(self) -> bool:
@@ -95,7 +95,7 @@ class Rendezvous:
     def give_up(self) -> None:
         """Nobody waits for the group any more: if it is made all the same, it is ended."""
         self._given_up = True
-        if isinstance(self._found, Group):
+        if isinstance(self._found, TrainerGroup):
             self._found.end(broken=True)
 
     def withdraw(self) -> None:
@@ -104,7 +104,7 @@ class Rendezvous:
             with suppress(RuntimeError):
                 self._client.delete_key(self._here(self._rank))
 
-    def group(self, transport: Transport, host: str) -> Callable[[], Group | None]:
+    def group(self, transport: Transport, host: str) -> Callable[[], TrainerGroup | None]:
         """Start making the process group, which all must do now; the result is None until it is made. That raises
         RuntimeError if it failed."""
 
@@ -122,7 +122,7 @@ class Rendezvous:
             except (RuntimeError, OSError) as error:
                 self._found = RuntimeError(str(error))
 
-        def result() -> Group | None:
+        def result() -> TrainerGroup | None:
             if isinstance(self._found, RuntimeError):
                 raise self._found
             return self._found

@@ -92,7 +92,7 @@ class _Reader(filesystem.FileSystemReader):
         if not path.is_file():
             raise FileNotFoundError(f"{self.path} holds no learner checkpoint")
         try:
-            found = _Unpickler(io.BytesIO(path.read_bytes())).load()
+            found = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
             _check(found)
         except PermissionError:
             raise
@@ -104,7 +104,7 @@ class _Reader(filesystem.FileSystemReader):
         return found
 
 
-class _Unpickler(pickle.Unpickler):
+class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         known = _NAMED.get((module, name))
         if known is None and module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):

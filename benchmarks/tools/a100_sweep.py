@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.tools.qwen import network, qwen
 from policies.roofline.devices import DEVICES
 from policies.roofline.kernels import Kernel, Walk, step_kernels
-from policies.roofline.timing import SWEEP, Rates, time_of
+from policies.roofline.timing import SWEEP, DeviceRates, time_of
 
 FIXTURE = Path(__file__).parents[1] / "data/a100_sweep_qwen2.5_7b.csv"
 QWEN_7B = network(qwen("7b"))
@@ -48,12 +48,12 @@ def fitted(found: list[Cell]) -> list[Cell]:
     return decoding[::2] + [cell for cell in found if cell.rows in (4, 16)]
 
 
-def predicted_ms(cell: Cell, rates: Rates = SWEEP) -> float:
+def predicted_ms(cell: Cell, rates: DeviceRates = SWEEP) -> float:
     kernels = _sweep_kernels(cell)
     return time_of(kernels, DEVICES["A100"], rates, requests=cell.batch).ms
 
 
-def relative_error(cell: Cell, rates: Rates = SWEEP) -> float:
+def relative_error(cell: Cell, rates: DeviceRates = SWEEP) -> float:
     return predicted_ms(cell, rates) / cell.median_ms - 1
 
 

@@ -19,7 +19,7 @@ from contracts.coordinator import ControlEvent, Drain, Pause, Resume, SetThresho
 from coordinator.admin import admin_pb2 as pb
 from coordinator.admin.credentials import TokenCheck
 from coordinator.admin.messages import SERVICE, change_message, status_message
-from coordinator.feed import Feed
+from coordinator.feed import StatusFeed
 from coordinator.machine import UnknownTargetError
 from coordinator.status import Status
 
@@ -43,7 +43,7 @@ class AdminServer:
     def __init__(
         self,
         coordinator: Coordinator,
-        feed: Feed,
+        feed: StatusFeed,
         address: str,
         *,
         token: str = "",

@@ -55,7 +55,7 @@ class EagleContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CachePlaces:
     """Where the R requests of one `propose` lie; `start` is the position of local index 0."""
 
     tables: NDArray[np.int32]  # [R, M]
@@ -99,7 +99,7 @@ class EagleCache:
         """The widest tables of requests of so many tokens."""
         return -(-max_tokens // self.block_tokens) + self._scratch
 
-    def places(self, kv: KVPlaces, slots: Int64Array, lengths: Int64Array) -> Places:
+    def places(self, kv: KVPlaces, slots: Int64Array, lengths: Int64Array) -> CachePlaces:
         """Tables of requests whose `start` is set: the target's blocks up to the last known token's, then scratch."""
         size, blocks = self.block_tokens, kv.block_tables
         base = self.start[slots] // size
@@ -110,11 +110,11 @@ class EagleCache:
         column = np.arange(self._scratch)
         scratch = self._blocks + slots[:, None] * self._scratch + column
         tables[np.arange(len(slots))[:, None], own[:, None] + column] = scratch
-        return Places(tables, self.start[slots], lengths - 1 - self.start[slots], size)
+        return CachePlaces(tables, self.start[slots], lengths - 1 - self.start[slots], size)
 
     def context(
         self,
-        places: Places,
+        places: CachePlaces,
         positions: Int64Array,
         kv_slots: Int64Array,
         rows: Int64Array,

@@ -16,12 +16,12 @@ from torch import Tensor
 from config.catalogue import FRESH_WEIGHTS
 from config.speculation import EagleOptions
 from config.strategy import Strategy
-from drafter.eagle.cache import IDLE, EagleCache, EagleContext, Places
+from drafter.eagle.cache import IDLE, CachePlaces, EagleCache, EagleContext
 from drafter.eagle.device import DeviceDrafts
 from drafter.eagle.files import EagleWeightsError, eagle_at, save_eagle
 from drafter.eagle.fused import fused_passes
 from drafter.eagle.model import Drafting
-from drafter.eagle.tree import Nodes, best_nodes, best_of_level, grown_mask
+from drafter.eagle.tree import TreeNodes, best_nodes, best_of_level, grown_mask
 from drafter.eagle.work import Work
 from drafter.protocol import BatchView, Drafts, GraphCapture
 from models import ops
@@ -32,12 +32,12 @@ MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
+class _DraftBatch:
     """The requests of some work, for operations that take tensors of the CPU."""
 
     index: Int64Array  # [R'], their places in the batch
     lengths: Int64Array
-    places: Places
+    places: CachePlaces
     keys: Tensor  # int64 [R']
     noise_positions: Int64Array  # [R'], of the next token
     temperatures: Tensor
@@ -46,7 +46,7 @@ class _Batch:
     truncated: bool
 
     @classmethod
-    def of(cls, work: Work) -> "_Batch":
+    def of(cls, work: Work) -> "_DraftBatch":
         return cls(
             index=work.index,
             lengths=work.lengths,
@@ -209,7 +209,7 @@ class EagleDrafter:
         return Drafts(tokens, counts, parents, distributions, caught_up)
 
     def _on_host(self, work: Work, strategy: Strategy, depth: int) -> _Found:
-        hidden, batch = self._caught_up(work), _Batch.of(work)
+        hidden, batch = self._caught_up(work), _DraftBatch.of(work)
         if depth <= 0:
             return _nothing(work)
         if strategy.is_tree:
@@ -283,7 +283,7 @@ class EagleDrafter:
             useful = self._sure(found.scores)
         return found.tokens, found.parents, useful, found.soft, found.captured
 
-    def _chain(self, batch: _Batch, hidden: Tensor, depth: int) -> _Found:
+    def _chain(self, batch: _DraftBatch, hidden: Tensor, depth: int) -> _Found:
         """Where chains are sampled all tokens are verified, as what is left out must not depend on what was drawn."""
         if self._sampled:
             drawn, soft = self._sampled_chain(batch, hidden, depth)
@@ -320,7 +320,7 @@ class EagleDrafter:
         counts: Int64Array = np.maximum(likely.sum(axis=1), 1)
         return counts
 
-    def _sampled_chain(self, batch: _Batch, hidden: Tensor, depth: int) -> tuple[Int64Array, Tensor]:
+    def _sampled_chain(self, batch: _DraftBatch, hidden: Tensor, depth: int) -> tuple[Int64Array, Tensor]:
         drawn, soft = [], []
         for step in range(depth):
             logits = self._target.logits(self.model.readout(hidden))
@@ -333,7 +333,7 @@ class EagleDrafter:
                 hidden = self._advance(batch, drawn[-1], hidden, step)
         return np.stack(drawn, axis=1), torch.stack(soft, dim=1)
 
-    def _advance(self, batch: _Batch, tokens: Int64Array, hidden: Tensor, step: int) -> Tensor:
+    def _advance(self, batch: _DraftBatch, tokens: Int64Array, hidden: Tensor, step: int) -> Tensor:
         """The features behind the `step`-th drafted token of each request, [R', H]."""
         requests, ones = np.arange(len(batch.index)), np.ones(len(batch.index), np.int64)
         local = batch.places.committed + step
@@ -342,14 +342,14 @@ class EagleDrafter:
         return self._forward(tokens, hidden, context)
 
     def _tree(
-        self, batch: _Batch, hidden: Tensor, strategy: Strategy, depth: int
+        self, batch: _DraftBatch, hidden: Tensor, strategy: Strategy, depth: int
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
         """`best_nodes` of a tree of `depth` levels. Every level feeds all rows again, with the tree's mask: a
         one-layer pass reads its weights once whatever the rows, and K/V need not follow the branches."""
         requests, k = len(batch.index), strategy.top_k
         tokens, scores = self._top(batch, hidden, k, batch.noise_positions)
         k = tokens.shape[1]
-        nodes = Nodes(tokens, np.full_like(tokens, -1), scores)
+        nodes = TreeNodes(tokens, np.full_like(tokens, -1), scores)
         mask = np.zeros((requests, 0, 0), np.bool_)
         fed_tokens = np.zeros((requests, 0), np.int64)
         fed_hidden = hidden[:, None][:, :0]
@@ -379,7 +379,7 @@ class EagleDrafter:
         return best_nodes(nodes, strategy.tokens_to_verify)
 
     def _feed_tree(
-        self, batch: _Batch, tokens: Int64Array, hidden: Tensor, depths: Int64Array, mask: NDArray[np.bool_]
+        self, batch: _DraftBatch, tokens: Int64Array, hidden: Tensor, depths: Int64Array, mask: NDArray[np.bool_]
     ) -> Tensor:
         """Rows [R', F] of the tree, each seeing its ancestors -> their outputs [R', F, H]."""
         requests, fed = tokens.shape
@@ -397,7 +397,7 @@ class EagleDrafter:
         return self._forward(tokens.reshape(-1), hidden.flatten(0, 1), context).view(requests, fed, -1)
 
     def _top(
-        self, batch: _Batch, hidden: Tensor, k: int, noise_positions: Int64Array
+        self, batch: _DraftBatch, hidden: Tensor, k: int, noise_positions: Int64Array
     ) -> tuple[Int64Array, NDArray[np.float32]]:
         """The k best next tokens of each row and their log-probabilities, [rows, k]."""
         logits = self._target.logits(self.model.readout(hidden))
@@ -435,11 +435,11 @@ class EagleDrafter:
         embedded = self._target.embed_tokens(self._there(tokens))
         return self.model.advance(embedded, hidden, rotation, context)
 
-    def _temperatures(self, batch: _Batch) -> Tensor:
+    def _temperatures(self, batch: _DraftBatch) -> Tensor:
         """Without coupling a chain is the most probable one: that is the draw at temperature 0."""
         return batch.temperatures if self._coupled or self._sampled else torch.zeros_like(batch.temperatures)
 
-    def _cutoff(self, logits: Tensor, batch: _Batch, each: int) -> Tensor:
+    def _cutoff(self, logits: Tensor, batch: _DraftBatch, each: int) -> Tensor:
         if not batch.truncated:
             return torch.full((logits.shape[0],), -torch.inf, device=self._device)
         settings = (x.repeat_interleave(each) for x in (batch.temperatures, batch.top_k, batch.top_p))

@@ -14,15 +14,15 @@ Float32Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class TreeNodes:
     """N candidates per request, every node behind its parent."""
 
     tokens: Int64Array  # [R, N]
     parents: Int64Array  # [R, N], -1: the root
     scores: Float32Array  # [R, N], log-probability of the path; -inf: not a candidate
 
-    def extended(self, tokens: Int64Array, parents: Int64Array, scores: Float32Array) -> "Nodes":
-        return Nodes(
+    def extended(self, tokens: Int64Array, parents: Int64Array, scores: Float32Array) -> "TreeNodes":
+        return TreeNodes(
             np.concatenate((self.tokens, tokens), axis=1),
             np.concatenate((self.parents, parents), axis=1),
             np.concatenate((self.scores, scores), axis=1),
@@ -37,14 +37,14 @@ class Frontier:
     parent_rows: Int64Array  # [R, k], the row among those fed before that their parent was; -1: none
 
 
-def best_of_level(nodes: Nodes, first: int, k: int, fed_rows: int) -> Frontier:
+def best_of_level(nodes: TreeNodes, first: int, k: int, fed_rows: int) -> Frontier:
     """The k best nodes among those from index `first` on, which are the children, k each, of the last k rows fed."""
     count = min(k, nodes.scores.shape[1] - first)
     order = np.argsort(-nodes.scores[:, first:], axis=1, kind="stable")[:, :count]
     return Frontier(order + first, fed_rows - k + order // k if fed_rows else np.full_like(order, -1))
 
 
-def best_nodes(nodes: Nodes, count: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+def best_nodes(nodes: TreeNodes, count: int) -> tuple[Int64Array, Int64Array, Int64Array]:
     """The best `count` nodes of each request, most probable first: tokens, parents [R, count] and how many [R]."""
     requests, total = nodes.scores.shape
     order = np.argsort(-nodes.scores, axis=1, kind="stable")[:, :count]

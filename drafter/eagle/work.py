@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from drafter.eagle.cache import Places
+from drafter.eagle.cache import CachePlaces
 from drafter.protocol import HiddenRows
 
 Int64Array = NDArray[np.int64]
@@ -20,7 +20,7 @@ class Work:
 
     index: Int64Array  # [R'], their places in the batch
     lengths: Int64Array
-    places: Places
+    places: CachePlaces
     rows: Int64Array  # [R'] >= 1
     kept: HiddenRows  # of those rows
     tokens: Int64Array  # [T], behind each of them

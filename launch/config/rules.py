@@ -7,7 +7,7 @@ from typing import Any, assert_never
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from config.rules import Bounded, Different, ImportPath, NotWith, OnlyWith, RequiredWith, Rule, Shares
+from config.rules import Bounded, Different, NamesCode, NotWith, OnlyWith, RequiredWith, Rule, Shares
 from config.tree import Config
 from launch.config.issues import Issue
 from launch.config.schema import render
@@ -65,7 +65,7 @@ class _Held:
             case Shares():
                 if self._counts(rule.when) and not all(0 <= share < 1 for share in self._value):
                     yield Issue(self._key, f"each must be in [0, 1), got {list(self._value)}")
-            case ImportPath():
+            case NamesCode():
                 yield from self._import_path(rule)
             case _:
                 assert_never(rule)
@@ -106,7 +106,7 @@ class _Held:
                 said = f"two {rule.noun} are called {name!r}: metrics would not tell them apart"
                 yield Issue(f"{self._key}.{index}.name", said, remedy=f"set {self._key}.{index}.name")
 
-    def _import_path(self, rule: ImportPath) -> Iterator[Issue]:
+    def _import_path(self, rule: NamesCode) -> Iterator[Issue]:
         each = isinstance(self._value, tuple)
         places = (
             [(f"{self._key}.{i}", one) for i, one in enumerate(self._value)] if each else [(self._key, self._value)]

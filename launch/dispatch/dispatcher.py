@@ -28,7 +28,7 @@ from contracts.rollout import (
     Request,
     WeightsLoaded,
 )
-from contracts.spot import Checkpointed, MicroStep, Published, TrainFailed, TrainStopped
+from contracts.spot import Checkpointed, MicroStep, TrainedWeights, TrainFailed, TrainStopped
 from launch.dispatch.events import DrafterNews, DrafterPublished, WeightsGone, WorkerMeasured, WorkerSampled
 from launch.dispatch.requests import Requests
 from launch.dispatch.seat import (
@@ -311,7 +311,7 @@ class RolloutDispatcher:
                 until = "any more" if final else "until it gets new weights"
                 self._context.observer.event("drafter_failed", f"{seat.name}: {name} is not used {until}: {reason}")
                 self._context.loop.tell(DrafterNews(seat.name, event))
-            case Published(manifest):
+            case TrainedWeights(manifest):
                 self.drafters.fetch(seat, manifest.version)
             case MicroStep() | TrainStopped() | Checkpointed() | TrainFailed() | RecordingReport():
                 self._context.loop.tell(DrafterNews(seat.name, event))

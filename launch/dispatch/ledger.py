@@ -35,7 +35,7 @@ class Loss:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Entry:
+class _LedgerEntry:
     request: Request
     expected: float  # tokens, whole response
     deltas: list[Sampled] = field(default_factory=list)
@@ -67,9 +67,9 @@ class Ledger:
     """The requests of one `run`. Request ids must be distinct."""
 
     def __init__(self, requests: Iterable[Request], *, max_retries: int) -> None:
-        self._open: dict[int, _Entry] = {}
-        self._held: dict[str, dict[int, _Entry]] = {}  # by worker
-        self._placed: list[_Entry] = []  # running from the next decision on: they go on where they were
+        self._open: dict[int, _LedgerEntry] = {}
+        self._held: dict[str, dict[int, _LedgerEntry]] = {}  # by worker
+        self._placed: list[_LedgerEntry] = []  # running from the next decision on: they go on where they were
         self._balance = Balance()
         self._max_retries = max_retries
         self.total = self.finished = 0
@@ -84,7 +84,7 @@ class Ledger:
         once, and goes on there if that is possible. Raises ValueError: the id is open."""
         if request.request_id in self._open:
             raise ValueError(f"request id {request.request_id} occurs twice")
-        entry = _Entry(request=request, expected=exact(request.expected_tokens))
+        entry = _LedgerEntry(request=request, expected=exact(request.expected_tokens))
         if request.prefix is not None:
             entry.deltas, entry.tokens = [request.prefix], len(request.prefix.tokens)
         self._open[request.request_id] = entry
@@ -223,27 +223,27 @@ class Ledger:
         self.reissued += len(reissued)
         return Loss(tuple(reissued), tuple(failed), tuple(finished), prefix_tokens)
 
-    def _of(self, worker: str, request_id: int) -> _Entry | None:
+    def _of(self, worker: str, request_id: int) -> _LedgerEntry | None:
         entry = self._open.get(request_id)
         if entry is not None and entry.holder == worker:
             return entry
         self.duplicates += 1
         return None
 
-    def _sampled(self, worker: str, entry: _Entry, tokens: int) -> None:
+    def _sampled(self, worker: str, entry: _LedgerEntry, tokens: int) -> None:
         """`tokens` of a running request are known now."""
         before = entry.remaining_tokens()
         entry.tokens = tokens
         self._balance.progress(worker, before - entry.remaining_tokens())
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: _LedgerEntry) -> None:
         """Its worker runs it no longer."""
         assert entry.holder is not None
         self._balance.end(entry.holder, entry.request.prompt_id, entry.remaining_tokens())
         del self._held[entry.holder][entry.request.request_id]
         entry.holder = None
 
-    def _finish(self, entry: _Entry, end: End, now_s: float, weights_version: int) -> Rollout:
+    def _finish(self, entry: _LedgerEntry, end: End, now_s: float, weights_version: int) -> Rollout:
         """One that no worker gives back."""
         del self._open[entry.request.request_id]
         self.finished += 1

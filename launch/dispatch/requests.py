@@ -10,7 +10,7 @@ from launch.dispatch.errors import StaleWeightsError
 from launch.dispatch.events import RolloutEnded, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
-from launch.dispatch.stats import DispatchStats, Tally
+from launch.dispatch.stats import DispatchStats, DispatchTally
 
 
 class Requests:
@@ -21,7 +21,7 @@ class Requests:
         self._version: int | None = None  # of the weights that every worker shall hold, if any
         self._heard = False  # somebody waits for what ends
         self._ledger = Ledger([], max_retries=0)
-        self._tally = Tally()
+        self._tally = DispatchTally()
         self.aborting = False
 
     def expect(self, version: int) -> None:
@@ -30,7 +30,7 @@ class Requests:
 
     def begin(self, requests: Sequence[Request]) -> None:
         """A run starts; workers are to be offered anew. Raises ValueError: two requests with one id."""
-        self._tally = Tally(begin_s=self._context.clock())
+        self._tally = DispatchTally(begin_s=self._context.clock())
         self._ledger = Ledger(requests, max_retries=self._max_retries)
         self._heard = True
 

@@ -26,7 +26,7 @@ class DispatchStats:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class DispatchTally:
     """Of the present run."""
 
     begin_s: float = 0.0

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.autoscaler.sdk import request_resources
 
-from actors.placement_plan import Bundle, Group, Plan
+from actors.placement_plan import Bundle, BundleGroup, Plan
 
 _NODE_GROUP = "ray.io/node-group"  # label of nodes that Ray's cluster launcher or KubeRay started
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def bundles(plan: Plan, workers: int) -> list[dict[str, float]]:
     return [bundle for group in groups for bundle in _by_node(group)]
 
 
-def _by_node(group: Group) -> list[dict[str, float]]:
+def _by_node(group: BundleGroup) -> list[dict[str, float]]:
     if group.strategy != "STRICT_PACK":
         return [dict(bundle) for bundle in group.bundles]
     together: Counter[str] = Counter()

@@ -50,7 +50,7 @@ class Heard:
     heard_s: float  # monotonic, of the driver
 
 
-class Feed:
+class NoticeFeed:
     """From construction to `close`. What is heard is posted to the driver's loop, as Heard."""
 
     def __init__(self, options: SpotOptions, here: str, context: Context) -> None:

@@ -29,7 +29,7 @@ from config.environments import EnvironmentOptions
 from config.learner import OptimizerOptions
 from config.speculation import SpeculationOptions
 from contracts.engine import Submit, UpdateWeights
-from contracts.environments import Answer, Call
+from contracts.environments import EnvironmentAnswer, EnvironmentCall
 from contracts.rollout import DrafterFailed, EngineWindow, Finished, Rejected, Request
 from contracts.training import Demonstration, StepResult, TrainSequence
 from launch.batch import sampling_params
@@ -42,7 +42,7 @@ from launch.errors import UsageError
 from launch.interrupt import Interrupt
 from launch.observe import Observer, SpeculationMeter
 from launch.run.collect import Collector
-from launch.run.episodes import Player
+from launch.run.episodes import EpisodeRunner
 from launch.run.inputs import load_inputs
 from launch.run.job import Job, prompt_skip
 from launch.run.phases import SharedMemory
@@ -209,15 +209,15 @@ class LocalEnvironments:
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._loop, self._host, self._round = asyncio.new_event_loop(), EnvironmentHost(options), 0
-        self._asked: dict[asyncio.Task[Answer], int] = {}
+        self._asked: dict[asyncio.Task[EnvironmentAnswer], int] = {}
 
     def begin(self) -> None:
         self._round += 1
 
-    def play(self, key: int, call: Call) -> None:
+    def play(self, key: int, call: EnvironmentCall) -> None:
         self._asked[self._loop.create_task(self._host.play(replace(call, round=self._round)))] = key
 
-    def look(self) -> list[tuple[int, Answer]]:
+    def look(self) -> list[tuple[int, EnvironmentAnswer]]:
         """Whoever has answered: one is waited for."""
         if not self._asked:
             return []
@@ -274,7 +274,7 @@ def open_job(
     environments = None if config.environment is None else LocalEnvironments(config.environment)
     player = None
     if config.environment is not None and environments is not None:
-        player = Player(config.environment, cast(Any, environments), inputs.template)
+        player = EpisodeRunner(config.environment, cast(Any, environments), inputs.template)
     collector = Collector(context, dispatcher, cast(Any, rewards), inputs.tokenizer, player=player)
 
     def react(event: Any) -> None:

@@ -97,20 +97,20 @@ class PodTemplate(_Strict):
     metadata: Object = {}
 
 
-class _Group(_Strict):
+class _PodGroup(_Strict):
     template: PodTemplate
     ray_start_params: dict[str, str] = {}
     labels: dict[str, str] = {}
     resources: dict[str, str] = {}
 
 
-class HeadGroup(_Group):
+class HeadGroup(_PodGroup):
     enable_ingress: bool | None = None
     head_service: Object = {}
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"] | None = None
 
 
-class WorkerGroup(_Group):
+class WorkerGroup(_PodGroup):
     group_name: str
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=0)

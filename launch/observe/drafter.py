@@ -15,8 +15,8 @@ from contracts.spot import (
     Checkpointed,
     MicroStep,
     NeedData,
-    Published,
     Skipped,
+    TrainedWeights,
     TrainerEvent,
     TrainFailed,
     TrainStarted,
@@ -122,7 +122,7 @@ class DrafterMeter:
             case MicroStep():
                 self._steps.append(event)
                 self._trained_on = max(event.target_version, self._trained_on or 0)
-            case Published():
+            case TrainedWeights():
                 self.published(event.manifest.version)
             case TrainStopped(seconds=seconds, reason=reason):
                 self._stop_s = max(seconds, self._stop_s or 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from config.token_budget import AbortOptions
 from contracts.rollout import FinishReason, Marker, Rollout, StopRule
-from launch.run.groups import Group
+from launch.run.groups import PromptGroup
 from policies.token_budget.abort import Thresholds, thresholds
 from policies.token_budget.window import LengthWindow
 
@@ -70,7 +70,7 @@ class AbortRule:
         }
         return {f"abort/{name}": float(value) for name, value in known.items() if value is not None}
 
-    def observe(self, groups: Sequence[Group]) -> dict[str, float]:
+    def observe(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
         """What came of the last `rules`; metrics.
 
         abort/saved_tokens estimates what the responses that were given up would still have taken, by the late ones in
@@ -105,7 +105,7 @@ class AbortRule:
         self._ended = int(state["ended"])
         self._window.load_state_dict(state["window"])
 
-    def _learn_lengths(self, groups: Sequence[Group]) -> None:
+    def _learn_lengths(self, groups: Sequence[PromptGroup]) -> None:
         """Kept responses, each for as many as it stands for: prompts count alike, whatever their counts."""
         sizes = [len(group.members) for group in groups if group.members]
         mean_size = sum(sizes) / max(len(sizes), 1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actors.data.tokenizers import Tokenizer
 from actors.reward_pool import RewardPool
 from actors.rewards import GradeItem
-from contracts.environments import Answer
+from contracts.environments import EnvironmentAnswer
 from contracts.rollout import Rollout
 from launch.batch import Batch
 from launch.context import RunContext
@@ -22,15 +22,15 @@ from launch.dispatch.ledger import FailedRequest
 from launch.drafter.training import DrafterTraining
 from launch.fleet import Fleet
 from launch.interrupt import Interrupt
-from launch.run.episodes import EnvironmentFailuresError, Episode, EpisodeEnded, EpisodeFailed, Episodes, Player
-from launch.run.groups import Graded, Group
+from launch.run.episodes import EnvironmentFailuresError, Episode, EpisodeEnded, EpisodeFailed, EpisodeRunner, Episodes
+from launch.run.groups import Graded, PromptGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """Everything one round brought back."""
 
-    groups: list[Group]
+    groups: list[PromptGroup]
     stats: DispatchStats
     rollout_s: float
     reward_wait_s: float  # after the last rollout, until the last grade
@@ -97,7 +97,7 @@ class Collector:
         *,
         share: bool = False,
         fleet: Fleet | None = None,
-        player: Player | None = None,
+        player: EpisodeRunner | None = None,
         drafter: DrafterTraining | None = None,
     ) -> None:
         """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends. player:
@@ -179,7 +179,8 @@ class Collector:
             )
 
         groups = [
-            Group(pick, [graded(i) for i in batch.ids(index) if i in arrived]) for index, pick in enumerate(batch.picks)
+            PromptGroup(pick, [graded(i) for i in batch.ids(index) if i in arrived])
+            for index, pick in enumerate(batch.picks)
         ]
         counts = [len(batch.ids(index)) for index in range(len(batch.picks))]
         return Round(
@@ -219,7 +220,7 @@ class Collector:
         else:
             sampling.episodes.turn(rollout)
 
-    def answered(self, answers: Iterable[tuple[int, Answer]]) -> None:
+    def answered(self, answers: Iterable[tuple[int, EnvironmentAnswer]]) -> None:
         """Environments have. Raises EnvironmentFailuresError."""
         sampling = self._sampling
         if sampling is None or sampling.episodes is None:
@@ -259,7 +260,7 @@ class Collector:
         self._rewards.submit(request_id, item)
         self._context.observer.progress(sampling.phase, sampling.ended, len(batch))
 
-    def _environment_failed(self, which: str, answer: Answer) -> None:
+    def _environment_failed(self, which: str, answer: EnvironmentAnswer) -> None:
         """Raises EnvironmentFailuresError."""
         self._failures.append(f"{which}: {answer.error}")
         said = self._failures[-1] if answer.trace is None else f"{self._failures[-1]}\n{answer.trace}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from actors.data.templates import BadPromptError, Template
 from config.environments import EnvironmentOptions
-from contracts.environments import Answer, Call, Messages, Said
+from contracts.environments import EnvironmentAnswer, EnvironmentCall, Messages, Said
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.batch import Batch
 from launch.errors import PacelineError
@@ -31,7 +31,7 @@ class Environments(Protocol):
     """actors.environment_worker.EnvironmentPool."""
 
     def begin(self) -> None: ...
-    def play(self, key: int, call: Call) -> None: ...
+    def play(self, key: int, call: EnvironmentCall) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class _Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
+class EpisodeRunner:
     """What all episodes of a run are played with."""
 
     options: EnvironmentOptions
@@ -101,13 +101,13 @@ class EpisodeFailed:
     """Its environment has failed."""
 
     request_id: int
-    answer: Answer
+    answer: EnvironmentAnswer
 
 
 class Episodes:
     """Of one batch. Whoever brings an answer is told what follows: a turn to be sampled, or the episode's end."""
 
-    def __init__(self, player: Player, batch: Batch, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, player: EpisodeRunner, batch: Batch, clock: Callable[[], float] = time.monotonic) -> None:
         self._batch, self._options, self._environments = batch, player.options, player.environments
         self._template = player.template
         self._clock = clock
@@ -135,7 +135,7 @@ class Episodes:
         running.actions.append(self._text(rollout.tokens))
         self._ask(rollout.request_id)
 
-    def answered(self, key: int, answer: Answer) -> Request | EpisodeEnded | EpisodeFailed:
+    def answered(self, key: int, answer: EnvironmentAnswer) -> Request | EpisodeEnded | EpisodeFailed:
         """An environment has."""
         self._asked.discard(key)
         running = self._running[key]
@@ -168,7 +168,7 @@ class Episodes:
         running = self._running[key]
         running.asked_s = self._clock()
         self._asked.add(key)
-        call = Call(
+        call = EnvironmentCall(
             round=0,
             episode=key,
             record=self._batch.prompt(key).record,
@@ -192,7 +192,7 @@ class Episodes:
                 return self._give_up(running, "what it began with leaves no room (rollout.sampling.max_new_tokens)")
         return self._sample(running)
 
-    def _go_on(self, running: _Running, answer: Answer) -> Request | EpisodeEnded | EpisodeFailed:
+    def _go_on(self, running: _Running, answer: EnvironmentAnswer) -> Request | EpisodeEnded | EpisodeFailed:
         running.said.append(Said("assistant", running.actions[-1], answer.reward))
         if answer.done:
             return self._end(running, FinishReason.STOP)
@@ -253,7 +253,7 @@ class Episodes:
     def _give_up(self, running: _Running, reason: str) -> EpisodeFailed:
         key = running.request.request_id
         del self._running[key]
-        return EpisodeFailed(key, Answer(error=reason))
+        return EpisodeFailed(key, EnvironmentAnswer(error=reason))
 
     def _text(self, tokens: NDArray[np.int32]) -> str:
         return str(self._template.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -62,7 +62,7 @@ class Graded:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PromptGroup:
     """All responses to one prompt that arrived, in the order of their samples."""
 
     pick: Pick
@@ -79,14 +79,14 @@ class Group:
         return any(member.grade.bad_record for member in self.members)
 
 
-def signal(group: Group, objective: ObjectiveOptions) -> bool:
+def signal(group: PromptGroup, objective: ObjectiveOptions) -> bool:
     """Whether dynamic sampling counts the group: it stops when rollout.prompts_per_step of them are there."""
     members = group.graded
     return has_signal([m.grade.value for m in members], sum(_trains(m, objective) for m in members))
 
 
 def training_sequences(
-    groups: Sequence[Group],
+    groups: Sequence[PromptGroup],
     objective: ObjectiveOptions,
     *,
     prompts_per_step: int,
@@ -186,7 +186,7 @@ def sequence(pick: Pick, member: Graded, advantage: float, weight: float = 1.0) 
     )
 
 
-def natural_mean(groups: Sequence[Group], value: Callable[[Graded], float | None]) -> float:
+def natural_mean(groups: Sequence[PromptGroup], value: Callable[[Graded], float | None]) -> float:
     """Mean over prompts of the mean of `value` over their graded responses, as if each had ended by itself: those that
     were given up count as 0, those that a coin let go on 1 / propensity times. Unbiased, so a prompt's mean may leave
     the range of its values. None: the response has no such value. NaN if no response has."""

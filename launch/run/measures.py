@@ -12,7 +12,7 @@ from actors.rewards.boxed import thinks
 from actors.rewards.equality import equal_fast
 from actors.rewards.maths import read_answer
 from config.rewards import RewardOptions
-from launch.run.groups import Graded, Group
+from launch.run.groups import Graded, PromptGroup
 from policies.pass_at import majority_at, pass_at
 
 Metrics = dict[str, float]
@@ -27,7 +27,7 @@ class Votes:
     silent: int
 
 
-def set_metrics(groups: Sequence[Group], ks: Sequence[int], reward: RewardOptions) -> Metrics:
+def set_metrics(groups: Sequence[PromptGroup], ks: Sequence[int], reward: RewardOptions) -> Metrics:
     """Of the groups of one set: `reward`, `prompt_std`, `length_mean`, `pass@k`, `maj@k`, and reward, pass@k and maj@k
     as `source/<source>/...` if prompts have sources. Means over prompts; nothing if nothing was graded.
 
@@ -66,7 +66,7 @@ def right(member: Graded, reward: RewardOptions) -> bool:
     return member.grade.value >= reward.right_from - 1e-9
 
 
-def by_prompt(groups: Sequence[Group], which: str, reward: RewardOptions) -> list[dict[str, Any]]:
+def by_prompt(groups: Sequence[PromptGroup], which: str, reward: RewardOptions) -> list[dict[str, Any]]:
     """The lines of eval_prompts.jsonl: for each prompt with graded responses its success rate and mean reward."""
     return [
         {
@@ -81,7 +81,7 @@ def by_prompt(groups: Sequence[Group], which: str, reward: RewardOptions) -> lis
     ]
 
 
-def votes_of(group: Group, reward: RewardOptions) -> Votes | None:
+def votes_of(group: PromptGroup, reward: RewardOptions) -> Votes | None:
     """The answers as the first math term reads them, right where that term says so; None without such a term.
 
     Right answers equal the gold answer, so they are one. Wrong ones are the same where that is certain without algebra
@@ -109,7 +109,7 @@ def votes_of(group: Group, reward: RewardOptions) -> Votes | None:
     return Votes(right_ones, tuple(count for _, count in wrong), silent)
 
 
-def _means(groups: Sequence[Group], ks: Sequence[int], reward: RewardOptions) -> Metrics:
+def _means(groups: Sequence[PromptGroup], ks: Sequence[int], reward: RewardOptions) -> Metrics:
     graded = [group for group in groups if group.graded]
     if not graded:
         return {}
@@ -125,5 +125,5 @@ def _means(groups: Sequence[Group], ks: Sequence[int], reward: RewardOptions) ->
     return metrics
 
 
-def _reward(group: Group) -> float:
+def _reward(group: PromptGroup) -> float:
     return float(np.mean([member.grade.value for member in group.graded]))

@@ -36,13 +36,13 @@ from launch.dispatch import RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
 from launch.failover import FailoverLearner, KeptSteps
 from launch.fleet import Autoscaler, Fleet
-from launch.fleet.feed import Feed
+from launch.fleet.feed import NoticeFeed
 from launch.fleet.notices import Notices
 from launch.interrupt import Interrupt
 from launch.observe import Observer, SpeculationMeter
 from launch.precision import precision_text
 from launch.run.collect import Collector
-from launch.run.episodes import Player
+from launch.run.episodes import EpisodeRunner
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.job import Job, prompt_skip
 from launch.run.phases import SharedMemory
@@ -106,7 +106,7 @@ def open_job(
             environments = stack.enter_context(
                 EnvironmentPool(config.environment, context, actor_options=versions.off_unvouched)
             )
-            player = Player(config.environment, environments, inputs.template)
+            player = EpisodeRunner(config.environment, environments, inputs.template)
         autoscaler = Autoscaler(placement.plan)
         fleet = Fleet(dispatcher, placement, learner, versions, drafter, autoscaler, context)
         stack.callback(fleet.close)
@@ -216,7 +216,7 @@ def listening(
         yield None
         return
     here = str(ray.get_runtime_context().get_node_id())
-    feed = Feed(context.config.cluster.spot, here, context)
+    feed = NoticeFeed(context.config.cluster.spot, here, context)
     try:
         yield Notices(feed, fleet, learner, rewards, drafter, context, here=here)
     finally:

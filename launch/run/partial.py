@@ -13,7 +13,7 @@ from contracts.rewards import Grade
 from contracts.rollout import FinishReason
 from launch.batch import Batch, Pick
 from launch.run.collect import Round
-from launch.run.groups import Graded, Group
+from launch.run.groups import Graded, PromptGroup
 
 _UNFINISHED = Grade(value=0.0, error="unfinished")
 
@@ -57,7 +57,7 @@ def segments(batch: Batch, carried: Sequence[Carried], options: PartialOptions, 
 def settled(collected: Round, batch: Batch, carried: Sequence[Carried]) -> tuple[Round, list[Carried]]:
     """The round with the groups that are complete, and what is carried on of the others, both in the order of the
     picks. Versions are those of every part."""
-    groups, counts, rest = list[Group](), list[int](), list[Carried]()
+    groups, counts, rest = list[PromptGroup](), list[int](), list[Carried]()
     for index, pick in enumerate(batch.picks):
         before = carried[index].members if index < len(carried) else {}
         members = {sample: member for sample, member in before.items() if not goes_on(member)}
@@ -76,6 +76,6 @@ def settled(collected: Round, batch: Batch, carried: Sequence[Carried]) -> tuple
         if open_:
             rest.append(Carried(pick, ordered))
         else:
-            groups.append(Group(pick, list(ordered.values())))
+            groups.append(PromptGroup(pick, list(ordered.values())))
             counts.append(len(batch.ids(index)))
     return replace(collected, groups=groups, counts=counts, unfinished={}), rest

@@ -15,7 +15,7 @@ from contracts.training import StepResult
 from launch.config import Config
 from launch.observe import StepRecord
 from launch.run.collect import Round
-from launch.run.groups import Graded, Group, natural_mean
+from launch.run.groups import Graded, PromptGroup, natural_mean
 from launch.run.job import Job
 from launch.run.partial import goes_on
 from launch.run.publish import Published
@@ -117,7 +117,7 @@ def carried_metrics(job: Job) -> dict[str, float]:
     }
 
 
-def stale_metrics(config: Config, groups: Sequence[Group], learner_version: int) -> dict[str, float]:
+def stale_metrics(config: Config, groups: Sequence[PromptGroup], learner_version: int) -> dict[str, float]:
     """How many updates older than the learner's weights those are that sampled what it learns from, over tokens; {}
     where none can be."""
     parts = [part for group in groups for member in group.members for part in member.versions]
@@ -171,7 +171,7 @@ def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[st
     return metrics
 
 
-def of_sets(groups: Sequence[Group]) -> dict[str, float]:
+def of_sets(groups: Sequence[PromptGroup]) -> dict[str, float]:
     """Prompts and reward of each of data.sets: the mean over prompts of their mean reward."""
     metrics = {}
     for name in dict.fromkeys(group.pick.prompt.set for group in groups if group.pick.prompt.set):

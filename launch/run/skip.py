@@ -7,7 +7,7 @@ from actors.data import PromptOrder, PromptSet
 from actors.data.mixture import MixedOrder
 from launch.batch import Pick
 from launch.run.collect import Round
-from launch.run.groups import Group, given_up
+from launch.run.groups import PromptGroup, given_up
 from policies.token_budget.skip import Skipping
 
 PASSED_OVER = "skip/passed_over"
@@ -33,7 +33,7 @@ def next_picks(
     return picks, passed_over
 
 
-def observe(skip: Skipping, groups: Sequence[Group]) -> None:
+def observe(skip: Skipping, groups: Sequence[PromptGroup]) -> None:
     """What became of the picks. A group of which a response was given up settles nothing: nobody knows what it would
     have come to."""
     for group in groups:

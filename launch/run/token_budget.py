@@ -16,15 +16,15 @@ from contracts.rollout import FinishReason, Marker, Rollout, StopRule
 from launch.batch import Pick
 from launch.config import Config
 from launch.run.abort import AbortRule, Lateness, is_late
-from launch.run.groups import Group
+from launch.run.groups import PromptGroup
 from policies.token_budget.allocation import allocate, bound, variance
-from policies.token_budget.cost import CostModel, Visit
+from policies.token_budget.cost import ExpectedLengths, Visit
 from policies.token_budget.keep import LateModel, best_keep, price_of_equal
 from policies.token_budget.spread import Floats, SpreadModel, squares, visit_variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
+class BudgetPlan:
     """What one round of an RL step asks for."""
 
     counts: list[int]  # responses of each pick
@@ -39,7 +39,7 @@ class TokenBudget:
         """`stop`: of every response, whatever is planned here. `answer`: of rollout.abort, where it is enabled."""
         self._options, self._stop, self._aggregation = config.rollout, stop, config.objective.aggregation
         self._spread = SpreadModel()
-        self._costs = CostModel(config.rollout.sampling.max_new_tokens / 2)
+        self._costs = ExpectedLengths(config.rollout.sampling.max_new_tokens / 2)
         self._late = LateModel()
         self._abort: AbortRule | None = None
         if answer is not None:
@@ -49,22 +49,22 @@ class TokenBudget:
     def _learns(self) -> bool:
         return self._options.budget.on or self._options.abort.enabled
 
-    def plan(self, picks: Sequence[Pick]) -> StepPlan:
+    def plan(self, picks: Sequence[Pick]) -> BudgetPlan:
         """For the next picks."""
         counts, price, metrics = [self._options.rollouts_per_prompt] * len(picks), None, dict[str, float]()
         ids = [pick.prompt.prompt_id for pick in picks]
         if self._options.budget.on:
             counts, price, metrics = self._allocate(ids)
         if self._abort is None:
-            return StepPlan(counts=counts, stop=self._stop, metrics=metrics)
+            return BudgetPlan(counts=counts, stop=self._stop, metrics=metrics)
         metrics |= self._abort.metrics()
         lateness = self._abort.lateness
         keeps = self._keeps(ids, counts, price, lateness)
         if keeps and lateness is not None:
             metrics |= {"abort/keep_min": min(keeps), "abort/keep_mean": float(np.mean(keeps))}
-        return StepPlan(counts=counts, stop=self._abort.rules(self._stop, keeps), metrics=metrics)
+        return BudgetPlan(counts=counts, stop=self._abort.rules(self._stop, keeps), metrics=metrics)
 
-    def observe(self, groups: Sequence[Group]) -> dict[str, float]:
+    def observe(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
         """What was asked for has come, as far as it came; metrics of what became of the plan."""
         if not self._learns:
             return {}
@@ -184,7 +184,7 @@ def kept_square(square: float, rollout: Rollout) -> float:
     return 0.0 if rollout.finish_reason is FinishReason.GIVEN_UP else square / rollout.propensity
 
 
-def visit(group: Group) -> Visit:
+def visit(group: PromptGroup) -> Visit:
     """What a group with members says about lengths."""
     rollouts = [member.rollout for member in group.members]
     given_up = [rollout.finish_reason is FinishReason.GIVEN_UP for rollout in rollouts]

@@ -25,21 +25,21 @@ def wanted(*tensors: Tensor) -> bool:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    normed: Tensor = _LeanRMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    gated: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
+    gated: Tensor = _LeanSwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
     return gated
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    rotated: Tensor = _Rope.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    rotated: Tensor = _LeanRope.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return rotated
 
 
-class _RMSNorm(torch.autograd.Function):
+class _LeanRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -65,7 +65,7 @@ class _RMSNorm(torch.autograd.Function):
         return normed.mul_(-along).add_(slopes).mul_(scale).to(x.dtype), for_weight, None
 
 
-class _SwiGLU(torch.autograd.Function):
+class _LeanSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
@@ -90,7 +90,7 @@ class _SwiGLU(torch.autograd.Function):
         return result
 
 
-class _Rope(torch.autograd.Function):
+class _LeanRope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)  # of all layers the same

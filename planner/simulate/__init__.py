@@ -7,8 +7,8 @@ The ledger, the coordinator, the budget and the speculation policies are the rea
 clouds are models (docs/howto/simulate.md). No Ray, no torch, no wall clock.
 """
 
-from planner.simulate.outcome import Outcome, StepOutcome
+from planner.simulate.outcome import Outcome, SimulatedStep
 from planner.simulate.run import simulate
 from planner.simulate.scenario import Scenario, load_scenario
 
-__all__ = ["Outcome", "Scenario", "StepOutcome", "load_scenario", "simulate"]
+__all__ = ["Outcome", "Scenario", "SimulatedStep", "load_scenario", "simulate"]

@@ -25,7 +25,7 @@ class NoProgressError(PacelineError):
     """The run would never end."""
 
 
-class Places(Protocol):
+class NodePlaces(Protocol):
     """A run's seats, as a cloud sees them. Names are those of workers."""
 
     def up(self) -> list[list[str]]:
@@ -53,8 +53,8 @@ class Cloud:
 
     scenario: Scenario
     clock: Clock
-    places: Places
-    learner: "LearnerGroup"
+    places: NodePlaces
+    learner: "SimulatedLearners"
     interruptions: int = 0
     spared: int = 0  # interruptions that found nothing to take
     paid_s: float = 0.0  # GPU-seconds beyond those of all places: old nodes that wait for their end beside new ones
@@ -122,7 +122,7 @@ class Cloud:
 
 
 @dataclass(slots=True, kw_only=True)
-class LearnerGroup:
+class SimulatedLearners:
     """The learner, which may be lost and starts again from the last checkpoint: detection, restart, load, and the
     updates of the steps since then. Rollouts go on meanwhile."""
 

@@ -32,7 +32,7 @@ _ALLREDUCE_S = 12e-6  # of one between the GPUs of a node, beside its bytes; an 
 _CHUNK = 2048  # rows of a prompt that are computed at once
 
 
-class Costs(Protocol):
+class SimulatedCosts(Protocol):
     """`context_tokens`: of all requests together."""
 
     def step_s(self, requests: int, rows: float, context_tokens: float) -> float:
@@ -185,7 +185,7 @@ class TableCosts:
 class ScaledCosts:
     """Others, times a factor, and so much more per step; prompts at a rate of their own where that is given."""
 
-    of: Costs
+    of: SimulatedCosts
     factor: float
     more_s: float
     prefill_tokens_s: float | None
@@ -225,7 +225,7 @@ class Cores:
 class SharedCosts:
     """Others, on cores that other engines use as well."""
 
-    of: Costs
+    of: SimulatedCosts
     cores: Cores
 
     def step_s(self, requests: int, rows: float, context_tokens: float) -> float:
@@ -258,10 +258,10 @@ def device(scenario: Scenario) -> Device | None:
     return found
 
 
-def costs_of(scenario: Scenario) -> Costs:
+def costs_of(scenario: Scenario) -> SimulatedCosts:
     """As the scenario says. Raises ConfigError, OSError."""
     given = scenario.costs
-    of: Costs
+    of: SimulatedCosts
     match given.source:
         case "roofline":
             gpu = device(scenario)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from config.strategy import PLAIN, Strategy
-from planner.simulate.costs import Costs
+from planner.simulate.costs import SimulatedCosts
 
 _GROWTH = 0.3  # of the context, or of the longest time that one rate is assumed to grow linearly
 _LEAST = 48.0  # tokens per request, of a segment
@@ -23,7 +23,7 @@ _LEAST = 48.0  # tokens per request, of a segment
 _INSTANT_S, _NOTHING = 1e-8, 1e-3
 
 
-class Speculator(Protocol):
+class SimulatedSpeculator(Protocol):
     """What an engine asks before each segment."""
 
     def choose(self, running: int, context_tokens: float) -> Strategy: ...
@@ -66,8 +66,8 @@ class Spent:
 class Engine:
     """Of one worker. Times are those of the clock that calls; `advance` first, then change, then ask `next_s`."""
 
-    costs: Costs
-    speculator: Speculator
+    costs: SimulatedCosts
+    speculator: SimulatedSpeculator
     slots: int
     kv_tokens: float = math.inf
     on_end: Callable[[Running], None] = lambda running: None

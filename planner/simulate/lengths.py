@@ -21,7 +21,7 @@ from planner.simulate.scenario import Lengths
 Ints = NDArray[np.int64]
 
 
-class Draws(Protocol):
+class LengthDraws(Protocol):
     def lengths(self, prompt: int, count: int, rng: np.random.Generator) -> Ints:
         """[count] tokens, from 1 to the limit; `prompt` below the pool's size. Of two counts from one state of `rng`,
         the smaller's lengths are the first of the larger's: what is compared by counts has the same responses."""
@@ -63,7 +63,7 @@ class GivenDraws:
         return cut
 
 
-def draws_of(options: Lengths, pool: int, per_prompt: int, seed: int) -> Draws:
+def draws_of(options: Lengths, pool: int, per_prompt: int, seed: int) -> LengthDraws:
     """`per_prompt`: responses, by which a run's record of whole steps is cut. Raises ConfigError, OSError."""
     if options.given is not None:
         return GivenDraws(options.given, options.max_tokens)

@@ -7,7 +7,7 @@ Limit = Literal["learner", "weights", "tail", "decoding", "interruptions", "chec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
+class SimulatedStep:
     """One RL step, in seconds of the wall clock."""
 
     rollout_s: float
@@ -46,7 +46,7 @@ class Outcome:
     name: str
     gpus: int  # all
     workers: int
-    steps: tuple[StepOutcome, ...]
+    steps: tuple[SimulatedStep, ...]
     wall_s: float
     step_s: float  # mean
     rollout_s: float
@@ -78,7 +78,7 @@ class Outcome:
         return asdict(self)
 
 
-def headroom_of(steps: tuple[StepOutcome, ...], worker_rollout_s: float) -> dict[str, float]:
+def headroom_of(steps: tuple[SimulatedStep, ...], worker_rollout_s: float) -> dict[str, float]:
     """Idle: rollouts as long as they would be with all workers busy to their end. The others: their own seconds."""
     whole_s = sum(one.step_s for one in steps)
     rollout_s = sum(one.rollout_s for one in steps)
@@ -93,7 +93,7 @@ def headroom_of(steps: tuple[StepOutcome, ...], worker_rollout_s: float) -> dict
     return {name: seconds / whole_s for name, seconds in parts.items()}
 
 
-def limit_of(steps: tuple[StepOutcome, ...]) -> Limit:
+def limit_of(steps: tuple[SimulatedStep, ...]) -> Limit:
     parts: dict[Limit, float] = {
         "learner": sum(one.learn_s for one in steps),
         "weights": sum(one.weights_s for one in steps),

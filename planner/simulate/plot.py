@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _BOTTOM = 400.0, 300.0, 62.0, 50.0, 86.0, 14
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _Panel:
     """A panel: x is a place from 0 to `places` - 1, y linear from 0."""
 
     left: float
@@ -49,7 +49,7 @@ def sweep_svg(
 def _stacked(
     rows: Sequence[tuple[str, Outcome]], values: Sequence[str], gpus: Sequence[str], label: str
 ) -> Iterator[str]:
-    frame = _Frame(_LEFT, len(rows), 1.15 * max(one.step_s for _, one in rows))
+    frame = _Panel(_LEFT, len(rows), 1.15 * max(one.step_s for _, one in rows))
     yield from _framed(frame, values, gpus, label, "seconds of an RL step; above: what takes most")
     for place, (_, one) in enumerate(rows):
         known = one.rollout_s + one.learn_s + one.weights_s
@@ -98,7 +98,7 @@ def _speeds(
 def _lined(
     lines: dict[str, list[float]], values: Sequence[str], gpus: Sequence[str], label: str, title: str
 ) -> Iterator[str]:
-    frame = _Frame(_LEFT + _WIDTH + _GAP, len(values), 1.1 * max(max(of) for of in lines.values()))
+    frame = _Panel(_LEFT + _WIDTH + _GAP, len(values), 1.1 * max(max(of) for of in lines.values()))
     yield from _framed(frame, values, gpus, label, title)
     (x1, y), (x2, _) = frame.at(-0.5, 1.0), frame.at(len(values) - 0.5, 1.0)
     yield f'<line x1="{x1:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y:.1f}" stroke="#888" stroke-dasharray="4 3"/>'
@@ -112,7 +112,7 @@ def _lined(
         yield from _legend(frame, number, name, color)
 
 
-def _framed(frame: _Frame, values: Sequence[str], gpus: Sequence[str], label: str, title: str) -> Iterator[str]:
+def _framed(frame: _Panel, values: Sequence[str], gpus: Sequence[str], label: str, title: str) -> Iterator[str]:
     yield (f'<rect x="{frame.left:.1f}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#bbb"/>')
     step = 10 ** math.floor(math.log10(frame.top))
     step = next(each for each in (step / 5, step / 2, step, 2 * step) if frame.top / each <= 8)
@@ -127,7 +127,7 @@ def _framed(frame: _Frame, values: Sequence[str], gpus: Sequence[str], label: st
     yield _text(frame.left, _TOP - 8, title, "start")
 
 
-def _legend(frame: _Frame, number: int, name: str, color: str) -> Iterator[str]:
+def _legend(frame: _Panel, number: int, name: str, color: str) -> Iterator[str]:
     top = _TOP + _HEIGHT + 56 + 14 * number
     yield f'<rect x="{frame.left:.1f}" y="{top:.1f}" width="10" height="10" fill="{color}"/>'
     yield _text(frame.left + 16, top + 9, name, "start")

@@ -13,13 +13,13 @@ from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingP
 from launch.dispatch.ledger import Ledger
 from planner.simulate.acceptance import AcceptanceState
 from planner.simulate.clock import Clock
-from planner.simulate.cloud import Cloud, LearnerGroup
-from planner.simulate.costs import Cores, Costs, SharedCosts, costs_of
+from planner.simulate.cloud import Cloud, SimulatedLearners
+from planner.simulate.costs import Cores, SharedCosts, SimulatedCosts, costs_of
 from planner.simulate.elastic import Elastic
 from planner.simulate.engine import Engine, Running
 from planner.simulate.learner import LearnerTimes, learner_times
 from planner.simulate.memory import check_learner, kv_tokens_of
-from planner.simulate.outcome import Outcome, StepOutcome, headroom_of, limit_of
+from planner.simulate.outcome import Outcome, SimulatedStep, headroom_of, limit_of
 from planner.simulate.scenario import Scenario
 from planner.simulate.speculation import Adaptive, speculators
 from planner.simulate.training import SpotTrainers
@@ -29,7 +29,7 @@ _ROUGHLY = 8  # parts of a mean response in which prefixes are told while reques
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class SimulatedWorker:
     """The place of a worker; who sits there may change."""
 
     name: str
@@ -45,13 +45,13 @@ class Seat:
     told: dict[int, float] = field(default_factory=dict)  # tokens of running requests that the driver knows
 
 
-class Run:
+class SimulatedRun:
     """See the module docstring. `progress` is called with (steps done, virtual seconds)."""
 
     def __init__(self, scenario: Scenario, progress: Callable[[int, float], None] = lambda done, now_s: None) -> None:
         self.scenario, self._progress = scenario, progress
         self.clock = Clock()
-        self.costs: Costs = costs_of(scenario)
+        self.costs: SimulatedCosts = costs_of(scenario)
         self._kv_tokens = kv_tokens_of(scenario)
         check_learner(scenario)
         self.times: LearnerTimes = learner_times(scenario)
@@ -60,7 +60,7 @@ class Run:
         fleet = scenario.fleet
         speculating = speculators(scenario.speculation, self.costs, self.acceptance, fleet.workers)
         self._adaptive = speculating[0] if isinstance(speculating[0], Adaptive) else None
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, SimulatedWorker] = {}
         self._cores = [Cores(scenario.costs.shared) for _ in range(fleet.nodes)] if scenario.costs.shared else []
         for index in range(fleet.workers):
             node = index // fleet.workers_per_node
@@ -70,10 +70,10 @@ class Run:
                 slots=scenario.engine.max_running,
                 kv_tokens=self._kv_tokens,
             )
-            seat = Seat(name=f"rollout-{index}", node=node, engine=engine)
+            seat = SimulatedWorker(name=f"rollout-{index}", node=node, engine=engine)
             engine.on_end = partial(self._over, seat)
             self.seats[seat.name] = seat
-        self._ended: list[tuple[Seat, Running]] = []
+        self._ended: list[tuple[SimulatedWorker, Running]] = []
         self.ledger: Ledger | None = None
         self.trainers: SpotTrainers | None = None
         if scenario.speculation.training.enabled and scenario.speculation.mode != "off":
@@ -90,7 +90,7 @@ class Run:
         self._granule = float(scenario.engine.progress_every_tokens)
         self.moved = 0
         self.down_s = self.lost_s = 0.0
-        self.learner = LearnerGroup(scenario=scenario, clock=self.clock)
+        self.learner = SimulatedLearners(scenario=scenario, clock=self.clock)
         self.elastic = Elastic(scenario=scenario, clock=self.clock, staff=self)
         self._after_s = 0.0  # the last rollout, until the next began
         self.cloud = Cloud(scenario=scenario, clock=self.clock, places=self, learner=self.learner)
@@ -99,14 +99,14 @@ class Run:
 
     def outcome(self) -> Outcome:
         """Run it all."""
-        scenario, steps = self.scenario, list[StepOutcome]()
+        scenario, steps = self.scenario, list[SimulatedStep]()
         end_s = math.inf if scenario.workload.hours is None else 3600 * scenario.workload.hours
         while len(steps) < scenario.workload.steps and self.clock.now_s < end_s:
             steps.append(self._step(len(steps) + 1))
             self._progress(len(steps), self.clock.now_s)
         return self._summary(tuple(steps))
 
-    def _step(self, number: int) -> StepOutcome:
+    def _step(self, number: int) -> SimulatedStep:
         scenario, clock, times = self.scenario, self.clock, self.times
         trained_before = 0.0 if self.trainers is None else self.trainers.micro_steps
         training_before = 0.0 if self.trainers is None else self.trainers.seconds
@@ -139,7 +139,7 @@ class Run:
         self.acceptance.updated()
         if self._adaptive is not None:
             self._adaptive.renewed()
-        return StepOutcome(
+        return SimulatedStep(
             rollout_s=rollout_s,
             tail_s=tail_s,
             stop_s=stop_s,
@@ -203,12 +203,12 @@ class Run:
         self._worker_rollout_s += len(self.seats) * (clock.now_s - begin_s) - (self.elastic.gone_s - gone_s)
         self.ledger = None
 
-    def _over(self, seat: Seat, running: Running) -> None:
+    def _over(self, seat: SimulatedWorker, running: Running) -> None:
         """An engine has ended a response; `_settle` follows."""
         del seat.told[running.request]
         self._ended.append((seat, running))
 
-    def _settle(self, touched: dict[str, Seat]) -> None:
+    def _settle(self, touched: dict[str, SimulatedWorker]) -> None:
         """Everything that follows from what has ended or come."""
         ledger = self.ledger
         if ledger is None:
@@ -226,7 +226,7 @@ class Run:
         for seat in touched.values():
             self._schedule(seat)
 
-    def _crowd(self, touched: dict[str, Seat]) -> bool:
+    def _crowd(self, touched: dict[str, SimulatedWorker]) -> bool:
         """Where more or fewer engines of a node compute than before, all of them go on at another speed. Whether one
         of them has ended a response meanwhile."""
         for node in {seat.node for seat in touched.values()} if self._cores else ():
@@ -238,7 +238,7 @@ class Run:
                     touched[seat.name] = seat
         return bool(self._ended)
 
-    def _give(self, seat: Seat, requests: list[Request]) -> None:
+    def _give(self, seat: SimulatedWorker, requests: list[Request]) -> None:
         engine = seat.engine
         engine.advance(self.clock.now_s)
         for request in requests:
@@ -255,7 +255,7 @@ class Run:
             )
             engine.admit(running)
 
-    def _schedule(self, seat: Seat) -> None:
+    def _schedule(self, seat: SimulatedWorker) -> None:
         seat.version += 1
         working, now_s = seat.engine.running > 0, self.clock.now_s
         if working != seat.working:
@@ -276,7 +276,7 @@ class Run:
         version = seat.version
         self.clock.at(seat.engine.next_s(), lambda: self._wake(seat, version))
 
-    def _wake(self, seat: Seat, version: int) -> None:
+    def _wake(self, seat: SimulatedWorker, version: int) -> None:
         if seat.version != version:
             return
         seat.engine.advance(self.clock.now_s)
@@ -284,7 +284,7 @@ class Run:
             self._tell(seat, self._granule)
         self._settle({seat.name: seat})
 
-    def _tell(self, seat: Seat, granule: float) -> None:
+    def _tell(self, seat: SimulatedWorker, granule: float) -> None:
         """The driver hears of the prefixes of what runs, in whole granules."""
         assert self.ledger is not None
         for request, known in seat.told.items():
@@ -397,7 +397,7 @@ class Run:
         if self.trainers is not None and not seat.working:
             self.trainers.idle(name)
 
-    def _leave(self, seat: Seat) -> None:
+    def _leave(self, seat: SimulatedWorker) -> None:
         """It does nothing from now on."""
         now_s = self.clock.now_s
         if self.ledger is not None:
@@ -410,7 +410,7 @@ class Run:
         if self.trainers is not None:
             self.trainers.lose(seat.name)
 
-    def _give_up(self, seat: Seat, *, handed_over: bool) -> None:
+    def _give_up(self, seat: SimulatedWorker, *, handed_over: bool) -> None:
         """Its requests go to others."""
         assert self.ledger is not None
         self._settle({})  # what it had finished goes first
@@ -424,7 +424,7 @@ class Run:
 
     # The books.
 
-    def _summary(self, steps: tuple[StepOutcome, ...]) -> Outcome:
+    def _summary(self, steps: tuple[SimulatedStep, ...]) -> Outcome:
         scenario, fleet = self.scenario, self.scenario.fleet
         wall_s = self.clock.now_s
         places = len(self.seats)
@@ -481,7 +481,7 @@ class Run:
 def simulate(scenario: Scenario, progress: Callable[[int, float], None] = lambda done, now_s: None) -> Outcome:
     """What this run takes and costs. Deterministic: the same scenario, the same outcome. Raises ConfigError for a model
     that does not fit its GPUs and for a GPU nobody knows, OSError for files."""
-    return Run(scenario, progress).outcome()
+    return SimulatedRun(scenario, progress).outcome()
 
 
 def simulate_beside(scenario: Scenario, progress: Callable[[int, float], None] = lambda done, now_s: None) -> Outcome:

@@ -88,7 +88,7 @@ class Lengths(_Section, frozen=True):
     ] = None
 
 
-class Workload(_Section, frozen=True):
+class WorkloadOptions(_Section, frozen=True):
     """What an RL step asks for."""
 
     steps: Annotated[int, Field(ge=1, le=100_000, description="RL steps, unless hours end the run")] = 4
@@ -102,7 +102,7 @@ class Workload(_Section, frozen=True):
     grade_s: Annotated[_Seconds, Field(description="of the last response, after the rollout")] = 0.1
 
 
-class EngineOptions(_Section, frozen=True):
+class EngineScenario(_Section, frozen=True):
     """A rollout engine."""
 
     max_running: Annotated[int, Field(ge=1, description="requests that decode at once")] = 128
@@ -111,7 +111,7 @@ class EngineOptions(_Section, frozen=True):
     prefill_tokens_s: Annotated[_Positive | None, Field(description="null: by the costs below")] = None
 
 
-class PassCosts(_Section, frozen=True):
+class PassPrices(_Section, frozen=True):
     """What engine steps and drafts take."""
 
     source: Literal["roofline", "calibration", "sweep", "table"] = "roofline"
@@ -254,10 +254,10 @@ class Scenario(_Section, frozen=True):
         Literal["none", "w4a16", "w8a8", "fp8", "w4a8"], Field(description="of the engines' matrices")
     ] = "none"
     fleet: FleetShape = FleetShape()
-    workload: Workload = Workload()
+    workload: WorkloadOptions = WorkloadOptions()
     lengths: Lengths = Lengths()
-    engine: EngineOptions = EngineOptions()
-    costs: PassCosts = PassCosts()
+    engine: EngineScenario = EngineScenario()
+    costs: PassPrices = PassPrices()
     speculation: Speculation = Speculation()
     budget: BudgetOptions = BudgetOptions()
     abort: AbortOptions = AbortOptions()

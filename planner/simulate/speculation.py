@@ -12,8 +12,8 @@ from typing import cast
 
 from config.strategy import PLAIN, Strategy
 from planner.simulate.acceptance import AcceptanceState
-from planner.simulate.costs import Costs
-from planner.simulate.engine import Speculator
+from planner.simulate.costs import SimulatedCosts
+from planner.simulate.engine import SimulatedSpeculator
 from planner.simulate.scenario import Speculation
 from policies.calibration.costs import CostModel
 from policies.speculation.chooser import MARGIN, AdaptivePolicy
@@ -29,7 +29,7 @@ class Adaptive:
     """The best arm; one for all engines of a run, for its answer depends on the load alone."""
 
     options: Speculation
-    costs: Costs
+    costs: SimulatedCosts
     state: AcceptanceState
     _policy: AdaptivePolicy = field(init=False)
     _known: dict[tuple[int, int], Strategy] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Told:
 class _Truth:
     """The costs, as a policy asks for them; it learns nothing from steps."""
 
-    costs: Costs
+    costs: SimulatedCosts
 
     def step_s(self, requests: int, rows: int, context_tokens: int) -> float:
         return self.costs.step_s(requests, rows, context_tokens)
@@ -117,7 +117,9 @@ class _Truth:
         pass
 
 
-def speculators(options: Speculation, costs: Costs, state: AcceptanceState, engines: int) -> list[Speculator]:
+def speculators(
+    options: Speculation, costs: SimulatedCosts, state: AcceptanceState, engines: int
+) -> list[SimulatedSpeculator]:
     """One for each engine, perhaps the same."""
     arms = options.arms
     match options.mode:

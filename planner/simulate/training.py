@@ -31,7 +31,7 @@ class _Trainer:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Worker:
+class _Member:
     member: Member
     incarnation: int = 1
     trainer: _Trainer | None = None
@@ -49,7 +49,7 @@ class SpotTrainers:
         self._options = options.model_copy(update=quiet)
         self._hub = Hub(Machine(self._options, term=1))
         self._driver = Driver(1, self._options, clock.now_s)
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _Member] = {}
         self._hub_wake_s = math.inf
         self.micro_steps = 0.0
         self.seconds = 0.0  # of workers, that trained; starting to is none of it
@@ -63,7 +63,7 @@ class SpotTrainers:
         before = self._workers.get(name)
         incarnation = 1 if before is None else before.incarnation + 1
         member = Member(Identity(name, incarnation, node), self._options, self._clock.now_s)
-        self._workers[name] = worker = _Worker(member=member, incarnation=incarnation)
+        self._workers[name] = worker = _Member(member=member, incarnation=incarnation)
         self._serve(name, worker)
 
     def lose(self, name: str) -> None:
@@ -139,7 +139,7 @@ class SpotTrainers:
         for say in self._driver.take():
             self._clock.at(self._clock.now_s + LATENCY_S, lambda say=say: self._to_hub(DRIVER, say))  # type: ignore[misc]
 
-    def _serve(self, name: str, worker: _Worker) -> None:
+    def _serve(self, name: str, worker: _Member) -> None:
         now_s, member = self._clock.now_s, worker.member
         for command in member.commands():
             if isinstance(command, Train):
@@ -149,7 +149,7 @@ class SpotTrainers:
         for say in member.take():
             self._clock.at(now_s + LATENCY_S, lambda say=say: self._to_hub(name, say))  # type: ignore[misc]
 
-    def _train(self, name: str, worker: _Worker, command: Train) -> None:
+    def _train(self, name: str, worker: _Member, command: Train) -> None:
         now_s, member = self._clock.now_s, worker.member
         self.sessions.add(command.session)
         trainer = worker.trainer
@@ -167,7 +167,7 @@ class SpotTrainers:
 
         self._clock.at(now_s + starts_s, up)
 
-    def _stop(self, name: str, worker: _Worker, command: Stop) -> None:
+    def _stop(self, name: str, worker: _Member, command: Stop) -> None:
         """At the end of its micro-step, by the deadline at the latest."""
         trainer, now_s = worker.trainer, self._clock.now_s
         if trainer is None:
@@ -184,7 +184,7 @@ class SpotTrainers:
 
         self._clock.at(now_s + rest_s, stopped)
 
-    def _gone(self, worker: _Worker, *, stopped: bool = True) -> None:
+    def _gone(self, worker: _Member, *, stopped: bool = True) -> None:
         trainer, worker.trainer = worker.trainer, None
         if trainer is None:
             return

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulate.lengths import Draws, GivenDraws, draws_of
+from planner.simulate.lengths import GivenDraws, LengthDraws, draws_of
 from planner.simulate.scenario import Scenario
 from policies.lengths import LengthModel
 from policies.token_budget.abort import thresholds
 from policies.token_budget.allocation import allocate
-from policies.token_budget.cost import CostModel, Visit
+from policies.token_budget.cost import ExpectedLengths, Visit
 from policies.token_budget.spread import SpreadModel, squares, visit_variance
 from policies.token_budget.window import LengthWindow
 
@@ -35,14 +35,14 @@ class Workload:
     """Of a run; deterministic by its seed."""
 
     scenario: Scenario
-    _draws: Draws = field(init=False)
+    _draws: LengthDraws = field(init=False)
     _pool: int = field(init=False)
     _rng: np.random.Generator = field(init=False)  # of the order of prompts
     _steps: int = 0
     _solved: NDArray[np.float64] = field(init=False)  # [pool] probability of a reward
     _lengths: LengthModel = field(init=False)
     _order: list[int] = field(default_factory=list)  # of the epoch, what is left of it
-    _costs: CostModel = field(init=False)
+    _costs: ExpectedLengths = field(init=False)
     _spread: SpreadModel = field(default_factory=SpreadModel)
     _window: LengthWindow = field(init=False)
     _ended: int = 0
@@ -57,7 +57,7 @@ class Workload:
         mean = min(max(asked.solved, 1e-6), 1 - 1e-6)
         self._solved = np.random.default_rng([seed, 8]).beta(mean * spread, (1 - mean) * spread, self._pool)
         self._lengths = LengthModel(given.max_tokens / 2)
-        self._costs = CostModel(given.max_tokens / 2)
+        self._costs = ExpectedLengths(given.max_tokens / 2)
         self._window = LengthWindow(self.scenario.abort.window)
         if asked.known:
             past, visits = np.random.default_rng([self.scenario.seed, 3]), []

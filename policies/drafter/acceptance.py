@@ -30,7 +30,7 @@ class Comparison:
 
 
 @dataclass(slots=True)
-class Tally:
+class AcceptanceTally:
     """Drafted and accepted tokens by strategy, as `str(Strategy)`."""
 
     counts: dict[str, Counts] = field(default_factory=dict)
@@ -46,18 +46,18 @@ class Tally:
     def drafted(self) -> int:
         return sum(drafted for drafted, _ in self.counts.values())
 
-    def with_(self, other: "Tally") -> "Tally":
+    def with_(self, other: "AcceptanceTally") -> "AcceptanceTally":
         """Both together."""
-        both = Tally(dict(self.counts))
+        both = AcceptanceTally(dict(self.counts))
         for name, (drafted, accepted) in other.counts.items():
             both.add(name, drafted, accepted)
         return both
 
-    def faded(self) -> "Tally":
+    def faded(self) -> "AcceptanceTally":
         """Half of it: what was measured long ago counts less and less."""
-        return Tally({name: (d // 2, min(a // 2, d // 2)) for name, (d, a) in self.counts.items() if d > 1})
+        return AcceptanceTally({name: (d // 2, min(a // 2, d // 2)) for name, (d, a) in self.counts.items() if d > 1})
 
-    def against(self, before: "Tally", share: float = 1.0) -> Comparison | None:
+    def against(self, before: "AcceptanceTally", share: float = 1.0) -> Comparison | None:
         """None: there is no strategy that both used, or of those nothing was ever accepted."""
         score = variance = now_rate = before_rate = 0.0
         for name in sorted(self.counts.keys() & before.counts.keys()):
@@ -79,7 +79,7 @@ class Tally:
         return {name: list(counts) for name, counts in self.counts.items()}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Tally":
+    def from_json(cls, found: Mapping[str, Any]) -> "AcceptanceTally":
         return cls({name: (int(drafted), int(accepted)) for name, (drafted, accepted) in found.items()})
 
 

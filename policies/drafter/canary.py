@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from config.drafter import CanaryOptions
-from policies.drafter.acceptance import Tally
+from policies.drafter.acceptance import AcceptanceTally
 from policies.drafter.lineage import returning
 
 BAD_SIGMAS = 3.0  # below the floor: one in 740 by chance, and a trial is looked at 5 times
@@ -37,8 +37,8 @@ class Canary:
         """`version`: what the engines draft with now; it is trusted."""
         self._options = options
         self._good = self._current = self._newest = version
-        self._reference = Tally()  # before the swap; older swaps count less
-        self._tally = Tally()  # since the swap
+        self._reference = AcceptanceTally()  # before the swap; older swaps count less
+        self._tally = AcceptanceTally()  # since the swap
         self._look_at = options.min_drafted  # drafted tokens
         self._on_trial = False
         self._rolled_back: list[int] = []
@@ -76,7 +76,7 @@ class Canary:
     def trust(self, version: int) -> None:
         """What the engines had is lost, and these weights take its place: there is nothing to compare them with."""
         self._good = self._current = self._newest = version
-        self._reference, self._tally, self._on_trial = Tally(), Tally(), False
+        self._reference, self._tally, self._on_trial = AcceptanceTally(), AcceptanceTally(), False
 
     def new_target(self) -> None:
         """The target's weights were swapped. What is on trial stays on trial, with what it has done so far; else the
@@ -96,7 +96,7 @@ class Canary:
         """What the good version has done until now is what the next swap is compared with."""
         if self._tally.drafted:
             self._reference = self._reference.faded().with_(self._tally)
-        self._tally, self._look_at, self._on_trial = Tally(), self._options.min_drafted, True
+        self._tally, self._look_at, self._on_trial = AcceptanceTally(), self._options.min_drafted, True
 
     def _judge(self) -> CanaryVerdict:
         drafted = self._tally.drafted
@@ -120,11 +120,11 @@ class Canary:
     def _failed(self) -> CanaryVerdict:
         self._on_trial = False
         if self._current == self._good:
-            self._reference = Tally()
+            self._reference = AcceptanceTally()
             return CanaryVerdict.COLLAPSED
         self._rolled_back.append(self._current)
         self._good = self._current = self._newest = returning(self._good, self._newest)
-        self._tally = Tally()
+        self._tally = AcceptanceTally()
         return CanaryVerdict.ROLL_BACK
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,6 +142,9 @@ class Canary:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._good, self._current, self._newest = state["good"], state["current"], state["newest"]
-        self._reference, self._tally = Tally.from_json(state["before"]), Tally.from_json(state["since"])
+        self._reference, self._tally = (
+            AcceptanceTally.from_json(state["before"]),
+            AcceptanceTally.from_json(state["since"]),
+        )
         self._look_at, self._on_trial = int(state["look_at"]), bool(state["on_trial"])
         self._rolled_back = list(state["rolled_back"])

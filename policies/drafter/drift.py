@@ -5,7 +5,7 @@ TLT 6.4: training at every RL step is not needed, once in ten kept the accuracy.
 
 from typing import Any
 
-from policies.drafter.acceptance import Tally
+from policies.drafter.acceptance import AcceptanceTally
 
 MIN_DRAFTED = 256  # drafted tokens of the first measurement
 HARDLY = 64  # drafted tokens; a drafter with fewer since its training is one that nobody asks
@@ -35,8 +35,8 @@ class DriftMonitor:
         self._forget()
 
     def _forget(self) -> None:
-        self._best = Tally()  # since the last training
-        self._tally = Tally()  # since the last comparison that settled something
+        self._best = AcceptanceTally()  # since the last training
+        self._tally = AcceptanceTally()  # since the last comparison that settled something
         self._look_at = self._min_drafted
         self._level: float | None = None
         self._fallen = False
@@ -71,8 +71,8 @@ class DriftMonitor:
         else:
             self._look_at = 2 * self._tally.drafted
 
-    def _settle(self, best: Tally) -> None:
-        self._best, self._tally, self._look_at = best, Tally(), self._min_drafted
+    def _settle(self, best: AcceptanceTally) -> None:
+        self._best, self._tally, self._look_at = best, AcceptanceTally(), self._min_drafted
 
     def demand(self) -> None:
         """Training is due, whatever was measured and however long ago the last one was: the drafter has collapsed."""
@@ -107,5 +107,5 @@ class DriftMonitor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._trained_at, self._demanded = state["trained_at"], bool(state["demanded"])
-        self._best, self._tally = Tally.from_json(state["best"]), Tally.from_json(state["since"])
+        self._best, self._tally = AcceptanceTally.from_json(state["best"]), AcceptanceTally.from_json(state["since"])
         self._look_at, self._level, self._fallen = int(state["look_at"]), state["level"], bool(state["fallen"])

@@ -67,7 +67,7 @@ class TrainerShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class MemoryPhase:
     """What lies there at the phase's worst moment, in bytes by name."""
 
     name: str
@@ -89,10 +89,10 @@ class MemoryPlan:
     """The phases of one GPU of a kind."""
 
     place: str  # which GPUs: "colocated", "rollout" or "learner"
-    phases: tuple[Phase, ...]
+    phases: tuple[MemoryPhase, ...]
 
     @property
-    def worst(self) -> Phase:
+    def worst(self) -> MemoryPhase:
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
     def fits(self, device_bytes: int) -> bool:
@@ -124,12 +124,12 @@ def plan_colocated(
     asleep = kept if engines_sleep else kept | _engine_awake(net, engine)
     resting = _learner_resting(net, learner, away=optimizer_away)
     phases = [
-        Phase("rollout", kept | _engine_awake(net, engine) | _engine_steps(net, engine) | resting),
-        Phase("learning", asleep | _learner_working(net, learner, device_bytes)),
-        Phase("hand-over", asleep | _handing_over(net, learner)),
+        MemoryPhase("rollout", kept | _engine_awake(net, engine) | _engine_steps(net, engine) | resting),
+        MemoryPhase("learning", asleep | _learner_working(net, learner, device_bytes)),
+        MemoryPhase("hand-over", asleep | _handing_over(net, learner)),
     ]
     if trainer is not None:
-        phases.insert(1, Phase("spot training", kept | resting | _training(net, trainer)))
+        phases.insert(1, MemoryPhase("spot training", kept | resting | _training(net, trainer)))
     return MemoryPlan("colocated", tuple(phases))
 
 
@@ -138,19 +138,19 @@ def plan_rollout(net: Network, engine: EngineShape, trainer: TrainerShape | None
     kept = _engine_kept(net, engine)
     staging = {"hand-over's pieces": _largest(net) + STAGING_BYTES}
     phases = [
-        Phase("rollout", kept | _engine_awake(net, engine) | _engine_steps(net, engine)),
-        Phase("hand-over", kept | _engine_awake(net, engine) | staging),
+        MemoryPhase("rollout", kept | _engine_awake(net, engine) | _engine_steps(net, engine)),
+        MemoryPhase("hand-over", kept | _engine_awake(net, engine) | staging),
     ]
     if trainer is not None:
-        phases.insert(1, Phase("spot training", kept | _training(net, trainer)))
+        phases.insert(1, MemoryPhase("spot training", kept | _training(net, trainer)))
     return MemoryPlan("rollout", tuple(phases))
 
 
 def plan_learner(net: Network, learner: LearnerShape, device_bytes: int) -> MemoryPlan:
     """A GPU with a learner rank only."""
     phases = (
-        Phase("learning", _learner_working(net, learner, device_bytes)),
-        Phase("hand-over", _handing_over(net, learner)),
+        MemoryPhase("learning", _learner_working(net, learner, device_bytes)),
+        MemoryPhase("hand-over", _handing_over(net, learner)),
     )
     return MemoryPlan("learner", phases)
 

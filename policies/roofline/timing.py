@@ -22,7 +22,7 @@ from policies.roofline.kernels import Kernel, Part, Walk, floor_bytes, step_kern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class DeviceRates:
     """What share of its peaks a device reaches, and what everything costs that is neither bytes nor flops."""
 
     bandwidth_share: float
@@ -44,7 +44,7 @@ class Rates:
 _TILES = ((64, 64, 0.59), (64, 128, 0.73), (128, 64, 0.73), (128, 128, 0.92), (128, 256, 1.0), (256, 128, 1.0))
 _SPLITS = (1, 2, 3, 4, 6, 8)
 
-SWEEP = Rates(
+SWEEP = DeviceRates(
     bandwidth_share=0.94,
     matmul_share=1.0,
     overlap=2.7,
@@ -74,13 +74,13 @@ class StepTime:
         return max(shares, key=shares.__getitem__)
 
 
-def kernel_s(kernel: Kernel, device: Device, rates: Rates = DEFAULT, *, eager: bool = False) -> float:
+def kernel_s(kernel: Kernel, device: Device, rates: DeviceRates = DEFAULT, *, eager: bool = False) -> float:
     """Seconds of all its launches."""
     least = (rates.eager_kernel_s if eager else rates.kernel_s + rates.gap_s) * kernel.launches
     return max(least, busy_s(kernel, device, rates) + rates.gap_s * kernel.launches)
 
 
-def busy_s(kernel: Kernel, device: Device, rates: Rates) -> float:
+def busy_s(kernel: Kernel, device: Device, rates: DeviceRates) -> float:
     """Seconds by bytes, flops and walks alone."""
     moving = kernel.moved_bytes / (device.bandwidth_bytes_s * rates.bandwidth_share)
     if kernel.product is not None:
@@ -92,7 +92,7 @@ def busy_s(kernel: Kernel, device: Device, rates: Rates) -> float:
 
 
 @lru_cache(maxsize=65536)
-def product_s(m: int, n: int, k: int, device: Device, rates: Rates) -> float:
+def product_s(m: int, n: int, k: int, device: Device, rates: DeviceRates) -> float:
     """Seconds of the flops of [m, k] times [k, n] alone, by the best tile and split of k."""
     per_multiprocessor = device.bf16_flops_s * rates.matmul_share / device.multiprocessors
     best = math.inf
@@ -107,7 +107,7 @@ def product_s(m: int, n: int, k: int, device: Device, rates: Rates) -> float:
     return best
 
 
-def walk_s(walk: Walk, device: Device, rates: Rates) -> float:
+def walk_s(walk: Walk, device: Device, rates: DeviceRates) -> float:
     """Seconds until the last block has seen its keys."""
     waves = -(-walk.blocks // device.multiprocessors)
     tile_s = rates.tile_s * max(walk.rows, 32) / 64
@@ -117,7 +117,7 @@ def walk_s(walk: Walk, device: Device, rates: Rates) -> float:
 def time_of(
     kernels: Iterable[Kernel],
     device: Device,
-    rates: Rates = DEFAULT,
+    rates: DeviceRates = DEFAULT,
     *,
     requests: int = 0,
     floor_s: float = 0.0,
@@ -143,7 +143,14 @@ def time_of(
 
 
 def step_time(
-    net: Network, device: Device, batch: int, rows: int, context: int, rates: Rates = DEFAULT, *, eager: bool = False
+    net: Network,
+    device: Device,
+    batch: int,
+    rows: int,
+    context: int,
+    rates: DeviceRates = DEFAULT,
+    *,
+    eager: bool = False,
 ) -> StepTime:
     """A step of our engine: see `policies.roofline.kernels.step_kernels`."""
     kernels = step_kernels(net, batch, rows, context)

@@ -8,9 +8,9 @@ its tokens become cheapest,
 
 With the prices of the optimum, which add up to the base, this is the optimum of the paper's (6), with an accepted token
 taking the place of a row (docs/concepts/speculation.md, "Budgets by length"). A price is the derivative of the batch's
-length in passes, max_i T_i, and of a length only a distribution is known: so the maximum is a power mean, whose derivative is
-(T_i / max T) ** POWER, and the mean over quantiles of what is left is taken. While requests wait for a place, every
-pass counts for all of them, and all prices are equal.
+length in passes, max_i T_i, and of a length only a distribution is known: so the maximum is a power mean, whose
+derivative is (T_i / max T) ** POWER, and the mean over quantiles of what is left is taken. While requests wait for a
+place, every pass counts for all of them, and all prices are equal.
 """
 
 from typing import Protocol
@@ -36,7 +36,7 @@ _ROUNDS = 5  # of bisection for the rows of a pass
 MIN_RUNNING = 4  # of fewer requests, nearly all are the longest one's time
 
 
-class Costs(Protocol):
+class BudgetCosts(Protocol):
     """policies.calibration.costs.CostModel."""
 
     def step_s(self, requests: int, rows: int, context_tokens: int) -> float | None: ...
@@ -51,7 +51,7 @@ class Survival(Protocol):
 class LengthAwareBudget:
     """See the module docstring; implements DraftBudget. Trees are verified whole, whatever they cost."""
 
-    def __init__(self, costs: Costs, acceptance: Survival, slots: int, seed: int = 0) -> None:
+    def __init__(self, costs: BudgetCosts, acceptance: Survival, slots: int, seed: int = 0) -> None:
         """`slots`: places in the running batch."""
         self._costs, self._acceptance = costs, acceptance
         self._statistics = LengthStatistics()

@@ -23,7 +23,7 @@ class Visit:
     given_up: Sequence[bool]
 
 
-class CostModel:
+class ExpectedLengths:
     """Tokens spent on a response = the prompt's own length, relative to all, times the level of all lengths now.
 
     Lengths drift as the policy learns, and an epoch is many steps: a prompt's last length alone would be too small by

@@ -35,10 +35,10 @@ from contracts.engine import (
     Wake,
 )
 from contracts.rollout import (
-    Answer,
     DrafterFailed,
     DrafterLoaded,
     DraftersSaved,
+    EngineAnswer,
     EngineFailed,
     EngineIdle,
     EngineWindow,
@@ -200,7 +200,7 @@ class FakeCore:
     def close(self) -> None:
         pass
 
-    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> Answer | None:
+    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> EngineAnswer | None:
         options = self._options
         match command:
             case Submit(requests):

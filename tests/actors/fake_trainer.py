@@ -17,11 +17,11 @@ from contracts.spot import (
     MicroStep,
     NeedData,
     PublishDrafter,
-    Published,
     SetTarget,
     SpotCommand,
     StartTraining,
     StopTraining,
+    TrainedWeights,
     TrainerEvent,
     TrainFailed,
     TrainOn,
@@ -94,7 +94,7 @@ class FakeTrainer:
                     number, self._session = (self._session.session if self._session else 0), None
                     self.say(TrainStopped(number, self.steps, self._script.stop_s), after_s=self._script.stop_s)
             case PublishDrafter():
-                self.say(Published(*weights(self.steps, self._script.weights_bytes)))
+                self.say(TrainedWeights(*weights(self.steps, self._script.weights_bytes)))
             case ContinueFrom(manifest, payload):
                 self._load(manifest, payload)
 

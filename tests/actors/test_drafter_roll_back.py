@@ -20,7 +20,7 @@ from config.tree import Config
 from contracts.coordinator import RolloutComplete, RolloutStarted
 from contracts.engine import UpdateDrafter
 from contracts.rollout import EngineWindow, StrategyUse
-from contracts.spot import Published, TrainStopped
+from contracts.spot import TrainedWeights, TrainStopped
 from coordinator.transport.security import Keys
 from launch.dispatch import Weights
 from launch.drafter.actors import DrafterActors
@@ -80,7 +80,7 @@ class Run:
         """The driver reads what the worker said."""
         events, self._seen = self._world.events[self._seen :], len(self._world.events)
         for event in events:
-            if isinstance(event, Published):
+            if isinstance(event, TrainedWeights):
                 with suppress(KeyError):  # newer ones have come meanwhile
                     manifest, payload = await self._world.worker.drafter_weights(event.manifest.version)
                     self.training.published("w", Weights(manifest, cast(Any, payload)))
@@ -100,7 +100,7 @@ class Run:
         if rate > 0.1:
             self.training.reached("sampled", step)
         await eventually(lambda: bool(only(events[before:], TrainStopped)))  # a roll-back stops it unasked
-        await eventually(lambda: bool(only(events[before:], Published)))
+        await eventually(lambda: bool(only(events[before:], TrainedWeights)))
         self.training.reached("sampled", step)
 
 
@@ -133,12 +133,12 @@ async def test_weights_that_come_back_reach_engines_and_trainers_that_had_gone_o
     script: Any = SimpleNamespace(log=[], trainer=lambda host: spawn(target, tmp_path / "drafter", checkpoint_keep=10))
     async with world(script) as w:
         run = Run(w, tmp_path / "run", *observed)
-        await eventually(lambda: bool(only(w.events, Published)))  # what the trainer starts with
+        await eventually(lambda: bool(only(w.events, TrainedWeights)))  # what the trainer starts with
         for step, rate in ((1, 0.6), (2, 0.6), (3, 0.05)):
             await run.hand_out(step - 1)
             await run.tail(step, rate)
         good, bad = run.versions
-        made_of_bad = [ready.manifest.version for ready in only(w.events, Published)][-1]
+        made_of_bad = [ready.manifest.version for ready in only(w.events, TrainedWeights)][-1]
         assert 0 < good < bad < made_of_bad
         await run.hand_out(3)
         await run.tail(4, 0.6)

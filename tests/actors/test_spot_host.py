@@ -23,7 +23,7 @@ from contracts.coordinator import RolloutComplete, RolloutStarted
 from contracts.engine import Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
 from contracts.records import SequenceRecord
 from contracts.rollout import Finished, Recorded
-from contracts.spot import MicroStep, Published, TrainFailed, TrainStopped
+from contracts.spot import MicroStep, TrainedWeights, TrainFailed, TrainStopped
 from coordinator.transport.server import CoordinatorServer
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response, weights
 from tests.actors.fake_trainer import Script
@@ -221,7 +221,7 @@ async def test_out_of_work_it_trains_and_work_stops_it_first() -> None:
         await w.training()  # and again, when that is done
         steps = [event.step for event in only(w.events, MicroStep)]
         assert steps == list(range(1, len(steps) + 1))
-        versions = [event.manifest.version for event in only(w.events, Published)]
+        versions = [event.manifest.version for event in only(w.events, TrainedWeights)]
         assert versions[:2] == [0, stopped.step]  # what it began with, and what it had when it was stopped
         assert w.script.made[0].fed[:2] == w.buffer.records
 
@@ -389,8 +389,8 @@ async def test_close_leaves_nothing_behind() -> None:
 
 async def test_new_drafter_weights_reach_the_engine_and_the_trainer() -> None:
     async with world() as w:
-        await eventually(lambda: bool(only(w.events, Published)))
-        assert only(w.events, Published)[0].payload is None, "the bytes do not go up with the event"
+        await eventually(lambda: bool(only(w.events, TrainedWeights)))
+        assert only(w.events, TrainedWeights)[0].payload is None, "the bytes do not go up with the event"
         manifest, payload = await w.worker.drafter_weights(0)
         assert (manifest.version, payload.tolist()) == (0, [0] * 4)
         manifest, payload = weights(7)

@@ -24,7 +24,7 @@ from coordinator.admin import admin_pb2 as pb
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
 from coordinator.admin.credentials import Credentials
 from coordinator.admin.messages import SERVICE, change_message, change_record, status_message, status_record
-from coordinator.feed import CAPACITY, Feed
+from coordinator.feed import CAPACITY, StatusFeed
 from coordinator.machine import UnknownTargetError
 from coordinator.service import CoordinatorService, OptionsError
 from coordinator.status import Change, SessionStatus, Status, WorkerStatus
@@ -144,7 +144,7 @@ def test_watch_says_the_status_again_and_ends_with_the_coordinator() -> None:
 
 
 def test_a_watcher_that_falls_behind_is_cut_off_and_nobody_waits_for_it() -> None:
-    feed = Feed(clock=lambda: 1.0)
+    feed = StatusFeed(clock=lambda: 1.0)
     with feed.subscribe() as slow, feed.subscribe() as quick:
         for i in range(CAPACITY + 1):
             feed.publish(Changed("w0", "", "BUSY", str(i)))

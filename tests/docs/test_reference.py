@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
+from tests.docs.pages import ROOT
 from tests.docs.reference import COMMAND, FOLDER, WRITTEN, filled
-from tests.docs.test_docs import ROOT
 
 PACKAGES = ("actors", "config", "contracts", "coordinator", "drafter", "launch", "models", "planner", "policies")
 # Kinds of events that stand in a variable where they are made.

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter.eagle.tree import Nodes, best_nodes, best_of_level, grown_mask
+from drafter.eagle.tree import TreeNodes, best_nodes, best_of_level, grown_mask
 from models.ops import drafting
 
 
@@ -28,7 +28,7 @@ def assert_grows_as_in_the_arrays(
     total = k + (levels - 1) * k * k
     drawn = rng.integers(0, 1000, (requests, k)), some_scores(rng, (requests, k), coarse)
     outputs = rng.normal(size=(requests, 1, width)).astype(np.float32)
-    nodes, first = Nodes(drawn[0], np.full_like(drawn[0], -1), drawn[1]), 0
+    nodes, first = TreeNodes(drawn[0], np.full_like(drawn[0], -1), drawn[1]), 0
     mask, tokens, hidden = np.zeros((requests, 0, 0), np.bool_), np.zeros((requests, 0), np.int64), outputs[:, :0]
     fed = torch.from_numpy(tokens), torch.from_numpy(hidden), torch.zeros(requests, 0, 0, dtype=torch.uint8)
     noted = (

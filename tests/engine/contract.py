@@ -32,7 +32,7 @@ from contracts.engine import (
     Wake,
 )
 from contracts.rollout import (
-    Answer,
+    EngineAnswer,
     EngineDiedError,
     EngineFailed,
     EngineIdle,
@@ -51,7 +51,7 @@ from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.engine.support import make_requests
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=EngineAnswer)
 Bytes = NDArray[np.uint8]
 Weights = tuple[WeightsManifest, Bytes]
 POLLS = 60_000  # of a millisecond at least where nothing comes: a minute
@@ -136,8 +136,8 @@ class Talk:
 
     def ask(self, command: Answered[A], memory: Bytes | None = None) -> A:
         self.engine.send(command, memory)
-        events = self.until(lambda events: any(isinstance(event, Answer) for event in events))
-        (answer,) = [event for event in events if isinstance(event, Answer)]
+        events = self.until(lambda events: any(isinstance(event, EngineAnswer) for event in events))
+        (answer,) = [event for event in events if isinstance(event, EngineAnswer)]
         return answer  # type: ignore[return-value]
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -329,7 +329,7 @@ class EngineContract:
         talk.engine.send(UpdateWeights(manifest), buffer)
         buffer[:] = 0  # it was copied
         events = [*before, *talk.idle(8 - len(finished(before)))]
-        (loaded,) = [event for event in events if isinstance(event, Answer)]
+        (loaded,) = [event for event in events if isinstance(event, EngineAnswer)]
         assert loaded.checksum == manifest.checksum  # type: ignore[attr-defined]
         assert finished(events).keys() == {request.request_id for request in requests}
 
@@ -344,7 +344,7 @@ class EngineContract:
             events = talk.until(lambda events: any(isinstance(event, EngineFailed) for event in events))
             (failed,) = [event for event in events if isinstance(event, EngineFailed)]
             assert "41" in failed.reason
-            assert not [event for event in events if isinstance(event, Answer)]
+            assert not [event for event in events if isinstance(event, EngineAnswer)]
             with pytest.raises(EngineDiedError):  # whatever it is asked from now on
                 talk.until(lambda events: False)
             with pytest.raises(EngineDiedError):
@@ -429,7 +429,7 @@ class EngineContract:
             before = drafting.until(lambda events: any(isinstance(event, Progress) for event in events))
             drafting.engine.send(UpdateDrafter("eagle", manifest), buffer)
             events = [*before, *drafting.idle(4 - len(finished(before)))]
-            (loaded,) = [event for event in events if isinstance(event, Answer)]
+            (loaded,) = [event for event in events if isinstance(event, EngineAnswer)]
             assert (loaded.name, loaded.version) == ("eagle", 5)  # type: ignore[attr-defined]
             assert bool(loaded.reason) is not can  # type: ignore[attr-defined]
             assert loaded.checksum == checksum(buffer) or not can  # type: ignore[attr-defined]

@@ -16,14 +16,14 @@ from actors.engine.process import ProcessEngine
 from actors.processes.child import run_child
 from actors.rollout_worker import RolloutWorker
 from contracts.engine import Answered, Command
-from contracts.rollout import Answer, EngineDiedError, EngineFailed
+from contracts.rollout import EngineAnswer, EngineDiedError, EngineFailed
 from tests.actors.fake_engine import FakeCore, FakeOptions
 
 DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Total(Answer):
+class Total(EngineAnswer):
     total: int
 
 
@@ -49,7 +49,7 @@ class Adder(FakeCore):
 
     _total = 0
 
-    def apply(self, command: Any, memory: NDArray[np.uint8] | None) -> Answer | None:
+    def apply(self, command: Any, memory: NDArray[np.uint8] | None) -> EngineAnswer | None:
         match command:
             case Add(factor):
                 assert memory is not None

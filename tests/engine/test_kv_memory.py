@@ -10,7 +10,7 @@ import torch
 
 from actors.engine.native.forward import kv_memory as module
 from actors.engine.native.forward.kv_memory import AllocatedMemory, MappedMemory, kv_memory
-from actors.engine.native.forward.virtual_memory import Driver, VirtualMemory, VirtualMemoryError
+from actors.engine.native.forward.virtual_memory import CudaDriver, VirtualMemory, VirtualMemoryError
 
 STEP = 2 << 20
 SIZE = STEP + 5
@@ -87,7 +87,7 @@ class Library:
 
 def test_the_address_outlives_the_memory() -> None:
     library = Library()
-    memory = VirtualMemory(SIZE, 3, Driver(library))
+    memory = VirtualMemory(SIZE, 3, CudaDriver(library))
     address = memory.address
     assert memory.size_bytes == 2 * STEP
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_the_address_outlives_the_memory() -> None:
 def test_a_refusal_leaves_nothing_behind_and_says_which_call(fail: str) -> None:
     library = Library(fail)
     with pytest.raises(VirtualMemoryError, match=f"{fail} failed with 2: out of memory"):
-        VirtualMemory(SIZE, 3, Driver(library))
+        VirtualMemory(SIZE, 3, CudaDriver(library))
     assert (library.mapped, library.handles, library.ranges) == ({}, {}, {})
 
 
@@ -122,7 +122,7 @@ def test_a_refusal_leaves_nothing_behind_and_says_which_call(fail: str) -> None:
 def test_a_refused_wake_may_be_tried_again(fail: str) -> None:
     """Others may still hold the device's memory."""
     library = Library()
-    memory = VirtualMemory(SIZE, 3, Driver(library))
+    memory = VirtualMemory(SIZE, 3, CudaDriver(library))
     memory.unmap()
     library.fail = fail
     with pytest.raises(VirtualMemoryError):
@@ -139,7 +139,7 @@ def test_an_old_driver_is_refused_by_name() -> None:
         pass
 
     with pytest.raises(VirtualMemoryError, match="the driver has no cuMemGetAllocationGranularity"):
-        VirtualMemory(SIZE, 3, Driver(Old()))
+        VirtualMemory(SIZE, 3, CudaDriver(Old()))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_mapped_cache_sleeps_and_wakes_in_place(on_host: list[str]) -> None:
     library = Library()
-    memory = MappedMemory(SIZE, torch.device("cuda", 3), Driver(library))
+    memory = MappedMemory(SIZE, torch.device("cuda", 3), CudaDriver(library))
     address = memory.tensor.data_ptr()
     assert memory.tensor.shape == (SIZE,)
     memory.sleep()
@@ -180,7 +180,7 @@ def test_a_mapped_cache_sleeps_and_wakes_in_place(on_host: list[str]) -> None:
 
 def test_a_cache_that_nobody_uses_gives_memory_and_addresses_back(on_host: list[str]) -> None:
     library = Library()
-    memory = MappedMemory(SIZE, torch.device("cuda", 3), Driver(library))
+    memory = MappedMemory(SIZE, torch.device("cuda", 3), CudaDriver(library))
     part = memory.tensor[:8]
     del memory
     gc.collect()
@@ -196,7 +196,7 @@ def test_a_refusing_driver_costs_the_addresses_and_is_told(
     fail: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "AllocatedMemory", lambda size, device, keep_bytes=0: (size, keep_bytes))
-    found: Any = kv_memory(SIZE, torch.device("cuda", 3), Driver(Library(fail)))
+    found: Any = kv_memory(SIZE, torch.device("cuda", 3), CudaDriver(Library(fail)))
     assert found == (SIZE, module.SMALL_BYTES)
     assert "will not survive sleep" in caplog.text
     assert fail in caplog.text

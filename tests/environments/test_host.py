@@ -11,19 +11,21 @@ from actors import identity
 from actors.environments.host import EnvironmentHost, EnvironmentStartError, tool_schemas
 from actors.identity import PRINTS_BYTES
 from config.environments import EnvironmentOptions
-from contracts.environments import Answer, Call
+from contracts.environments import EnvironmentAnswer, EnvironmentCall
 
 COUNTING = "tests.environments.played:Counting"
 
 
-def call(episode: int, *actions: str, round_: int = 0) -> Call:
-    return Call(round=round_, episode=episode, record={"x": 1}, seed=7, actions=actions)
+def call(episode: int, *actions: str, round_: int = 0) -> EnvironmentCall:
+    return EnvironmentCall(round=round_, episode=episode, record={"x": 1}, seed=7, actions=actions)
 
 
 def played(
-    use: Callable[[EnvironmentHost], Coroutine[Any, Any, list[Answer]]], timeout_s: float = 30.0, **options: Any
-) -> list[Answer]:
-    async def main() -> list[Answer]:
+    use: Callable[[EnvironmentHost], Coroutine[Any, Any, list[EnvironmentAnswer]]],
+    timeout_s: float = 30.0,
+    **options: Any,
+) -> list[EnvironmentAnswer]:
+    async def main() -> list[EnvironmentAnswer]:
         host = EnvironmentHost(EnvironmentOptions(**{"factory": COUNTING, "timeout_s": timeout_s, **options}))
         try:
             return await use(host)
@@ -33,12 +35,12 @@ def played(
     return asyncio.run(main())
 
 
-def said(answer: Answer) -> str:
+def said(answer: EnvironmentAnswer) -> str:
     return "".join(message["content"] for message in answer.observation)
 
 
 def test_episodes_go_side_by_side_and_are_functions_of_their_actions() -> None:
-    async def use(host: EnvironmentHost) -> list[Answer]:
+    async def use(host: EnvironmentHost) -> list[EnvironmentAnswer]:
         begun = await asyncio.gather(*(host.play(call(i)) for i in range(20)))
         heard = await asyncio.gather(*(host.play(call(i, "wait")) for i in range(20)))
         known = await host.play(call(3, "wait", "b"))
@@ -74,7 +76,7 @@ def test_only_the_one_that_misbehaves_fails(
 ) -> None:
     monkeypatch.setattr("actors.environments.host._END_TIMEOUT_S", 0.5)  # of the one that never ends
 
-    async def use(host: EnvironmentHost) -> list[Answer]:
+    async def use(host: EnvironmentHost) -> list[EnvironmentAnswer]:
         await asyncio.gather(*(host.play(call(i)) for i in range(3)))
         bad = host.play(call(1, "a", action))
         answers = await asyncio.gather(host.play(call(0, "a", "b")), bad, host.play(call(2, "a", "wait")))
@@ -93,7 +95,7 @@ def test_only_the_one_that_misbehaves_fails(
 
 @pytest.mark.parametrize("at", ["make", "close"])
 def test_a_factory_and_a_close_that_hang_have_a_deadline(at: str) -> None:
-    async def use(host: EnvironmentHost) -> list[Answer]:
+    async def use(host: EnvironmentHost) -> list[EnvironmentAnswer]:
         begun = await asyncio.gather(*(host.play(call(i)) for i in range(3)))
         return [*begun, await host.play(call(0, round_=1)), await host.play(call(1, round_=1))]
 
@@ -105,7 +107,7 @@ def test_a_factory_and_a_close_that_hang_have_a_deadline(at: str) -> None:
 
 
 def test_a_process_that_is_forked_off_and_a_tool_that_reads_change_no_answer() -> None:
-    async def use(host: EnvironmentHost) -> list[Answer]:
+    async def use(host: EnvironmentHost) -> list[EnvironmentAnswer]:
         actions: tuple[str, ...] = ()
         answers = []
         for action in ("a", "fork", "tool", "fork"):
@@ -117,7 +119,7 @@ def test_a_process_that_is_forked_off_and_a_tool_that_reads_change_no_answer() -
 
 
 def test_what_is_printed_between_two_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(host: EnvironmentHost) -> list[Answer]:
+    async def use(host: EnvironmentHost) -> list[EnvironmentAnswer]:
         return [await host.play(call(0, *("flood",) * n)) for n in (0, 1, 2)]
 
     log = tmp_path / "environment.log"
@@ -130,7 +132,7 @@ def test_what_is_printed_between_two_answers_is_bounded(tmp_path: Path, monkeypa
 
 
 def test_a_round_forgets_the_one_before() -> None:
-    async def use(host: EnvironmentHost) -> list[Answer]:
+    async def use(host: EnvironmentHost) -> list[EnvironmentAnswer]:
         await host.play(call(0, "a", "b"))
         return [await host.play(call(0, "a", round_=1))]
 

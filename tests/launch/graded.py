@@ -10,7 +10,7 @@ from contracts.rollout import FinishReason, Rollout, Sampled
 from launch.batch import Pick
 from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest
-from launch.run.groups import Graded, Group
+from launch.run.groups import Graded, PromptGroup
 
 CUT, GIVEN_UP = FinishReason.LENGTH, FinishReason.GIVEN_UP
 
@@ -33,7 +33,7 @@ def group_of(
     lengths: Sequence[int] | None = None,
     reasons: Sequence[FinishReason | None] | None = None,
     propensities: Sequence[float] | None = None,
-) -> Group:
+) -> PromptGroup:
     """One response per reward; by default one token each, and none of them cut or given up."""
     pick = Pick(0, prompt_of(prompt))
     members = []
@@ -51,10 +51,10 @@ def group_of(
             propensity=propensities[i] if propensities else 1.0,
         )
         members.append(Graded(rollout=rollout, grade=Grade(value=reward), text="", worker=i % 2))
-    return Group(pick, members)
+    return PromptGroup(pick, members)
 
 
-def groups_of(*rewards: Sequence[float]) -> list[Group]:
+def groups_of(*rewards: Sequence[float]) -> list[PromptGroup]:
     """One group for each list of rewards; prompts count from 0."""
     return [group_of(values, prompt=index) for index, values in enumerate(rewards)]
 

@@ -21,7 +21,7 @@ from config.objective import ObjectiveOptions
 from contracts.rewards import Grade
 from contracts.rollout import Request, Rollout, Sampled, SamplingParams, StopRule
 from launch.batch import Pick
-from launch.run.groups import Graded, Group, given_up, training_sequences
+from launch.run.groups import Graded, PromptGroup, given_up, training_sequences
 from policies.advantages import group_advantages
 from policies.objectives import sequence_coefficients
 from policies.token_budget.window import LengthWindow
@@ -178,10 +178,10 @@ class Scores:
         }
         self.size = next(iter(self._of.values())).size
 
-    def gradient(self, form: Form, groups: Sequence[Group], asked: int) -> Floats:
+    def gradient(self, form: Form, groups: Sequence[PromptGroup], asked: int) -> Floats:
         """What the loss of one mini-batch would give."""
         if not form.propensities:
-            groups = [Group(group.pick, [_unweighed(m) for m in group.members]) for group in groups]
+            groups = [PromptGroup(group.pick, [_unweighed(m) for m in group.members]) for group in groups]
         objective = form.objective
         sequences, _ = training_sequences(
             groups,
@@ -243,7 +243,8 @@ def estimates(
     drawn = {name: np.empty((steps, scores.size)) for name in names}
     for step in range(steps):
         groups = [
-            Group(outcome.kind.pick, outcome.draw(count, rng)) for outcome, count in zip(made, counts, strict=True)
+            PromptGroup(outcome.kind.pick, outcome.draw(count, rng))
+            for outcome, count in zip(made, counts, strict=True)
         ]
         for name in names:
             drawn[name][step] = scores.gradient(FORMS[name], groups, asked)

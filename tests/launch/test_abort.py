@@ -19,7 +19,7 @@ from launch.batch import Pick
 from launch.config import Config, ConfigError, load_config
 from launch.config.show import resolved_lines
 from launch.run.abort import AbortRule
-from launch.run.groups import Group
+from launch.run.groups import PromptGroup
 from launch.run.inputs import answer_of, load_inputs
 from launch.run.token_budget import TokenBudget
 from tests.engine.test_stopping import byte_level, wrapped
@@ -31,7 +31,7 @@ STRINGS = StopRule(strings=compile_marker([b"a"], [b"a", b"}"]))
 OPTIONS = AbortOptions(enabled=True, marker="boxed", warmup_responses=10, grace_tokens=3)
 
 
-def ended(*lengths: int, prompt: int = 0) -> Group:
+def ended(*lengths: int, prompt: int = 0) -> PromptGroup:
     return group_of([1.0] * len(lengths), prompt=prompt, lengths=lengths)
 
 

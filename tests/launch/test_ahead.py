@@ -18,7 +18,7 @@ from launch.dispatch import DispatchStats
 from launch.dispatch.ledger import FailedRequest
 from launch.run.ahead import AHEAD_FILE, Responses, read_ahead, write_ahead
 from launch.run.collect import Round
-from launch.run.groups import Graded, Group
+from launch.run.groups import Graded, PromptGroup
 from launch.run.partial import Carried
 
 PROMPTS = [
@@ -66,7 +66,9 @@ def members(draw: st.DrawFn) -> Graded:
 @st.composite
 def rounds(draw: st.DrawFn) -> Round:
     groups = [
-        Group(Pick(draw(st.integers(0, 5)), draw(st.sampled_from(PROMPTS))), draw(st.lists(members(), max_size=3)))
+        PromptGroup(
+            Pick(draw(st.integers(0, 5)), draw(st.sampled_from(PROMPTS))), draw(st.lists(members(), max_size=3))
+        )
         for _ in range(draw(st.integers(0, 3)))
     ]
     stats = DispatchStats(

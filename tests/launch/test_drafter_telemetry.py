@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contracts.rollout import StrategyUse
-from contracts.spot import Checkpointed, MicroStep, NeedData, Published, TrainFailed, TrainStarted, TrainStopped
+from contracts.spot import Checkpointed, MicroStep, NeedData, TrainedWeights, TrainFailed, TrainStarted, TrainStopped
 from launch.observe import DrafterMeter, Observer, SpeculationMeter, StepRecord
 from launch.observe.drafter import MAX_UPDATES, updates_of
 from launch.observe.journal import read
@@ -25,8 +25,8 @@ def micro(
     return MicroStep(step=step, tokens=tokens, started_s=at_s, seconds=0.1, **means, **settings)
 
 
-def published(version: int) -> Published:
-    return Published(WeightsManifest(version, 0, (), 0), np.zeros(0, np.uint8))
+def published(version: int) -> TrainedWeights:
+    return TrainedWeights(WeightsManifest(version, 0, (), 0), np.zeros(0, np.uint8))
 
 
 def test_metrics_of_a_step() -> None:

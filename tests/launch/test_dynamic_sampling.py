@@ -17,7 +17,7 @@ from launch.interrupt import Interrupted
 from launch.run.collect import Round
 from launch.run.record import refill_metrics
 from launch.run.rl_step import NoRolloutsError, sample
-from launch.run.token_budget import StepPlan
+from launch.run.token_budget import BudgetPlan
 from policies.lengths import LengthModel
 from tests.launch.graded import group_of, prompt_of, stats_of
 
@@ -46,7 +46,7 @@ class World:
             order=PromptOrder(PROMPTS, 3, True),
             lengths=LengthModel(8.0),
             budget=SimpleNamespace(
-                plan=lambda picks: StepPlan(counts=[2] * len(picks), stop=None, metrics={}),
+                plan=lambda picks: BudgetPlan(counts=[2] * len(picks), stop=None, metrics={}),
                 observe=lambda groups: {},
             ),
             sampling=SamplingParams(8),

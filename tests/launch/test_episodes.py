@@ -9,12 +9,12 @@ import pytest
 from actors.data.prompts import Prompt
 from actors.data.templates import Template
 from config.environments import EnvironmentOptions
-from contracts.environments import Answer, Call, Said
+from contracts.environments import EnvironmentAnswer, EnvironmentCall, Said
 from contracts.rewards import Grade
 from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams
 from examples.words import EOS, PAD, UNK, word_tokenizer
 from launch.batch import Batch, Pick
-from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, Episodes, Player
+from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, EpisodeRunner, Episodes
 from launch.run.groups import Graded, sequence
 from tests.engine.test_stopping import byte_level, wrapped
 
@@ -34,22 +34,22 @@ class World:
     def __init__(self, samples: int = 1, room: int = 40, **options: Any) -> None:
         prompt = Prompt(prompt_id=0, uid="x", text=PROMPT, tokens=tokens(PROMPT), record={"x": 1}, raw=PROMPT)
         self.batch = Batch([Pick(0, prompt)], [samples], SamplingParams(room), seed=0, expected_tokens=[12.0])
-        self.calls: list[tuple[int, Call]] = []
+        self.calls: list[tuple[int, EnvironmentCall]] = []
         self.turns: list[Request] = []
         self.ended: list[tuple[Rollout, Episode]] = []
         self.failed: list[tuple[int, str | None]] = []
-        player = Player(EnvironmentOptions(factory="a:B", **options), self, TEMPLATE)
+        player = EpisodeRunner(EnvironmentOptions(factory="a:B", **options), self, TEMPLATE)
         self.episodes: Episodes = player.begin(self.batch)
 
     def begin(self) -> None:
         self.calls.clear()
 
-    def play(self, key: int, call: Call) -> None:
+    def play(self, key: int, call: EnvironmentCall) -> None:
         self.calls.append((key, call))
 
     def answer(self, text: str = "", reward: float = 0.0, *, key: int = 0, **more: Any) -> None:
         said = [{"role": "user", "content": text}] if text else []
-        match self.episodes.answered(key, Answer(observation=said, reward=reward, **more)):
+        match self.episodes.answered(key, EnvironmentAnswer(observation=said, reward=reward, **more)):
             case EpisodeEnded(rollout, episode):
                 self.ended.append((rollout, episode))
             case EpisodeFailed(request_id, why):

@@ -7,7 +7,7 @@ import pytest
 
 from config.rewards import RewardOptions, RewardTerm
 from contracts.rewards import Grade
-from launch.run.groups import Group
+from launch.run.groups import PromptGroup
 from launch.run.measures import Votes, named, set_metrics, votes_of
 from policies.pass_at import majority_at, pass_at
 from tests.launch.graded import group_of, groups_of
@@ -16,7 +16,7 @@ MATHS = RewardOptions()
 OTHER = RewardOptions(terms=(RewardTerm(kind="format", pattern="x"),))
 
 
-def answered(*answers: str | None, gold: str, reward: float = 1.0) -> Group:
+def answered(*answers: str | None, gold: str, reward: float = 1.0) -> PromptGroup:
     """Responses that box these answers; None: without one."""
     group = group_of([0.0] * len(answers))
     members = [
@@ -27,11 +27,11 @@ def answered(*answers: str | None, gold: str, reward: float = 1.0) -> Group:
         )
         for member, answer in zip(group.members, answers, strict=True)
     ]
-    return Group(group.pick, members)
+    return PromptGroup(group.pick, members)
 
 
-def of_source(group: Group, source: str) -> Group:
-    return Group(replace(group.pick, prompt=replace(group.pick.prompt, source=source)), group.members)
+def of_source(group: PromptGroup, source: str) -> PromptGroup:
+    return PromptGroup(replace(group.pick, prompt=replace(group.pick.prompt, source=source)), group.members)
 
 
 def test_means_are_over_prompts_however_many_responses_they_have() -> None:
@@ -69,10 +69,10 @@ def test_the_majority_goes_by_the_answer_whatever_else_the_reward_asks_for() -> 
 def test_ungraded_responses_count_neither_for_nor_against() -> None:
     group = answered("7", "8", "8", gold="7")
     failed = replace(group.members[2], grade=Grade(value=0.0, error="no"))
-    found = set_metrics([Group(group.pick, [*group.members[:2], failed])], [2, 3], MATHS)
+    found = set_metrics([PromptGroup(group.pick, [*group.members[:2], failed])], [2, 3], MATHS)
     assert (found["reward"], found["pass@2"], found["maj@2"]) == (0.5, 1.0, 0.5)
     assert "pass@3" not in found
-    assert set_metrics([Group(group.pick, [failed])], [1], MATHS) == {}
+    assert set_metrics([PromptGroup(group.pick, [failed])], [1], MATHS) == {}
 
 
 def test_every_source_has_its_own_numbers() -> None:

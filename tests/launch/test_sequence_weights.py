@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from config.objective import ObjectiveOptions
 from launch.run.collect import Round
-from launch.run.groups import Graded, Group, natural_mean, training_sequences
+from launch.run.groups import Graded, PromptGroup, natural_mean, training_sequences
 from launch.run.record import rollout_metrics
 from tests.launch.graded import CUT, GIVEN_UP, group_of, groups_of, stats_of
 
@@ -19,7 +19,7 @@ DUET = ObjectiveOptions(name="duet")
 
 
 def trained(
-    groups: list[Group], objective: ObjectiveOptions = DUET, asked: int | None = None
+    groups: list[PromptGroup], objective: ObjectiveOptions = DUET, asked: int | None = None
 ) -> list[tuple[int, float]]:
     """(prompt, weight) of what is learned from."""
     sequences, _ = training_sequences(groups, objective, prompts_per_step=9, max_new_tokens=10, asked=asked)

@@ -8,7 +8,7 @@ import pytest
 
 from launch.batch import Pick
 from launch.config import Config
-from launch.run.token_budget import StepPlan, TokenBudget
+from launch.run.token_budget import BudgetPlan, TokenBudget
 from tests.launch.graded import group_of, prompt_of
 
 PROMPTS, USUAL, LIMIT = 6, 8, 100
@@ -38,7 +38,7 @@ class World:
         self.budget = TokenBudget(config_of(**budget), None)
         self.picks = [Pick(0, prompt_of(i)) for i in range(PROMPTS)]
 
-    def step(self, number: int) -> tuple[StepPlan, dict[str, float]]:
+    def step(self, number: int) -> tuple[BudgetPlan, dict[str, float]]:
         plan = self.budget.plan(self.picks)
         groups = []
         for i, count in enumerate(plan.counts):

@@ -9,8 +9,8 @@ import pytest
 
 from contracts.rollout import FinishReason, Marker, SamplingParams, StopRule
 from launch.batch import Batch, Pick
-from launch.run.groups import Group
-from launch.run.token_budget import StepPlan, TokenBudget
+from launch.run.groups import PromptGroup
+from launch.run.token_budget import BudgetPlan, TokenBudget
 from tests.launch.graded import group_of, prompt_of
 from tests.launch.test_token_budget import config_of
 
@@ -18,7 +18,7 @@ PROMPTS, LATE_TOKENS = 6, 90
 NEVER = Marker(b"x", np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros((0, 2), np.uint16), np.zeros(2, np.uint16))
 
 
-def rules_of(plan: StepPlan) -> list[StopRule]:
+def rules_of(plan: BudgetPlan) -> list[StopRule]:
     assert isinstance(plan.stop, list)
     return [rule for rule in plan.stop if rule is not None]
 
@@ -35,7 +35,7 @@ class World:
         self.budget = TokenBudget(self._config, None, NEVER)
         self.picks = [Pick(0, prompt_of(i)) for i in range(PROMPTS)]
 
-    def step(self, number: int) -> tuple[StepPlan, dict[str, float]]:
+    def step(self, number: int) -> tuple[BudgetPlan, dict[str, float]]:
         plan = self.budget.plan(self.picks)
         rules = rules_of(plan) or [StopRule()] * PROMPTS  # None during the warm-up
         groups = [
@@ -44,7 +44,7 @@ class World:
         ]
         return plan, self.budget.observe(groups)
 
-    def group(self, prompt: int, count: int, rule: StopRule, rng: np.random.Generator) -> Group:
+    def group(self, prompt: int, count: int, rule: StopRule, rng: np.random.Generator) -> PromptGroup:
         late = rng.random(count) < 1 / 3
         kept = rng.random(count) < rule.keep
         limit = rule.give_up_at_tokens
@@ -57,7 +57,7 @@ class World:
             replace(member, rollout=replace(member.rollout, propensity=rule.keep if each and limit else 1.0))
             for member, each in zip(group.members, late, strict=True)
         ]
-        return Group(group.pick, members)
+        return PromptGroup(group.pick, members)
 
     def resumed(self) -> "World":
         other = World()

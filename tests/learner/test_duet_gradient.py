@@ -25,7 +25,7 @@ from contracts.rewards import Grade
 from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams, StopRule
 from contracts.training import TrainSequence
 from launch.batch import Pick
-from launch.run.groups import Graded, Group, training_sequences
+from launch.run.groups import Graded, PromptGroup, training_sequences
 from models.checkpoint import init_model
 from models.packed import PackedContext
 from tests.launch.graded import prompt_of
@@ -138,9 +138,9 @@ def expected(
         ]
         others = alike(own)
         for (chance, first), *rest in product(own, *([others] * (count - 1))):
-            group = Group(pick, [first, *(each for _, each in rest)])
+            group = PromptGroup(pick, [first, *(each for _, each in rest)])
             sequences, _ = training_sequences(
-                [group, Group(picks[1 - index], [])],  # what became of the other prompt changes nothing here
+                [group, PromptGroup(picks[1 - index], [])],  # what became of the other prompt changes nothing here
                 objective,
                 prompts_per_step=2,
                 max_new_tokens=LIMIT,

@@ -14,7 +14,7 @@ from actors.notices.watch import Trouble, Watching
 from config.spot import SpotOptions
 from launch.context import RunContext
 from launch.fleet import feed as feed_module
-from launch.fleet.feed import Feed, Gone, Heard, RayDrains
+from launch.fleet.feed import Gone, Heard, NoticeFeed, RayDrains
 from tests.context import run_context
 from tests.notices.metadata import Aws, serving
 
@@ -27,7 +27,7 @@ def hearing(options: SpotOptions, here: str = ELSEWHERE) -> Iterator[Callable[[t
     """Yields what waits for the next that is heard of a kind about a node."""
     heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
     context = run_context(react=lambda event: heard.put(event) if isinstance(event, Heard) else None)
-    feed = Feed(options, here, context)
+    feed = NoticeFeed(options, here, context)
 
     def next_of(kind: type, node_id: str) -> Heard:
         found: list[Heard] = []
@@ -89,7 +89,7 @@ def test_a_watcher_that_goes_with_its_node_is_no_trouble(ray_head: str, monkeypa
 
     with serving(cloud) as url:
         context = run_context(react=lambda event: heard.append(event) if isinstance(event, Heard) else None)
-        feed = Feed(SpotOptions(provider="aws", poll_s=0.05, base_url=url), ELSEWHERE, context)
+        feed = NoticeFeed(SpotOptions(provider="aws", poll_s=0.05, base_url=url), ELSEWHERE, context)
         try:
             hear(context, Watching)
             watcher = feed._watchers[node_id]

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from actors.notices.azure import NAME_PATH, AzureAdapter
-from actors.notices.types import Answer, AnswerError, Ask, News, Provider, SpotNotice, Withdrawn, unix_time
+from actors.notices.types import AnswerError, Ask, MetadataAnswer, News, Provider, SpotNotice, Withdrawn, unix_time
 from actors.notices.watch import Trouble, WatchEvent, Watching, adapter_of, watch
 from config.spot import SpotOptions
 
 GOOGLE = {"metadata-flavor": "Google"}
-NAME = Answer(200, {}, b'{"name": "vm"}')
+NAME = MetadataAnswer(200, {}, b'{"name": "vm"}')
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -34,7 +34,7 @@ near_json = st.recursive(
 ).map(lambda value: json.dumps(value).encode())
 bodies = st.binary(max_size=60) | near_json | st.sampled_from([b"TRUE", b"FALSE", b"NONE", b"AQAEtoken==", NAME.body])
 answers = st.builds(
-    Answer,
+    MetadataAnswer,
     st.sampled_from([200, 200, 200, 204, 301, 302, 400, 401, 403, 404, 405, 429, 500, 503]),
     st.sampled_from([{}, GOOGLE, {**GOOGLE, "etag": "7"}]),
     bodies,
@@ -44,7 +44,7 @@ answers = st.builds(
 @given(st.sampled_from(get_args(Provider)), st.lists(answers, max_size=12))
 @settings(max_examples=150)
 def test_any_answers_lead_to_notices_or_to_one_kind_of_error_and_the_next_question(
-    provider: Provider, heard: list[Answer]
+    provider: Provider, heard: list[MetadataAnswer]
 ) -> None:
     adapter = adapter_of(provider)
     for answer in heard:
@@ -65,7 +65,7 @@ def test_any_answers_lead_to_notices_or_to_one_kind_of_error_and_the_next_questi
 
 @given(st.sampled_from(get_args(Provider)), st.lists(answers, max_size=6))
 @settings(max_examples=100)
-def test_a_notice_is_heard_whatever_was_answered_before(provider: Provider, before: list[Answer]) -> None:
+def test_a_notice_is_heard_whatever_was_answered_before(provider: Provider, before: list[MetadataAnswer]) -> None:
     """And in less than ten questions: no nonsense keeps an adapter from the truth that follows. What a machine is
     called is believed, if it reads like a name."""
     adapter = adapter_of(provider)
@@ -93,11 +93,11 @@ def _take(ended: set[str], news: list[News]) -> None:
             ended.add(each.what)
 
 
-def truth(ask: Ask) -> Answer:
+def truth(ask: Ask) -> MetadataAnswer:
     """Of a machine whose end is announced."""
     path = ask.path.partition("?")[0]
     if ask.method == "PUT":
-        return Answer(200, {}, b"AQAEnew")
+        return MetadataAnswer(200, {}, b"AQAEnew")
     records: dict[str, dict[str, Any]] = {
         "/latest/meta-data/spot/instance-action": {"action": "stop", "time": "2026-11-23T03:00:00Z"},
         "/metadata/instance/compute": {"name": "vm"},
@@ -106,12 +106,12 @@ def truth(ask: Ask) -> Answer:
         },
     }
     if path in records:
-        return Answer(200, {}, json.dumps(records[path]).encode())
+        return MetadataAnswer(200, {}, json.dumps(records[path]).encode())
     if path.endswith("/preempted"):
-        return Answer(200, {**GOOGLE, "etag": "9"}, b"TRUE")
+        return MetadataAnswer(200, {**GOOGLE, "etag": "9"}, b"TRUE")
     if path.endswith("/maintenance-event"):
-        return Answer(200, GOOGLE, b"TERMINATE_ON_HOST_MAINTENANCE")
-    return Answer(404, {}, b"")
+        return MetadataAnswer(200, GOOGLE, b"TERMINATE_ON_HOST_MAINTENANCE")
+    return MetadataAnswer(404, {}, b"")
 
 
 @given(st.text(max_size=40))
@@ -131,12 +131,12 @@ def test_questions_become_rarer_while_a_service_fails_and_regular_again_when_it_
     told: list[WatchEvent] = []
     asked = 0
 
-    def http(ask: Ask) -> Answer:
+    def http(ask: Ask) -> MetadataAnswer:
         nonlocal asked
         asked += 1
         if asked <= 7:
             raise ConnectionRefusedError(111, "Connection refused")
-        return Answer(200, {}, b"AQAEtoken") if ask.method == "PUT" else Answer(404)
+        return MetadataAnswer(200, {}, b"AQAEtoken") if ask.method == "PUT" else MetadataAnswer(404)
 
     def stopped(wait_s: float) -> bool:
         pauses.append(wait_s)
@@ -151,7 +151,7 @@ def test_questions_become_rarer_while_a_service_fails_and_regular_again_when_it_
 def test_none_asks_nobody() -> None:
     told: list[WatchEvent] = []
 
-    def http(ask: Ask) -> Answer:
+    def http(ask: Ask) -> MetadataAnswer:
         raise AssertionError(ask)
 
     watch(SpotOptions(provider="none"), http, told.append, clock=lambda: 0.0, stopped=lambda wait_s: True)
@@ -180,11 +180,11 @@ def test_notices_are_values() -> None:
 
 def test_an_acknowledgement_that_is_refused_is_sent_again_after_the_next_list_of_events() -> None:
     preempt = {"EventId": "a", "EventType": "Preempt", "Resources": ["vm"]}
-    events = Answer(200, {}, json.dumps({"Events": [preempt]}).encode())
+    events = MetadataAnswer(200, {}, json.dumps({"Events": [preempt]}).encode())
     azure = AzureAdapter(1.0, lambda: True)
     azure.heard(NAME)
     asked = []
-    for answer in (events, Answer(500, {}, b""), events, Answer(200, {}, b""), events):
+    for answer in (events, MetadataAnswer(500, {}, b""), events, MetadataAnswer(200, {}, b""), events):
         asked.append(azure.ask().method)
         if answer.status == 500:
             with pytest.raises(AnswerError, match="refused"):

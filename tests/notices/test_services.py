@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from actors.notices.http import Http
-from actors.notices.types import Answer, AnswerError, Ask, SpotNotice, Withdrawn
+from actors.notices.types import AnswerError, Ask, MetadataAnswer, SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, WatchEvent, Watching, watch
 from config.spot import SpotOptions
 from tests.notices.metadata import Aws, Azure, Cloud, Gcp, Strange, event, serving
@@ -229,4 +229,4 @@ def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) ->
     with serving(Strange(answer=(200, {}, b"here"))) as url:
         answer = Http(url + "/prefix/", "paceline test")(Ask(method="GET", path="/x", headers={}, timeout_s=5.0))
     assert (answer.status, answer.text) == (200, "here")
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MetadataAnswer)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.drafter import CanaryOptions
-from policies.drafter.acceptance import Tally
+from policies.drafter.acceptance import AcceptanceTally
 from policies.drafter.canary import MAX_WAIT, Canary, CanaryVerdict
 from policies.drafter.lineage import micro_steps, returning
 from tests.policies.drafting import rollout
@@ -57,7 +57,7 @@ def test_a_swapped_drafter_must_keep_half_of_its_acceptance(rate: float, verdict
 
 def test_the_standard_error_is_that_of_whole_drafts() -> None:
     """By hand: 100 drafts of four with 40 % accepted, 25 with 20 %. Weight 20; (0.2 - 0.5 * 0.4) = 0."""
-    now, before = Tally({"eagle:4": (100, 20)}), Tally({"eagle:4": (400, 160)})
+    now, before = AcceptanceTally({"eagle:4": (100, 20)}), AcceptanceTally({"eagle:4": (400, 160)})
     found = now.against(before, 0.5)
     assert found is not None
     assert (found.level, found.sigmas) == (pytest.approx(0.5), pytest.approx(0.0, abs=1e-9))
@@ -164,7 +164,7 @@ def test_weights_that_take_the_place_of_lost_ones_are_trusted() -> None:
 
 def test_accepted_tokens_were_drafted() -> None:
     with pytest.raises(ValueError, match="5 of 4"):
-        Tally().add("eagle:4", 4, 5)
+        AcceptanceTally().add("eagle:4", 4, 5)
 
 
 events = st.lists(

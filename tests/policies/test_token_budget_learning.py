@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.token_budget.cost import CostModel, Visit
+from policies.token_budget.cost import ExpectedLengths, Visit
 from policies.token_budget.keep import LateModel
 from policies.token_budget.spread import RETAINED, SpreadModel, squares, visit_variance
 
@@ -84,7 +84,7 @@ def test_evidence_of_one_size_settles_at_that_much() -> None:
 
 
 def test_costs_of_prompts_not_seen_for_an_epoch_have_grown_with_the_others() -> None:
-    model, rng = CostModel(100.0), np.random.default_rng(0)
+    model, rng = ExpectedLengths(100.0), np.random.default_rng(0)
     sizes = rng.uniform(20, 60, 64)
     off = []
     for step in range(32):  # eight prompts at a time, each seen every eighth step; all grow by 4 % a step
@@ -99,7 +99,7 @@ def test_costs_of_prompts_not_seen_for_an_epoch_have_grown_with_the_others() -> 
 
 def test_natural_lengths_are_those_of_late_responses_that_went_on_times_all_late_ones() -> None:
     """Unbiased: over many steps it comes to what the responses would have cost without their rule."""
-    rng, model, limit = np.random.default_rng(1), CostModel(100.0), 60
+    rng, model, limit = np.random.default_rng(1), ExpectedLengths(100.0), 60
     spent = natural = 0.0
     ratios = []
     for step in range(400):
@@ -121,12 +121,12 @@ def test_natural_lengths_are_those_of_late_responses_that_went_on_times_all_late
 
 def test_states_survive_json_and_go_on_alike() -> None:
     rng = np.random.default_rng(2)
-    spread, costs = SpreadModel(), CostModel(50.0)
+    spread, costs = SpreadModel(), ExpectedLengths(50.0)
     for _ in range(5):
         spread.observe(int(rng.integers(4)), float(rng.random()), 6)
         late = rng.choice([0.5, 1.0], 4).tolist()
         costs.observe([Visit(int(rng.integers(4)), rng.integers(1, 99, 4).tolist(), late, [False] * 4)])
-    spread_2, costs_2 = SpreadModel(), CostModel(50.0)
+    spread_2, costs_2 = SpreadModel(), ExpectedLengths(50.0)
     spread_2.load_state_dict(json.loads(json.dumps(spread.state_dict())))
     costs_2.load_state_dict(json.loads(json.dumps(costs.state_dict())))
     for model in (spread, spread_2):

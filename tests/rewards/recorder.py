@@ -14,7 +14,7 @@ from unittest import mock
 from actors.rewards.confinement import wire
 from actors.rewards.confinement.candidate import Candidate
 from actors.rewards.confinement.judge import judge
-from actors.rewards.confinement.remote import Link
+from actors.rewards.confinement.remote import CandidateLink
 
 # What pickle writes for a number or a text; other arguments of its are sizes and positions.
 _CONSTANTS = {
@@ -57,7 +57,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         real(descriptor, payload)
 
     with mock.patch.object(wire, "send", send):
-        verdict = judge({"token": "passed", "kind": "source", **job}, Link(requests[1], answers[0]))
+        verdict = judge({"token": "passed", "kind": "source", **job}, CandidateLink(requests[1], answers[0]))
     crossed = [
         argument for payload in sent for code, argument, _ in pickletools.genops(payload) if code.name in _CONSTANTS
     ]

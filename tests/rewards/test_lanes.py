@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.rewards import Grade, GradeItem, build
-from actors.rewards.assembly import Assembly, Call
+from actors.rewards.assembly import Assembly, RewardCall
 from actors.rewards.calling import Traits
 from actors.rewards.check import check_reward
 from actors.rewards.lanes import lanes_of
@@ -114,7 +114,7 @@ LANES = [
 ]
 
 
-def answers(assembly: Assembly, calls: Sequence[Call]) -> list[tuple[int, Grade]]:
+def answers(assembly: Assembly, calls: Sequence[RewardCall]) -> list[tuple[int, Grade]]:
     """Each call's grade of a response depends on all that it was called with."""
     done = []
     for call in calls:

@@ -8,7 +8,7 @@ from launch.errors import PacelineError
 from planner.simulate import Scenario, simulate
 from planner.simulate.clock import Clock
 from planner.simulate.elastic import Elastic
-from planner.simulate.run import Run, simulate_beside
+from planner.simulate.run import SimulatedRun, simulate_beside
 
 CALM = Scenario(name="cloud").but(
     fleet__nodes=4,
@@ -55,7 +55,7 @@ def test_whatever_is_taken_every_response_ends_once_and_worker_seconds_add_up(
         speculation__mode="adaptive",
         speculation__training__enabled=training,
     )
-    run = Run(scenario)
+    run = SimulatedRun(scenario)
     found = run.outcome()
     calm = simulate(scenario.undisturbed(3))
     assert [step.tokens for step in found.steps] == [step.tokens for step in calm.steps]
@@ -84,7 +84,7 @@ def test_one_interruption_costs_its_place_the_time_until_a_successor_is_ready() 
 
 
 def test_with_a_notice_no_token_is_sampled_twice() -> None:
-    run = Run(CALM.but(spot__trace_s=[4.0, 15.0], spot__notice_s=120, spot__takes="node"))
+    run = SimulatedRun(CALM.but(spot__trace_s=[4.0, 15.0], spot__notice_s=120, spot__takes="node"))
     found = run.outcome()
     assert found.moved > 5
     sampled = sum(seat.engine.spent.tokens for seat in run.seats.values())
@@ -133,7 +133,7 @@ def test_workers_that_come_and_go_cost_less_and_no_time_where_learning_is_long()
         workload__steps=5,
     )
     fixed = simulate(scenario)
-    run = Run(scenario.but(fleet__min_workers=2))
+    run = SimulatedRun(scenario.but(fleet__min_workers=2))
     elastic = run.outcome()
     assert run.elastic.left > 0
     assert run.elastic.joined > 0

@@ -24,9 +24,9 @@ from contracts.spot import (
     MicroStep,
     NeedData,
     PublishDrafter,
-    Published,
     SetTarget,
     Skipped,
+    TrainedWeights,
     TrainerEvent,
     TrainFailed,
     TrainStarted,
@@ -84,15 +84,15 @@ def end(trainer: ProcessTrainer) -> TrainStopped:
     return until_a(trainer, TrainStopped)
 
 
-def published(trainer: ProcessTrainer) -> Published:
+def published(trainer: ProcessTrainer) -> TrainedWeights:
     trainer.send(PublishDrafter())
-    return until_a(trainer, Published)
+    return until_a(trainer, TrainedWeights)
 
 
 def quiet(trainer: ProcessTrainer) -> list[TrainerEvent]:
     """What comes before it has surely applied every command so far."""
     trainer.send(PublishDrafter())
-    return until(trainer, lambda events: bool(only(events, Published)))
+    return until(trainer, lambda events: bool(only(events, TrainedWeights)))
 
 
 def in_process(target: Path, **options: object) -> DrafterTrainer:

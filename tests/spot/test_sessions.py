@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.spot.process import ProcessTrainer
-from contracts.spot import MicroStep, PublishDrafter, Published, TrainFailed, TrainStarted, TrainStopped
+from contracts.spot import MicroStep, PublishDrafter, TrainedWeights, TrainFailed, TrainStarted, TrainStopped
 from tests.spot.support import feed, only, record, save_target, spawn, start, stop, until, until_a
 
 Trainers = Mapping[str, ProcessTrainer]
@@ -45,7 +45,7 @@ def round_of(trainers: Trainers, epoch: int, members: str, seed: int) -> int:
         assert (step.epoch, step.members) == (epoch, len(members))
     for name in members:
         trainers[name].send(PublishDrafter())
-    manifests = [until_a(trainers[name], Published).manifest for name in members]
+    manifests = [until_a(trainers[name], TrainedWeights).manifest for name in members]
     assert len({(manifest.version, manifest.checksum) for manifest in manifests}) == 1
     return manifests[0].version
 

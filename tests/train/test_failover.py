@@ -21,6 +21,7 @@ from launch.config import Config, load_config
 from launch.context import RunContext
 from launch.failover import FailoverLearner, KeptSteps
 from launch.interrupt import Interrupt, Interrupted
+from launch.local import RunRecord
 from launch.run import train
 from launch.run.job import Job
 from launch.run.phases import SharedMemory

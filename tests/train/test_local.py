@@ -32,7 +32,7 @@ def test_what_one_process_cannot_do_is_refused_or_said(runs: Runs) -> None:
 
 
 def test_a_stopped_local_run_leaves_its_complete_steps(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled, rounds = LocalDispatcher.run, list[int]()
+    sampled, rounds = LocalDispatcher.begin, list[int]()
 
     def run(self: LocalDispatcher, *given: Any, **named: Any) -> Any:
         rounds.append(len(rounds))
@@ -40,7 +40,7 @@ def test_a_stopped_local_run_leaves_its_complete_steps(runs: Runs, monkeypatch: 
             signal.raise_signal(signal.SIGINT)
         return sampled(self, *given, **named)
 
-    monkeypatch.setattr(LocalDispatcher, "run", run)
+    monkeypatch.setattr(LocalDispatcher, "begin", run)
     with pytest.raises(KeyboardInterrupt, match="the run was stopped"):
         paceline.train(runs.config, *runs.overrides("stopped", "rollout.workers=2"), backend="local")
     assert [row["step"] for row in runs.steps("stopped")] == [1]

@@ -35,9 +35,9 @@ from contracts.engine import (
 from contracts.handoff import Offer
 from contracts.rollout import (
     NOTHING_SAMPLED,
-    Answer,
     DrafterLoaded,
     DraftersSaved,
+    EngineAnswer,
     EngineIdle,
     Event,
     FinishReason,
@@ -86,7 +86,7 @@ class BatchEngine(ABC):
         """True while `step` has something to do or to tell."""
         return self._queue.has_work or bool(self._events) or not self._idle
 
-    def apply(self, command: EngineCommand, memory: Bytes | None) -> Answer | None:
+    def apply(self, command: EngineCommand, memory: Bytes | None) -> EngineAnswer | None:
         """Obey. The answer, where the command has one. What is raised ends the engine."""
         match command:
             case Submit(requests):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.engine.vllm.worker import Converter, PacelineWorker, Source
+from actors.engine.vllm.worker import Converter, PacelineWorker, WeightsSource
 from models.checkpoint import check_tensors
 from models.config import read_config
 from models.directory import SafetensorsDirectory, WeightsMismatchError
@@ -81,17 +81,17 @@ class WeightsLoader:
         return forget_prefixes(self._core.scheduler)
 
     @contextmanager
-    def _source(self, manifest: WeightsManifest, buffer: Buffer) -> Iterator[Source]:
+    def _source(self, manifest: WeightsManifest, buffer: Buffer) -> Iterator[WeightsSource]:
         """What the workers read, its checksum computed. Raises WeightsCorruptError."""
         if not self._through_file:
             unpack(manifest, buffer)
-            yield Source(manifest, buffer)
+            yield WeightsSource(manifest, buffer)
             return
         with tempfile.NamedTemporaryFile(prefix="paceline-weights-", dir=_roomy(buffer.size)) as file:
             np.ascontiguousarray(buffer).tofile(file)
             file.flush()
             unpack(manifest, np.memmap(file.name, np.uint8, mode="r", shape=(buffer.size,)))
-            yield Source(manifest, file.name)
+            yield WeightsSource(manifest, file.name)
 
 
 def forget_prefixes(scheduler: Any) -> list[str]:

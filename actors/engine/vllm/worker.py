@@ -21,7 +21,7 @@ Converter = Callable[[Named], Named]  # gives tensors the names, and the form, o
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightsSource:
     """Where verified weights lie: in this process's memory, or in a file that every rank maps."""
 
     manifest: WeightsManifest
@@ -41,12 +41,12 @@ class PacelineWorker:
     vllm_config: Any
     model_runner: Any
 
-    def paceline_load_target(self, source: Source) -> None:
+    def paceline_load_target(self, source: WeightsSource) -> None:
         """Raises RuntimeError if vLLM left a parameter of the model without new values."""
         with _as_at_start(self.vllm_config, self.vllm_config.model_config):
             _reload(self.model_runner.get_model(), source.tensors(), self.vllm_config.model_config)
 
-    def paceline_load_drafter(self, source: Source, convert: Converter) -> None:
+    def paceline_load_drafter(self, source: WeightsSource, convert: Converter) -> None:
         """`convert` gives the tensors vLLM's names. What it leaves out stays: a module shared with the target is the
         target's."""
         model_config = self.vllm_config.speculative_config.draft_model_config

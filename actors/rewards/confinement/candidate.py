@@ -146,7 +146,7 @@ class Candidate:
         return self._references[id(value)]
 
     def _load(self, payload: bytes) -> Any:
-        unpickler = _Unpickler(io.BytesIO(payload))
+        unpickler = _ProxyUnpickler(io.BytesIO(payload))
         unpickler.kept = self._kept
         return unpickler.load()
 
@@ -205,7 +205,7 @@ def _import_prelude(namespace: dict[str, Any]) -> None:
     sys.setrecursionlimit(RECURSION_LIMIT)
 
 
-class _Unpickler(pickle.Unpickler):
+class _ProxyUnpickler(pickle.Unpickler):
     """What the judge sends; references become the objects that are kept here."""
 
     kept: list[Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import wire
 from .compare import first_difference, number_keys, refuse_empty_arrays, same_text, same_value
-from .remote import Link, ProgramEndedError, UngradableError
+from .remote import CandidateLink, ProgramEndedError, UngradableError
 
 TESTS = "<tests>"  # file name of the tests' source in tracebacks
 
@@ -22,7 +22,7 @@ class WrongAnswerError(Exception):
     """A test is not passed."""
 
 
-def judge(job: dict[str, Any], link: Link) -> dict[str, Any]:
+def judge(job: dict[str, Any], link: CandidateLink) -> dict[str, Any]:
     """The verdict, with the job's token if every test passed. Raises nothing."""
     token = job.pop("token")
     source = job.get("source", "")
@@ -43,7 +43,7 @@ def judge(job: dict[str, Any], link: Link) -> dict[str, Any]:
     return {"token": token, "message": ""}
 
 
-def _source(job: dict[str, Any], link: Link) -> None:
+def _source(job: dict[str, Any], link: CandidateLink) -> None:
     """The stub's own helpers are the judge's; what the tests name beyond them is the program's."""
     borrowed = _borrow(job["borrowed"])  # before the program is loaded: it cannot be in the way
     if any("numpy" in text for text in (job["source"], job["stub"], *borrowed)) or "np" in borrowed:
@@ -85,7 +85,7 @@ def _borrow(names: list[tuple[str, str]]) -> dict[str, Any]:
 class _Solution(types.ModuleType):
     """`from solution import f`, as some tests begin; what the tests only compare with is not the program's."""
 
-    def __init__(self, link: Link, borrowed: dict[str, Any]) -> None:
+    def __init__(self, link: CandidateLink, borrowed: dict[str, Any]) -> None:
         super().__init__("solution")
         self._link = link
         self.__dict__.update(borrowed)
@@ -99,7 +99,7 @@ class _Solution(types.ModuleType):
             raise AttributeError(f"the program defines no {name!r}") from None
 
 
-def _calls(job: dict[str, Any], link: Link) -> None:
+def _calls(job: dict[str, Any], link: CandidateLink) -> None:
     link.ask("load")
     name = job["function"]
     try:
@@ -116,7 +116,7 @@ def _calls(job: dict[str, Any], link: Link) -> None:
             raise WrongAnswerError(f"test {number}: {shown}")
 
 
-def _scripts(job: dict[str, Any], link: Link) -> None:
+def _scripts(job: dict[str, Any], link: CandidateLink) -> None:
     link.ask("compile")
     for number, (text, expected) in enumerate(job["cases"], start=1):
         code, printed, error = link.ask("script", text)

@@ -18,7 +18,7 @@ from typing import Any
 from . import layers, memory, wire
 from .candidate import Candidate
 from .judge import judge
-from .remote import Link
+from .remote import CandidateLink
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     if referee == 0:
         for descriptor in (codes, requests[0], answers[1]):
             os.close(descriptor)
-        run_judge(tests, verdicts, Link(requests[1], answers[0]), report, imports, folder)
+        run_judge(tests, verdicts, CandidateLink(requests[1], answers[0]), report, imports, folder)
         os._exit(0)
     for descriptor in (codes, tests, *requests, *answers):
         os.close(descriptor)
@@ -79,7 +79,9 @@ def run_candidate(
     candidate.run_as_main()
 
 
-def run_judge(tests: int, verdicts: int, link: Link, report: dict[str, Any], imports: list[int], folder: int) -> None:
+def run_judge(
+    tests: int, verdicts: int, link: CandidateLink, report: dict[str, Any], imports: list[int], folder: int
+) -> None:
     """Writes two lines: the confinement, then the verdict."""
     job = read_job(tests)
     granted = layers.confine(job["limits"], imports, folder, own_namespace=report["namespaces"])

@@ -31,7 +31,7 @@ class ProgramError(Exception):
     """The program raised what is no Exception (SystemExit), or cannot be made here."""
 
 
-class Link:
+class CandidateLink:
     """Asks the program, one question at a time."""
 
     def __init__(self, requests: int, answers: int) -> None:
@@ -43,7 +43,7 @@ class Link:
         """The answer as data or a Remote; what the program raised is raised here."""
         payload = io.BytesIO()
         try:
-            _Pickler(payload, self._errors).dump((operation, arguments))
+            _ProxyPickler(payload, self._errors).dump((operation, arguments))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise UngradableError(f"the tests hand the program what cannot be sent to it: {error}") from error
         try:
@@ -89,7 +89,7 @@ class Link:
         return error
 
 
-class _Pickler(pickle.Pickler):
+class _ProxyPickler(pickle.Pickler):
     """What is the program's goes back to it as a reference: its own values can always be sent."""
 
     def __init__(self, stream: io.BytesIO, errors: dict[int, type[Exception]]) -> None:
@@ -107,7 +107,7 @@ class Remote:
 
     __slots__ = ("_link", "_reference")
 
-    def __init__(self, link: Link, reference: int) -> None:
+    def __init__(self, link: CandidateLink, reference: int) -> None:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_reference", reference)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engine.native.forward.virtual_memory import Driver, VirtualMemory, VirtualMemoryError
+from actors.engine.native.forward.virtual_memory import CudaDriver, VirtualMemory, VirtualMemoryError
 
 _log = logging.getLogger(__name__)
 SMALL_BYTES = 256 << 20  # less than this is not worth new graphs after a sleep
@@ -67,7 +67,7 @@ class AllocatedMemory:
 class MappedMemory:
     """The driver's virtual memory: the address stays. Raises VirtualMemoryError where the driver refuses."""
 
-    def __init__(self, size_bytes: int, device: torch.device, driver: Driver) -> None:
+    def __init__(self, size_bytes: int, device: torch.device, driver: CudaDriver) -> None:
         number = torch.cuda.current_device() if device.index is None else device.index
         memory = self._memory = VirtualMemory(size_bytes, number, driver)
         place = _Range(memory.address, size_bytes)
@@ -114,12 +114,12 @@ def _closed(memory: VirtualMemory, device: torch.device) -> None:
     memory.close()
 
 
-def kv_memory(size_bytes: int, device: torch.device, driver: Driver | None = None) -> KVMemory:
+def kv_memory(size_bytes: int, device: torch.device, driver: CudaDriver | None = None) -> KVMemory:
     """What this device can do best. driver: default the installed one."""
     if device.type != "cuda":
         return AllocatedMemory(size_bytes, device)
     try:
-        return MappedMemory(size_bytes, device, driver or Driver())
+        return MappedMemory(size_bytes, device, driver or CudaDriver())
     except VirtualMemoryError as error:
         _log.warning("the KV cache's address will not survive sleep, so graphs are captured again after it: %s", error)
         return AllocatedMemory(size_bytes, device, keep_bytes=SMALL_BYTES)

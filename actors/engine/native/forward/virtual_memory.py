@@ -29,7 +29,7 @@ class _Flags(ctypes.Structure):
     )
 
 
-class Allocation(ctypes.Structure):
+class MappedRange(ctypes.Structure):
     """CUmemAllocationProp"""
 
     _fields_ = (
@@ -47,7 +47,7 @@ class Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-class Driver:
+class CudaDriver:
     """The driver's calls with plain numbers; every refusal is a VirtualMemoryError."""
 
     def __init__(self, library: Any = None) -> None:
@@ -127,7 +127,7 @@ class Driver:
 class VirtualMemory:
     """`size_bytes` of one device at `address`, mapped from the start. A refusal leaves nothing behind."""
 
-    def __init__(self, size_bytes: int, device: int, driver: Driver) -> None:
+    def __init__(self, size_bytes: int, device: int, driver: CudaDriver) -> None:
         """Raises VirtualMemoryError."""
         self._driver, self._device = driver, device
         step = driver.granularity(device)
@@ -179,5 +179,5 @@ class VirtualMemory:
             self.address = 0
 
 
-def _pinned(device: int) -> Allocation:
-    return Allocation(kind=_PINNED, location=_Location(_ON_DEVICE, device))
+def _pinned(device: int) -> MappedRange:
+    return MappedRange(kind=_PINNED, location=_Location(_ON_DEVICE, device))
