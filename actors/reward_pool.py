@@ -9,7 +9,7 @@ never stops a step for one bad item.
 
     with RewardPool(options, context) as pool:
         pool.begin([batch.ids(index) for index in range(len(batch.picks))])
-        pool.submit(rollout.request_id, GradeItem(...))    # at once; the loop brings what is graded (`receive`)
+        pool.submit(request_id, GradeItem(...))    # at once; the loop brings what is graded (`receive`)
         grades = pool.drain()  # {request_id: Grade}; grade.error says why a rollout could not be graded
 """
 

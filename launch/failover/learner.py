@@ -42,7 +42,7 @@ class _Published:
 
 
 class Starter(Protocol):
-    """Makes groups on the run's reservation (launch.run.starts.LearnerStarts)."""
+    """Makes groups on the run's reservation (launch.run.opening.LearnerStarter)."""
 
     def start(self) -> LearnerGroup: ...
 

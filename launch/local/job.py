@@ -255,7 +255,7 @@ def open_job(
     speculation: SpeculationOptions = NO_SPECULATION,
     interrupt: Interrupt | None = None,
 ) -> Iterator[Job]:
-    """launch.run.job.open_job without Ray: what decides is made as there. Raises UsageError for several ranks."""
+    """launch.run.opening.open_job without Ray: what decides is made as there. Raises UsageError for several ranks."""
     path = {"path": str(initial), "tokenizer": tokenizer_dir(config)}
     config = config.model_copy(update={"model": config.model.model_copy(update=path)})
     inputs = load_inputs(config)

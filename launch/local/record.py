@@ -14,7 +14,7 @@ from launch.observe import Sample, Span, StepRecord
 from launch.run.evaluate import evaluate_job
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RunRecord:
     """What a run reported; in place of the Observer."""
 

@@ -8,7 +8,7 @@ from launch.run.train import due
 
 
 def run_steps(job: Job, evaluate: Callable[[Job], object]) -> None:
-    """To config.run.steps. `evaluate` is called before the first step, every eval.every steps and after the last.
+    """To the last RL step. `evaluate` is called before the first step, every eval.every steps and after the last.
     Raises Interrupted between steps, and what rl_step raises."""
     config = job.config
     job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)

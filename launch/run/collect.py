@@ -62,7 +62,7 @@ class _Arrived:
         return [(self.episode.prompt_tokens, turn.tokens) for turn in self.episode.turns]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Sampling:
     """What is being sampled: a batch, and what has come of it."""
 
@@ -127,7 +127,11 @@ class Collector:
         """
         drafter = self._drafter if spare else None
         try:
-            collected = self._run(Sampling(batch, phase, step, drafter), same_step=same_step, to_the_end=to_the_end)
+            collected = self._run(
+                Sampling(batch=batch, phase=phase, step=step, drafter=drafter),
+                same_step=same_step,
+                to_the_end=to_the_end,
+            )
         finally:
             if drafter is not None:
                 drafter.reached("graded", step)

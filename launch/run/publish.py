@@ -13,6 +13,8 @@ from launch.failover import FailoverLearner
 
 _IN_VAIN = 2  # hand-overs in a row of which no engine got anything; then the store is the way for the rest of the run
 
+BY_WAY = {"ipc": "weights/by_ipc", "broadcast": "weights/by_broadcast", "store": "weights/by_store"}
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -118,6 +120,6 @@ class Publisher:
         self._context.observer.event("weights_way", f"{went or 'no worker is up yet'}: {self._choice.why}{but}")
 
     def _metrics(self, total_bytes: int, workers: dict[str, int]) -> dict[str, float]:
-        by_way = {f"weights/by_{way}": float(workers.get(way, 0)) for way in ("ipc", "broadcast", "store")}
+        by_way = {name: float(workers.get(way, 0)) for way, name in BY_WAY.items()}
         rounded = {"weights/quantise_s": self._learner.quantise_s} if self._quantises else {}
         return {"weights/bytes": float(total_bytes)} | by_way | rounded

@@ -12,7 +12,7 @@ from tests.docs.reference import COMMAND, FOLDER, WRITTEN, filled
 PACKAGES = ("actors", "config", "contracts", "coordinator", "drafter", "launch", "models", "planner", "policies")
 # Kinds of events that stand in a variable where they are made.
 NAMED_ELSEWHERE = {"checkpoint_damaged", "checkpoint_unverified", "drafter_damaged", "no_reward", "resumed", "started"}
-SAYS_AN_EVENT = {"event", "on_event", "_on_event", "_say", "Symptom"}
+SAYS_AN_EVENT = {"event", "on_event", "_on_event", "_say", "_changed", "changed", "Symptom"}
 GAUGES = ("worker/", "phase/", "fleet/now")  # of Prometheus only: docs/howto/observe.md
 NO_METRICS = {"tokens/s", "weights/{}/{}"}  # a unit; where ranks meet
 HIDDEN = ("recording/", "eval/master_")  # summed up in drafter/recorded_bytes; a prefix of all of an evaluation
