@@ -141,7 +141,7 @@ def test_a_judge_is_asked_and_its_score_counts(folder: Path, endpoint: str) -> N
 def test_the_papers_selector_drafts(folder: Path) -> None:
     run = trained(folder, "options/tlt_as_printed", "run.steps=1")
     (record,) = (json.loads(line) for line in (run.path / "speculation.jsonl").read_text().splitlines())
-    used = {use["strategy"] for use in record["strategies"]}
+    used = set(record["strategies"])
     assert any(strategy.startswith("eagle:4") for strategy in used), used
 
 
