@@ -86,7 +86,7 @@ test: check
 	@if [ -e $(VLLM_STAMP) ]; then $(MAKE) --no-print-directory test-vllm; else \
 	  echo "vLLM tests not run: no $(VLLM); make test-vllm"; fi
 
-# And the long proofs, and every property test again with more examples; EXAMPLES=7: with others. CI runs this.
+# And the long proofs, and every property test again with more examples; EXAMPLES=7: with others.
 test-all: $(STAMP)
 	-$(MAKE) --no-print-directory $(SMOLLM)  # where it cannot be had its tests say so and skip
 	$(MAKE) --no-print-directory test
