@@ -134,7 +134,7 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
         float,
         Field(ge=0, le=0.5, description="share of decode time spent on other arms"),
         OnlyWith("mode", ("adaptive",), when="mode"),
-    ] = 0.0025
+    ] = 0.01
     budget: Annotated[
         Literal["length_aware", "none"],
         Field(

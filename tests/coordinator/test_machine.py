@@ -129,6 +129,6 @@ def test_the_manual_shows_this_table() -> None:
     for (state, phase), row in TABLE.items():
         cells = [ends[row[event]] if event in row else "error" for event in events]
         lines.append(f"| {state} {phase or ''}".rstrip() + f" | {' | '.join(cells)} |")
-    manual = Path(__file__).parents[2] / "docs" / "coordinator.md"
+    manual = Path(__file__).parents[2] / "docs" / "concepts" / "coordinator.md"
     assert "\n".join(lines) in manual.read_text(encoding="utf-8")
     assert {event for row in TABLE.values() for event in row} == set(events)

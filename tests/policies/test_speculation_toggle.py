@@ -198,7 +198,8 @@ def test_evaluations_say_nothing_about_acceptance() -> None:
 
 
 def test_the_configuration_makes_one_of_the_copy_of_the_target_or_of_what_is_named() -> None:
-    built = build_policy(SpeculationOptions(mode="roofline"), ("suffix", "self"), costs=costs_of(WORLD))
+    options = SpeculationOptions(mode="roofline", max_running=32)
+    built = build_policy(options, ("suffix", "self"), costs=costs_of(WORLD))
     assert isinstance(built, RooflinePolicy)
     assert {arm.drafter for arm in built.arms_at(1)} == {"self"}
     assert not built.arms_at(33)
