@@ -160,11 +160,19 @@ PYTHON = "{kind: python, function: 'a.b:c'}"
             "rollout.abort.marker",
             "boxed, fence or answer_tag",
         ),
-        (["rollout.abort.poll_quantile=0.9"], "rollout.abort.poll_quantile", "not below rollout.abort.abort_quantile = 0.8"),
+        (
+            ["rollout.abort.poll_quantile=0.9"],
+            "rollout.abort.poll_quantile",
+            "not below rollout.abort.abort_quantile = 0.8",
+        ),
         (["objective.overlong.buffer_tokens=8"], "objective.overlong.buffer_tokens", "set it to 0"),
         (["objective.length_penalty=0.1"], "objective.length_penalty", "rollout.abort"),
         (["objective.mask_truncated=true"], "objective.mask_truncated", "set it to false"),
-        (["rollout.abort.enabled=false", "rollout.abort.keep=0.5"], "rollout.abort.keep", "rollout.abort.enabled is false"),
+        (
+            ["rollout.abort.enabled=false", "rollout.abort.keep=0.5"],
+            "rollout.abort.keep",
+            "rollout.abort.enabled is false",
+        ),
     ],
 )
 def test_what_does_not_go_with_early_ends_is_refused(
