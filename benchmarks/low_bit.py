@@ -41,7 +41,7 @@ from config.formats import FORMATS, Quantization
 
 PARTS = ("rollout", "learner", "publish", "agreement")
 QUESTION = "what do low-bit rollouts give, and what do they cost?"
-PAGE = ROOT / "docs/concepts/quantization.md"
+PAGE = ROOT / "docs/results/quantization.md"
 PROMPTS = 48  # at most, of the demo's
 LENGTHS_EPOCH, LEARNING_EPOCH, MEASURED_EPOCH = 10, 20, 100  # MEASURED_EPOCH + round
 SETTLE_S = 0.3  # before a turn: for so long the threads of the one before may still spin, waiting for work
