@@ -21,7 +21,7 @@ VLLM = "rollout.engine.backend=vllm"
 @pytest.mark.parametrize(
     ("overrides", "config", "key", "said"),
     [
-        (["rollout.quantization=w4a8"], {"hidden_size": 96}, "rollout.quantization", "groups of 128 inputs"),
+        (["rollout.quantization=w4a8"], {"hidden_size": 96}, "rollout.quantization", "groups of 128 or 64 inputs"),
         ([VLLM, "rollout.quantization=w8a8"], {"architectures": ["GemmaForCausalLM"]}, "model.path", "none"),
         ([], {"quantization_config": {"bits": 8}}, "model.path", "rollout.quantization"),
         ([VLLM], {"quantization_config": {"bits": 8}}, "model.path", "master"),
